@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-gpu docs site picture screenshots clean
+.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-culprit bench-gpu docs site picture screenshots clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -45,8 +45,8 @@ bench: bench-overhead bench-api bench-start bench-forming bench-busy-host bench-
 bench-overhead: setup ## Shoal against the same training loop under plain torchrun
 	@$(BIN)/python bench/overhead.py
 
-bench-api: setup ## control plane: requests per second, latency of lists, memory
-	@$(BIN)/python bench/api.py
+bench-api: setup ## control plane: requests per second, lists, memory, scrapes, pages, 200 open streams
+	@$(BIN)/python bench/api/main.py
 
 bench-start: setup ## seconds until workers are ready: forked by the fork server, and as new interpreters
 	@$(BIN)/python bench/start.py
@@ -83,6 +83,9 @@ bench-schedule: setup ## scheduling policies on job traces, the time of a decisi
 	@mkdir -p build && $(BIN)/python bench/schedule/main.py --out build/schedule.md
 	@$(BIN)/python bench/market/six_jobs.py --minutes $(MINUTES) --out build/six-jobs.json
 	@$(BIN)/python bench/market/urgent_start.py --out build/urgent.json
+
+bench-culprit: setup ## 64 faults of eight kinds in a real job: is the right rank suspected, and how soon (20 minutes; root)
+	@mkdir -p build && $(BIN)/python bench/culprit/main.py --out build/culprit.md
 
 bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; without a GPU it only says so
 	@$(BIN)/python bench/gpu.py

@@ -27,6 +27,7 @@ from shoal_service.core.parity import SpecDifference as SpecDifference
 from shoal_service.queue_views import GrowthAnswer, QueuePlace
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.course.best import Standing as Standing
+from shoal_workers.contract.errors.suspects import Suspect
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource, UserFailure
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import LogStream, Phase
@@ -279,6 +280,8 @@ class IncidentView(Frozen):
     """A node was lost: what that cost at most, by the bound that was in force."""
     stacks: Stacks | None = None
     """What every rank did when the group stood still, before it was interrupted; null: they were not taken."""
+    suspect: Suspect | None = None
+    """The most probable reason, with its evidence; null: nothing names one."""
 
 
 class CheckpointView(Frozen):

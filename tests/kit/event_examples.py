@@ -28,7 +28,13 @@ from shoal_service.core.events.generations import (
     Validated,
     ValidationNotJudged,
 )
-from shoal_service.core.events.incidents import IncidentClosed, IncidentOpened, SnapshotsLacking, SnapshotsRecovering
+from shoal_service.core.events.incidents import (
+    IncidentClosed,
+    IncidentOpened,
+    IncidentSuspected,
+    SnapshotsLacking,
+    SnapshotsRecovering,
+)
 from shoal_service.core.events.job import (
     JobCreated,
     JobExtended,
@@ -58,6 +64,7 @@ from shoal_service.core.events.workers import (
     NodeAnswers,
     NodeSilent,
     StacksTaken,
+    StepsSlow,
     StragglerFound,
     StragglerKept,
     WarmMemoryOff,
@@ -68,6 +75,7 @@ from shoal_service.core.events.workers import (
     WorkerStarted,
     WorkerStartFailed,
 )
+from shoal_workers.contract.errors.suspects import Resource, Suspect
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource
 from shoal_workers.contract.messages import Stacks
 
@@ -158,6 +166,20 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         "worker 3: was killed by the kernel: out of memory; new workers touch no memory in advance any more",
     ),
     (
+        StepsSlow(
+            step=70,
+            usual_s=0.12,
+            now_s=0.52,
+            suspect=Suspect(
+                resource=Resource.CPU,
+                ranks=(1,),
+                evidence=("rank 1 works 500 ms a step; for 390 ms it is ready to run and has no CPU",),
+            ),
+        ),
+        "steps take 520 ms instead of 120 ms; suspected: rank 1 (cpu): rank 1 works 500 ms a step; for 390 ms it is "
+        "ready to run and has no CPU",
+    ),
+    (
         StragglerKept(worker_id=W, rank=3, message="no other worker became warm within 60 s"),
         "worker 3 (rank 3) is slow but stays: no other worker became warm within 60 s",
     ),
@@ -225,6 +247,13 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     (
         SnapshotsLacking(generation=2, step=5, rank=1, only_copies=False, message="no space left"),
         "rank 1 keeps no more snapshots in memory: no space left",
+    ),
+    (
+        IncidentSuspected(
+            id=1,
+            suspect=Suspect(resource=Resource.PROCESS, ranks=(1,), evidence=("rank 1 is stopped by a signal",)),
+        ),
+        "incident 1, suspected: rank 1 (process): rank 1 is stopped by a signal",
     ),
     (
         IncidentClosed(

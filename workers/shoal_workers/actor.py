@@ -75,7 +75,8 @@ class WorkerActor:
         self._exits: dict[int, WorkerExit] = {}
         self._exited = threading.Condition()
         self._notices = 0
-        self._meter = UseMeter(config.checkpoint_root, has_gpu=spec.worker.gpus > 0)
+        has_gpu = spec.worker.gpus > 0
+        self._meter = UseMeter(config.checkpoint_root, has_gpu=has_gpu, also=self._sample_links)
         self._meter.start()
         exit_with_raylet()
         self._crash_file = exit_status.record_crashes(exit_status.raylet_socket())
@@ -241,7 +242,8 @@ class WorkerActor:
     @ray.method(concurrency_group="inspect")
     def stack(self, life: int) -> WorkerStack | Refused:
         """What the training thread does now."""
-        return self._refused(life) or stacks.of_this_worker(self._config.worker_id, self._progress())
+        signs = self._engine.signs() if self._engine is not None else (None, ())
+        return self._refused(life) or stacks.of_this_worker(self._config.worker_id, self._progress(), signs)
 
     @ray.method(concurrency_group="inspect")
     def stack_of(self, pid: int, native: bool) -> tuple[Frame, ...] | str:
@@ -302,6 +304,10 @@ class WorkerActor:
                 step=self._progress().step,
                 error=report,
             )
+
+    def _sample_links(self) -> None:
+        if self._engine is not None:
+            self._engine.sample_links()
 
     def _log_fields(self) -> dict[str, object]:
         """Fields of every log event of this process; generation and rank are those of the last `run`."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from shoal_workers.contract.errors.suspects import Collective, Link
 from shoal_workers.contract.messages import Frame, Progress, WorkerStack
 
 _ENTRY_FILE = "shoal_workers/actor.py"
@@ -31,20 +32,43 @@ class StackUnavailable(Exception):
     """The stack of another process cannot be read; the message is one line."""
 
 
-def of_this_worker(worker_id: str, now: Progress) -> WorkerStack:
+Signs = tuple[Collective | None, tuple[Link, ...]]
+STOPPED = Frame(function="do_signal_stop", file="<kernel>", line=0)
+"""The innermost frame of a process that a signal has stopped."""
+
+
+def of_this_worker(worker_id: str, now: Progress, signs: Signs = (None, ())) -> WorkerStack:
     """What the training thread of this process does. Any other thread."""
     frames, module = own_stack()
     return WorkerStack(
-        worker_id=worker_id, pid=os.getpid(), frames=frames, module=module, phase=now.phase, step=now.step
+        worker_id=worker_id,
+        pid=os.getpid(),
+        frames=frames,
+        module=module,
+        phase=now.phase,
+        step=now.step,
+        collective=signs[0],
+        links=signs[1],
     )
 
 
 def of_worker(pid: int, *, native: bool = False) -> tuple[Frame, ...] | str:
     """The frames of another worker of this node; a text says why there are none. Blocks as `stack_of`."""
+    if not is_worker_process(pid):
+        return f"process {pid} has ended"
+    stopped = (STOPPED,) if is_stopped(pid) else ()
     try:
-        return stack_of(pid, native=native) if is_worker_process(pid) else f"process {pid} has ended"
+        return (*stopped, *stack_of(pid, native=native))
     except StackUnavailable as error:
-        return str(error)
+        return stopped or str(error)
+
+
+def is_stopped(pid: int) -> bool:
+    """By SIGSTOP, or by a debugger: it runs no instruction until it is continued."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False
 
 
 def is_worker_process(pid: int) -> bool:

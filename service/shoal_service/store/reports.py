@@ -80,7 +80,7 @@ def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
     edit.set(pulled_seq=reports.seq)
     for event in reports.events:
         edit.add_event(event)
-    of_attempt = [_with_stacks(connection, job.num, reports.attempt, incident) for incident in reports.incidents]
+    of_attempt = [_with_findings(connection, job.num, reports.attempt, incident) for incident in reports.incidents]
     upsert(connection, incidents, [_incident_row(job.num, incident) for incident in of_attempt])
     saved = [_with_history(connection, job.num, checkpoint) for checkpoint in reports.checkpoints]
     upsert(connection, checkpoints, [_checkpoint_row(job.num, checkpoint) for checkpoint in saved])
@@ -99,14 +99,16 @@ def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
     edit.add_lines(reports.logs)
 
 
-def _with_stacks(connection: Connection, job_num: int, attempt: int, incident: IncidentView) -> IncidentView:
-    """As the incident of this attempt. A supervisor that was restarted does not know its stacks any more."""
-    stacks = incident.stacks
-    if stacks is None:
+def _with_findings(connection: Connection, job_num: int, attempt: int, incident: IncidentView) -> IncidentView:
+    """As the incident of this attempt. A supervisor that was restarted does not know its stacks and its suspect."""
+    kept = {"stacks": incident.stacks, "suspect": incident.suspect}
+    if None in kept.values():
         key = (incidents.c.job_num == job_num, incidents.c.attempt == attempt, incidents.c.id == incident.id)
         known = connection.execute(select(incidents.c.document).where(*key)).scalar_one_or_none()
-        stacks = IncidentView.model_validate_json(known).stacks if known is not None else None
-    return incident.model_copy(update={"attempt": attempt, "stacks": stacks})
+        if known is not None:
+            before = IncidentView.model_validate_json(known)
+            kept = {"stacks": incident.stacks or before.stacks, "suspect": incident.suspect or before.suspect}
+    return incident.model_copy(update={"attempt": attempt, **kept})
 
 
 def _suspect(edit: JobEdit, reports: SupervisorReports) -> None:

@@ -1,4 +1,5 @@
-"""Inspection: what looks into the workers of an attempt without deciding anything about it: stacks, profiles.
+"""Inspection: what looks into the workers of an attempt without deciding anything about it: stacks,
+suspects, profiles.
 
 Made by the executor, which shows it every turn of the machine. `stacks` is also called by the supervisor, on request.
 """
@@ -12,6 +13,7 @@ from shoal_service.core.attempt.commands import Command
 from shoal_service.core.attempt.events import Event
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.supervisor.config import Directive
+from shoal_service.supervisor.culprit_finder import CulpritFinder
 from shoal_service.supervisor.profile_taker import ProfileTaker
 from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.reporting.reporter import Reporter
@@ -29,9 +31,11 @@ class Inspection:
         state: Callable[[], Attempt],
     ) -> None:
         self.stacks = StackTaker(world, reporter, spawn, state)
+        self._culprits = CulpritFinder(self.stacks, reporter, spawn, state)
         self._profiles = ProfileTaker(world, reporter, spawn, state)
 
     def consider(self, event: Event, commands: Iterable[Command], directive: Directive | None) -> None:
         """After each turn of the machine, before its commands are performed."""
         self.stacks.consider(commands)
+        self._culprits.consider(event)
         self._profiles.consider(event, directive)

@@ -18,12 +18,16 @@ from shoal_service.core.attempt.commands import Command, Emit, ShowIncident
 from shoal_service.core.attempt.faults import hangs
 from shoal_service.core.attempt.faults.stacks import cluster, trimmed
 from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.culprit.links import Ends, whose_link
+from shoal_service.core.culprit.standstill import whom_do_they_wait_for
 from shoal_service.core.events.workers import StacksTaken, StragglerFound
 from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.reporting.reporter import Reporter
+from shoal_workers.contract.errors.suspects import Suspect
 from shoal_workers.contract.messages import Stacks
 
 _REQUEST_S = 30.0
+STANDSTILL = "the group stands still"
 _Standstill = tuple[int, float]
 """Generation, and time of the last progress."""
 
@@ -53,6 +57,8 @@ class StackTaker:
         """Of this standstill."""
         self._waiting: int | None = None
         """The incident that began before the stacks of its standstill had arrived."""
+        self.named: int | None = None
+        """The incident whose suspect was found by its stacks."""
 
     def requested(self, rank: int | None, *, native: bool) -> Stacks | None:
         """From a thread of Ray: what all workers do now, or one rank. None: the attempt is over, or begins."""
@@ -72,7 +78,25 @@ class StackTaker:
             (r, s.model_copy(update={"worker_id": w.worker_id})) for r, s, w in zip(ranks, taken, known, strict=True)
         ]
         at = self._clock.time()
-        return cluster(samples, at=at, generation=state.group.generation, reason=reason)
+        found = cluster(samples, at=at, generation=state.group.generation, reason=reason)
+        if reason != STANDSTILL:
+            return found
+        ips = [w.info.node_ip if w.info is not None else "" for w in known]
+        of_group = [(r, ip, s) for (r, s), ip in zip(samples, ips, strict=True) if r is not None]
+        return found.model_copy(update={"suspect": whom_do_they_wait_for(of_group)})
+
+    async def links(self) -> Suspect | None:
+        """Whose link between nodes is bad now; None: nobody's."""
+        state = self._state()
+        workers = [w for i in state.group.workers if (w := state.pool.worker(i)) is not None and self._fleet.knows(i)]
+        taken = await asyncio.gather(*(self._fleet.stack(w.index) for w in workers))
+        return whose_link(
+            [
+                Ends(rank, worker.info.node_ip, stack.links)
+                for worker, stack in zip(workers, taken, strict=True)
+                if (rank := state.group.rank_of(worker.index)) is not None and worker.info is not None
+            ]
+        )
 
     def consider(self, commands: Iterable[Command]) -> None:
         """After each turn of the machine, before its commands are performed."""
@@ -95,7 +119,7 @@ class StackTaker:
         self._reporter.event(StacksTaken(stacks=trimmed(await self.take(reason))))
 
     async def _take_of_standstill(self, standstill: _Standstill) -> None:
-        stacks = await self.take("the group stands still")
+        stacks = await self.take(STANDSTILL)
         if standstill != self._standstill:
             return
         self._taken = stacks
@@ -115,4 +139,7 @@ class StackTaker:
         self._standstill, self._taken, self._waiting = None, None, None
         kept = trimmed(stacks)
         self._reporter.keep_stacks(incident_id, kept)
+        if kept.suspect is not None:
+            self._reporter.keep_suspect(incident_id, kept.suspect)
+            self.named = incident_id
         self._reporter.event(StacksTaken(stacks=kept, incident=incident_id))

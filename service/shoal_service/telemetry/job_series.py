@@ -1,15 +1,27 @@
-"""JobSeries: the lines of all metrics of jobs. Only jobs that have changed since the last scrape are rendered again."""
+"""JobSeries: the lines of all metrics of jobs. Of a job that has changed since the last scrape, the values that have
+changed are rendered again; of others nothing.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from shoal_service.telemetry.metric import Histogram, LiveJob, Metric
 from shoal_service.telemetry.metric_names import OF_JOBS
 from shoal_service.telemetry.text_format import header, series
 from shoal_service.telemetry.utilisation import Utilisation
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """One job, as it was at the last scrape. The lists have a place for each metric."""
+
+    job: LiveJob
+    values: list[Any]
+    lines: list[str]
 
 
 class JobSeries:
@@ -18,7 +30,7 @@ class JobSeries:
     def __init__(self, utilisation: Utilisation) -> None:
         self._utilisation = utilisation
         self._lock = threading.Lock()
-        self._rendered: dict[str, tuple[LiveJob, list[str]]] = {}
+        self._rendered: dict[str, _Rendered] = {}
 
     def text(self, live: Sequence[LiveJob], *, openmetrics: bool) -> str:
         """All families, also those without a series."""
@@ -26,25 +38,28 @@ class JobSeries:
             kept = {}
             for job in live:
                 known = self._rendered.get(job.job_id)
-                kept[job.job_id] = known if known is not None and known[0] is job else (job, self._render(job))
+                kept[job.job_id] = known if known is not None and known.job is job else self._render(job, known)
             self._rendered = kept
             self._utilisation.forget_all_but(kept.keys())
-        columns = zip(*(lines for _, lines in kept.values()), strict=True) if kept else ((),) * len(OF_JOBS)
+        columns = zip(*(one.lines for one in kept.values()), strict=True) if kept else ((),) * len(OF_JOBS)
         families = zip(OF_JOBS, columns, strict=True)
         return "".join(header(metric, openmetrics=openmetrics) + "".join(lines) for metric, lines in families)
 
-    def _render(self, job: LiveJob) -> list[str]:
-        """The lines of each metric."""
+    def _render(self, job: LiveJob, before: _Rendered | None) -> _Rendered:
         shown = replace(job, mfu=self._utilisation.of(job))
-        return [_lines(metric, shown) for metric in OF_JOBS]
+        values = [metric.of_job(shown) for metric in OF_JOBS if metric.of_job is not None]
+        if before is None:
+            lines = [_lines(metric, job.job_id, now) for metric, now in zip(OF_JOBS, values, strict=True)]
+        else:
+            compared = zip(OF_JOBS, values, before.values, before.lines, strict=True)
+            lines = [text if now == old else _lines(metric, job.job_id, now) for metric, now, old, text in compared]
+        return _Rendered(job, values, lines)
 
 
-def _lines(metric: Metric, job: LiveJob) -> str:
-    assert metric.of_job is not None
-    values = metric.of_job(job)
+def _lines(metric: Metric, job_id: str, values: Any) -> str:
     if values is None:
         return ""
     if isinstance(values, Mapping):
-        return "".join(series(metric, (job.job_id, *labels), value) for labels, value in values.items())
+        return "".join(series(metric, (job_id, *labels), value) for labels, value in values.items())
     assert isinstance(values, float | int | Histogram)
-    return series(metric, (job.job_id,), values)
+    return series(metric, (job_id,), values)

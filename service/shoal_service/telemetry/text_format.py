@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from shoal_service.telemetry.metric import Exemplar, Histogram, Kind, Labels, Metric, Value
 
@@ -34,11 +35,17 @@ def family(
 
 def series(metric: Metric, labels: Labels, value: Value, *, exemplar: Exemplar | None = None) -> str:
     """The lines of one series; `labels` in the order of the metric's."""
-    pairs = ",".join(f'{name}="{_escaped(label)}"' for name, label in zip(metric.labels, labels, strict=True))
+    pairs = _pairs(metric.labels, labels)
     if isinstance(value, Histogram):
         return "".join(_histogram(metric, pairs, value, exemplar))
     braces = f"{{{pairs}}}" if pairs else ""
     return f"{metric.name}{braces} {number(value)}{_exemplar(exemplar)}\n"
+
+
+@lru_cache(maxsize=1 << 17)
+def _pairs(names: Labels, labels: Labels) -> str:
+    """Equal in each scrape, and for metrics with the same labels."""
+    return ",".join(f'{name}="{_escaped(label)}"' for name, label in zip(names, labels, strict=True))
 
 
 def number(value: float) -> str:

@@ -159,6 +159,9 @@ class WorkerProcess:
     def do_request_profile(self, generation, request):
         return self.engine.request_profile(generation, request)
 
+    def do_signs(self):
+        return self.engine.signs()
+
     def do_poll(self, after):
         return self.outbox.poll(after, 0.0, self.engine.progress)
 

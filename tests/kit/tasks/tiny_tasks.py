@@ -1,11 +1,13 @@
 """Small tasks as a user writes them; they import nothing from Shoal."""
 
+import math
 import os
 import random
 import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
@@ -226,3 +228,44 @@ class Lying(Counting):
         loss = super().loss(model, batch)
         is_liar = torch.distributed.is_initialized() and torch.distributed.get_rank() == self.model.get("liar")
         return loss * (1 + 2**-20) if is_liar else loss
+
+
+class Faulty(Counting):
+    """One rank has a fault in one step; a step has one micro-batch on each rank."""
+
+    def __init__(self, model, data, seed):
+        super().__init__(model, data, seed)
+        self.step = 0
+
+    def build_dataset(self, split):
+        sequences = super().build_dataset(split)
+        return sequences if split != "train" else SlowSequences(sequences, self)
+
+    def is_struck(self, fault, times=1):
+        is_rank = dist.is_initialized() and dist.get_rank() == self.data["rank"]
+        return self.data["fault"] == fault and 0 <= self.step - self.data["step"] < times and is_rank
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        if self.is_struck("diverge"):
+            dist.broadcast(torch.zeros(5), src=dist.get_rank())
+            dist.barrier()
+        if self.is_struck("nan", times=3):  # it is computed twice again, to see whether a computation was wrong
+            loss = loss * math.nan
+        return loss
+
+
+class SlowSequences(torch.utils.data.Dataset):
+    def __init__(self, sequences, task):
+        self.sequences, self.task, self.read = sequences, task, 0
+
+    def __len__(self):
+        return len(self.sequences)
+
+    def __getitem__(self, index):
+        self.read += 1
+        if self.read % 2:  # the first sample of a micro-batch of two
+            self.task.step += 1
+            if self.task.is_struck("slow"):
+                time.sleep(0.3)
+        return self.sequences[index]

@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 _STARTED_BY_OTHERS = {
+    "http_edge.py",
     "plain_loop.py",
     "torchrun_worker.py",
     "ray_train_driver.py",
@@ -15,8 +16,8 @@ _STARTED_BY_OTHERS = {
     "torchft_worker.py",
 }
 """Programs that a benchmark starts."""
-_SEPARATE = {"bench/soak/main.py"}
-"""`make soak`: a test of half an hour, not a benchmark."""
+_SEPARATE = {"bench/soak/main.py", "bench/culprit/main.py"}
+"""`make soak`: a test of half an hour, not a benchmark. `make bench-culprit`: twenty minutes, and needs root."""
 
 
 def _recipes() -> dict[str, str]:

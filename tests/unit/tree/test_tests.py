@@ -48,7 +48,7 @@ def test_tests_do_not_import_the_benchmarks() -> None:
     bench = {path.stem for path in (ROOT / "bench").glob("*.py")} | {
         path.parent.name for path in (ROOT / "bench").glob("*/__init__.py")
     }
-    shadowed = TESTS / "kit" / "shadowing"  # a user's own package `api`, not bench/api.py
+    shadowed = TESTS / "kit" / "shadowing"  # a user's own package `api`, not bench/api
     found = {
         str(path.relative_to(TESTS)): names
         for path in TESTS.rglob("*.py")

@@ -102,3 +102,10 @@ def test_a_process_that_is_gone_is_named() -> None:
     with pytest.raises(stacks.StackUnavailable, match="py-spy"):
         stacks.stack_of(2**22 + 1)
     assert stacks.of_worker(os.getpid()) == f"process {os.getpid()} has ended"  # it is no worker
+
+
+def test_a_process_that_a_signal_has_stopped_is_known_as_stopped(stopped: int) -> None:
+    os.waitpid(stopped, os.WUNTRACED)  # until the signal has arrived
+    assert stacks.is_stopped(stopped)
+    assert not stacks.is_stopped(os.getpid())
+    assert not stacks.is_stopped(1 << 22)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_TEMPORARY_SUFFIX = ".writing"
+TEMPORARY_SUFFIX = ".writing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class LocalDirectory:
             return []
 
     def write(self, name: str, chunks: Iterable[memoryview | bytes]) -> None:
-        temporary = self.path / (name + _TEMPORARY_SUFFIX)
+        temporary = self.path / (name + TEMPORARY_SUFFIX)
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             try:

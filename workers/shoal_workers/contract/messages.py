@@ -20,6 +20,7 @@ from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.course.best import Standing
 from shoal_workers.contract.course.settings import TrainingSettings
 from shoal_workers.contract.errors.classes import ErrorClass, Origin
+from shoal_workers.contract.errors.suspects import Collective, Link, Suspect
 from shoal_workers.contract.job import sentence_of
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.log_settings import LogSettings
@@ -262,6 +263,8 @@ class WorkerExit(Frozen):
     """That part. Its own report is lost if the worker dies before the next poll."""
     at: float = 0.0
     """Wall-clock time at which it left the group, seconds since the epoch."""
+    suspect: Suspect | None = None
+    """Whom this rank suspects, from what it has seen itself."""
 
 
 class StackSource(StrEnum):
@@ -295,6 +298,10 @@ class WorkerStack(Frozen):
     """Completed steps."""
     source: StackSource = StackSource.WORKER
     error: str = ""
+    collective: Collective | None = None
+    """The last one that it has called; null: it trains in no group, or did not answer itself."""
+    links: tuple[Link, ...] = ()
+    """To the nodes of the other ranks."""
 
 
 class StackCluster(Frozen):
@@ -327,3 +334,5 @@ class Stacks(Frozen):
     clusters: tuple[StackCluster, ...]
     """The smallest first: one rank that is elsewhere than the others is the suspect."""
     summary: str
+    suspect: Suspect | None = None
+    """The group stood still, and this is the most probable reason."""

@@ -31,6 +31,15 @@ class StepReport(Frozen):
     world_size: int
     compute_s: tuple[float, ...] = ()
     """Per rank: seconds of the step that it did not spend waiting for others. Empty: not measured."""
+    data_s: tuple[float, ...] = ()
+    """Per rank: seconds of these that it made batches."""
+    cpu_wait_s: tuple[float, ...] = ()
+    """Per rank: seconds since the step before in which its training thread was ready to run and had no CPU."""
+    saving_s: tuple[float, ...] = ()
+    """Per rank: seconds before the step in which a checkpoint kept its training thread, for example because the one
+    before was not written yet."""
+    validating_s: float = 0.0
+    """Seconds of `step_s` in which rank 0 validated, after the step before."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """The task's own metrics: means over the global batch, as the loss. One that is not finite is left out."""
 
@@ -112,6 +121,8 @@ class StepSkipped(Frozen):
     loss: float | None
     """None: not finite, which JSON cannot express."""
     grad_norm: float | None
+    ranks: tuple[int, ...] = ()
+    """Those whose own loss was not finite; empty: only the gradient was not, or it was not found out."""
 
 
 class PreemptionNotice(Frozen):

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from shoal_workers.contract.course.settings import with_settings
+from shoal_workers.contract.errors.suspects import Collective, Link, Resource, Suspect
 from shoal_workers.contract.messages import Assignment, ExitKind, Phase, Progress, WorkerExit
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.model.plan_of import plan_of
@@ -116,6 +117,17 @@ class Engine:
         """Any thread."""
         return self._position.progress()
 
+    def sample_links(self) -> None:
+        """Any thread, every few seconds: what `signs` compares the links with."""
+        scope = self._scope
+        if scope is not None:
+            scope.group.sample_links()
+
+    def signs(self) -> tuple[Collective | None, tuple[Link, ...]]:
+        """Any thread: the newest collective of the training thread, and the links to the other nodes."""
+        scope = self._scope
+        return (scope.group.collectives.newest, scope.group.links()) if scope is not None else (None, ())
+
     def prepare(self, expected_bytes: int = 0) -> None:
         """Training thread: import the task, let it prepare, open its data, form a first group of one. Idempotent.
 
@@ -155,8 +167,10 @@ class Engine:
         is_clean = False
         try:
             try:
-                with interruptible_waits(scope.group.leave_if_lost if self._device.type == "cpu" else None):
+                leave = scope.group.leave_if_lost if self._device.type == "cpu" else None
+                with interruptible_waits(leave, scope.group.collectives):
                     end = self._train(assignment, scope.group)
+                end = _with_deviation(end, assignment.rank, scope.group)
                 is_clean = end.is_clean
                 if is_clean:
                     scope.group.wait_for_others()
@@ -264,6 +278,7 @@ class Engine:
             outbox=self._outbox,
             fence=self._fence.of(assignment.generation),
             plan=plan_of(self._spec) or ParallelPlan(),
+            collectives=group.collectives,
         )
         if runtime is None or not runtime.revive(meshes):
             runtime = build_runtime(generation)
@@ -323,4 +338,13 @@ class Engine:
             is_durable=end.saved_part is not None,
             saved_part=end.saved_part,
             at=time.time(),
+            suspect=end.suspect,
         )
+
+
+def _with_deviation(end: GenerationEnd, rank: int, group: Group) -> GenerationEnd:
+    """A broken collective: whether this rank itself has called others than in the step before."""
+    deviation = group.collectives.newest.deviation
+    if not deviation or end.is_clean or end.suspect is not None:
+        return end
+    return replace(end, suspect=Suspect(resource=Resource.PROGRAM, ranks=(rank,), evidence=(f"it {deviation}",)))

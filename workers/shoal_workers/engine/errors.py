@@ -13,6 +13,7 @@ Exception
 
 from __future__ import annotations
 
+from shoal_workers.contract.errors.suspects import Suspect
 from shoal_workers.contract.messages import ErrorReport
 
 
@@ -41,6 +42,10 @@ class Fenced(EngineError):
 
 class NonFinite(EngineError):
     """Raised after the vote and before anything is changed, on every rank in the same step."""
+
+    def __init__(self, message: str, suspect: Suspect | None) -> None:
+        super().__init__(message)
+        self.suspect = suspect
 
 
 class ComputesWrong(EngineError):

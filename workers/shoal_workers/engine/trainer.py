@@ -24,10 +24,11 @@ from shoal_workers.engine.errors import NonFinite
 from shoal_workers.engine.extent import is_due, total_steps
 from shoal_workers.engine.group.collective_wait import waited_s
 from shoal_workers.engine.model.runtime import ModelRuntime
+from shoal_workers.engine.process.cpu_wait import CpuWait
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.profiling.profiling import Profiling
 from shoal_workers.engine.state.gradient_log import Factors
-from shoal_workers.engine.state.non_finite import NonFiniteCheck
+from shoal_workers.engine.state.non_finite import NonFiniteCheck, finite, not_finite_ranks, suspect_of, whose
 from shoal_workers.engine.state.recent_reports import Recent
 from shoal_workers.engine.state.replica_check import ReplicaCheck
 from shoal_workers.engine.state.restore import Restored, is_restoring, restore
@@ -41,7 +42,7 @@ from shoal_workers.engine.step.gradients import GradientPass
 from shoal_workers.engine.step.learning_rate import lr_factor
 from shoal_workers.engine.step.loss_scale import Scaling
 from shoal_workers.engine.step.replay import Replay
-from shoal_workers.engine.step.validation import Validation
+from shoal_workers.engine.step.validation import validation_of
 from shoal_workers.engine.step.vote import Ballot, Requests, Verdict, hold_vote
 from shoal_workers.snapshot_store.store import SnapshotStore
 
@@ -66,7 +67,7 @@ class Trainer:
         batches = Batches(task, task.train_data, generation.device)
         self._batches = batches
         self._gradients = GradientPass(generation, runtime.assembly, batches, runtime.calls)
-        self._validation = _validation(generation, runtime, self._gradients)
+        self._validation = validation_of(generation, runtime.assembly, self._gradients.passes)
         self._replay = Replay(generation, self._gradients)
         self._replicas = ReplicaCheck(generation, runtime.state.view)
         self._non_finite = NonFiniteCheck(generation, runtime.assembly, self._gradients, self._replicas)
@@ -74,6 +75,9 @@ class Trainer:
         self._scaling = Scaling(spec)
         self._extra = Extra(runtime.update, spec.seed, self._recent, self._scaling)
         self._snapshots = Snapshots(generation, store, runtime.state, self._extra)
+        self._cpu_wait = CpuWait()
+        self._saving_s = self._validating_s = 0.0
+        """Since the last vote, or the last report."""
         self._saved_mono = time.monotonic()
         self._num_skipped = 0
         self._standing = generation.assignment.standing
@@ -121,6 +125,7 @@ class Trainer:
         finally:
             self._profiling.leave(number, rank, is_clean=is_clean)
             self._replicas.stop()
+            self._cpu_wait.close()
 
     def _train_until_end(self) -> GenerationEnd:
         position = self._generation.position
@@ -201,7 +206,8 @@ class Trainer:
         step = generation.position.step
         self._replay.run(step)
         self._replicas.begin(step)
-        start, waited = time.perf_counter(), waited_s()
+        generation.collectives.begin_step()
+        start, waited, data = time.perf_counter(), waited_s(), self._batches.spent_s
         scale = self._scaling.scale
         losses = self._gradients.run(step, scale)
         generation.position.spent_on_data(self._batches.spent_s)
@@ -212,6 +218,7 @@ class Trainer:
         requests = self._requests_after(step + 1)  # before the costs: a send that ends in between has not arrived yet
         self._replicas.finish(step)
         copy_s, send_s = self._snapshots.take_costs()
+        saving_s, self._saving_s = self._saving_s, 0.0
         ballot = Ballot(
             loss_sum=losses,
             squared_norm=self._gradients.squared_norm(gradients) / scale**2,
@@ -222,9 +229,13 @@ class Trainer:
             arrived_step=self._snapshots.arrived_step,
             log_lag=self._snapshots.log_lag,
             log_s=self._snapshots.log.take_cost(),
+            data_s=self._batches.spent_s - data,
+            cpu_wait_s=self._cpu_wait.take(),
+            saving_s=saving_s,
             metrics=self._gradients.metric_sums(),
         )
         verdict = hold_vote(ballot, generation.rank, generation.layout.world_size)
+        generation.collectives.end_step()
         generation.check()
         # A loss that is not finite is not the scale's fault: the loss is multiplied by it only afterwards, in fp32.
         scaled = self._scaling.update(is_finite=verdict.is_finite) if math.isfinite(verdict.loss) else None
@@ -286,7 +297,8 @@ class Trainer:
                 f"A lower optimizer.lr ({optimizer.lr:g}), a longer schedule.warmup_steps "
                 f"({spec.schedule.warmup_steps}) or a lower optimizer.clip_norm may help; health.non_finite "
                 f"({health.non_finite}) can skip such a step, at most health.max_non_finite "
-                f"({health.max_non_finite}) in a row."
+                f"({health.max_non_finite}) in a row.{whose(verdict)}",
+                suspect_of(verdict, step + 1),
             )
         self._skip(verdict)
 
@@ -303,8 +315,9 @@ class Trainer:
                     generation=generation.number,
                     step=generation.position.step,
                     at=time.time(),
-                    loss=_finite(verdict.loss) if verdict else None,
-                    grad_norm=_finite(verdict.grad_norm) if verdict else None,
+                    loss=finite(verdict.loss) if verdict else None,
+                    grad_norm=finite(verdict.grad_norm) if verdict else None,
+                    ranks=not_finite_ranks(verdict) if verdict else (),
                 )
             )
 
@@ -325,6 +338,7 @@ class Trainer:
         """All ranks keep the report, rank 0 sends it."""
         generation = self._generation
         report = self._step_report(generation.position.step, verdict, step_s)
+        self._validating_s = 0.0
         self._recent.add(report)
         if generation.rank == 0:
             generation.outbox.report(report)
@@ -342,6 +356,10 @@ class Trainer:
             step_s=step_s,
             world_size=generation.layout.world_size,
             compute_s=verdict.compute_s,
+            data_s=verdict.data_s,
+            cpu_wait_s=verdict.cpu_wait_s,
+            saving_s=verdict.saving_s,
+            validating_s=self._validating_s,
             metrics=self._gradients.metrics(verdict.metrics),
         )
 
@@ -350,7 +368,9 @@ class Trainer:
         if self._validation is None:
             return False
         generation, step = self._generation, self._generation.position.step
+        start = time.perf_counter()
         report = self._validation.run(step)
+        self._validating_s += time.perf_counter() - start
         generation.check()
         if generation.rank == 0:
             generation.outbox.report(report)
@@ -361,28 +381,17 @@ class Trainer:
     def _save(self, step: int) -> CheckpointName:
         generation = self._generation
         generation.position.enter(Phase.SAVING)
+        start = time.perf_counter()
         with generation.user_code:
             tensors = self._runtime.state.view.tensors()
             extra = {**self._extra.values(step), "export": generation.task.export}
             name = self._saver.save(generation.assignment, step, tensors, extra, generation.check)
         self._saved_mono = time.monotonic()
+        self._saving_s += time.perf_counter() - start
         return name
-
-
-def _validation(generation: Generation, runtime: ModelRuntime, gradients: GradientPass) -> Validation | None:
-    """None if the job does not validate, or if its data has no validation split."""
-    data = generation.task.validation_data
-    if data is None or not len(data):
-        return None
-    batches = Batches(generation.task, data, generation.device)
-    return Validation(generation, runtime.assembly, batches, gradients.passes)
 
 
 def _is_committed(url: str | None, step: int) -> bool:
     """`url`: the newest committed checkpoint when the generation began."""
     name = CheckpointName.parse(url.rstrip("/").rpartition("/")[2]) if url is not None else None
     return name is not None and name.step >= step
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

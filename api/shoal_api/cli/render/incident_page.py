@@ -65,6 +65,7 @@ def incident_page(one: IncidentView) -> list[Any]:
     rows = (
         ("at", clock(one.at)),
         ("noticed by", one.witness),
+        ("suspected", "" if one.suspect is None else one.suspect.words()),
         ("ranks", _ranks(one)),
         ("worker ids", ", ".join(one.worker_ids)),
         ("node", one.node_id),

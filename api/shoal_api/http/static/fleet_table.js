@@ -6,17 +6,23 @@ import { badge } from "./states.js";
 import { spark } from "./spark.js";
 
 const HEADS = [["", ""], ["Job", "name"], ["State", "state"], ["Progress", "step"], ["Remaining", "eta_s"], ["Loss", "loss"], ["Workers", ""],
-  ["Tokens/s", "tokens_per_s"], ["Goodput", "goodput"], ["Incidents", "incidents"], ["User", "user"], ["Project", "project"], ["Priority", "priority"], ["Submitted", "created"], ["", ""]];
+  ["Tokens/s", "tokens_per_s"], ["Goodput", "goodput"], ["Incidents", "incidents"], ["User", "user", "Project", "project"], ["Priority", "priority"], ["Submitted", "created"]];
 const chosen = new Set();
 
 export function showHeads(view, change) {
-  $("heads").replaceChildren(...HEADS.map(([name, order]) => {
+  $("heads").replaceChildren(...HEADS.map(([name, order, ...second]) => {
     if (!order) return element("th", name);
-    const current = view.order === order;
-    const arrow = current ? (view.descending === "true" ? " ▾" : " ▴") : "";
-    const press = () => change({ order, descending: String(current ? view.descending !== "true" : !["name", "state", "project"].includes(order)) });
-    return element("th", element("button", name + arrow, { type: "button", click: press }), { "aria-sort": current ? (view.descending === "true" ? "descending" : "ascending") : "none" });
+    const current = [order, second[1]].includes(view.order);
+    const buttons = [button(name, order, view, change), ...(second.length ? [" / ", button(...second, view, change)] : [])];
+    return element("th", buttons, { "aria-sort": current ? (view.descending === "true" ? "descending" : "ascending") : "none" });
   }));
+}
+
+function button(name, order, view, change) {
+  const current = view.order === order;
+  const arrow = current ? (view.descending === "true" ? " ▾" : " ▴") : "";
+  const press = () => change({ order, descending: String(current ? view.descending !== "true" : !["name", "state", "project"].includes(order)) });
+  return element("button", name + arrow, { type: "button", click: press });
 }
 
 export function showJobs({ items, total }, view) {
@@ -33,14 +39,15 @@ function jobRow(job) {
   box.checked = chosen.has(job.id);
   const share = progressOf(job);
   const progress = share === null ? [] : [element("progress", null, { max: 1, value: share, "aria-label": "Progress" })];
-  const name = element("div", [link(job.name, jobPage(job.id)), element("div", job.id, { class: "dim small" })]);
   const labels = Object.entries(job.labels).map(([key, value]) => `${key}=${value}`).join(" ");
+  const name = element("div", [link(job.name, jobPage(job.id)), ...[job.id, labels].filter(Boolean).map((text) => element("div", text, { class: "dim small" }))]);
+  const owner = element("div", [element("div", job.user), element("div", job.project, { class: "dim small" })]);
   const state = element("div", [badge(job.state, job.queue_position), element("div", waits(job), { class: "dim small" })]);
   const cells = [["", box], ["", name], ["", state], ["Progress", element("div", [...progress, element("div", steps(job), { class: "small" })])],
     ["Remaining", seconds(job.eta_s)], ["Loss", element("div", [number(job.loss), spark(job.losses, "Loss")])],
     ["Workers", element("div", [grant(job), spark(job.world_sizes, "World size", { steps: true })])], ["Tokens/s", number(job.tokens_per_s)],
-    ["Goodput", percent(job.goodput)], ["Incidents", whole(job.incidents)], ["User", job.user], ["Project", job.project], ["Priority", job.priority],
-    ["Submitted", element("span", brief(job.created_at), { title: moment(job.created_at) })], ["", labels]];
+    ["Goodput", percent(job.goodput)], ["Incidents", whole(job.incidents)], ["User / Project", owner], ["Priority", job.priority],
+    ["Submitted", element("span", brief(job.created_at), { title: moment(job.created_at) })]];
   return row(cells.map(([head, cell]) => element("td", cell, { "data-name": head })), { class: "row", "data-id": job.id });
 }
 

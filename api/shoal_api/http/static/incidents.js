@@ -5,11 +5,17 @@ import { key, PHASES, stripe } from "./goodput.js";
 
 export function showIncidents(incidents) {
   $("calm").hidden = incidents.length > 0;
-  fill("incidents", [...incidents].reverse().map((one) => row([clock(one.at), words(one.cause), one.ranks.join(", ") || "–", `${one.from_workers} → ${one.to_workers ?? "…"}`,
+  fill("incidents", [...incidents].reverse().map((one) => row([clock(one.at), words(one.cause), one.ranks.join(", ") || "–", suspect(one), `${one.from_workers} → ${one.to_workers ?? "…"}`,
     `${one.from_layout || "–"} → ${one.to_layout ?? "…"}`, element("td", one.action || "–", { class: "text" }), seconds(one.detect_s),
     one.closed ? seconds(one.recovery_s) : element("span", "open", { class: "warn" }), phases(one), number(one.steps_lost),
     one.bytes_moved === null ? one.state_source ?? "–" : `${one.state_source}, ${bytes(one.bytes_moved)}`], { title: `${moment(one.at)} ${one.witness}: ${one.message}` })));
   $("phases").replaceChildren(...(incidents.length ? PHASES.map((name) => key(name)) : []));
+}
+
+function suspect({ suspect: found }) {
+  if (!found) return "–";
+  const who = found.ranks.length ? `rank ${found.ranks.join(", ")}` : "no single rank";
+  return element("td", [element("div", `${who}${found.node_ip ? ` on ${found.node_ip}` : ""} (${found.resource})`), element("div", found.evidence.join("; "), { class: "dim small" })], { class: "text" });
 }
 
 function phases(incident) {

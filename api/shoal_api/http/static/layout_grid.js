@@ -1,6 +1,6 @@
 // The ranks on their nodes, coloured by their place on an axis of the layout, framed by their state: one sees the group re-form.
 import { $, element, fill, row } from "./dom.js";
-import { words } from "./format.js";
+import { bytes, number, percent, words } from "./format.js";
 
 // tp varies fastest, pp slowest; see Layout in contract/layout.py. ep uses ranks of fsdp, so it is no axis here.
 const ORDER = ["pp", "dp", "fsdp", "cp", "tp"];
@@ -23,9 +23,14 @@ export function showWorkers(workers, job) {
   }
   fill("grid", [...nodes].sort(([a], [b]) => a.localeCompare(b)).map(([name, on]) => element("div", [element("div", name, { class: "dim small" }), element("div", on.map((worker) => cell(worker, degrees, axis)), { class: "cells" })], { class: "node" })));
   fill("cell-key", STATES.map((state) => element("li", [element("span", "", { class: `swatch mark ${state}` }), state])));
-  fill("workers", workers.map((one) => row([one.rank ?? "–", one.state, words(one.phase), one.step, one.generation, one.node_ip || "–", one.pid || "–"])));
+  fill("workers", workers.map((one) => row([one.rank ?? "–", one.state, words(one.phase), one.step, one.generation, one.node_ip || "–", one.pid || "–", ...use(one.use)])));
   if (!workers.length) $("grid").textContent = "No workers now.";
 }
+
+// CPUs that it keeps busy, its memory, what is taken of /dev/shm and of the GPU on its node.
+const use = (found) => !found ? ["–", "–", "–", "–"] : [number(found.cpu_cores, 3), bytes(found.resident_bytes), of(found.shm_bytes, found.shm_free_bytes),
+  found.gpu_bytes ? `${of(found.gpu_bytes, found.gpu_free_bytes)}${found.gpu_busy === null ? "" : `, busy ${percent(found.gpu_busy)}`}` : "–"];
+const of = (size, free) => size ? `${bytes(size - free)} of ${bytes(size)}` : "–";
 
 function cell(worker, degrees, axis) {
   const place = worker.rank === null ? {} : coordinates(worker.rank, degrees);

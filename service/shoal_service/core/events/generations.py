@@ -115,9 +115,13 @@ class NonFiniteStepSkipped(JobEvent):
     step: int
     loss: float | None
     grad_norm: float | None
+    ranks: tuple[int, ...] = ()
+    """Those whose own part of the loss was not finite, if those of others were; empty: no rank stands out."""
 
     def words(self) -> str:
-        return f"step {self.step} skipped: its loss or gradient norm was not finite"
+        ranks = ", ".join(map(str, self.ranks))
+        whose = f"; only the loss of rank {ranks} was not" if ranks else ""
+        return f"step {self.step} skipped: its loss or gradient norm was not finite{whose}"
 
 
 class NonFiniteStepRolledBack(JobEvent):

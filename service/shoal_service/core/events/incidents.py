@@ -7,6 +7,7 @@ from typing import ClassVar
 from shoal_service.core.events.base import JobEvent, Severity
 from shoal_service.core.node_loss import NodeLossBound
 from shoal_service.core.quantities import count_text, duration_text
+from shoal_workers.contract.errors.suspects import Suspect
 from shoal_workers.contract.job import IncidentCause, StateSource
 
 
@@ -33,6 +34,19 @@ class IncidentOpened(JobEvent):
         message = f": {self.message}" if self.message else ""
         bound = f"; {self.node_loss.words()}" if self.node_loss is not None else ""
         return f"incident {self.cause}{where}{message}{bound}"
+
+
+class IncidentSuspected(JobEvent):
+    """The evidence names whom an open incident suspects."""
+
+    type: ClassVar[str] = "incident.suspected"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    id: int
+    suspect: Suspect
+
+    def words(self) -> str:
+        return f"incident {self.id}, suspected: {self.suspect.words()}"
 
 
 class SnapshotsRecovering(JobEvent):

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from shoal_service.core.events.base import JobEvent, Severity
 from shoal_service.core.quantities import count_text, duration_text
+from shoal_workers.contract.errors.suspects import Suspect
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import Stacks
 
@@ -117,6 +118,26 @@ class StacksTaken(JobEvent):
 
     def words(self) -> str:
         return f"stacks ({self.stacks.reason}): {self.stacks.summary}"
+
+
+class StepsSlow(JobEvent):
+    """Steps take at least twice as long as before; or a checkpoint keeps one rank for much longer than the others."""
+
+    type: ClassVar[str] = "worker.slow"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    step: int
+    """The step that made it certain."""
+    usual_s: float
+    """Median time of the steps before."""
+    now_s: float
+    """Mean time of the slow steps."""
+    suspect: Suspect | None
+    """null: no rank, no node and no resource stands out."""
+
+    def words(self) -> str:
+        who = f"suspected: {self.suspect.words()}" if self.suspect is not None else "nothing stands out"
+        return f"steps take {duration_text(self.now_s)} instead of {duration_text(self.usual_s)}; {who}"
 
 
 class StragglerKept(JobEvent):

@@ -15,6 +15,7 @@ from shoal_service.core.attempt.state.incident import Incident
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
 from shoal_service.core.events.generations import GenerationForming, Validated
+from shoal_service.core.events.incidents import IncidentSuspected
 from shoal_service.core.events.service import NodeSuspected
 from shoal_service.reports import PendingEvent, PendingLog, SuspectedNode
 from shoal_service.supervisor.config import SupervisorConfig
@@ -22,6 +23,7 @@ from shoal_service.supervisor.reporting.event_files import EventFiles
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.status import Readings, incident_view, status_of, with_since, workers_of
 from shoal_service.views import CheckpointView, Condition, SeriesPoint
+from shoal_workers.contract.errors.suspects import Suspect
 from shoal_workers.contract.messages import LogStream, Stacks, WorkerPoll
 from shoal_workers.contract.profiling.messages import Profiled
 from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost, StepReport, ValidationReport, WorkerReport
@@ -43,6 +45,7 @@ class Reporter:
         self._conditions: tuple[Condition, ...] = ()
         """As they were shown last."""
         self._stacks: dict[int, Stacks] = {}
+        self._suspects: dict[int, Suspect] = {}
         """By incident."""
         self._checkpoint_root = config.checkpoint_root
         self._writes_event_files = config.spec.checkpoint.tensorboard
@@ -134,10 +137,18 @@ class Reporter:
         if self._shown is not None and self._shown[0].id == incident_id:
             self._show_incident(*self._shown)
 
+    def keep_suspect(self, incident_id: int, suspect: Suspect) -> None:
+        """As a part of this incident, from now on; with an event."""
+        self._suspects = {incident_id: suspect}
+        self.event(IncidentSuspected(id=incident_id, suspect=suspect))
+        if self._shown is not None and self._shown[0].id == incident_id:
+            self._show_incident(*self._shown)
+
     def _show_incident(self, incident: Incident, closed_at: float | None) -> None:
         self._shown = incident, closed_at
         view = incident_view(incident, closed_at=closed_at)
-        self._outbox.add(view.model_copy(update={"stacks": self._stacks.get(incident.id)}))
+        kept = {"stacks": self._stacks.get(incident.id), "suspect": self._suspects.get(incident.id)}
+        self._outbox.add(view.model_copy(update=kept))
 
     def suspect(self, command: SuspectNode) -> None:
         """Reports a node for probation, with an event for the job's history."""

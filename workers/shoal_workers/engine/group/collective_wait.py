@@ -8,6 +8,7 @@ torch's Python collectives end in `Work.wait`, which is replaced here, once per 
   can leave at the end of any slice. About one time in 30 it must: gloo then keeps waiting to send on a socket that is
   already closed, until the group's timeout. The `leave` function decides who may leave, and when (see
   Group.leave_if_lost).
+- Each call of a collective is noted in the thread's log, see collective_log.py.
 - Some operations have no thread of the group that completes them, so `wait` itself does the work. For sending to one
   rank, or receiving from it, a wait with a deadline breaks the connection when the deadline passes; a reduce-scatter,
   which gloo makes of an all-reduce, ignores the deadline. So another thread waits, and is abandoned if the rank leaves.
@@ -24,6 +25,8 @@ from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import ProcessGroup, Work
+
+from shoal_workers.engine.group.collective_log import NAMES, CollectiveLog
 
 _SLICE = timedelta(milliseconds=50)
 _END_OF_SLICE = "Operation timed out!"
@@ -71,6 +74,7 @@ class _PerThread(threading.local):
     waited_s = 0.0
     leave: Callable[[], None] | None = None
     waiting_thread: _WaitingThread | None = None
+    log: CollectiveLog | None = None
     done_by_waiting: dict[int, Work] | None = None
     """Operations whose `wait` does the work: by id, while they are outstanding; only within `interruptible_waits`."""
 
@@ -89,7 +93,9 @@ def replace_wait() -> None:
 
     def wait(self: Work, *arguments: Any, **named: Any) -> bool:
         start = time.perf_counter()
-        leave = _own.leave
+        leave, log = _own.leave, _own.log
+        if log is not None:
+            log.is_waiting = True
         try:
             if leave is None or arguments or named:
                 return bool(plain_wait(self, *arguments, **named))
@@ -105,16 +111,22 @@ def replace_wait() -> None:
                 leave()
         finally:
             _own.waited_s += time.perf_counter() - start
+            if log is not None:
+                log.is_waiting = False
 
     Work.wait = wait  # type: ignore[method-assign]
-    for name in _DONE_BY_WAITING:
-        setattr(ProcessGroup, name, _recorded(getattr(ProcessGroup, name)))
+    for name in sorted(NAMES.keys() | set(_DONE_BY_WAITING)):
+        setattr(ProcessGroup, name, _recorded(name, getattr(ProcessGroup, name)))
 
 
-def _recorded(plain: Callable[..., Work]) -> Callable[..., Work]:
-    def call(*arguments: Any, **named: Any) -> Work:
-        work = plain(*arguments, **named)
-        if _own.done_by_waiting is not None:
+def _recorded(name: str, plain: Callable[..., Work]) -> Callable[..., Work]:
+    is_done_by_waiting = name in _DONE_BY_WAITING
+
+    def call(group: ProcessGroup, *arguments: Any, **named: Any) -> Work:
+        if _own.log is not None:
+            _own.log.called(name, arguments)
+        work = plain(group, *arguments, **named)
+        if is_done_by_waiting and _own.done_by_waiting is not None:
             _own.done_by_waiting[id(work)] = work
         return work
 
@@ -132,14 +144,17 @@ def _wait_on_other_thread(plain_wait: PlainWait, work: Work, leave: Callable[[],
 
 
 @contextmanager
-def interruptible_waits(leave: Callable[[], None] | None) -> Iterator[None]:
-    """Within the block, waits of this thread call `leave` after each slice; `leave` may raise to end the wait."""
+def interruptible_waits(leave: Callable[[], None] | None, log: CollectiveLog | None = None) -> Iterator[None]:
+    """Within the block, waits of this thread call `leave` after each slice; `leave` may raise to end the wait. Calls of
+    collectives are noted in `log`."""
     _own.leave = leave
+    _own.log = log
     _own.done_by_waiting = {} if leave is not None else None
     try:
         yield
     finally:
         _own.leave = None
+        _own.log = None
         _own.done_by_waiting = None
 
 

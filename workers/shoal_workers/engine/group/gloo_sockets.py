@@ -48,7 +48,7 @@ class GlooSockets:
     def sweep(self) -> int:
         """Shut down all connections that the training thread may wait on. Returns their number."""
         num_shut = 0
-        for connection in self._connections():
+        for connection in self.connections():
             try:
                 connection.shutdown(socket.SHUT_RD)
                 num_shut += 1
@@ -58,12 +58,12 @@ class GlooSockets:
 
     def are_all_closed(self) -> bool:
         """No connection of gloo is left: nothing can be sent or received, so no buffer is written any more."""
-        return next(self._connections(), None) is None
+        return next(self.connections(), None) is None
 
     def describe(self) -> list[str]:
         """Each open connection: local -> remote address."""
         found = []
-        for connection in self._connections():
+        for connection in self.connections():
             try:
                 ends = _plain(connection.getsockname()), _plain(connection.getpeername())
             except OSError:
@@ -71,8 +71,8 @@ class GlooSockets:
             found.append(" -> ".join(f"{host}:{port}" for host, port in ends))
         return found
 
-    def _connections(self) -> Iterator[socket.socket]:
-        """The connections of this generation."""
+    def connections(self) -> Iterator[socket.socket]:
+        """The connections of this generation: duplicates, each closed before the next one is yielded."""
         own = self._own
         if not own and self._listening_before is not None:  # groups are being made right now
             own = listening_addresses() - self._listening_before

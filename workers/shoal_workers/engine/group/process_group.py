@@ -25,10 +25,13 @@ from torch.distributed import DistError
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _redistribute as redistribute
 
+from shoal_workers.contract.errors.suspects import Link
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.engine.errors import EngineError, Fenced, FormFailed
+from shoal_workers.engine.group.collective_log import CollectiveLog
 from shoal_workers.engine.group.connecting import bounded_connecting
 from shoal_workers.engine.group.gloo_sockets import Address, GlooSockets
+from shoal_workers.engine.group.links import LinkMeter
 from shoal_workers.engine.group.mesh import Meshes, build_mesh
 from shoal_workers.engine.group.network_interface import choose_interface
 from shoal_workers.engine.group.rendezvous import Rendezvous, StoreConnections
@@ -61,6 +64,8 @@ class Group:
         self._on_connecting = on_connecting
         self._rendezvous = Rendezvous(assignment, connections, check)
         self._sockets = GlooSockets()
+        self._links = LinkMeter()
+        self.collectives = CollectiveLog()
         self._is_aborted = False
         self.is_formed = False
 
@@ -117,6 +122,14 @@ class Group:
     def connections(self) -> list[str]:
         """Any thread: the connections that `wake` shuts down and that are still open, as text for people."""
         return self._sockets.describe()
+
+    def sample_links(self) -> None:
+        """Any thread, every few seconds: what `links` compares with."""
+        self._links.sample(self._sockets.connections())
+
+    def links(self) -> tuple[Link, ...]:
+        """Any thread: the connections to other ranks, by node."""
+        return self._links.links(self._sockets.connections())
 
     def leave_if_lost(self) -> None:
         """Training thread, while it waits in a gloo collective: raises Fenced if the collective can no longer complete.

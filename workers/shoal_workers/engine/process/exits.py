@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, InitialWeightsUnusable, StateMismatch, StorageUnusable
 from shoal_workers.contract.errors.classes import ErrorClass, Origin
 from shoal_workers.contract.errors.mistakes import REFUSED
+from shoal_workers.contract.errors.suspects import Suspect
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.contract.worker_reports import SavedPart
@@ -34,6 +35,7 @@ class GenerationEnd:
     """The checkpoint whose part must be durable before this rank may report FINISHED or YIELDED."""
     saved_part: SavedPart | None = None
     """That part, once it is durable."""
+    suspect: Suspect | None = None
 
     @property
     def is_clean(self) -> bool:
@@ -50,7 +52,8 @@ def classify(error: BaseException, phase: Phase, *, is_fenced: bool, is_formed: 
     report = error.report if isinstance(error, TaskFailed) else report_of(error, phase)
     if isinstance(error, StateMismatch):
         report = report.model_copy(update={"mistake": REFUSED})
-    return GenerationEnd(_kind(error, report, phase, is_formed=is_formed), report)
+    suspect = error.suspect if isinstance(error, NonFinite) else None
+    return GenerationEnd(_kind(error, report, phase, is_formed=is_formed), report, suspect=suspect)
 
 
 def _kind(error: Exception, report: ErrorReport, phase: Phase, *, is_formed: bool) -> ExitKind:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from shoal_workers.contract.worker_use import WorkerUse
@@ -23,7 +24,16 @@ _SHM = "/dev/shm"
 class UseMeter:
     """`latest` may be read by any thread."""
 
-    def __init__(self, checkpoint_root: str, *, has_gpu: bool, every_s: float = _EVERY_S) -> None:
+    def __init__(
+        self,
+        checkpoint_root: str,
+        *,
+        has_gpu: bool,
+        every_s: float = _EVERY_S,
+        also: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`also`: measured on the same thread, at the same pace."""
+        self._also = also
         self._disk = _local_path(checkpoint_root)
         self._has_gpu = has_gpu
         self._every_s = every_s
@@ -62,6 +72,7 @@ class UseMeter:
     def _run(self) -> None:
         while not self._stop.is_set():
             self.latest = self.measure()
+            self._also()
             self._stop.wait(self._every_s)
 
 

@@ -12,6 +12,7 @@ wrong value that stays in a shard without replicas is not found here. Called by 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shoal_workers.contract.errors.suspects import Resource, Suspect
 from shoal_workers.contract.worker_reports import ReplayMismatch, ReplicaMismatch
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.state.replica_check import ReplicaCheck
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass
 from shoal_workers.engine.step.replay import wait_for_removal
+from shoal_workers.engine.step.vote import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +145,24 @@ def _pass(loss: Tensor, squared_norm: Tensor) -> Pass:
         is_loss_finite=bool(torch.isfinite(value)),
         is_norm_finite=bool(torch.isfinite(squared_norm)),
     )
+
+
+def not_finite_ranks(verdict: Verdict) -> tuple[int, ...]:
+    """Those whose own part of the loss is not finite. Empty if all ranks are alike: then no rank stands out."""
+    return verdict.not_finite if len(verdict.not_finite) < len(verdict.compute_s) else ()
+
+
+def whose(verdict: Verdict) -> str:
+    ranks = ", ".join(map(str, not_finite_ranks(verdict)))
+    return f" Only the loss of rank {ranks} is not finite." if ranks else ""
+
+
+def suspect_of(verdict: Verdict, step: int) -> Suspect | None:
+    ranks = not_finite_ranks(verdict)
+    evidence = f"in step {step} its own part of the loss is not finite, and that of every other rank is"
+    return Suspect(resource=Resource.NUMBERS, ranks=ranks, evidence=(evidence,)) if ranks else None
+
+
+def finite(value: float) -> float | None:
+    """None: JSON cannot express it."""
+    return value if math.isfinite(value) else None

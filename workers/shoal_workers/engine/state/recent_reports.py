@@ -47,4 +47,4 @@ class Recent:
 
 
 def _values(report: StepReport) -> dict[str, Any]:
-    return report.model_dump(exclude={"compute_s"})
+    return report.model_dump(exclude={"compute_s", "data_s", "cpu_wait_s", "saving_s", "validating_s"})

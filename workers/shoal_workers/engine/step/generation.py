@@ -17,6 +17,7 @@ from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.spec import JobSpec
+from shoal_workers.engine.group.collective_log import CollectiveLog
 from shoal_workers.engine.group.fence import GenerationFence
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.compression import compute_dtype
@@ -42,6 +43,8 @@ class Generation:
     fence: GenerationFence
     plan: ParallelPlan
     """How the task's model may be split; empty for a task without a plan."""
+    collectives: CollectiveLog
+    """What the training thread calls."""
 
     @property
     def number(self) -> int:

@@ -102,6 +102,14 @@ class Validation:
         return self._metrics.by_name([total / self._num_samples for total in totals])
 
 
+def validation_of(generation: Generation, assembly: Assembly, passes: Passes) -> Validation | None:
+    """None if the job does not validate, or if its data has no validation split."""
+    data = generation.task.validation_data
+    if data is None or not len(data):
+        return None
+    return Validation(generation, assembly, Batches(generation.task, data, generation.device), passes)
+
+
 def _weighted(share: Share, weight: int) -> Share:
     if share.metrics is None:
         return share

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_NUM_FIGURES = 6
+_NUM_FIGURES = 10
 """Numbers that each rank contributes at an index of its own."""
 NOTHING_ARRIVED = -1.0
 NO_BUDDY = math.inf
@@ -67,6 +67,12 @@ class Ballot:
     replica of the state is enough, or there is no other machine."""
     log_s: float = 0.0
     """CPU seconds of the gradient log since the last vote."""
+    data_s: float = 0.0
+    """Seconds of `compute_s` in which the rank made batches."""
+    cpu_wait_s: float = 0.0
+    """Seconds since the last vote in which its training thread waited for a CPU."""
+    saving_s: float = 0.0
+    """Seconds since the last vote in which a checkpoint kept it."""
     metrics: Tensor | None = None
     """Float64 of shape (n,), with the same n on every rank: this rank's share of the task's own metrics."""
 
@@ -90,6 +96,11 @@ class Verdict:
     """Of the rank that is furthest behind; None: not every rank with a buddy has a log in force."""
     log_s: float = 0.0
     """Mean of all ranks."""
+    data_s: tuple[float, ...] = ()
+    cpu_wait_s: tuple[float, ...] = ()
+    saving_s: tuple[float, ...] = ()
+    not_finite: tuple[int, ...] = ()
+    """Ranks whose own part of the loss is not finite."""
     metrics: tuple[float, ...] = ()
     """Not part of `is_finite`: a metric may have no value."""
 
@@ -99,9 +110,11 @@ def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
     loss, norm = ballot.loss_sum.double(), ballot.squared_norm
     is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
     figures = [0.0] * (_NUM_FIGURES * world_size)
-    own = [ballot.compute_s, ballot.copy_s, ballot.send_s, ballot.arrived_step, ballot.log_lag, ballot.log_s]
+    costs = [ballot.compute_s, ballot.copy_s, ballot.send_s, ballot.arrived_step, ballot.log_lag, ballot.log_s]
+    own = [*costs, ballot.data_s, ballot.cpu_wait_s, ballot.saving_s, 0.0]
     figures[_NUM_FIGURES * rank : _NUM_FIGURES * (rank + 1)] = own
     words = torch.tensor([1.0, *astuple(ballot.requests), *figures], dtype=torch.float64, device=norm.device)
+    words[_NUM_FIGURES * (rank + 1) - 1 - len(figures)] = (~torch.isfinite(loss)).double()  # on the device
     metrics = loss.new_zeros(0) if ballot.metrics is None else ballot.metrics
     box = torch.cat([torch.stack([loss, norm, is_bad.double()]), words, metrics])
     dist.all_reduce(box)
@@ -123,5 +136,9 @@ def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
         arrived_steps=tuple(all_figures[3::_NUM_FIGURES]),
         log_lag=int(max(lags)) if lags and NO_LOG not in lags else None,
         log_s=sum(all_figures[5::_NUM_FIGURES]) / world_size,
+        data_s=tuple(all_figures[6::_NUM_FIGURES]),
+        cpu_wait_s=tuple(all_figures[7::_NUM_FIGURES]),
+        saving_s=tuple(all_figures[8::_NUM_FIGURES]),
+        not_finite=tuple(other for other, bad in enumerate(all_figures[9::_NUM_FIGURES]) if bad),
         metrics=tuple(metric_sums),
     )

@@ -52,6 +52,8 @@ _PHASES = {
     Phase.CONNECTING: "connecting to the others",
     Phase.COMMITTING: "waiting for the commit",
 }
+_STOPPED = "do_signal_stop"
+"""The kernel's function in which a process is that a signal has stopped; see shoal_workers.stacks."""
 _MAX_CLUSTERS_IN_WORDS = 4
 _KEPT_CLUSTERS, _KEPT_FRAMES = 16, 40
 
@@ -81,6 +83,8 @@ def place(stack: WorkerStack) -> str:
         return f"not to be seen: {stack.error}"
     if not stack.frames:
         return "idle"
+    if stack.frames[0].function == _STOPPED:
+        return "stopped by a signal"
     of_step = f" of step {stack.step + 1}" if stack.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER) else ""
     module = f", {stack.module}" if stack.module else ""
     phase = _PHASES.get(stack.phase)

@@ -40,7 +40,7 @@ _MOST_UNVERIFIED = 256
 def step_skipped(turn: Turn, item: StepSkipped) -> None:
     """A skipped step counts as a step, since its samples are used up."""
     turn.progress = replace(turn.progress, step=max(turn.progress.step, item.step), advanced_at=turn.now)
-    turn.emit(NonFiniteStepSkipped(step=item.step, loss=item.loss, grad_norm=item.grad_norm))
+    turn.emit(NonFiniteStepSkipped(step=item.step, loss=item.loss, grad_norm=item.grad_norm, ranks=item.ranks))
 
 
 def replay_differed(turn: Turn, item: ReplayMismatch) -> None:

@@ -81,8 +81,8 @@ def test_a_newer_checkpoint_ends_the_row(new_world: NewWorld) -> None:
 
 def test_a_skipped_step_is_reported_and_counted(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
-    world.feed(ReportArrived(0, StepSkipped(generation=1, step=6, at=world.now, loss=None, grad_norm=None)))
-    assert world.events("step.skipped") == [{"step": 6, "loss": None, "grad_norm": None}]
+    world.feed(ReportArrived(0, StepSkipped(generation=1, step=6, at=world.now, loss=None, grad_norm=None, ranks=(1,))))
+    assert world.events("step.skipped") == [{"step": 6, "loss": None, "grad_norm": None, "ranks": [1]}]
     assert world.state.progress.step == 6
 
 

@@ -1,28 +1,16 @@
-"""Speed and memory of the control plane: a real `shoal serve` with control loop, SQLite and embedded Ray cluster.
-
-    python bench/api.py [--seconds 5] [--clients 8]
-
-Measures submissions per second from several clients (the server commits each one before it answers), the latency of the
-first page of a list of 10,000 jobs, and the server's resident memory with 1,000 finished jobs. The last line is JSON.
-"""
+"""Submissions per second, the latency of the first page of 10,000 jobs, and memory with 1,000 ended jobs."""
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import statistics
-import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# Started as a script from any directory: the shared modules are found beside this folder.
-sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("bench", "tests", "tools"))
-
-from shoal_server import ShoalServer, serving
+from shoal_server import ShoalServer
 
 NEVER = {"min_workers": 8, "max_workers": 8}
 """More workers than the cluster has CPUs: the jobs stay in the queue, so that only the service is measured."""
@@ -32,35 +20,10 @@ SPEC = json.dumps(
 JSON_HEADERS = {"Content-Type": "application/json"}
 
 
-def main() -> None:
-    arguments = _arguments()
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        with serving(Path(folder) / "memory", num_cpus=1) as server:
-            memory = _measure_memory(server)
-        print(f"resident with 1,000 finished jobs: {memory['rss_mib']} MiB, torch loaded: {memory['torch_loaded']}")
-        with serving(Path(folder) / "posts", num_cpus=1) as server:
-            posts = _measure_posts(server, arguments)
-        print(
-            f"POST /v1/jobs: {posts['posts_per_s']} requests/s, "
-            f"p50 {posts['post_p50_ms']} ms, p99 {posts['post_p99_ms']} ms"
-        )
-        with serving(Path(folder) / "lists", num_cpus=1) as server:
-            lists = _measure_lists(server)
-        print(f"GET /v1/jobs, first 100 of 10,000: p50 {lists['list_p50_ms']} ms, worst {lists['list_max_ms']} ms")
-    print(json.dumps(posts | lists | memory))
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--clients", type=int, default=8)
-    return parser.parse_args()
-
-
-def _measure_posts(server: ShoalServer, arguments: argparse.Namespace) -> dict[str, float]:
+def measure_posts(server: ShoalServer, *, seconds: float, clients: int) -> dict[str, float]:
     _submit(server, 50)  # warm up
-    latencies: list[list[float]] = [[] for _ in range(arguments.clients)]
-    end_mono = time.monotonic() + arguments.seconds
+    latencies: list[list[float]] = [[] for _ in range(clients)]
+    end_mono = time.monotonic() + seconds
 
     def post(mine: list[float]) -> None:
         connection = _connect(server)
@@ -75,14 +38,14 @@ def _measure_posts(server: ShoalServer, arguments: argparse.Namespace) -> dict[s
         thread.join()
     every = sorted(value for mine in latencies for value in mine)
     return {
-        "posts_per_s": round(len(every) / arguments.seconds, 1),
+        "posts_per_s": round(len(every) / seconds, 1),
         "post_p50_ms": round(statistics.median(every) * 1e3, 1),
         "post_p99_ms": round(every[int(len(every) * 0.99)] * 1e3, 1),
-        "clients": arguments.clients,
+        "clients": clients,
     }
 
 
-def _measure_lists(server: ShoalServer) -> dict[str, float]:
+def measure_lists(server: ShoalServer) -> dict[str, float]:
     _submit(server, 10_000)
     connection = _connect(server)
     times_s = []
@@ -97,7 +60,7 @@ def _measure_lists(server: ShoalServer) -> dict[str, float]:
     }
 
 
-def _measure_memory(server: ShoalServer) -> dict[str, float | bool]:
+def measure_memory(server: ShoalServer) -> dict[str, float | bool]:
     connection = _connect(server)
     for job_id in _submit(server, 1000):
         _request(connection, "POST", f"/v1/jobs/{job_id}/cancel")
@@ -134,7 +97,3 @@ def _request(to: _Connection, method: str, path: str, body: bytes | None = None)
     if response.status >= 300:
         raise RuntimeError(f"{method} {path}: {response.status} {answer[:500]!r}")
     return answer
-
-
-if __name__ == "__main__":
-    main()

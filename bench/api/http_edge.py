@@ -1,0 +1,67 @@
+"""The HTTP edge and the metrics of `shoal serve` over a database, without a control loop.
+
+    python bench/api/http_edge.py DATABASE_URL        prints its port, and serves until it is ended
+
+A control loop would start a supervisor for each of 1,000 jobs.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+# A process of its own, so that its CPU is counted alone.
+sys.path.append(str(Path(__file__).parents[1]))
+
+from shoal_api.http.app import create_app
+from shoal_api.http.serving import make_server
+from shoal_service.control.profile_store import planning_profile
+from shoal_service.store import Store
+from shoal_service.telemetry.exposition import Exposition, Sources
+from shoal_service.telemetry.pass_times import PassTimes
+from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.views import ClusterView
+from shoal_workers.contract.messages import Stacks
+
+
+class _NoCluster:
+    """A `shoal_api.http.context.ClusterSource` of a server that has not reached its cluster yet."""
+
+    async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:
+        return None
+
+    def snapshot(self) -> ClusterView:
+        empty = {"cpus_total": 0.0, "cpus_free": 0.0, "gpus_total": 0.0, "gpus_free": 0.0}
+        return ClusterView(connected=False, address="", nodes=(), owner="bench", epoch=1, **empty)
+
+
+def main() -> None:
+    store = Store.open(sys.argv[1])
+    cluster, requests = _NoCluster(), RequestMetrics()
+    sources = Sources(
+        store=store,
+        owner="bench",
+        requests=requests,
+        passes=PassTimes(),
+        cluster=cluster.snapshot,
+        profile_of=lambda spec: planning_profile(spec, ()),
+        state_dir=Path.cwd(),
+    )
+    app = create_app(
+        store=store,
+        cluster=cluster,
+        scrape=Exposition(sources).render,
+        version="bench",
+        checkpoint_url="",
+        requests=requests,
+        warnings=lambda: (),
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    print(port, flush=True)
+    make_server(app, host="127.0.0.1", port=port).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""Faults of eight kinds on one rank of a running job.
+
+cpu          the rank's process is bound to a CPU that busy programs use as well
+data         its data loader takes 0.4 s for each sample
+storage      the file of its next checkpoint part is a pipe that nobody reads
+loss, delay  its host loses 15 % of its packets, or sends them 60 ms late (netem). Where there is no netem, a token
+             bucket of 2 Mbit/s does it: with a short queue it drops packets, with a long one it delays them
+stop         SIGSTOP
+diverge      it calls a collective that the others do not call
+nan          its loss is not a number
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kit.processes.hosts import Hosts
+from kit.processes.storage_faults import hanging
+from shoal_api.client import Client
+from shoal_service.views import EventView
+from shoal_workers.checkpoint.index import payload_name
+from shoal_workers.checkpoint.local import TEMPORARY_SUFFIX
+from shoal_workers.contract.marker import CheckpointName
+
+PATIENCE_S = 40.0
+EVERY_STEPS = 5
+"""Steps between two checkpoints."""
+_HOGS = 6
+
+
+@dataclass
+class Target:
+    """The job under test."""
+
+    client: Client
+    job_id: str
+    gate: Path
+    hosts: Hosts
+
+    def worker(self, rank: int) -> Any:
+        return next(worker for worker in self.client.workers(self.job_id) if worker.rank == rank)
+
+    def last_event(self) -> int:
+        return max((event.seq for event in self.client.events(self.job_id)), default=0)
+
+
+@dataclass(frozen=True)
+class Kind:
+    inject: Callable[[Target, int], AbstractContextManager[None]]
+    event: str
+    """The one that names the suspect."""
+
+
+@contextmanager
+def _cpu(target: Target, rank: int) -> Iterator[None]:
+    pid, own = target.worker(rank).pid, rank % (os.cpu_count() or 1)
+    # The kernel shares a CPU between sessions, and then between the processes of each.
+    hog = [sys.executable, "-c", "while True: pass"]
+    hogs = [subprocess.Popen(hog, start_new_session=True) for _ in range(_HOGS)]
+    try:
+        for one in hogs:
+            os.sched_setaffinity(one.pid, {own})
+        _bind(pid, {own})
+        yield
+    finally:
+        for one in hogs:
+            one.kill()
+            one.wait()
+        _bind(pid, set(range(os.cpu_count() or 1)))
+
+
+def _bind(pid: int, cpus: set[int]) -> None:
+    for thread in _threads(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, cpus)
+
+
+def _threads(pid: int) -> list[int]:
+    try:
+        return [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+    except FileNotFoundError:
+        return []
+
+
+@contextmanager
+def _data(target: Target, rank: int) -> Iterator[None]:
+    switch = target.gate / f"slow-data-{rank}"
+    switch.touch()
+    try:
+        yield
+    finally:
+        switch.unlink()
+
+
+@contextmanager
+def _storage(target: Target, rank: int) -> Iterator[None]:
+    job = target.client.job(target.job_id)
+    step = (job.status.step // EVERY_STEPS + 3) * EVERY_STEPS
+    name = CheckpointName(step, job.status.attempt, job.status.generation)
+    file = _folder(target) / str(name) / f"{payload_name(rank)}{TEMPORARY_SUFFIX}"
+    with hanging(file, patience_s=PATIENCE_S):
+        deadline = time.monotonic() + PATIENCE_S
+        while target.client.job(target.job_id).status.step < step + EVERY_STEPS and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(2.0)  # the fault itself
+    yield
+
+
+def _folder(target: Target) -> Path:
+    return Path(target.client.checkpoints(target.job_id)[0].url.removeprefix("file://")).parent
+
+
+NETEM = {"loss": ("netem", "loss", "15%"), "delay": ("netem", "delay", "60ms")}
+TOKEN_BUCKET = {
+    "loss": ("tbf", "rate", "2mbit", "burst", "16kb", "limit", "24kb"),
+    "delay": ("tbf", "rate", "2mbit", "burst", "16kb", "limit", "400kb"),
+}
+
+
+def _link(name: str) -> Callable[[Target, int], AbstractContextManager[None]]:
+    @contextmanager
+    def inject(target: Target, rank: int) -> Iterator[None]:
+        space = target.hosts.namespace(target.worker(rank).node_ip)
+        device = ("ip", "netns", "exec", space, "tc", "qdisc")
+        add = (*device, "add", "dev", "eth0", "root")
+        if subprocess.run([*add, *NETEM[name]], capture_output=True).returncode:
+            subprocess.run([*add, *TOKEN_BUCKET[name]], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*device, "del", "dev", "eth0", "root"], check=True)
+
+    return inject
+
+
+@contextmanager
+def _stop(target: Target, rank: int) -> Iterator[None]:
+    pid = target.worker(rank).pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def _once(name: str) -> Callable[[Target, int], AbstractContextManager[None]]:
+    @contextmanager
+    def inject(target: Target, rank: int) -> Iterator[None]:
+        (target.gate / f"{name}-{rank}").touch()
+        yield
+        (target.gate / f"{name}-{rank}").unlink(missing_ok=True)
+
+    return inject
+
+
+KINDS = {
+    "cpu": Kind(_cpu, "worker.slow"),
+    "data": Kind(_data, "worker.slow"),
+    "storage": Kind(_storage, "worker.slow"),
+    "loss": Kind(_link("loss"), "worker.slow"),
+    "delay": Kind(_link("delay"), "worker.slow"),
+    "stop": Kind(_stop, "incident.suspected"),
+    "diverge": Kind(_once("diverge"), "incident.suspected"),
+    "nan": Kind(_once("nan"), "step.skipped"),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one injection."""
+
+    kind: str
+    rank: int
+    named: tuple[int, ...] | None
+    """The ranks of the first suspect; None: nobody was named in time."""
+    resource: str
+    late_s: float | None
+    """From the threshold to the suspect: from the incident, or from the step that made a slow-down certain."""
+    after_s: float | None
+    """From the injection to the suspect."""
+    innocent: tuple[int, ...]
+    """Ranks that were suspected until the end of the injection, or whose node was, without being guilty."""
+    words: str
+
+    @property
+    def is_right(self) -> bool:
+        return self.named == (self.rank,)
+
+
+def run(target: Target, kind: str, rank: int) -> Outcome:
+    how, begun, after = KINDS[kind], time.time(), target.last_event()
+    ranks = {worker.node_id: worker.rank for worker in target.client.workers(target.job_id) if worker.rank is not None}
+    with how.inject(target, rank):
+        found = _first(target, how.event, after)
+    events = list(target.client.events(target.job_id, after=after))
+    nodes = {ranks.get(event.data["node_id"], -1) for event in events if event.type == "node.suspected"}
+    innocent = ({r for event in events for r in _suspects(event) or ()} | nodes) - {rank}
+    if found is None:
+        return Outcome(kind, rank, None, "", None, None, tuple(sorted(innocent)), "nobody was named")
+    suspect = found.data.get("suspect") or {}
+    return Outcome(
+        kind=kind,
+        rank=rank,
+        named=_suspects(found),
+        resource=suspect.get("resource", "numbers" if kind == "nan" else ""),
+        late_s=_late_s(target, found, after),
+        after_s=found.at - begun,
+        innocent=tuple(sorted(innocent)),
+        words=found.message,
+    )
+
+
+def wait_until_steady(target: Target, steps: int) -> None:
+    """Until that many further steps are done, without a slow one: the pace of a new group is known, and what other
+    programs did to it is over."""
+    begin, group = target.client.job(target.job_id).status.step, 0
+    deadline = time.monotonic() + 3 * PATIENCE_S
+    while time.monotonic() < deadline:
+        status = target.client.job(target.job_id).status
+        if status.generation != group or status.workers < 3:
+            group, begin = status.generation, status.step
+        elif status.step >= begin + steps:
+            last = [one.step_s for one in target.client.series(target.job_id, after_step=status.step - steps)]
+            if max(last) < 2 * statistics.median(last):
+                return
+            begin = status.step
+        time.sleep(0.1)
+    raise RuntimeError(f"the job does not go on: {target.client.job(target.job_id).status}")
+
+
+def _first(target: Target, type_: str, after: int) -> EventView | None:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        page = target.client.events_page(target.job_id, after=after, wait_s=2.0)
+        for event in page.items:
+            if event.type == type_:
+                return event
+        after = page.next_after
+    return None
+
+
+def _suspects(event: EventView) -> tuple[int, ...] | None:
+    """None: the event suspects nobody."""
+    if event.type == "step.skipped":
+        return tuple(event.data["ranks"])
+    suspect = event.data.get("suspect")
+    return tuple(suspect["ranks"]) if suspect else None
+
+
+def _late_s(target: Target, found: EventView, after: int) -> float | None:
+    """Of an incident: since it was opened. Of a slow-down: since the step that made it certain. None of a skipped step,
+    which is its own report."""
+    if found.type == "step.skipped":
+        return None
+    events = list(target.client.events(target.job_id, after=after))
+    if found.type == "incident.suspected":
+        opened = next(e for e in events if e.type == "incident.opened" and e.data["id"] == found.data["id"])
+        return max(0.0, found.at - opened.at)
+    points = {point.step: point.at for point in target.client.series(target.job_id, after_step=found.data["step"] - 3)}
+    at = points.get(found.data["step"]) or max((a for s, a in points.items() if s < found.data["step"]), default=None)
+    return None if at is None else max(0.0, found.at - at)

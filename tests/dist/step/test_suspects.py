@@ -1,0 +1,58 @@
+"""What a real group tells of its ranks: who deviates, whose loss is not finite, who is slow and why."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from kit.processes.fleet import PATIENCE_S
+from shoal_workers.contract.errors.suspects import Resource
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.worker_reports import StepReport, StepSkipped
+
+SPEC: dict[str, Any] = {
+    "task": "tiny_tasks:Faulty",
+    "batch": {"global_size": 6, "micro_size": 2},
+    "stop": {"steps": 6},
+    "checkpoint": {"every_steps": None},
+    "validation": {"samples": 0},
+    "health": {"non_finite": "skip"},
+}
+FAULTY = 1
+
+
+def job_with(make_job: Any, fault: str) -> Any:
+    return make_job(**SPEC, data={"fault": fault, "rank": FAULTY, "step": 4})
+
+
+def test_a_rank_that_calls_another_collective_names_itself_and_no_other_does(make_job: Any) -> None:
+    job = job_with(make_job, "diverge")
+    workers = job.workers(3)
+    job.start(workers)
+    deadline = time.monotonic() + PATIENCE_S
+    while (newest := workers[FAULTY].call("signs")[0]) is None or not newest.deviation:
+        assert time.monotonic() < deadline
+    exits = job.interrupt(workers)
+    assert [one.suspect is not None for one in exits] == [False, True, False]
+    suspect = exits[FAULTY].suspect
+    assert (suspect.resource, suspect.ranks) == (Resource.PROGRAM, (FAULTY,))
+    assert "called a broadcast of 20 bytes" in suspect.evidence[0]
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_is_that_ranks(make_job: Any) -> None:
+    job = job_with(make_job, "nan")
+    workers = job.workers(3)
+    assert [one.kind for one in job.run(workers)] == [ExitKind.FINISHED] * 3
+    assert [(one.step, one.ranks) for one in job.reported(workers, StepSkipped)] == [(4, (FAULTY,))]
+
+
+def test_each_report_has_the_times_of_all_ranks_and_slow_data_is_seen_on_its_rank_only(make_job: Any) -> None:
+    job = job_with(make_job, "slow")
+    workers = job.workers(3)
+    job.run(workers)
+    reports = {one.step: one for one in job.reported(workers, StepReport)}
+    slow = reports[4]
+    assert slow.data_s[FAULTY] >= 0.3 and max(slow.data_s[0], slow.data_s[2]) < 0.3
+    assert slow.compute_s[FAULTY] >= slow.data_s[FAULTY]
+    assert len(slow.cpu_wait_s) == len(slow.saving_s) == 3
+    assert max(reports[6].data_s) < 0.3
