@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import http.client
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -39,19 +40,21 @@ def measure_scrape(folder: Path) -> dict[str, Any]:
     jobs = [_Attempt(store, f"job-{number}") for number in range(NUM_JOBS)]
     for job in jobs:
         job.report(step=1, incidents=_incidents(1), checkpoints=_checkpoints(2))
-    times_s, size = [], 0
+    times_s, cpu_s, size = [], 0.0, 0
     with _http_edge(store, url) as edge:
         for turn in range(_SCRAPES):
             for job in jobs:
                 job.report(step=2 + turn, series=(_point(2 + turn),))
-            begun_mono = time.monotonic()
+            begun_mono, before_s = time.monotonic(), edge.cpu_s()
             size = len(_get(edge, "/metrics", accept="application/openmetrics-text;version=1.0.0"))
             times_s.append(time.monotonic() - begun_mono)
+            cpu_s += edge.cpu_s() - before_s if turn else 0.0
     store.close()
     found = {**_times("scrape", times_s[1:]), "scrape_first_ms": round(times_s[0] * 1e3, 1), "scrape_kb": size // 1000}
+    found["scrape_cpu_ms"] = round(cpu_s / (_SCRAPES - 1) * 1e3)
     print(
         f"GET /metrics, {NUM_JOBS:,} jobs that train: p50 {found['scrape_p50_ms']} ms, worst {found['scrape_max_ms']} "
-        f"ms, the first one {found['scrape_first_ms']} ms; {found['scrape_kb']:,} kB"
+        f"ms, the first one {found['scrape_first_ms']} ms; CPU {found['scrape_cpu_ms']} ms; {found['scrape_kb']:,} kB"
     )
     return found
 
@@ -72,13 +75,14 @@ def measure_page(folder: Path) -> dict[str, Any]:
             PendingLog(at=time.time(), rank=0, worker_id="w", stream=LogStream.STDOUT, text=line) for _ in range(1000)
         ),
     )
-    times_s, overview_s, body = [], [], b""
+    times_s, overview_s, cpu_s, body = [], [], 0.0, b""
     with _http_edge(store, url) as edge:
         for _ in range(_VIEWS):
             job.report(step=NUM_STEPS)  # a change, so that no answer is kept from the view before
-            begun_mono = time.monotonic()
+            begun_mono, before_s = time.monotonic(), edge.cpu_s()
             body = _first_answer(edge, f"/v1/jobs/{job.id}/overview?logs=true")
             times_s.append(time.monotonic() - begun_mono)
+            cpu_s += edge.cpu_s() - before_s
             begun_mono = time.monotonic()
             _get(edge, f"/v1/jobs/{job.id}/overview")
             overview_s.append(time.monotonic() - begun_mono)
@@ -86,12 +90,13 @@ def measure_page(folder: Path) -> dict[str, Any]:
     found = {
         **_times("page", times_s),
         **_times("overview", overview_s),
+        "page_cpu_ms": round(cpu_s / _VIEWS * 1e3),
         "page_kb": len(body) // 1000,
         "page_gzip_kb": len(gzip.compress(body)) // 1000,
     }
     print(
         f"page of a job of {NUM_STEPS:,} steps: p50 {found['page_p50_ms']} ms, worst {found['page_max_ms']} ms, "
-        f"{found['page_kb']} kB; GET .../overview p50 {found['overview_p50_ms']} ms"
+        f"CPU {found['page_cpu_ms']} ms, {found['page_kb']} kB; GET .../overview p50 {found['overview_p50_ms']} ms"
     )
     return found
 
@@ -221,6 +226,12 @@ def _checkpoints(count: int) -> tuple[CheckpointView, ...]:
 class _Edge:
     port: int
     headers: dict[str, str]
+    pid: int
+
+    def cpu_s(self) -> float:
+        """Of the whole process, so far. Other programs on the machine do not count in it."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
@@ -230,7 +241,7 @@ def _http_edge(store: Store, url: str) -> Iterator[_Edge]:
     process = subprocess.Popen([sys.executable, str(program), url], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        edge = _Edge(int(process.stdout.readline()), {"Authorization": f"Bearer {token}"})
+        edge = _Edge(int(process.stdout.readline()), {"Authorization": f"Bearer {token}"}, process.pid)
         _get(edge, "/healthz")
         yield edge
     finally:
