@@ -1,4 +1,4 @@
-"""Makes docs/images/{fleet,job,compare}.png: the pages in Chromium, after a real run in which two workers were killed.
+"""Makes docs/images/{fleet-page,job,compare}.png: the pages in Chromium, after a real run with two killed workers.
 
 make screenshots        needs chromium and its driver (Debian: apt-get install chromium chromium-driver)
 """
@@ -63,7 +63,7 @@ def _take(home: str, client: Client, tab: Browser) -> None:
     tab.look(width=WIDTH, height=760)
     tab.log_in(f"{home}{client.session_link().path}")
     tab.until(lambda: tab.count("#jobs tr") == 3, "three jobs")
-    tab.driver.save_screenshot(str(IMAGES / "fleet.png"))
+    tab.driver.save_screenshot(str(IMAGES / "fleet-page.png"))
 
     client.wait(hit.id, timeout_s=600)
     tab.look(width=WIDTH, height=2250)

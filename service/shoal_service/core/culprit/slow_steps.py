@@ -24,7 +24,7 @@ from shoal_service.core.quantities import duration_text
 from shoal_workers.contract.errors.suspects import Resource, Suspect
 from shoal_workers.contract.worker_reports import StepReport
 
-FACTOR = 2.0
+FACTOR = 1.5
 """A step is slow if it takes this many times the median of normal steps."""
 THRESHOLD_S = 0.5
 _MOST_NORMAL = 32

@@ -121,7 +121,7 @@ class StacksTaken(JobEvent):
 
 
 class StepsSlow(JobEvent):
-    """Steps take at least twice as long as before; or a checkpoint keeps one rank for much longer than the others."""
+    """Steps take at least 1.5 times as long as before, or a checkpoint keeps one rank for much longer than others."""
 
     type: ClassVar[str] = "worker.slow"
     severity: ClassVar[Severity] = Severity.WARNING

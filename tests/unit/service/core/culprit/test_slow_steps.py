@@ -94,7 +94,7 @@ def test_a_checkpoint_that_keeps_one_rank_is_named_at_its_first_step_and_once(gr
     assert group.step(2.1, rank2=held) is None
 
 
-@pytest.mark.parametrize("steps", [[0.23] * 40, [3.0, 0.12, 3.0, 0.12]], ids=["not twice as long", "single steps"])
+@pytest.mark.parametrize("steps", [[0.17] * 40, [3.0, 0.12, 3.0, 0.12]], ids=["not 1.5 times as long", "single steps"])
 def test_what_is_usual_on_a_busy_machine_is_no_slow_down(group: Group, steps: list[float]) -> None:
     assert [group.step(step_s) for step_s in steps] == [None] * len(steps)
 
