@@ -16,7 +16,7 @@ from shoal_workers.contract.course.settings import TrainingSettings
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.spec import ScheduleSpec, StopSpec, ValidationSpec
-from shoal_workers.contract.worker_reports import StepReport, ValidationReport
+from shoal_workers.contract.worker_reports import GroupFormed, StepReport, ValidationReport
 
 SPEC: dict[str, Any] = {
     "stop": {"steps": 8},
@@ -61,6 +61,7 @@ def test_it_goes_on_with_the_losses_of_the_undisturbed_run_in_another_layout(
     assert [end.kind for end in ends] == [ExitKind.FINISHED] * world, [end.error for end in ends]
     losses = _losses(job, group[0])
     assert sorted(losses) == [5, 6, 7, 8]
+    assert [formed.past for formed in job.reported(group, GroupFormed)] == [()], "its series has only steps of its own"
     expected = {step: first[0][step] for step in losses}
     assert losses == (expected if world == 2 else pytest.approx(expected, rel=1e-6)), "bit for bit in the same layout"
     assert [Path(directory).parent.name for directory in job.committed] == ["new"]

@@ -71,11 +71,12 @@ def restore(generation: Generation, state: DoubleBufferedState, store: SnapshotS
         extra = load(tensors, directory=assignment.restore_from, advanced=_noted(generation))
         num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in tensors.values()), 0
     state.update.fill_tied_copies()
+    is_own = not _is_of_another_job(generation)
     return Restored(
-        step=apply_extra(extra, state.update, with_groups=not _is_of_another_job(generation)),
+        step=apply_extra(extra, state.update, with_groups=is_own),
         num_bytes=num_bytes,
         remote_bytes=remote_bytes,
-        past=Recent.parse(extra.get("reports", ())),
+        past=Recent.parse(extra.get("reports", ())) if is_own else (),
         loss_scale=extra.get("loss_scale"),
     )
 
