@@ -4,7 +4,8 @@
 - docs/reference/metrics.md lists every metric, from its declaration;
 - docs/reference/events.md lists every event type, from the catalogue in core/events;
 - the state diagram in docs/architecture.md is the table of transitions of the attempt machine;
-- the table of causes in docs/elastic.md is the table of faults.
+- the table of causes in docs/elastic.md is the table of faults;
+- the table of permissions in docs/security.md is that of the roles.
 
 Tests compare the committed pages with what this makes, so they cannot fall behind the code.
 """
@@ -18,6 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from shoal_service.core.access.roles import PERMISSIONS, ROLE_MEANINGS, Role
 from shoal_service.core.attempt.faults.table import FAULTS, Budget
 from shoal_service.core.attempt.state.stages import TRANSITIONS, Stage
 from shoal_service.core.events.base import JobEvent
@@ -43,6 +45,8 @@ def main() -> None:
     page.write_text(with_stage_diagram(page.read_text(encoding="utf-8")), encoding="utf-8")
     page = DOCS / "elastic.md"
     page.write_text(with_fault_table(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page = DOCS / "security.md"
+    page.write_text(with_permissions(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def with_stage_diagram(page: str) -> str:
@@ -53,6 +57,16 @@ def with_stage_diagram(page: str) -> str:
 def with_fault_table(page: str) -> str:
     """docs/elastic.md with a new table of faults."""
     return _with_section(page, _FAULTS_BEGIN, fault_table(), _FAULTS_END)
+
+
+def with_permissions(page: str) -> str:
+    """docs/security.md with new tables of roles and permissions."""
+    lines = ["| role | |", "|---|---|", *(f"| {role} | {meaning} |" for role, meaning in ROLE_MEANINGS.items()), ""]
+    lines += [f"| permission | {' | '.join(Role)} | with projects | |", "|---" * (len(Role) + 3) + "|"]
+    for permission, row in PERMISSIONS.items():
+        marks = " | ".join("x" if role in row.roles else "" for role in Role)
+        lines.append(f"| `{permission}` | {marks} | {'their jobs' if row.of_projects else 'no'} | {row.meaning} |")
+    return _with_section(page, _PERMISSIONS_BEGIN, "\n".join(lines) + "\n\n", _PERMISSIONS_END)
 
 
 def _with_section(page: str, begin: str, section: str, end: str) -> str:
@@ -67,6 +81,8 @@ _DIAGRAM_BEGIN = (
 _DIAGRAM_END = "<!-- end of stages -->"
 
 
+_PERMISSIONS_BEGIN = "<!-- permissions: made from core/access/roles.py by tools/docs_pages.py; run `make docs` -->\n"
+_PERMISSIONS_END = "<!-- end of permissions -->"
 _FAULTS_BEGIN = (
     "<!-- faults: made by tools/docs_pages.py from FAULTS in core/attempt/faults/table.py; run `make docs` -->"
 )

@@ -19,6 +19,7 @@ from pathlib import Path
 import uvicorn
 
 from shoal_api.console import JobConsole
+from shoal_api.http.access.limits import Limits
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import Wire, make_server
 from shoal_api.process_memory import hide_process
@@ -118,6 +119,12 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         retention=retention,
         profiles=profiles,
         warnings=lambda: _warnings(embedded, settings),
+        limits=Limits(
+            requests_per_s=settings.limit_requests,
+            streams=settings.limit_streams,
+            uploads=settings.limit_uploads,
+            requests_at_once=settings.limit_at_once,
+        ),
         allowed_hosts=settings.host_names | {socket.gethostname().lower()},
     )
     ends_cluster = embedded is not None and not settings.keep_cluster

@@ -54,6 +54,15 @@ class Settings(BaseSettings):
     """File with the private key of the certificate."""
     allow_plain_http: bool = False
     """Listen beyond loopback without TLS, because a proxy or the network encrypts. Tokens travel as they are."""
+    limit_requests: float = Field(200.0, gt=0, le=1e6, allow_inf_nan=False)
+    """Requests per second of one token, or of one address without a token; ten seconds' worth at once. Beyond a limit:
+    429."""
+    limit_streams: int = Field(200, ge=1, le=1_000_000)
+    """Open streams of one token."""
+    limit_uploads: int = Field(4, ge=1, le=10_000)
+    """Code archives that one token uploads at the same time."""
+    limit_at_once: int = Field(2000, ge=1, le=1_000_000)
+    """Requests that are open at the same time, of all together."""
     trusted_proxies: str = ""
     """Addresses of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed, separated by commas."""
     port: int = Field(8470, ge=0, le=65535)

@@ -67,6 +67,11 @@ SERVICE = Board(
                 help="Without streams and long polls.",
             ),
             one("Open streams", "shoal_http_streams", "{{instance}}"),
+            one(
+                "Refused with 429",
+                f"sum by (limit) (increase(shoal_http_refused_total[{INTERVAL}]))",
+                "{{limit}}",
+            ),
         ),
         "Webhooks": (
             one(

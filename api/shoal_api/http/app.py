@@ -16,6 +16,7 @@ from fastapi import Depends, FastAPI
 
 from shoal_api.http import problems
 from shoal_api.http.access.authentication import Authentication, Authenticator
+from shoal_api.http.access.limits import Limiter, Limits
 from shoal_api.http.access.needs import LoginNeeded, declarations, to_login
 from shoal_api.http.context import ClusterSource, Context
 from shoal_api.http.documents import refuse_unknown_query
@@ -71,6 +72,7 @@ def create_app(
     profiles: Mapping[str, HardwareProfile] = PROFILES,
     warnings: Callable[[], tuple[str, ...]] = tuple,
     allowed_hosts: frozenset[str] = frozenset(),
+    limits: Limits = Limits(),  # noqa: B008
 ) -> FastAPI:
     """A new application.
 
@@ -83,6 +85,7 @@ def create_app(
         retention: deletes jobs, and what is old when a user asks; None: one with the default settings.
         profiles: the hardware that the planner knows, by name.
         warnings: shown by /readyz.
+        limits: how much one principal may ask.
         allowed_hosts: names that a request may be for, in lower case; addresses and localhost always are.
     """
     storage = JobStorage(checkpoint_url)
@@ -152,6 +155,8 @@ def create_app(
     for router in routers:
         app.include_router(router, dependencies=[Depends(refuse_unknown_query)])
     app.include_router(shell)
-    app.add_middleware(Authentication, authenticator=authenticator)
-    app.add_middleware(Edge, requests=requests or RequestMetrics(), allowed_hosts=allowed_hosts)
+    requests = requests or RequestMetrics()
+    limiter = Limiter(limits, requests)
+    app.add_middleware(Authentication, authenticator=authenticator, limiter=limiter)
+    app.add_middleware(Edge, requests=requests, allowed_hosts=allowed_hosts)
     return app

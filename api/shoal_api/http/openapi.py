@@ -70,7 +70,7 @@ EXAMPLES: dict[str, Any] = {
 
 _OF_BODIES = (Kind.BAD_DOCUMENT, Kind.BODY_TOO_LARGE, Kind.UNSUPPORTED_MEDIA_TYPE)
 _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
-    (r"\w+ ", (Kind.INVALID_REQUEST, Kind.UNKNOWN_HOST, Kind.UNAUTHENTICATED)),
+    (r"\w+ ", (Kind.INVALID_REQUEST, Kind.UNKNOWN_HOST, Kind.UNAUTHENTICATED, Kind.TOO_MANY_REQUESTS)),
     (r"(POST|PUT|PATCH|DELETE) ", (Kind.CROSS_ORIGIN, Kind.CSRF)),
     (r"\w+ (/v1/(?!whoami|session)|/metrics)", (Kind.FORBIDDEN,)),
     (r"\w+ /v1/", (Kind.STORE_UNAVAILABLE,)),

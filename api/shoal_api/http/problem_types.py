@@ -171,6 +171,12 @@ class Kind(Enum):
         "The request is for another server",
         "Host is neither an address nor localhost nor one of the names in SHOAL_ALLOWED_HOSTS.",
     )
+    TOO_MANY_REQUESTS = (
+        "too-many-requests",
+        429,
+        "Too many requests",
+        "A limit of this server is reached; Retry-After says when to try again. Nothing was done.",
+    )
     NOT_READY = ("not-ready", 503, "Not ready", "The store or the cluster cannot be reached; see errors.")
     STORE_UNAVAILABLE = (
         "store-unavailable",

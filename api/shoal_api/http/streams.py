@@ -16,8 +16,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from shoal_api.http.access.limits import LIMITER
 from shoal_api.http.changes import Changes
 from shoal_api.http.edge import OPEN_ENDED, STREAM
+from shoal_api.http.problems import ProblemError, problem_response
 
 EVENT_STREAM = "text/event-stream"
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}}}
@@ -62,8 +64,13 @@ class Stream(StreamingResponse):
     """Lasts as long as its client listens, so it is counted, and its time is not."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[OPEN_ENDED] = STREAM
-        await super().__call__(scope, receive, send)
+        try:
+            with scope[LIMITER].stream(scope):
+                scope[OPEN_ENDED] = STREAM
+                await super().__call__(scope, receive, send)
+        except ProblemError as error:
+            refusal = problem_response(error.kind, detail=error.detail, instance=scope["path"], headers=error.headers)
+            await refusal(scope, receive, send)
 
 
 def sse_response(

@@ -69,6 +69,7 @@ def families(scene: Scene) -> Iterator[Family]:
     requests = scene.requests
     yield Family(names.HTTP_REQUESTS, requests.requests())
     yield Family(names.HTTP_REQUEST_SECONDS, requests.latencies())
+    yield Family(names.HTTP_REFUSED, requests.refusals())
     yield _one(names.HTTP_STREAMS, requests.num_streams)
 
 

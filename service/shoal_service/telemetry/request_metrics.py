@@ -6,6 +6,7 @@ The number of series is bounded: methods outside the closed set and routes beyon
 from __future__ import annotations
 
 import threading
+from enum import StrEnum
 
 from shoal_service.telemetry.metric import Histogram
 from shoal_service.telemetry.service_metrics import HTTP_REQUEST_SECONDS
@@ -16,6 +17,16 @@ _OTHER = "other"
 _MAX_ROUTES = 200
 
 
+class Limit(StrEnum):
+    """What a request was refused for with 429."""
+
+    REQUESTS = "requests"
+    FAILURES = "failures"
+    STREAMS = "streams"
+    UPLOADS = "uploads"
+    AT_ONCE = "at_once"
+
+
 class RequestMetrics:
     """Thread-safe."""
 
@@ -24,6 +35,7 @@ class RequestMetrics:
         self._routes: set[str] = set()
         self._num_streams = 0
         self._requests = Count()
+        self._refused = Count()
         self._latencies = Durations(HTTP_REQUEST_SECONDS)
 
     def observe(self, method: str, route: str, status: int, seconds: float | None) -> None:
@@ -45,6 +57,14 @@ class RequestMetrics:
         self._requests.add(method, route, status_class)
         if seconds is not None:
             self._latencies.observe(seconds, method, route)
+
+    def refused(self, limit: Limit) -> None:
+        """A request was answered with 429."""
+        self._refused.add(limit.value)
+
+    def refusals(self) -> dict[tuple[str, ...], int]:
+        """By limit; each of them is there."""
+        return {(limit.value,): 0 for limit in Limit} | self._refused.values()
 
     def stream_opened(self) -> None:
         with self._lock:

@@ -195,6 +195,12 @@ HTTP_REQUEST_SECONDS = Metric(
     ("method", "route"),
     _FAST,
 )
+HTTP_REFUSED = Metric(
+    "shoal_http_refused_total",
+    Kind.COUNTER,
+    "Requests that this process refused with 429, by limit; failures: tokens that were not valid.",
+    ("limit",),
+)
 HTTP_STREAMS = Metric(
     "shoal_http_streams", Kind.GAUGE, "Streams that clients have open: server-sent events and followed logs."
 )

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal_api.http.access.cookies import csrf_token_of, session_of
+from shoal_api.http.access.limits import LIMITER, Limiter
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError, problem_response
 from shoal_service.core.access.roles import Principal
@@ -120,28 +121,30 @@ class Authenticator:
 class Authentication:
     """The middleware."""
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, limiter: Limiter) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._limiter = limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            try:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            with self._limiter.request():
                 principal = scope[PRINCIPAL] = await self._principal(scope)
-            except ProblemError as error:
-                refusal = problem_response(
-                    error.kind, detail=error.detail, instance=scope["path"], headers=error.headers
-                )
-                await refusal(scope, receive, send)
-                return
-            except StoreUnavailable as error:
-                refusal = problem_response(Kind.STORE_UNAVAILABLE, detail=str(error), instance=scope["path"])
-                await refusal(scope, receive, send)
-                return
-            if scope["method"] not in SAFE_METHODS:
-                await self._audited(scope, receive, send, principal)
-                return
-        await self._app(scope, receive, send)
+                scope[LIMITER] = self._limiter
+                self._limiter.admit(scope)
+                if scope["method"] in SAFE_METHODS:
+                    await self._app(scope, receive, send)
+                else:
+                    await self._audited(scope, receive, send, principal)
+        except ProblemError as error:  # of this middleware: those of routes are answered below it
+            refusal = problem_response(error.kind, detail=error.detail, instance=scope["path"], headers=error.headers)
+            await refusal(scope, receive, send)
+        except StoreUnavailable as error:
+            refusal = problem_response(Kind.STORE_UNAVAILABLE, detail=str(error), instance=scope["path"])
+            await refusal(scope, receive, send)
 
     async def _audited(self, scope: Scope, receive: Receive, send: Send, principal: Principal | None) -> None:
         """Serve a request that may change something, as a deed of the principal."""
@@ -174,6 +177,7 @@ class Authentication:
         scheme, _, token = header.decode("latin-1").partition(" ")
         if scheme.lower() == "bearer" and (found := await self._authenticator.of_bearer(token.strip())) is not None:
             return found
+        self._limiter.failed(scope)
         raise unauthenticated(
             "The token is unknown, expired or revoked."
             if scheme.lower() == "bearer"

@@ -9,6 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.answers import CodeStored, SpecCheck
+from shoal_api.http.access.limits import LIMITER
 from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, YAML_TYPES, read_body, read_spec, require_media_type
@@ -42,12 +43,13 @@ def routes(context: Context) -> APIRouter:
     async def put_code(request: Request, sha256: Sha256) -> Response:
         """A zip of the user's modules, stored under its SHA-256; a spec names it as `code.archive`. Idempotent."""
         require_media_type(request, _ZIP_TYPES)
-        data = await read_body(request, MAX_ARCHIVE_BYTES)
-        try:
-            await run_in_threadpool(check, sha256, data)
-        except CodeArchiveError as error:
-            raise ProblemError(Kind.CODE_MISMATCH, str(error)) from None
-        await run_in_threadpool(context.store.put_code, sha256, data, context.clock())
+        with request.scope[LIMITER].upload(request):
+            data = await read_body(request, MAX_ARCHIVE_BYTES)
+            try:
+                await run_in_threadpool(check, sha256, data)
+            except CodeArchiveError as error:
+                raise ProblemError(Kind.CODE_MISMATCH, str(error)) from None
+            await run_in_threadpool(context.store.put_code, sha256, data, context.clock())
         stored = CodeStored(sha256=sha256, bytes=len(data))
         return Response(stored.model_dump_json(), status_code=201, media_type="application/json")
 

@@ -92,6 +92,7 @@ SNAPSHOT = {
     "shoal_http_requests_total": ("counter", ("method", "route", "status")),
     "shoal_http_request_seconds": ("histogram", ("method", "route")),
     "shoal_http_streams": ("gauge", ()),
+    "shoal_http_refused_total": ("counter", ("limit",)),
 }
 
 

@@ -1,0 +1,116 @@
+"""How much one principal, or one address without a token, may ask at a time. Beyond it the answer is 429 with
+Retry-After.
+
+Counts are of this process and begin anew with it. Every method is called on the event loop.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from shoal_api.http.problem_types import Kind
+from shoal_api.http.problems import ProblemError
+from shoal_service.core.access.roles import Principal
+from shoal_service.core.access.token_bucket import Rate, TokenBuckets
+from shoal_service.telemetry.request_metrics import Limit, RequestMetrics
+
+LIMITER = "shoal.limiter"
+"""Key of the scope."""
+_FAILURES = Rate(per_s=1.0, burst=60.0)
+"""Requests of an address with a token that is not valid."""
+_PRINCIPAL = "shoal.principal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of this server. The first three are of one principal, or of one address without a token."""
+
+    requests_per_s: float = 200.0
+    """On average; ten seconds' worth at once."""
+    streams: int = 200
+    uploads: int = 4
+    """Of code archives, at the same time."""
+    requests_at_once: int = 2000
+    """Of all together."""
+
+
+@dataclass(slots=True)
+class Limiter:
+    limits: Limits
+    metrics: RequestMetrics
+    clock_mono: Callable[[], float] = time.monotonic
+    _requests: TokenBuckets = field(init=False)
+    _failures: TokenBuckets = field(init=False)
+    _now: Counter[tuple[Limit, str]] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        rate = self.limits.requests_per_s
+        self._requests = TokenBuckets(Rate(per_s=rate, burst=max(1.0, 10 * rate)))
+        self._failures = TokenBuckets(_FAILURES)
+
+    def admit(self, scope: Scope) -> None:
+        """Raises ProblemError: the asker has asked too often."""
+        wait_s = self._requests.wait_s(_asker(scope), self.clock_mono())
+        if wait_s:
+            raise self._refused(Limit.REQUESTS, f"{self.limits.requests_per_s:g} requests a second", wait_s)
+
+    def failed(self, scope: Scope) -> None:
+        """A token was not valid. Raises ProblemError: too many were not."""
+        wait_s = self._failures.wait_s(_address(scope), self.clock_mono())
+        if wait_s:
+            raise self._refused(Limit.FAILURES, f"{_FAILURES.per_s:g} failed logins a second", wait_s)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Raises ProblemError: too many requests are open."""
+        with self._one(Limit.AT_ONCE, "", self.limits.requests_at_once, "requests at the same time"):
+            yield
+
+    @contextmanager
+    def stream(self, scope: Scope) -> Iterator[None]:
+        """Raises ProblemError: the asker has too many streams open."""
+        with self._one(Limit.STREAMS, _asker(scope), self.limits.streams, "open streams"):
+            yield
+
+    @contextmanager
+    def upload(self, request: Request) -> Iterator[None]:
+        """Raises ProblemError: the asker uploads too many archives at the same time."""
+        with self._one(Limit.UPLOADS, _asker(request.scope), self.limits.uploads, "uploads at the same time"):
+            yield
+
+    @contextmanager
+    def _one(self, limit: Limit, key: str, most: int, what: str) -> Iterator[None]:
+        if self._now[limit, key] >= most:
+            raise self._refused(limit, f"{most} {what}", 1.0)
+        self._now[limit, key] += 1
+        try:
+            yield
+        finally:
+            self._now[limit, key] -= 1
+            if not self._now[limit, key]:
+                del self._now[limit, key]
+
+    def _refused(self, limit: Limit, what: str, wait_s: float) -> ProblemError:
+        self.metrics.refused(limit)
+        detail = f"The limit is {what} (SHOAL_LIMIT_{limit.name}). Nothing was done; try again."
+        return ProblemError(Kind.TOO_MANY_REQUESTS, detail, headers={"Retry-After": str(max(1, math.ceil(wait_s)))})
+
+
+def _asker(scope: Scope) -> str:
+    principal: Principal | None = scope.get(_PRINCIPAL)
+    if principal is None:
+        return _address(scope)
+    return f"token {principal.token_id}" if principal.token_id else f"user {principal.name}"
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return f"address {client[0]}" if client else "address"

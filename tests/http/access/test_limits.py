@@ -1,0 +1,139 @@
+"""Limits: each is a 429 with Retry-After and a count; another principal is not concerned."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from doubles.fake_cluster_source import FakeClusterSource
+from shoal_api.client.credentials import find_token
+from shoal_api.http.access.limits import Limits
+from shoal_api.http.app import create_app
+from shoal_api.http.serving import make_server
+from shoal_service.access_views import TokenRequest
+from shoal_service.control.access.admin_token import ensure_admin_token
+from shoal_service.core.access.roles import Role
+from shoal_service.core.access.token_bucket import Rate, TokenBuckets
+from shoal_service.store import Store
+from shoal_service.telemetry.request_metrics import RequestMetrics
+
+Serve = Callable[[Limits], tuple[str, RequestMetrics]]
+
+
+@pytest.fixture
+def serve(store: Store, state_dir: Path) -> Iterator[Serve]:
+    ended: list[Callable[[], None]] = []
+
+    def run(limits: Limits) -> tuple[str, RequestMetrics]:
+        ensure_admin_token(store, state_dir, now=time.time())
+        metrics = RequestMetrics()
+        app = create_app(
+            store=store,
+            cluster=FakeClusterSource(),
+            scrape=lambda accept: (b"", "text/plain"),
+            version="1",
+            requests=metrics,
+            limits=limits,
+        )
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = make_server(app, host="127.0.0.1", port=0)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+
+        def end() -> None:
+            server.should_exit = True
+            thread.join(20)
+            listener.close()
+
+        ended.append(end)
+        return f"http://127.0.0.1:{listener.getsockname()[1]}", metrics
+
+    yield run
+    for end in ended:
+        end()
+
+
+def http_of(url: str, token: str | None = None) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {token or find_token('http://127.0.0.1:1')}"}
+    return httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False)
+
+
+def refused(answer: httpx.Response) -> bool:
+    if answer.status_code != 429:
+        return False
+    assert answer.json()["code"] == "too-many-requests" and int(answer.headers["Retry-After"]) >= 1
+    return True
+
+
+def test_a_bucket_fills_again_with_time() -> None:
+    buckets = TokenBuckets(Rate(per_s=2.0, burst=3.0))
+    assert [buckets.wait_s("a", 10.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
+    assert buckets.wait_s("b", 10.0) == 0.0
+    assert [buckets.wait_s("a", 10.6), buckets.wait_s("a", 10.6)] == [0.0, pytest.approx(0.4)]
+
+
+def test_a_token_that_asks_too_often_is_refused_and_others_are_not(serve: Serve, store: Store) -> None:
+    url, metrics = serve(Limits(requests_per_s=0.5))
+    other = store.create_token(TokenRequest(name="other", role=Role.VIEWER), by="test", now=time.time())
+    with http_of(url) as http, http_of(url, other.token) as second:
+        found = [refused(http.get("/v1/whoami")) for _ in range(8)]
+        assert found[:5] == [False] * 5 and found[-1]
+        assert not refused(second.get("/v1/whoami"))
+    assert metrics.refusals()["requests",] == sum(found)
+
+
+def test_an_address_that_guesses_tokens_is_refused(serve: Serve) -> None:
+    url, metrics = serve(Limits())
+    with http_of(url, "shoal_00000000_" + "a" * 43) as http:
+        statuses = [http.get("/v1/whoami").status_code for _ in range(70)]
+    assert statuses[:60] == [401] * 60 and statuses[-1] == 429
+    assert metrics.refusals()["failures",] >= 1
+    with http_of(url) as http:
+        assert http.get("/v1/whoami").status_code == 200, "a valid token of the same address"
+
+
+def test_streams_of_a_token_are_counted(serve: Serve) -> None:
+    url, metrics = serve(Limits(streams=1))
+    events = {"Accept": "text/event-stream"}
+    with http_of(url) as http:
+        with http.stream("GET", "/v1/jobs", headers=events) as first:
+            chunks = first.iter_bytes()  # kept: httpx closes the stream with its iterator
+            assert first.status_code == 200 and next(chunks)
+            assert refused(http.get("/v1/jobs", headers=events))
+    assert metrics.refusals()["streams",] == 1 and metrics.num_streams <= 1
+
+
+def test_uploads_and_requests_at_the_same_time_are_counted(serve: Serve) -> None:
+    url, metrics = serve(Limits(uploads=1, requests_at_once=2))
+    path, headers = f"/v1/code/{'0' * 64}", {"Content-Type": "application/zip"}
+    go_on = threading.Event()
+    begun = threading.Event()
+    answers: list[Any] = []
+
+    def slowly() -> Iterator[bytes]:
+        yield b"PK"
+        begun.set()
+        assert go_on.wait(30)
+
+    def upload() -> None:
+        with http_of(url) as http:
+            answers.append(http.put(path, content=slowly(), headers=headers).status_code)
+
+    with http_of(url) as http:
+        first = threading.Thread(target=upload)
+        first.start()
+        assert begun.wait(30)
+        deadline = time.monotonic() + 30
+        while not refused(http.put(path, content=b"PK", headers=headers)):
+            assert time.monotonic() < deadline, "the server has not read the first upload yet"
+        go_on.set()
+        first.join(30)
+    assert answers == [422]
+    assert metrics.refusals()["uploads",] == 1
