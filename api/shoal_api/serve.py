@@ -28,6 +28,7 @@ from shoal_service.clock import SystemClock
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
 from shoal_service.control.access.admin_token import ensure_admin_token
+from shoal_service.control.access.oidc import Issuer, IssuerConfig
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.ownership import own_name
@@ -38,6 +39,7 @@ from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.control.webhooks.delivery import WebhookDelivery
 from shoal_service.control.webhooks.lane import WebhookConfig
 from shoal_service.control.webhooks.secrets import Secrets
+from shoal_service.core.access.claims import ClaimRules
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from shoal_service.settings import Settings, take_webhook_secrets
 from shoal_service.state_lock import StateLock
@@ -119,6 +121,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         retention=retention,
         profiles=profiles,
         warnings=lambda: _warnings(embedded, settings),
+        issuer=_issuer(settings),
         limits=Limits(
             requests_per_s=settings.limit_requests,
             streams=settings.limit_streams,
@@ -171,6 +174,18 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
             store.close()
             if not acting.done():
                 os._exit(0)  # a thread still waits for the cluster
+
+
+def _issuer(settings: Settings) -> Issuer | None:
+    if not settings.oidc_issuer:
+        return None
+    rules = ClaimRules(
+        user_claim=settings.oidc_user_claim,
+        role_claim=settings.oidc_role_claim,
+        roles=settings.oidc_roles,
+        projects_claim=settings.oidc_projects_claim,
+    )
+    return Issuer(IssuerConfig(issuer=settings.oidc_issuer, audience=settings.oidc_audience, rules=rules))
 
 
 async def _stop(server: uvicorn.Server, stop: StopRequest, acting: asyncio.Task[None], saving_s: float) -> None:

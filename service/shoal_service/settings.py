@@ -9,10 +9,12 @@ import ipaddress
 import os
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from shoal_service.core.access.roles import Role
 from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT, probation_limit
 from shoal_service.core.retention.ended_jobs import DEFAULT_EVERY_S, DEFAULT_RULES, RetentionRules
 from shoal_service.core.webhooks.selection import ServiceWebhook, unknown_patterns
@@ -63,6 +65,18 @@ class Settings(BaseSettings):
     """Code archives that one token uploads at the same time."""
     limit_at_once: int = Field(2000, ge=1, le=1_000_000)
     """Requests that are open at the same time, of all together."""
+    oidc_issuer: str = ""
+    """URL of an OpenID Connect issuer whose JWTs are accepted beside tokens. Empty: none."""
+    oidc_audience: str = ""
+    """What a JWT must name as its audience (claim aud)."""
+    oidc_user_claim: str = "sub"
+    """The claim with the user's name."""
+    oidc_role_claim: str = "roles"
+    """The claim whose values give the role."""
+    oidc_roles: dict[str, Role] = Field(default_factory=dict)
+    """Which value of that claim gives which role, as JSON: {"ml-admins": "admin", "ml": "operator"}."""
+    oidc_projects_claim: str = ""
+    """The claim with the projects that a JWT, unless it is an admin's, is bound to. Empty: to none."""
     trusted_proxies: str = ""
     """Addresses of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed, separated by commas."""
     port: int = Field(8470, ge=0, le=65535)
@@ -196,6 +210,20 @@ class Settings(BaseSettings):
                 f"host {self.host!r} is beyond loopback, where tokens would travel without encryption. Give tls_cert "
                 "and tls_key (--tls-cert, --tls-key), or set allow_plain_http (--allow-plain-http, "
                 "SHOAL_ALLOW_PLAIN_HTTP=true) if a proxy or the network encrypts."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _issuer_is_whole(self) -> Self:
+        if not self.oidc_issuer:
+            return self
+        parts = urlsplit(self.oidc_issuer)
+        if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
+            raise ValueError(f"oidc_issuer {self.oidc_issuer!r} is not an https URL.")
+        if not self.oidc_audience or not self.oidc_roles:
+            raise ValueError(
+                f"oidc_issuer {self.oidc_issuer!r} needs oidc_audience (SHOAL_OIDC_AUDIENCE) and oidc_roles "
+                "(SHOAL_OIDC_ROLES): without them nobody, or everybody of the issuer, would be let in."
             )
         return self
 

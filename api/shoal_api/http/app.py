@@ -45,6 +45,7 @@ from shoal_api.http.routes.profiles import routes as job_profiles
 from shoal_api.http.routes.retention import routes as retention_routes
 from shoal_api.http.streams import DEFAULT_PACE, Pace
 from shoal_service.clock import SystemClock
+from shoal_service.control.access.oidc import Issuer
 from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
 from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.planner import HardwareProfile
@@ -73,6 +74,7 @@ def create_app(
     warnings: Callable[[], tuple[str, ...]] = tuple,
     allowed_hosts: frozenset[str] = frozenset(),
     limits: Limits = Limits(),  # noqa: B008
+    issuer: Issuer | None = None,
 ) -> FastAPI:
     """A new application.
 
@@ -85,12 +87,13 @@ def create_app(
         retention: deletes jobs, and what is old when a user asks; None: one with the default settings.
         profiles: the hardware that the planner knows, by name.
         warnings: shown by /readyz.
+        issuer: of JWTs that are accepted beside tokens.
         limits: how much one principal may ask.
         allowed_hosts: names that a request may be for, in lower case; addresses and localhost always are.
     """
     storage = JobStorage(checkpoint_url)
     retention = retention or RetentionCollector(store, storage, SystemClock(), RetentionConfig(), RemovalTallies())
-    authenticator = Authenticator(store)
+    authenticator = Authenticator(store, issuer=issuer)
     context = Context(
         authenticator=authenticator,
         store=store,

@@ -177,6 +177,12 @@ class Kind(Enum):
         "Too many requests",
         "A limit of this server is reached; Retry-After says when to try again. Nothing was done.",
     )
+    ISSUER_AWAY = (
+        "issuer-away",
+        503,
+        "The issuer of tokens does not answer",
+        "The keys of the OpenID Connect issuer cannot be read, so its tokens cannot be checked. Others can.",
+    )
     NOT_READY = ("not-ready", 503, "Not ready", "The store or the cluster cannot be reached; see errors.")
     STORE_UNAVAILABLE = (
         "store-unavailable",

@@ -24,6 +24,7 @@ from shoal_api.http.access.cookies import csrf_token_of, session_of
 from shoal_api.http.access.limits import LIMITER, Limiter
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError, problem_response
+from shoal_service.control.access.oidc import Issuer, IssuerAway, JwtRefused
 from shoal_service.core.access.roles import Principal
 from shoal_service.core.access.tokens import hash_of, id_of
 from shoal_service.store import Store
@@ -56,8 +57,9 @@ class _Known:
 class Authenticator:
     """Finds the principal of a token. Its methods are called on the event loop."""
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time, issuer: Issuer | None = None) -> None:
         self._store = store
+        self._issuer = issuer
         self._clock = clock
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._used: dict[str, float] = {}
@@ -68,9 +70,9 @@ class Authenticator:
         return self._unless_expired(await self._find(secret, self._store.principal_of_session))
 
     async def of_bearer(self, token: str) -> Principal | None:
-        """None: it is not a valid token."""
+        """None: it is not a valid token. Raises ProblemError: a JWT that is not valid, with the reason."""
         if id_of(token) is None:
-            return None
+            return await self._of_jwt(token) if self._issuer is not None and token.count(".") == 2 else None
         return self._unless_expired(await self._find(token, self._store.principal_of_token))
 
     def forget(self) -> None:
@@ -93,6 +95,16 @@ class Authenticator:
                 await run_in_threadpool(self._store.note_use_of_tokens, used)
             except StoreUnavailable:
                 _log.warning("access.uses_not_written", extra={"tokens": len(used)})
+
+    async def _of_jwt(self, token: str) -> Principal | None:
+        issuer = self._issuer
+        assert issuer is not None
+        try:
+            return self._unless_expired(await self._find(token, lambda jwt, now: issuer.principal(jwt)))
+        except JwtRefused as error:
+            raise unauthenticated(f"The token of the issuer is refused: {error}") from None
+        except IssuerAway as error:
+            raise ProblemError(Kind.ISSUER_AWAY, str(error)) from None
 
     async def _find(self, secret: str, read: Callable[..., Principal | None]) -> Principal | None:
         digest = hash_of(secret)
