@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from kit.postgres import MISSING, PostgresServer, is_installed, running_postgres
 from kit.processes.server import NUM_CPUS, PATIENCE_S, SERVICE_SECRETS, Server, assert_nothing_is_left
 from kit.worlds.tiny_jobs import Submit, submit_tiny
 from shoal_api.client import Client
@@ -40,6 +41,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(3 * PATIENCE_S))
         if folder == "chaos":
             item.add_marker(pytest.mark.chaos)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One server for all tests; each takes a schema or a database of its own."""
+    if not is_installed():
+        pytest.skip(MISSING)
+    with running_postgres() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -144,11 +144,31 @@ def running(
         assert not thread.is_alive(), "the server does not stop"
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The tests that speak of jobs and their histories run on PostgreSQL too; the others do not depend on the store."""
+    if "database" not in metafunc.fixturenames:
+        return
+    kinds = ["sqlite"]
+    if metafunc.module.__name__.rpartition(".")[2] in ON_POSTGRES:
+        kinds.append(pytest.param("postgres", marks=pytest.mark.postgres))  # type: ignore[arg-type]
+    metafunc.parametrize("database", kinds, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of an empty database of the kind of the test."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path_factory.mktemp('database')}/shoal.db"
+        return
+    with request.getfixturevalue("postgres").schema() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def service(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One service for all tests that neither stop it nor change its cluster; each test makes its own jobs."""
     directory = tmp_path_factory.mktemp("service")
-    store = Store.open(f"sqlite:///{directory}/shoal.db")
+    store = Store.open(database)
     with running(store, checkpoint_url=str(directory / "checkpoints")) as service:
         yield service
     store.close()
@@ -173,6 +193,18 @@ def spec() -> dict[str, object]:
     return {"name": "tiny", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 10}}
 
 
+ON_POSTGRES = {
+    "test_deleted_jobs",
+    "test_histories",
+    "test_jobs",
+    "test_operations",
+    "test_overviews",
+    "test_pins",
+    "test_projects",
+    "test_stored_checkpoints",
+    "test_webhooks",
+}
+"""Modules."""
 Running = Callable[..., AbstractContextManager[Service]]
 
 

@@ -9,21 +9,13 @@ from typing import Any
 
 import pytest
 
-from kit.postgres import MISSING, PostgresServer, is_installed, running_postgres
+from kit.postgres import PostgresServer
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Lease, Store
 from shoal_service.views import JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    if not is_installed():
-        pytest.skip(MISSING)
-    with running_postgres() as server:
-        yield server
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])

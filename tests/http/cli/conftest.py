@@ -215,9 +215,28 @@ class Shoal:
         return Ran(result.exit_code, result.stdout, result.stderr)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One module runs on PostgreSQL too."""
+    if "store_url" in metafunc.fixturenames:
+        kinds = ["sqlite"]
+        if metafunc.module.__name__.endswith("test_cli_jobs"):
+            kinds.append(pytest.param("postgres", marks=pytest.mark.postgres))  # type: ignore[arg-type]
+        metafunc.parametrize("store_url", kinds, indirect=True)
+
+
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    store = Store.open(f"sqlite:///{tmp_path}/shoal.db")
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of an empty database of the kind of the test."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/shoal.db"
+        return
+    with request.getfixturevalue("postgres").schema() as url:
+        yield url
+
+
+@pytest.fixture
+def service(store_url: str, tmp_path: Path) -> Iterator[Service]:
+    store = Store.open(store_url)
     ensure_admin_token(store, Path(os.environ["SHOAL_STATE_DIR"]), now=AT)
     lease = store.acquire_lease("test", ttl_s=1e9, now=AT)
     assert lease is not None

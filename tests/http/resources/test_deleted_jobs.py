@@ -59,6 +59,7 @@ def test_a_job_is_deleted_with_its_files_and_the_record_stays(service: Any, ende
     (job_id, root), (other, other_root) = ended(), ended()
     view = service.client.delete_job(job_id)
     assert view.finished_at is not None and (view.name, view.root) == ("tiny", str(root))
+    assert view.requested_by == "bootstrap"
     assert not root.exists() and sorted(path.name for path in other_root.iterdir()) == ["profiles", *NAMES.values()]
     assert service.client.delete_job(job_id) == view, "idempotent"
     assert view in service.client.deletions(project="default")

@@ -39,6 +39,15 @@ def test_pages_name_what_each_ended_job_has(
     assert job.kept == {CheckpointName(10, 1, 1)}
 
 
+def test_a_job_that_another_one_goes_on_from_is_needed(
+    store: Store, ended: Callable[..., str], submit: Callable[..., str]
+) -> None:
+    job_id = ended(saved=(10, 20))
+    submit(continue_from={"job": job_id, "step": 10})
+    [job], _ = store.ended_jobs(before=1e9)
+    assert job.is_needed and job.kept == {CheckpointName(10, 1, 1)}
+
+
 def test_what_was_removed_is_an_event_and_is_not_removed_again(store: Store, ended: Callable[..., str]) -> None:
     job_id, other = ended(), ended()
     num_events = len(store.events(job_id))

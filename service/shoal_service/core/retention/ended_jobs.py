@@ -72,8 +72,8 @@ class EndedJob:
     damaged: tuple[CheckpointName, ...] = ()
     kept: frozenset[CheckpointName] = field(default_factory=frozenset)
     """Pinned, or another job continues from it."""
-    needed_by: str = ""
-    """A job that has not ended and that continues from this one."""
+    is_needed: bool = False
+    """Another job goes on from one of its checkpoints, and has none of its own yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +99,11 @@ def _of_job(job: EndedJob, rules: RetentionRules, now: float) -> Iterator[Remova
     def why(setting: str, days: float) -> str:
         return f"the job ended {(now - job.ended_at) / _DAY_S:.0f} days ago, and {setting} is {days:g}"
 
-    if is_due(rules.jobs_days) and not job.needed_by:
+    if is_due(rules.jobs_days) and not job.is_needed:
         reason = why("retain_jobs_days", rules.jobs_days)
         yield Removal(kind=Kind.JOB, job_id=job.id, name=job.name, reason=reason)
         return
-    if is_due(rules.checkpoints_days) and not job.needed_by:
+    if is_due(rules.checkpoints_days):
         reason = why("retain_checkpoints_days", rules.checkpoints_days)
         everything = {*job.committed, *job.damaged}
         for deletion in choose_deletions(

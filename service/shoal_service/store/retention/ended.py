@@ -132,4 +132,5 @@ def _ended(
         committed=tuple(committed),
         damaged=tuple(name for name, state in stored if state == CheckpointState.DAMAGED.value),
         kept=best | {name for name in pinned if name is not None},
+        is_needed=bool(needed),
     )

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from shoal_api.http.access.authentication import principal_of
 from shoal_api.http.access.needs import needs, visible_projects
 from shoal_api.http.context import Context, JobId
 from shoal_api.http.routes.projects import PROJECT_NAME
@@ -35,6 +36,7 @@ def routes(context: Context) -> APIRouter:
         responses={202: {"model": DeletionView, "description": "Begun; the storage does not answer. It is continued."}},
     )
     async def delete_job(
+        request: Request,
         job_id: JobId,
         checkpoints: Annotated[
             bool, Query(description="Delete its checkpoints, profiles and event files in the storage too.")
@@ -46,8 +48,10 @@ def routes(context: Context) -> APIRouter:
         known = await run_in_threadpool(store.deletion, job_id)
         if known is None:
             job = await run_in_threadpool(store.get_job, job_id)
-            request = DeletionRequest(root=context.storage.root(job), with_checkpoints=checkpoints)
-            known = await run_in_threadpool(partial(store.begin_deletion, job_id, request, now=context.clock()))
+            wanted = DeletionRequest(
+                root=context.storage.root(job), with_checkpoints=checkpoints, by=principal_of(request).name
+            )
+            known = await run_in_threadpool(partial(store.begin_deletion, job_id, wanted, now=context.clock()))
         done = await context.retention.deleter.advance(known)
         status = 200 if done.finished_at is not None else 202
         return Response(done.model_dump_json(), status, media_type="application/json")

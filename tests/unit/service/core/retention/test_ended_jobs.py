@@ -50,8 +50,9 @@ def test_the_newest_good_checkpoint_a_pinned_one_and_one_that_is_needed_stay() -
     assert _checkpoints(JOB) == {str(OLD), str(MIDDLE)}
     assert _checkpoints(replace(JOB, kept=frozenset({OLD}))) == {str(MIDDLE)}
     assert _checkpoints(replace(JOB, damaged=(NEWEST,), committed=(OLD, MIDDLE))) == {str(OLD)}
-    assert _checkpoints(replace(JOB, needed_by="job-b")) == set()
-    assert _kinds(replace(JOB, needed_by="job-b"), 5.1) == [Kind.LOGS, Kind.SERIES, Kind.EVENTS]
+    needed = replace(JOB, kept=frozenset({MIDDLE}), is_needed=True)
+    assert _checkpoints(needed) == {str(OLD)}
+    assert Kind.JOB not in _kinds(needed, 5.1), "another job goes on from it"
 
 
 @given(
