@@ -45,15 +45,22 @@ class Plan:
     reason: str
     rank_bytes: int = 0
     """Predicted bytes of the rank that needs the most, without those of a process that has no model; 0: unknown."""
+    fits: bool = True
+    """Predicted to fit into memory, or the sizes of the model are unknown."""
 
 
-def plan(spec: JobSpec, world_size: int, profile: HardwareProfile | None = None) -> Plan:
+def plan(
+    spec: JobSpec, world_size: int, profile: HardwareProfile | None = None, ranks_per_node: int | None = None
+) -> Plan:
     """The layout for `world_size` workers, of which some may stay idle, and the reason. The last answers are cached.
 
     `profile`: of the nodes. Default: h100 for workers with a GPU, else cores of a CPU.
+    `ranks_per_node`: the most ranks that share a node, if that is fewer than the profile says; tp is limited to it.
     """
     assert world_size >= 1
     profile = profile_for(spec, profile)
+    if ranks_per_node is not None and ranks_per_node < profile.ranks_per_node:
+        profile = profile.model_copy(update={"ranks_per_node": ranks_per_node})
     text = spec.model_dump_json(include=_DECIDES)
     return _remembered(_Question(text, world_size, profile.model_dump_json(), spec, profile))
 
@@ -211,7 +218,7 @@ def _plan_from(best: Prediction, world_size: int, rule: str) -> Plan:
         fits += ", which is predicted not to fit"
     parts = [*best.reasons, *([rule] if rule else []), f"predicted {best.step_s:.3g} s a step, {fits}"]
     reason = "; ".join(parts) + _idle(best.layout.world_size, world_size)
-    return Plan(best.layout, reason, best.memory_bytes - best.bytes[BytesPart.RESERVED])
+    return Plan(best.layout, reason, best.memory_bytes - best.bytes[BytesPart.RESERVED], best.fits)
 
 
 def _idle(used: int, world_size: int) -> str:

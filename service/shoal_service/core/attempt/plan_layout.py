@@ -14,8 +14,14 @@ class PlannedLayout(Protocol):
     def layout(self) -> Layout: ...
     @property
     def reason(self) -> str: ...
+    @property
+    def fits(self) -> bool:
+        """Predicted to fit into memory."""
 
 
 class PlanLayout(Protocol):
-    def __call__(self, spec: JobSpec, world_size: int, profile: HardwareProfile | None, /) -> PlannedLayout:
-        """The layout for at most `world_size` workers: a function of its arguments, which always has an answer."""
+    def __call__(
+        self, spec: JobSpec, world_size: int, profile: HardwareProfile | None, ranks_per_node: int | None = None, /
+    ) -> PlannedLayout:
+        """The layout for at most `world_size` workers: a function of its arguments, which always has an answer.
+        `ranks_per_node`: what nodes hold, if it is fewer than the profile says."""

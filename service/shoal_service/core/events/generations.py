@@ -26,16 +26,21 @@ class GenerationForming(JobEvent):
     """Name of the newest checkpoint."""
     step: int
     """The step of that state."""
+    remark: str = ""
+    """Tensor-parallel groups that cross nodes, and why; empty: each is inside a node."""
 
     def words(self) -> str:
         start = f"forming generation {self.generation} with {count_text(self.workers, 'worker')}"
+        return f"{start}, from {self._origin()}" + (f"; {self.remark}" if self.remark else "")
+
+    def _origin(self) -> str:
         match self.source:
             case StateSource.MEMORY:
-                return f"{start}, from the snapshot of step {self.step} in memory"
+                return f"the snapshot of step {self.step} in memory"
             case StateSource.CHECKPOINT:
-                return f"{start}, from {self.restore}"
+                return str(self.restore)
             case StateSource.INITIAL:
-                return f"{start}, from the initial state"
+                return "the initial state"
 
 
 class GenerationSettings(JobEvent):

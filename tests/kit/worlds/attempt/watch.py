@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from kit.worlds.attempt.parts import (
@@ -57,6 +58,7 @@ class Watch:
             self._source(source, newest)
         self._nothing_better(source.step if source is not None else state.checkpoints.durable_step)
         self._buddies(runs)
+        self._tp_groups(runs)
         for worker in world.workers.values():
             known = state.pool.worker(worker.index)
             is_left_out = known is not None and known.left_out is not None
@@ -110,6 +112,12 @@ class Watch:
             if buddy is not None:
                 assert buddy.node_id != nodes[command.assignment.rank] and buddy.node_id in nodes.values()
                 copies[buddy] = copies.get(buddy, 0) + 1
+
+    def _tp_groups(self, runs: list[Run]) -> None:
+        """No other order of these workers has fewer tp groups that cross nodes."""
+        tp, nodes = runs[0].assignment.layout.tp, [self._world.workers[c.index].node_id for c in runs]
+        inside = sum(len(set(nodes[first : first + tp])) == 1 for first in range(0, len(nodes), tp))
+        assert inside == sum(count // tp for count in Counter(nodes).values())
 
     def call(self, index: int, generation: int) -> None:
         world = self._world

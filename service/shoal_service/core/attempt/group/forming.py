@@ -10,6 +10,7 @@ from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults import hangs
 from shoal_service.core.attempt.group import orphaned_snapshots, snapshot_reports
 from shoal_service.core.attempt.group.buddies import buddies, machine_of
+from shoal_service.core.attempt.group.placement.choice import choose
 from shoal_service.core.attempt.group.ranks import is_settled, next_workers
 from shoal_service.core.attempt.group.replicas import is_covered
 from shoal_service.core.attempt.group.source import best_source
@@ -81,13 +82,12 @@ def plan_next(turn: Turn) -> None:
 
 
 def form(turn: Turn, chosen: Sequence[Worker]) -> None:
-    """Send `run` of the next generation to `chosen`, in rank order; those that the layout does not need stay warm."""
+    """Send `run` of the next generation to workers, of which `chosen` has the usual order; the others stay warm."""
     orphaned_snapshots.stop_waiting(turn)
     state = turn.state
     generation = next_generation(state.group.generation, state.life)
-    planned = turn.plan(state.target.spec, len(chosen), state.config.profile)
-    layout = planned.layout
-    chosen = chosen[: layout.world_size]
+    choice = choose(turn, chosen)
+    chosen, layout = choice.workers, choice.planned.layout
     infos = [worker.info for worker in chosen if worker.info is not None]
     memory = best_source(state, chosen) if state.target.keeps_snapshots else None
     machines = tuple(machine_of(info) for info in infos)
@@ -156,10 +156,11 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             generation=generation,
             workers=len(chosen),
             layout=layout.describe(),
-            reason=planned.reason,
+            reason=choice.planned.reason,
             source=source,
             restore=state.checkpoints.newest or _newest_url(state),
             step=memory.step if memory else state.checkpoints.durable_step,
+            remark=choice.remark,
         )
     )
 

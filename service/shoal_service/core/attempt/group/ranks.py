@@ -15,7 +15,13 @@ from shoal_service.core.attempt.state.worker import Worker
 
 
 def next_workers(state: Attempt, now: float) -> tuple[Worker, ...]:
-    """Usable workers up to the grant, in rank order. Stragglers are taken only if the group is smaller without them.
+    """Workers up to the grant, in the usual rank order. `placement.choice` may take other candidates, and in another
+    order, once the layout is known."""
+    return _in_order(state, {p.index: p for p in candidates(state, now)})
+
+
+def candidates(state: Attempt, now: float) -> list[Worker]:
+    """Usable workers, also more than the grant. Stragglers are taken only if the group is smaller without them.
     Workers that have to leave are taken only if the group would be below elasticity.min_workers without them, and not
     at all once their deadline has come."""
     order = {index: rank for rank, index in enumerate(state.group.workers)}
@@ -27,7 +33,7 @@ def next_workers(state: Attempt, now: float) -> tuple[Worker, ...]:
     missing = min(state.target.min_workers, state.target.granted) - len(chosen)
     if missing > 0:
         chosen += [p for p in usable if p not in staying and not nodes.is_due(state, p, now)][:missing]
-    return _in_order(state, {p.index: p for p in chosen})
+    return chosen
 
 
 def is_settled(state: Attempt, now: float) -> bool:

@@ -29,9 +29,11 @@ class CountingPlanner:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def __call__(self, spec: JobSpec, world_size: int, profile: HardwareProfile | None, /) -> PlannedLayout:
+    def __call__(
+        self, spec: JobSpec, world_size: int, profile: HardwareProfile | None, ranks_per_node: int | None = None, /
+    ) -> PlannedLayout:
         self.asked.append(world_size)
-        return plan(spec, world_size, profile)
+        return plan(spec, world_size, profile, ranks_per_node)
 
 
 def after(state: Attempt, planner: CountingPlanner, *events: Event, now: float) -> Attempt:

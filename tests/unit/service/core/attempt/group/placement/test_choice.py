@@ -1,0 +1,67 @@
+"""The workers and the layout of a group on known nodes, from the attempt machine: tp groups do not cross nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+NewWorld = Callable[..., Any]
+TP2 = {"parallelism": {"tp": 2}, "batch": {"global_size": 4, "micro_size": 1}}
+LARGE: dict[str, Any] = {
+    "model": {"dim": 8192, "num_layers": 16, "num_heads": 16, "seq_len": 2048},
+    "batch": {"global_size": 2, "micro_size": 1},
+    "worker": {"gpus": 1},
+}
+"""Eight workers on one node train it as fsdp2 x tp4."""
+
+
+def trained(world: Any) -> Any:
+    world.open(then=1)
+    return world
+
+
+def ranks(world: Any) -> list[tuple[int, str]]:
+    """By rank: the worker and its node."""
+    return [(worker.index, worker.node_id) for worker in world.group()]
+
+
+def remarks(world: Any) -> list[str]:
+    return [event["remark"] for event in world.events("generation.forming")]
+
+
+def layouts(world: Any) -> list[str]:
+    return [event["layout"] for event in world.events("generation.forming")]
+
+
+def test_the_first_group_is_dealt_node_by_node(new_world: NewWorld) -> None:
+    world = trained(new_world(workers=4, nodes=2, **TP2))
+    assert ranks(world) == [(0, "n0"), (2, "n0"), (1, "n1"), (3, "n1")]
+    assert layouts(world) == ["fsdp2 x tp2"] and remarks(world) == [""]
+
+
+def test_a_spare_on_the_survivors_node_takes_the_place_of_a_lost_worker(new_world: NewWorld) -> None:
+    world = trained(new_world(workers=4, standby=2, nodes=2, **TP2))
+    world.start_all()
+    assert {worker.index: worker.node_id for worker in world.workers.values()}[5] == "n1"
+    world.die(1)
+    world.recover()
+    assert ranks(world) == [(0, "n0"), (2, "n0"), (5, "n1"), (3, "n1")], "4 has a lower index, but is on n0"
+
+
+def test_a_fixed_tp_that_has_to_cross_nodes_is_remarked(new_world: NewWorld) -> None:
+    world = trained(new_world(workers=4, nodes=4, **TP2))
+    assert [index for index, _ in ranks(world)] == [0, 1, 2, 3]
+    expected = "2 of 2 tensor-parallel groups cross nodes, because the workers on the nodes fill 0 groups of 2"
+    assert remarks(world) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "layout"),
+    [(1, "fsdp2 x tp4"), (2, "fsdp2 x tp4"), (4, "pp4 x tp2"), (8, "pp8")],
+)
+def test_a_planned_tp_is_no_larger_than_the_nodes(new_world: NewWorld, nodes: int, layout: str) -> None:
+    world = trained(new_world(workers=8, nodes=nodes, **LARGE))
+    assert layouts(world) == [layout] and remarks(world) == [""]
+    assert len(world.group()) == 8
