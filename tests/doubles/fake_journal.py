@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from shoal_service.supervisor.journal import Beginning, JournalEntry, parse_entry
 
 
-class Replaced(Exception):
-    """A later supervisor has started. The real journal ends the process."""
+class Replaced(BaseException):
+    """A later supervisor has started. The real journal ends the process, so no handler of errors sees this."""
 
 
 @dataclass

@@ -8,7 +8,7 @@ Made and called by the executor, on its loop. It decides nothing about the attem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from shoal_service.core.attempt.events import Event, ReportArrived
@@ -39,15 +39,16 @@ class CulpritFinder:
         self._named: tuple[int, Suspect] | None = None
         """The incident whose suspect was found without stacks, and that suspect."""
 
-    def consider(self, event: Event) -> None:
+    def consider(self, events: Iterable[Event]) -> None:
         """After each turn of the machine."""
         state = self._state()
-        if isinstance(event, ReportArrived) and isinstance(event.item, StepReport):
-            self._step_done(event.item, state)
+        for event in events:
+            if isinstance(event, ReportArrived) and isinstance(event.item, StepReport):
+                self._step_done(event.item, state)
         incident = state.incident
         if incident is None or self._stacks.named == incident.id:
             return
-        suspect = suspect_of(incident, tuple(state.group.exits.values()), all_left=not state.in_run)
+        suspect = suspect_of(incident, tuple(state.group.exits.values()), all_left=state.all_left)
         if suspect is not None and (self._named is None or not _is_same(self._named, incident.id, suspect)):
             self._named = incident.id, suspect
             self._reporter.keep_suspect(incident.id, suspect)

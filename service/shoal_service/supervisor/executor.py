@@ -1,9 +1,10 @@
 """Executor: feeds what happens to the attempt machine, and performs its commands. One asyncio loop in one thread.
 
-worker answers, storage answers, directives, nodes, time  -->  queue  -->  step(state, event, now)
+worker answers, storage answers, directives, nodes, time  -->  queue  -->  step_all(state, events, now)
                                                                                      |
             clients (worker calls), coordinator (storage), outbox  <--  commands  ---+--> journal, written first
 
+All events that wait in the queue are one turn, so a turn costs the same whether one worker or a thousand have answered.
 Made by the supervisor, which runs it on a thread of its own. It decides nothing, and reaches the world outside only
 through the protocols in `World`.
 """
@@ -51,7 +52,9 @@ from shoal_service.supervisor.orders import NO_ORDER, UnansweredOrders
 from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.release import release_workers
 from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting.pace import Pace
 from shoal_service.supervisor.reporting.reporter import Reporter
+from shoal_service.supervisor.workers import reattachment
 from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerClient
 from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.ids import worker_name
@@ -61,8 +64,7 @@ from shoal_workers.contract.worker_reports import ValidationReport
 _log = logging.getLogger(__name__)
 TICK_S = 0.25
 _STEP_NOTE_S = 2.0
-"""At least this often the journal contains the newest step, so that the number of lost steps is known if the supervisor
-and all workers die together. No command follows from it, so the executor does not wait for that write."""
+"""At least this often the journal contains the newest step: the lost steps are known if all processes die together."""
 
 
 class Executor:
@@ -110,6 +112,9 @@ class Executor:
         self._state = state
         self._orders = UnansweredOrders(entry)
         self._journaled_step, self._journaled_mono = state.progress.step, 0.0
+        self._is_unwritten = False
+        """Something essential happened since the last entry; no command followed from it."""
+        self._journal_pace, self._status_pace = Pace(world.clock), Pace(world.clock)
 
     @property
     def generation(self) -> int:
@@ -132,12 +137,13 @@ class Executor:
         self._reporter.show(self._state)
         while self._state.stage is not Stage.ENDED:
             try:
-                event = await self._clock.wait_for(self._queue.get(), TICK_S)
+                oldest = await self._clock.wait_for(self._queue.get(), TICK_S)
             except TimeoutError:
                 self._take(Tick())
                 continue
-            self._take(event)
-            self._queue.task_done()
+            self._take(*(events := (oldest, *(self._queue.get_nowait() for _ in range(self._queue.qsize())))))
+            for _ in events:
+                self._queue.task_done()
         self._node_watch.stop()
         self._host_watch.stop()
         self._record_queued_reports()
@@ -205,17 +211,18 @@ class Executor:
     def _post(self, event: Event) -> None:
         self._queue.put_nowait(event)
 
-    def _take(self, event: Event) -> None:
+    def _take(self, *events: Event) -> None:
         if jump_s := self._wall_clock.jump_s():
             _log.warning("clock.jumped", extra={"seconds": jump_s})
-            self._take_one(ClockJumped(jump_s))
-        self._take_one(event)
+            self._turn(ClockJumped(jump_s))
+        self._turn(*events)
 
-    def _take_one(self, event: Event) -> None:
+    def _turn(self, *events: Event) -> None:
         before = self._state
-        if isinstance(event, ReportArrived):
-            self._reporter.record_report(event.item, before)
-        self._state, commands = machine.step(before, event, self._clock.time(), plan)
+        for event in events:
+            if isinstance(event, ReportArrived):
+                self._reporter.record_report(event.item, before)
+        self._state, commands = machine.step_all(before, events, self._clock.time(), plan)
         self._end = next((c for c in commands if isinstance(c, End)), None)
         self._orders.drop_answered(self._state)
         numbers = self._orders.issue(commands)
@@ -224,19 +231,26 @@ class Executor:
                 self._reporter.report([command], self._state)
             elif isinstance(command, SuspectNode):
                 self._reporter.suspect(command)
-        self.inspection.consider(event, commands, self._directive)
-        is_validation = isinstance(event, ReportArrived) and isinstance(event.item, ValidationReport)
-        if commands or is_validation or essential(before) != essential(self._state):
+        self.inspection.consider(events, commands, self._directive)
+        is_validation = any(isinstance(e, ReportArrived) and isinstance(e.item, ValidationReport) for e in events)
+        self._is_unwritten |= is_validation or essential(before) != essential(self._state)
+        if commands or (self._is_unwritten and self._journal_pace.is_due):
             self._write_journal()
-        elif (
-            self._state.progress.step != self._journaled_step
-            and self._clock.monotonic() - self._journaled_mono > _STEP_NOTE_S
-        ):
+        elif self._state.progress.step != self._journaled_step and self._is_step_note_due:
             self._write_journal(wait=False)
         self._perform(commands, numbers)
         if before.pool is not self._state.pool:
             self._watch_hosts()
-        self._reporter.show(self._state)
+        self._show()
+
+    @property
+    def _is_step_note_due(self) -> bool:
+        return self._clock.monotonic() - self._journaled_mono > _STEP_NOTE_S
+
+    def _show(self) -> None:
+        if self._status_pace.is_due:
+            with self._status_pace.measured():
+                self._reporter.show(self._state)
 
     def _write_journal(self, *, wait: bool = True) -> None:
         seq, unacknowledged, _ = self._outbox.unacknowledged()
@@ -252,7 +266,9 @@ class Executor:
             issued=self._orders.issued(),
             num_orders=self._orders.num_issued,
         )
-        self._journal.write(entry, wait=wait)
+        with self._journal_pace.measured():
+            self._journal.write(entry, wait=wait)
+        self._is_unwritten = False
         self._journaled_step, self._journaled_mono = self._state.progress.step, self._clock.monotonic()
 
     def _perform(self, commands: Iterable[Command], numbers: Iterable[int]) -> None:
@@ -300,7 +316,7 @@ class Executor:
         return worker.worker_id if worker is not None else str(index)
 
     def _client(self, index: int) -> WorkerClient | None:
-        """None: the worker has ended, and the event of its loss is in the queue."""
+        """None: the worker has ended; its loss is in the queue."""
         return self._clients.get(index) if self._fleet.knows(index) else None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -340,22 +356,20 @@ class Executor:
         worker is stopped."""
         workers, orders = self._state.pool.workers, dict(self._orders.by_number)
         dead = self._node_watch.dead_nodes()
-        found = {
-            w.index for w in workers if self._speaks_this_version(w) and self._fleet.find(w.index, w.worker_id, w.info)
-        }
+        same = [w for w in workers if reattachment.speaks_this_version(w, self._entry_version)]
+        found = {w.index for w in same if self._fleet.find(w.index, w.worker_id, w.info)}
         to_start = {o.index for o in orders.values() if isinstance(o, StartWorker)} - found
+        to_run = {o.index for o in orders.values() if isinstance(o, Run)}
         restarted = Emit(SupervisorRestarted(found=len(found), of=len(workers)))
         self._reporter.report([restarted], self._state)
         for worker in workers:
             if worker.index in found:
-                self._adopt(
-                    worker, is_to_run=any(isinstance(o, Run) and o.index == worker.index for o in orders.values())
-                )
+                self._adopt(worker, is_to_run=worker.index in to_run)
             elif worker.index not in to_start:
                 by_node = worker.info is not None and worker.info.node_id in dead
                 cause = IncidentCause.NODE_DIED if by_node else IncidentCause.WORKER_DIED
                 message = "the worker was gone when the supervisor was restarted"
-                if not self._speaks_this_version(worker):
+                if not reattachment.speaks_this_version(worker, self._entry_version):
                     cause, message = IncidentCause.WORKER_DIED, self._replace_old(worker)
                 self._post(WorkerLost(worker.index, cause, "name lookup", message))
         self._write_journal()
@@ -367,30 +381,16 @@ class Executor:
             self._before_command(order)
             self._perform_one(order, number)
 
-    def _speaks_this_version(self, worker: Worker) -> bool:
-        version = worker.info.version if worker.info is not None else self._entry_version
-        return version == WIRE_VERSION
-
     def _replace_old(self, worker: Worker) -> str:
         """Ends a worker that another release started: its calls have another form. Its snapshots stay on its node."""
         self._find_to_kill(worker.index)
         self._kill(worker.index)
-        version = worker.info.version if worker.info is not None else self._entry_version
+        version = reattachment.version_of(worker, self._entry_version)
         return f"the worker speaks wire version {version}, and the restarted supervisor {WIRE_VERSION}: it is replaced"
 
     def _adopt(self, worker: Worker, *, is_to_run: bool) -> None:
-        """`is_to_run`: its `run` call is repeated."""
         client = self._clients[worker.index] = WorkerClient(worker.index, worker.worker_id, self._context)
-        client.adopt(self._state.group.generation)
-        client.start_polling()
-        if worker.info is not None:
-            client.probe(worker.info)
-        if worker.in_run and not is_to_run:
-            client.rejoin(self._state.group.generation)
-        elif worker.left_out is not None and worker.left_out.generation is not None:
-            client.rejoin(worker.left_out.generation)
-        elif not worker.warm:
-            client.prepare()
+        reattachment.adopt(client, worker, self._state.group.generation, is_to_run=is_to_run)
 
     def _find_to_kill(self, index: int) -> None:
         """A worker that the machine has dropped, and that may still be there."""

@@ -6,7 +6,7 @@ Made by the executor, which shows it every turn of the machine. `stacks` is also
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from shoal_service.core.attempt.commands import Command
@@ -34,8 +34,8 @@ class Inspection:
         self._culprits = CulpritFinder(self.stacks, reporter, spawn, state)
         self._profiles = ProfileTaker(world, reporter, spawn, state)
 
-    def consider(self, event: Event, commands: Iterable[Command], directive: Directive | None) -> None:
+    def consider(self, events: Sequence[Event], commands: Iterable[Command], directive: Directive | None) -> None:
         """After each turn of the machine, before its commands are performed."""
         self.stacks.consider(commands)
-        self._culprits.consider(event)
-        self._profiles.consider(event, directive)
+        self._culprits.consider(events)
+        self._profiles.consider(events, directive)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from shoal_service.core.attempt.commands import Command, Emit, End, IssuedOrder, Order, ShowIncident, SuspectNode
+from shoal_service.core.attempt.commands import Command, Emit, End, IssuedOrder, Order, Run, ShowIncident, SuspectNode
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.unanswered import is_unanswered, orders_of
+from shoal_service.core.attempt.unanswered import orders_of, unanswered
 from shoal_service.supervisor.journal import JournalEntry
 
 NO_ORDER = -1
@@ -17,8 +18,10 @@ class UnansweredOrders:
     def __init__(self, entry: JournalEntry | None) -> None:
         """`entry`: the predecessor's, with the orders that it has issued and that are not known to be answered."""
         self.by_number: dict[int, Order] = {}
+        self._written: dict[int, IssuedOrder] = {}
+        """Each of them as the journal has it."""
         if entry is not None and entry.issued is not None:
-            self.by_number = {issued.id: issued.order for issued in entry.issued}
+            self.by_number = {issued.id: _whole(issued.order, entry.state) for issued in entry.issued}
         elif entry is not None:
             self.by_number = dict(enumerate(orders_of(entry.state)))
         self.num_issued = max(entry.num_orders if entry is not None else 0, len(self.by_number))
@@ -36,7 +39,8 @@ class UnansweredOrders:
         return numbers
 
     def drop_answered(self, state: Attempt) -> None:
-        self.by_number = {n: order for n, order in self.by_number.items() if is_unanswered(order, state)}
+        if self.by_number:
+            self.by_number = unanswered(self.by_number, state)
 
     def done(self, number: int) -> None:
         """For orders whose answer is not in the state."""
@@ -44,4 +48,24 @@ class UnansweredOrders:
 
     def issued(self) -> tuple[IssuedOrder, ...]:
         """For the journal."""
-        return tuple(IssuedOrder(number, order) for number, order in self.by_number.items())
+        self._written = {
+            number: self._written.get(number) or IssuedOrder(number, _without_source(order))
+            for number, order in self.by_number.items()
+        }
+        return tuple(self._written.values())
+
+
+def _without_source(order: Order) -> Order:
+    """The source names a worker for each rank and is the same in all `run` orders of a generation. The journal has it
+    once, in the state."""
+    if not isinstance(order, Run) or order.assignment.restore_snapshot is None:
+        return order
+    return replace(order, assignment=order.assignment.model_copy(update={"restore_snapshot": None}))
+
+
+def _whole(order: Order, state: Attempt) -> Order:
+    """As it was issued."""
+    if not isinstance(order, Run) or order.assignment.generation != state.group.generation:
+        return order
+    source = order.assignment.restore_snapshot or state.group.source
+    return replace(order, assignment=order.assignment.model_copy(update={"restore_snapshot": source}))

@@ -7,7 +7,7 @@ supervisor begins anew with the directive of its journal: the worker ignores a n
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, assert_never
 
 from shoal_service.core.attempt.events import Event, ReportArrived
@@ -55,15 +55,16 @@ class ProfileTaker:
         self._wanted: ProfileRequest | None = None
         """Of the newest directive."""
 
-    def consider(self, event: Event, directive: Directive | None) -> None:
+    def consider(self, events: Iterable[Event], directive: Directive | None) -> None:
         """After each turn of the machine. Costs nothing while no profile is requested, however large the group is."""
         wanted = directive.profile if directive is not None else None
         if wanted != self._wanted:
             self._wanted = wanted
             self._take(Wanted(wanted))
-        if isinstance(event, ReportArrived) and isinstance(event.item, Profiled):
-            self._take(Reported(event.item))
-        elif self._state.request is not None:
+        reports = [e.item for e in events if isinstance(e, ReportArrived) and isinstance(e.item, Profiled)]
+        for item in reports:
+            self._take(Reported(item))
+        if not reports and self._state.request is not None:
             self._take(Looked())
 
     def _take(self, event: ProfileEvent) -> None:

@@ -65,7 +65,7 @@ def _account_of(state: Attempt) -> str:
 
 
 def _is_of_the_group(state: Attempt, event: ReportArrived) -> bool:
-    return event.item.generation == state.group.generation and event.index in state.group.workers
+    return event.item.generation == state.group.generation and event.index in state.group.ranks
 
 
 def _reported(ledger: Ledger, item: WorkerReport, workers: int) -> Ledger:

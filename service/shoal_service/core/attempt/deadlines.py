@@ -32,7 +32,8 @@ def apply(turn: Turn) -> None:
     elif turn.stage is Stage.QUIESCING:
         exits.evict_unresponsive(turn)
         follow_up.follow_when_all_left(turn)  # the time to report snapshots may have passed
-    for worker in turn.pool.workers:
+    silent = [w for w in turn.pool.workers if w.left_out is not None or w.unreachable_since is not None]
+    for worker in silent:
         if turn.stage is Stage.ENDED:
             return
         given_up = is_given_up(turn.state, worker, turn.now)

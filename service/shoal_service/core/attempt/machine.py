@@ -1,5 +1,5 @@
 """step(state, event, now, plan) -> (state, commands): what an attempt does about each event. Pure; called by the
-supervisor's executor and by tests.
+supervisor's executor, which hands over all events of a turn at once (`step_all`), and by tests.
 
     a worker of the group is lost: it died, hangs, cannot be interrupted, or a collective failed
       1 QUIESCE  fence generation g, interrupt every survivor, collect the reports of snapshots in memory
@@ -14,7 +14,9 @@ commits a durable checkpoint first.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import assert_never
 
 from shoal_service.core.attempt import booking, checkpoint_search, deadlines, reports, worker_pool
@@ -58,8 +60,12 @@ from shoal_service.core.attempt.state.clock_jump import moved
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.attempt.unanswered import still_due
 from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import EndReason
+
+_STORAGE_ANSWERS = (CheckpointFound, CheckpointCommitted, CommitFailed, StorageAway, StorageUnusable)
+"""They may start the next group, so they come after what the workers have reported in the same turn."""
 
 
 def open_attempt(state: Attempt) -> tuple[Command, ...]:
@@ -71,15 +77,75 @@ def open_attempt(state: Attempt) -> tuple[Command, ...]:
 
 def step(state: Attempt, event: Event, now: float, plan: PlanLayout) -> tuple[Attempt, tuple[Command, ...]]:
     """The next state, and what to do about it. An ended attempt stays as it is."""
+    return step_all(state, (event,), now, plan)
+
+
+def step_all(
+    state: Attempt, events: Sequence[Event], now: float, plan: PlanLayout
+) -> tuple[Attempt, tuple[Command, ...]]:
+    """The same for several events.
+
+    Events that have arrived together are one turn: they happen one after the other, and what follows from the state
+    (deadlines, forming, switching, missing workers) is considered once, after the last one. So a thousand workers that
+    leave a group cost a thousand small changes and not a thousand looks at a thousand workers.
+    """
     if state.stage is Stage.ENDED:
         return state, ()
-    if isinstance(event, ClockJumped):
-        state = moved(state, event.by_s)
     turn = Turn(state, now, plan)
-    deadlines.forgive_absence(turn)
-    _happen(turn, event)
+    events = sorted(events, key=lambda event: isinstance(event, _STORAGE_ANSWERS))
+    for number, together in enumerate(_together(events)):
+        if turn.stage is Stage.ENDED:
+            break
+        event = together[0]
+        if isinstance(event, ClockJumped):
+            turn = _moved(turn, event)
+        before = turn.state
+        if number == 0:
+            deadlines.forgive_absence(turn)
+        if isinstance(event, ProgressReported):
+            _progressed(turn, together)
+        else:
+            _happen(turn, event)
+        if together[-1] is events[-1]:
+            _follow(turn)
+        turn.ledger = booking.booked(before, turn.state, event, now)
+    commands = turn.commands if len(events) == 1 else still_due(turn.commands, turn.state)
+    return turn.state, tuple(commands)
+
+
+def _when_all_left(turn: Turn) -> None:
+    """A group is followed by the next one only when all losses of the turn are known."""
+    if turn.has_exits:
+        turn.has_exits = False
+        follow_up.follow_when_all_left(turn)
+
+
+def _together(events: Sequence[Event]) -> Iterator[tuple[Event, ...]]:
+    """Reports of progress that follow one another are handled at once, all other events one by one."""
+    for is_progress, group in groupby(events, key=lambda event: isinstance(event, ProgressReported)):
+        found = tuple(group)
+        yield from (found,) if is_progress else zip(found, strict=True)
+
+
+def _moved(turn: Turn, jump: ClockJumped) -> Turn:
+    after = Turn(moved(turn.state, jump.by_s), turn.now, turn.plan)
+    after.commands = turn.commands
+    return after
+
+
+def _progressed(turn: Turn, reports: Iterable[Event]) -> None:
+    found = [(one.index, one.progress) for one in reports if isinstance(one, ProgressReported)]
+    for index, _ in found:
+        worker_pool.answered(turn, index)
+    hangs.progress_reported(turn, found)
+
+
+def _follow(turn: Turn) -> None:
+    """What follows from the state and the time."""
     for apply in (
+        _when_all_left,
         deadlines.apply,
+        _when_all_left,
         checkpoint_search.repeat,
         forming.consider,
         switching.consider,
@@ -87,8 +153,6 @@ def step(state: Attempt, event: Event, now: float, plan: PlanLayout) -> tuple[At
     ):
         if turn.stage is not Stage.ENDED:
             apply(turn)
-    turn.ledger = booking.booked(state, turn.state, event, now)
-    return turn.state, tuple(turn.commands)
 
 
 def _happen(turn: Turn, event: Event) -> None:
@@ -122,10 +186,9 @@ def _happen(turn: Turn, event: Event) -> None:
         case SnapshotPartsReported(index, held):
             worker_pool.answered(turn, index)
             snapshot_reports.reported(turn, index, held)
-            follow_up.follow_when_all_left(turn)
-        case ProgressReported(index, progress):
-            worker_pool.answered(turn, index)
-            hangs.progress_reported(turn, index, progress)
+            turn.has_exits = True
+        case ProgressReported():
+            _progressed(turn, (event,))
         case ReportArrived(index, item):
             worker_pool.answered(turn, index)
             reports.arrived(turn, index, item)

@@ -29,8 +29,19 @@ def is_due(state: Attempt, worker: Worker, now: float) -> bool:
 
 def workers_to_leave(state: Attempt) -> list[Worker]:
     """Workers of the group that must not stay in it, or only while there is no better one."""
-    group = [worker for worker in state.pool.workers if worker.index in state.group.workers]
-    return [worker for worker in group if worker.slow_until is not None or leave_of(state, worker) is not None]
+    ranks, avoided = state.group.ranks, leaving_nodes(state)
+    return [worker for worker in state.pool.workers if worker.index in ranks and has_to_leave(worker, avoided)]
+
+
+def leaving_nodes(state: Attempt) -> frozenset[str]:
+    """Nodes whose workers have to leave."""
+    return frozenset(one.node_id for one in state.target.avoided if not one.keeps_workers)
+
+
+def has_to_leave(worker: Worker, leaving: frozenset[str]) -> bool:
+    """Or is too slow. `leaving`: see above."""
+    is_there = worker.info is not None and worker.info.node_id in leaving
+    return is_there or worker.leave is not None or worker.slow_until is not None
 
 
 def why(state: Attempt, worker: Worker) -> str:

@@ -39,7 +39,7 @@ def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
     if isinstance(item, PreemptionNotice):
         worker_pool.about_to_leave(turn, index, item)  # about the worker, whatever it does
         return
-    if item.generation != turn.group.generation or index not in turn.group.workers:
+    if item.generation != turn.group.generation or index not in turn.group.ranks:
         return
     match item:
         case GroupFormed():

@@ -26,6 +26,8 @@ class Turn:
         self.now = now
         self.plan = plan
         self.commands: list[Command] = []
+        self.has_exits = False
+        """A worker has left or was lost: what follows is decided when all events of the turn have happened."""
         self.config = state.config
         self.target = state.target
         self._current = state.current
@@ -89,7 +91,8 @@ class Turn:
         worker = self.pool.worker(index)
         assert worker is not None
         self.pool = self.pool.without(index)
-        answered_at = {i: at for i, at in self.progress.answered_at.items() if i != index}
+        answered_at = dict(self.progress.answered_at)
+        answered_at.pop(index, None)
         self.progress = replace(self.progress, answered_at=answered_at)
         return worker
 

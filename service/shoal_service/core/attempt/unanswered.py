@@ -7,9 +7,11 @@ already, fences and requests only grow, a checkpoint is committed once, and only
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from shoal_service.core.attempt.commands import (
+    Command,
     Commit,
     FindCheckpoint,
     ForgetDamaged,
@@ -28,8 +30,21 @@ from shoal_service.core.attempt.state.stages import FallingBack, Opening, Quiesc
 _TRAINING = (Stage.RUNNING, Stage.SWITCHING)
 
 
-def is_unanswered(order: Order, state: Attempt) -> bool:
-    """Whether the answer is missing in this state, and would still matter."""
+def unanswered(orders: Mapping[int, Order], state: Attempt) -> dict[int, Order]:
+    """Those of the numbered orders whose answer is missing in this state, and would still matter."""
+    in_run = frozenset(state.in_run)
+    return {number: order for number, order in orders.items() if _is_unanswered(order, state, in_run)}
+
+
+def still_due(commands: Sequence[Command], state: Attempt) -> list[Command]:
+    """Of the commands of a turn of several events: without requests that a later event of the turn has answered, as the
+    interrupt of a worker that had left already."""
+    in_run = frozenset(state.in_run)
+    requests = (Interrupt, RequestYield, RequestSnapshotParts)
+    return [c for c in commands if not isinstance(c, requests) or _is_unanswered(c, state, in_run)]
+
+
+def _is_unanswered(order: Order, state: Attempt, in_run: frozenset[int]) -> bool:
     match order:
         case FindCheckpoint():
             return isinstance(state.current, (Opening, FallingBack)) and state.current.search.retry_at is None
@@ -37,19 +52,19 @@ def is_unanswered(order: Order, state: Attempt) -> bool:
             worker = state.pool.worker(index)
             return worker is not None and not worker.warm
         case Run(index=index, assignment=assignment):
-            is_current = assignment.generation == state.group.generation and index in state.in_run
+            is_current = assignment.generation == state.group.generation and index in in_run
             return is_current and not state.group.is_formed  # a formed group: all its workers have their assignments
         case Interrupt(index=index, generation=generation):
             worker = state.pool.worker(index)
             if worker is not None and worker.left_out is not None:
                 return worker.left_out.generation == generation
-            is_current = generation == state.group.generation and index in state.in_run
+            is_current = generation == state.group.generation and index in in_run
             return is_current and state.stage is Stage.QUIESCING
         case RequestYield(index=index, generation=generation):
-            is_current = generation == state.group.generation and index in state.in_run
+            is_current = generation == state.group.generation and index in in_run
             return is_current and state.stage is Stage.SWITCHING
         case NoteCommit(index=index, generation=generation):
-            return generation == state.group.generation and index in state.in_run and state.stage in _TRAINING
+            return generation == state.group.generation and index in in_run and state.stage in _TRAINING
         case RequestSnapshotParts(index=index):
             return index in state.snapshots.requested and state.pool.worker(index) is not None
         case Commit(name=name):

@@ -101,8 +101,8 @@ def _for_workers(state: Attempt, timeout_s: float, setting: str) -> Wait:
 
 
 def _for_group(state: Attempt) -> Wait:
-    timeouts = state.config.timeouts
-    stamps = [stamp for index, stamp in state.progress.stamps.items() if index in state.group.workers]
+    timeouts, ranks = state.config.timeouts, state.group.ranks
+    stamps = [stamp for index, stamp in state.progress.stamps.items() if index in ranks]
     newest = _newest(state.current.since, stamps)
     if any(stamp.phase is Phase.RESTORING for stamp in stamps):
         words = f"the group to restore its state (timeouts.restore_s {timeouts.restore_s:g} s without progress)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from shoal_service.core.attempt import nodes
@@ -160,10 +161,11 @@ def _drop_surplus(turn: Turn) -> None:
     state = turn.state
     staying = _staying(state)
     surplus = max(0, len(staying) - state.target.num_workers)
-    spare = [p for p in _spare(state) if p in staying]
-    for worker in sorted(spare, key=lambda p: (p.warm and not p.left_out, p.index in state.group.workers, -p.index))[
-        :surplus
-    ]:
+    if not surplus:
+        return
+    indexes, ranks = {p.index for p in staying}, state.group.ranks
+    spare = [p for p in _spare(state) if p.index in indexes]
+    for worker in sorted(spare, key=lambda p: (p.warm and not p.left_out, p.index in ranks, -p.index))[:surplus]:
         reason = "more workers than granted"
         turn.emit(WorkerReleased(worker_id=worker.worker_id, reason=reason))
         turn.kill(worker.index, reason)
@@ -173,14 +175,11 @@ def _staying(state: Attempt) -> list[Worker]:
     """Workers that count for the target; the others are to be replaced. One that is left out is expected to answer
     again, unless no group can form without it."""
     is_short = state.stage is Stage.WAITING and state.num_usable < state.target.min_workers
-    return [
-        p
-        for p in state.pool.workers
-        if p.slow_until is None and nodes.leave_of(state, p) is None and not (is_short and p.left_out)
-    ]
+    leaving = nodes.leaving_nodes(state)
+    return [p for p in state.pool.workers if not nodes.has_to_leave(p, leaving) and not (is_short and p.left_out)]
 
 
 def _spare(state: Attempt) -> list[Worker]:
     """Workers outside the group. One that has left `run` counts to the group: it may still have reports to send."""
-    group = state.group.workers if state.group_active else ()
+    group: Collection[int] = state.group.ranks if state.group_active else ()
     return [worker for worker in state.pool.workers if not worker.in_run and worker.index not in group]

@@ -27,7 +27,7 @@ def shortage(state: Attempt, now: float) -> Shortage | None:
     have = len(state.group.workers) if state.group_active else 0
     if have >= state.target.granted:
         return None
-    outside = [worker for worker in state.pool.workers if worker.index not in state.group.workers or not have]
+    outside = [worker for worker in state.pool.workers if worker.index not in state.group.ranks or not have]
     found = [*_silent(outside), *_leaving(state, outside), *_starting(outside), *_idle(state, outside, have, now)]
     num_missing = state.target.granted - have - len(outside)
     if num_missing > 0 and not found:
@@ -64,7 +64,7 @@ def _starting(outside: Sequence[Worker]) -> list[Shortage]:
 
 def _idle(state: Attempt, outside: Sequence[Worker], have: int, now: float) -> list[Shortage]:
     """Warm, and not used."""
-    idle = [w for w in outside if w in state.pool.usable and nodes.leave_of(state, w) is None]
+    idle = [w for w in outside if w.is_usable and nodes.leave_of(state, w) is None]
     if not idle or not isinstance(state.current, Running):
         return []
     number = count_text(len(idle), "worker")

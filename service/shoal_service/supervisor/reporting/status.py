@@ -252,12 +252,14 @@ def _note(state: Attempt, readings: Readings, wait: Wait | None, now: float) -> 
     what it saves or validates, that it stands still, or why it is small."""
     if wait is None:
         still, short = hangs.standstill(state, now), shortage(state, now)
-        group = [p for i, p in readings.progress.items() if i in state.group.workers]
+        ranks = state.group.ranks
+        group = [p for i, p in readings.progress.items() if i in ranks]
         busy_with = next((p.note for p in group if p.phase in _NOTED and p.note), "")
         if state.stage is not Stage.RUNNING:
             return ""
         return still.reason if still else busy_with or (short.message if short is not None else "")
-    busy = state.group.workers if state.stage is Stage.FORMING else [w.index for w in state.pool.workers if not w.warm]
+    forms = state.stage is Stage.FORMING
+    busy = state.group.ranks.keys() if forms else {w.index for w in state.pool.workers if not w.warm}
     notes = [p.note for i, p in readings.progress.items() if i in busy and p.note]
     return f"{notes[0]}; waits for {wait.words}" if notes else f"waits for {wait.words}"
 

@@ -30,6 +30,7 @@ from shoal_service.core.attempt.events import (
     WorkerWarm,
 )
 from shoal_service.core.attempt.faults import hangs
+from shoal_service.core.attempt.faults.large_groups import poll_wait_s
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.supervisor.protocols import Fleet, UntilGone, WorkerCallError, WorkerDied, WorkerUnavailable
 from shoal_service.supervisor.reporting.outbox import Outbox
@@ -39,10 +40,8 @@ from shoal_workers.contract.messages import Assignment, ErrorReport, Phase, Prog
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_POLL_WAIT_S = 1.0
-"""A poll returns as soon as the worker has something to report, and after this time in any case, with its progress."""
 _HANG_POLL_WAIT_S = 0.25
-"""The same, once the worker's progress counter has stood still for half of the hang limit."""
+"""How long a poll waits once the worker's progress counter has stood still for half of the hang limit."""
 _RETRY_S = 0.25
 _LAST_POLL_S = 5.0
 _EXPLAIN_AFTER_S = (0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 5.0, 10.0)
@@ -239,7 +238,7 @@ class WorkerClient:
         """For each poll: its number, and the outbox's number once all of it was in the outbox."""
         acknowledged = 0
         outbox = self._context.outbox
-        wait_s = _POLL_WAIT_S
+        wait_s = self._poll_wait_s()
         while True:
             while stored_after and stored_after[0][1] <= outbox.acknowledged:
                 acknowledged, _ = stored_after.popleft()
@@ -252,7 +251,7 @@ class WorkerClient:
                 self._lost(error, "poll call")  # the `run` call, if there is one, fails too; the first one counts
                 return
             self._record(poll)
-            wait_s = _HANG_POLL_WAIT_S if self._may_hang_soon(poll.progress) else _POLL_WAIT_S
+            wait_s = _HANG_POLL_WAIT_S if self._may_hang_soon(poll.progress) else self._poll_wait_s()
             for item in poll.reports:
                 self._post(ReportArrived(self.index, item))
             self._post(ProgressReported(self.index, poll.progress))
@@ -264,9 +263,16 @@ class WorkerClient:
         self._received_seq = poll.seq
         self._context.reporter.record_poll(self.index, poll, self._context.state())
 
+    def _poll_wait_s(self) -> float:
+        """A poll returns as soon as the worker has something to report, and after this time in any case."""
+        return poll_wait_s(len(self._context.state().pool.workers))
+
     def _may_hang_soon(self, progress: Progress) -> bool:
-        is_training = progress.phase not in (Phase.IDLE, Phase.PREPARING)
-        return is_training and progress.stalled_s >= hangs.threshold_s(self._context.state()) / 2
+        if progress.phase in (Phase.IDLE, Phase.PREPARING):
+            return False
+        state = self._context.state()
+        at_least = state.target.spec.health.hang_floor_s / 2  # the threshold itself takes a look at every rank
+        return progress.stalled_s >= at_least and progress.stalled_s >= hangs.threshold_s(state) / 2
 
     async def _interrupt(self, generation: int) -> None:
         """Repeated until it is acknowledged: a worker that does not acknowledge it is killed soon."""

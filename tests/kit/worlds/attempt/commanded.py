@@ -47,7 +47,7 @@ from shoal_service.core.attempt.events import (
 )
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.unanswered import is_unanswered
+from shoal_service.core.attempt.unanswered import unanswered
 from shoal_service.planner import plan
 from shoal_workers.contract.snapshots import SnapshotPart
 
@@ -82,6 +82,8 @@ class Commanded:
     """The supervisor dies once after this number of orders of the next turn that has more; None: it lives."""
     strays: set[int] = field(default_factory=set)
     """Workers that no journal names, since their supervisor died; the control plane ends them with the attempt."""
+    lost_in_turn: set[int] = field(default_factory=set)
+    """Workers whose loss was one of several events of this turn."""
     num_steps: int = 0
     left: set[tuple[int, int]] = field(default_factory=set)
     """(worker, generation) that the worker has left."""
@@ -99,21 +101,24 @@ class Commanded:
     def __post_init__(self) -> None:
         self.watch = Watch(self)
 
-    def feed(self, event: Event) -> tuple[Command, ...]:
+    def feed(self, *events: Event) -> tuple[Command, ...]:
+        """Several events are one turn."""
         before, copy = self.state, copy_of(self.state)
-        after, commands = machine.step(before, event, self.now, plan)
-        if commands or not isinstance(event, Tick):
+        after, commands = machine.step_all(before, events, self.now, plan)
+        if commands or events != (Tick(),):
             assert before == copy, "the input was mutated"
-            assert machine.step(before, event, self.now, plan) == (after, commands), "not a function of its input"
+            assert machine.step_all(before, events, self.now, plan) == (after, commands), "not a function of its input"
         if after.stage is not before.stage or len(self.history) % 8 == 0:
             assert from_journal(after) == after, "the journal would lose something"
         self.state = after
-        self.history.append(event)
-        self._learn(event)
+        self.history += events
+        for event in events:
+            self._learn(event)
+        self.lost_in_turn = {e.index for e in events if isinstance(e, WorkerLost)} if len(events) > 1 else set()
         self.watch.change(before, after)
         if before.stage is Stage.ENDED:
             assert commands == () and after == before
-        self.issued = [order for order in self.issued if is_unanswered(order, after)]
+        self.issued = list(unanswered(dict(enumerate(self.issued)), after).values())
         orders = [c for c in commands if not isinstance(c, REPORTED)]
         if self.dies_after is not None and len(orders) > self.dies_after:
             performed, self.dies_after = orders[: self.dies_after], None
@@ -172,6 +177,13 @@ class Commanded:
         runs = [c for c in commands if isinstance(c, Run)] if runs is None else runs
         for command in commands:
             match command:
+                case KillWorker() | Run() | Interrupt() | RequestSnapshotParts() | RequestYield() if (
+                    command.index in self.lost_in_turn
+                ):
+                    # decided before its loss was handled: only a kill reaches a worker that was believed lost
+                    self.known_gone.add(command.index)
+                    if isinstance(command, KillWorker):
+                        self.gone(command.index)
                 case FindCheckpoint():
                     self.finds.append(command)
                 case StartWorker(index, worker_id, avoid_nodes, only_on):
@@ -185,7 +197,12 @@ class Commanded:
                     node_id = self._place(index, avoid_nodes, only_on)
                     self.workers[index] = FakeWorker(index, worker_id, node_id=node_id)
                 case KillWorker(index, _):
-                    assert self.is_believed_alive(index)
+                    assert self.is_believed_alive(index), (
+                        index,
+                        self.workers.get(index),
+                        index in self.known_gone,
+                        self.history[-12:],
+                    )
                     self.known_gone.add(index)
                     self.gone(index)
                 case Run(index, assignment):
@@ -263,6 +280,10 @@ class Commanded:
         if not self.pending[channel]:
             del self.pending[channel]
         self.feed(event)
+
+    def deliver_together(self, channels: list[str]) -> None:
+        """All that is pending in these channels, in one turn."""
+        self.feed(*(event for channel in channels for event in self.pending.pop(channel)))
 
     def deliver_all(self) -> None:
         while self.pending:

@@ -26,6 +26,12 @@ class SupervisorRules(RuleBasedStateMachine):
     def the_supervisor_is_restarted(self) -> None:
         self.world.restart_supervisor()
 
+    @precondition(lambda self: self.world.pending)
+    @rule(data=st.data())
+    def several_answers_arrive_together(self, data: st.DataObject) -> None:
+        pending = sorted(self.world.pending)
+        self.world.deliver_together(data.draw(st.lists(st.sampled_from(pending), unique=True, min_size=1)))
+
     @rule()
     def the_head_goes_away(self) -> None:
         """From now on the journal is stale."""

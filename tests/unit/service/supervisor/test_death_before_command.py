@@ -101,8 +101,7 @@ class Life:
                 worker.save()
         elif step == 5 and not self.has_lost_a_worker:
             self.has_lost_a_worker = True
-            group[1].die()
-            group[0].leave(ExitKind.COLLECTIVE_FAILED)
+            group[1].die()  # the other one leaves when it is interrupted
         elif step == 11 and not self.has_shrunk:
             self.has_shrunk = True
             self.bench.direct(granted=1)

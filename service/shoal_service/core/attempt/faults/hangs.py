@@ -15,9 +15,11 @@ group hangs, and the oldest which rank is named.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from shoal_service.core.attempt.decision import Decision
+from shoal_service.core.attempt.faults.large_groups import poll_wait_s
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.health import Hang
 from shoal_service.core.attempt.state.progress import GroupProgress, ProgressStamp
@@ -49,18 +51,22 @@ class HangDecision(Decision):
     """Set if the group hangs."""
 
 
-def progress_reported(turn: Turn, index: int, progress: Progress) -> None:
-    """A stamp is kept when the progress counter of this generation has changed."""
-    turn.progress = replace(turn.progress, answered_at={**turn.progress.answered_at, index: turn.now})
-    worker = turn.pool.worker(index)
-    if worker is not None and not worker.warm:
-        _note_preparation(turn, index, progress)
-    if progress.generation != turn.group.generation or index not in turn.group.workers:
-        return
-    known = turn.progress.stamps.get(index)
-    if known is None or progress.counter != known.counter or progress.step != known.step:
-        stamps = {**turn.progress.stamps, index: _stamp(progress, turn.now)}
-        turn.progress = replace(turn.progress, stamps=stamps)
+def progress_reported(turn: Turn, reports: Iterable[tuple[int, Progress]]) -> None:
+    """By workers that have answered their polls. A stamp is kept when the progress counter of this generation has
+    changed."""
+    answered_at, stamps = dict(turn.progress.answered_at), dict(turn.progress.stamps)
+    ranks = turn.group.ranks
+    for index, progress in reports:
+        answered_at[index] = turn.now
+        worker = turn.pool.worker(index)
+        if worker is not None and not worker.warm:
+            _note_preparation(turn, index, progress)
+        if progress.generation != turn.group.generation or index not in ranks:
+            continue
+        known = stamps.get(index)
+        if known is None or progress.counter != known.counter or progress.step != known.step:
+            stamps[index] = _stamp(progress, turn.now)
+    turn.progress = replace(turn.progress, answered_at=answered_at, stamps=stamps)
 
 
 def _note_preparation(turn: Turn, index: int, progress: Progress) -> None:
@@ -140,8 +146,14 @@ def unanswering(state: Attempt, now: float) -> frozenset[int]:
     """Workers of the group that have left one poll after the other unanswered, so an interrupt would not reach them
     either. Empty if all of them have: then the supervisor itself was cut off."""
     ages = {i: now - state.progress.answered_at[i] for i in state.group.workers if i in state.progress.answered_at}
-    found = frozenset(i for i, age in ages.items() if age >= state.config.timeouts.silent_s)
+    limit_s = silent_s(state)
+    found = frozenset(i for i, age in ages.items() if age >= limit_s)
     return found if len(found) < len(state.group.workers) else frozenset()
+
+
+def silent_s(state: Attempt) -> float:
+    """`timeouts.silent_s`, and longer for a group whose workers are polled less often than every second."""
+    return state.config.timeouts.silent_s + poll_wait_s(len(state.group.workers)) - poll_wait_s(1)
 
 
 def collective_timeout_s(state: Attempt) -> float:

@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-import statistics
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shoal_service.core.attempt.decision import Decision
@@ -48,16 +49,17 @@ def count_slow_steps(state: Attempt, report: StepReport) -> dict[int, int] | Non
     factor, workers = state.target.spec.health.straggler_factor, state.group.workers
     if factor is None or len(report.compute_s) != len(workers) or len(workers) < 2:
         return None
+    ordered = sorted(report.compute_s)
     return {
         index: state.progress.slow_steps.get(index, 0) + 1
         for rank, index in enumerate(workers)
-        if report.compute_s[rank] > factor * _median_of_others(report, rank)
+        if report.compute_s[rank] > factor * _median_without(ordered, report.compute_s[rank])
     }
 
 
 def find_straggler(state: Attempt, report: StepReport) -> StragglerDecision:
     """The slowest of the workers that were slow for long enough."""
-    limit, workers = state.target.spec.health.straggler_steps, state.group.workers
+    limit, ranks = state.target.spec.health.straggler_steps, state.group.ranks
     slow = [index for index, steps in state.progress.slow_steps.items() if steps >= limit]
     if not slow:
         return StragglerDecision(False, f"no worker was slow for {limit} steps in a row (health.straggler_steps)")
@@ -65,14 +67,14 @@ def find_straggler(state: Attempt, report: StepReport) -> StragglerDecision:
         return StragglerDecision(
             False, f"one was named; the next no earlier than step {state.health.no_straggler_before}"
         )
-    index = max(slow, key=lambda i: report.compute_s[workers.index(i)])
+    index = max(slow, key=lambda i: report.compute_s[ranks[i]])
     return StragglerDecision(True, f"slow for {state.progress.slow_steps[index]} steps in a row", index)
 
 
 def keep_where_no_replacement_came(turn: Turn) -> None:
     """If no other worker became warm in time, the slow one stays: a slow worker is better than none."""
     for worker in turn.pool.workers:
-        if worker.slow_until is not None and turn.now >= worker.slow_until and worker.index in turn.group.workers:
+        if worker.slow_until is not None and turn.now >= worker.slow_until and worker.index in turn.group.ranks:
             turn.pool = turn.pool.with_worker(replace(worker, slow_until=None))
             turn.emit(
                 StragglerKept(
@@ -88,7 +90,7 @@ def _name(turn: Turn, index: int, report: StepReport) -> None:
     worker = state.pool.worker(index)
     if worker is None or worker.info is None or worker.slow_until is not None:
         return
-    rank = state.group.workers.index(index)
+    rank = state.group.ranks[index]
     node_id = worker.info.node_id
     pause = _PAUSE * state.target.spec.health.straggler_steps
     turn.health = replace(turn.health, no_straggler_before=report.step + pause)
@@ -99,7 +101,7 @@ def _name(turn: Turn, index: int, report: StepReport) -> None:
             rank=rank,
             node_id=node_id,
             compute_s=report.compute_s[rank],
-            median_s=_median_of_others(report, rank),
+            median_s=_median_without(sorted(report.compute_s), report.compute_s[rank]),
             step=report.step,
             action="replaced by a spare" if _has_spare(turn, worker) else "an extra worker is started",
         )
@@ -109,9 +111,15 @@ def _name(turn: Turn, index: int, report: StepReport) -> None:
         suspicion.suspect(turn, node_id, FAULTS[IncidentCause.STRAGGLER].words)
 
 
-def _median_of_others(report: StepReport, rank: int) -> float:
-    return statistics.median(seconds for other, seconds in enumerate(report.compute_s) if other != rank)
+def _median_without(ordered: Sequence[float], value: float) -> float:
+    """The median of all but one that has this value."""
+    at, num_others = bisect_left(ordered, value), len(ordered) - 1
+
+    def other(number: int) -> float:
+        return ordered[number if number < at else number + 1]
+
+    return (other((num_others - 1) // 2) + other(num_others // 2)) / 2
 
 
 def _has_spare(turn: Turn, slow: Worker) -> bool:
-    return any(p.index not in turn.group.workers and p.slow_until is None for p in turn.pool.usable if p != slow)
+    return any(p.index not in turn.group.ranks and p.slow_until is None for p in turn.pool.usable if p != slow)

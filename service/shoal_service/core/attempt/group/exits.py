@@ -14,6 +14,7 @@ from shoal_service.core.attempt import nodes, worker_pool
 from shoal_service.core.attempt.commands import Interrupt, KillWorker
 from shoal_service.core.attempt.faults import crashes, hangs, out_of_memory, silences, suspicion
 from shoal_service.core.attempt.faults.blame import blame, distrust_memory
+from shoal_service.core.attempt.faults.large_groups import later_s
 from shoal_service.core.attempt.faults.table import CAUSE_OF_EXIT, FAULTS
 from shoal_service.core.attempt.group import follow_up, orphaned_snapshots, outcome, saved_parts, snapshot_reports
 from shoal_service.core.attempt.state.attempt import Attempt
@@ -45,13 +46,13 @@ def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mess
     elif worker.in_run and turn.state.group_active:
         orphaned_snapshots.note_lost_worker(turn, worker, cause)
         _lose(turn, cause, witness, message, worker)
-        follow_up.follow_when_all_left(turn)
+        turn.has_exits = True
     elif outcome.part_is_unreported(turn.state, index):
         orphaned_snapshots.note_lost_worker(turn, worker, cause)
         blame(turn, cause, witness, message, worker)
         follow_up.after_commit(turn)
     elif turn.stage is Stage.QUIESCING:
-        follow_up.follow_when_all_left(turn)  # it may have been the last one that was asked for its snapshots
+        turn.has_exits = True  # it may have been the last one that was asked for its snapshots
 
 
 def evict(turn: Turn, index: int, cause: IncidentCause, witness: str, message: str) -> None:
@@ -93,13 +94,13 @@ def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
                 _await_same_error(turn)
             else:
                 _quiesce(turn)
-    follow_up.follow_when_all_left(turn)
+    turn.has_exits = True
 
 
 def lose_group(turn: Turn, cause: IncidentCause, witness: str, message: str) -> None:
     """The group is given up although none of its workers is known to be gone."""
     _lose(turn, cause, witness, message, None)
-    follow_up.follow_when_all_left(turn)
+    turn.has_exits = True
 
 
 def leave_out(turn: Turn, workers: Sequence[tuple[Worker, str]]) -> None:
@@ -109,7 +110,7 @@ def leave_out(turn: Turn, workers: Sequence[tuple[Worker, str]]) -> None:
         blame(turn, IncidentCause.NODE_UNREACHABLE, "no answer to connects", message, worker)
     _quiesce(turn)
     turn.do(*(Interrupt(worker.index, turn.group.generation) for worker, _ in workers))
-    follow_up.follow_when_all_left(turn)
+    turn.has_exits = True
 
 
 def interrupt_acknowledged(turn: Turn, index: int, generation: int) -> None:
@@ -141,24 +142,28 @@ def unresponsive(state: Attempt, quiescing: Quiescing, now: float) -> list[Evict
     if quiescing.interrupted_at is None:
         return []
     waited, timeouts = now - quiescing.interrupted_at, state.config.timeouts
+    unresponsive_s, quiesce_s = (
+        limit_s + later_s(len(state.group.workers)) for limit_s in (timeouts.unresponsive_s, timeouts.quiesce_s)
+    )
     hung = state.incident is not None and state.incident.cause is IncidentCause.HUNG
     too_late = IncidentCause.HUNG if hung else IncidentCause.STUCK
     silent = hangs.unanswering(state, now) if hung else frozenset()
     generation, found = state.group.generation, []
+    acknowledged = frozenset(quiescing.acknowledged)
     for index in state.in_run:
         worker = state.pool.worker(index)
-        has_acknowledged = index in quiescing.acknowledged
+        has_acknowledged = index in acknowledged
         if worker is not None and worker.unreachable_since is not None:
             reason = f"it does not answer, and generation {generation} has failed"
             found.append(Eviction(index, IncidentCause.UNREACHABLE, "no answer", reason))
         elif index in silent and not has_acknowledged:
-            reason = f"it has left its polls unanswered for {timeouts.silent_s:g} s or more"
+            reason = f"it has left its polls unanswered for {hangs.silent_s(state):g} s or more"
             found.append(Eviction(index, IncidentCause.HUNG, "no answer", reason))
-        elif not has_acknowledged and waited >= timeouts.unresponsive_s:
-            reason = f"it did not acknowledge the end of generation {generation} within {timeouts.unresponsive_s:g} s"
+        elif not has_acknowledged and waited >= unresponsive_s:
+            reason = f"it did not acknowledge the end of generation {generation} within {unresponsive_s:.3g} s"
             found.append(Eviction(index, too_late, "deadline", reason))
-        elif waited >= timeouts.quiesce_s:
-            reason = f"it did not leave generation {generation} within {timeouts.quiesce_s:g} s"
+        elif waited >= quiesce_s:
+            reason = f"it did not leave generation {generation} within {quiesce_s:.3g} s"
             found.append(Eviction(index, too_late, "deadline", reason))
     return found
 

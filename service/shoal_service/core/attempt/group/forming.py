@@ -12,7 +12,7 @@ from shoal_service.core.attempt.group import orphaned_snapshots, snapshot_report
 from shoal_service.core.attempt.group.buddies import buddies, machine_of
 from shoal_service.core.attempt.group.placement.choice import choose
 from shoal_service.core.attempt.group.ranks import is_settled, next_workers
-from shoal_service.core.attempt.group.replicas import is_covered
+from shoal_service.core.attempt.group.replicas import covered_ranks
 from shoal_service.core.attempt.group.source import best_source
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.group import Group
@@ -93,6 +93,11 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
     machines = tuple(machine_of(info) for info in infos)
     settings = state.target.settings
     by_rank = buddies(infos, layout) if state.target.keeps_snapshots else (None,) * len(infos)
+    covered, newest_url, collective_timeout_s = (
+        covered_ranks(layout, machines),
+        _newest_url(state),
+        hangs.collective_timeout_s(state),
+    )
     for rank, (worker, buddy) in enumerate(zip(chosen, by_rank, strict=True)):
         turn.pool = turn.pool.with_worker(replace(worker, in_run=True))
         assignment = Assignment(
@@ -104,16 +109,16 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             layout=layout,
             store_host=infos[0].node_ip,
             store_port=infos[0].store_port,
-            restore_from=_newest_url(state),
+            restore_from=newest_url,
             restore_snapshot=memory,
             buddy=buddy,
-            is_covered=buddy is None and is_covered(layout, machines, rank),
+            is_covered=buddy is None and rank in covered,
             is_recovery=state.incident is not None,
             settings=settings,
             standing=state.history.standing,
             skip_steps=state.history.skip_steps,
             commit_timeout_s=state.config.timeouts.commit_s,
-            collective_timeout_s=hangs.collective_timeout_s(state),
+            collective_timeout_s=collective_timeout_s,
         )
         turn.do(Run(worker.index, assignment))
     source = StateSource.MEMORY if memory else StateSource.CHECKPOINT if _newest_url(state) else StateSource.INITIAL

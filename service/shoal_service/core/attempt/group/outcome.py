@@ -54,7 +54,7 @@ class OutcomeDecision:
 
 def decide(state: Attempt, now: float) -> OutcomeDecision | None:
     """From the exits of the group; None while one of its workers is in `run`."""
-    if not state.group_active or state.in_run:
+    if not state.group_active or not state.all_left:
         return None
     exits = tuple(state.group.exits.values())
     by_kind = {kind: tuple(e for e in exits if e.kind is kind) for kind in ExitKind}

@@ -8,6 +8,8 @@ goes to a warm spare; if there is none, the later ranks close up, in order.
 
 from __future__ import annotations
 
+from collections import deque
+
 from shoal_service.core.attempt import nodes
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
@@ -24,15 +26,17 @@ def candidates(state: Attempt, now: float) -> list[Worker]:
     """Usable workers, also more than the grant. Stragglers are taken only if the group is smaller without them.
     Workers that have to leave are taken only if the group would be below elasticity.min_workers without them, and not
     at all once their deadline has come."""
-    order = {index: rank for rank, index in enumerate(state.group.workers)}
+    order = state.group.ranks
     usable = sorted(state.pool.usable, key=lambda p: (order.get(p.index, len(order)), p.index))
-    staying = [p for p in usable if nodes.leave_of(state, p) is None]
+    leaving = nodes.leaving_nodes(state)
+    staying = [p for p in usable if p.leave is None and p.info is not None and p.info.node_id not in leaving]
     chosen = [p for p in staying if p.slow_until is None]
     if len(chosen) < state.target.granted:
         chosen += [p for p in staying if p.slow_until is not None][: state.target.granted - len(chosen)]
     missing = min(state.target.min_workers, state.target.granted) - len(chosen)
     if missing > 0:
-        chosen += [p for p in usable if p not in staying and not nodes.is_due(state, p, now)][:missing]
+        stay = {p.index for p in staying}
+        chosen += [p for p in usable if p.index not in stay and not nodes.is_due(state, p, now)][:missing]
     return chosen
 
 
@@ -47,12 +51,13 @@ def is_settled(state: Attempt, now: float) -> bool:
 
 def _in_order(state: Attempt, available: dict[int, Worker]) -> tuple[Worker, ...]:
     size = min(state.target.granted, len(available))
-    staying = [index for index in state.group.workers if index in available][:size]
-    spares = sorted(index for index in available if index not in state.group.workers)[: size - len(staying)]
+    ranks = state.group.ranks
+    staying = set([index for index in state.group.workers if index in available][:size])
+    spares = deque(sorted(index for index in available if index not in ranks)[: size - len(staying)])
     order = []
     for index in state.group.workers:
         if index in staying:
             order.append(index)
         elif spares and index not in available:
-            order.append(spares.pop(0))
+            order.append(spares.popleft())
     return tuple(available[index] for index in [*order, *spares])

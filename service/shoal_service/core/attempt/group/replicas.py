@@ -19,6 +19,9 @@ def lonely_ranks(layout: Layout, machines: Sequence[str]) -> tuple[int, ...]:
     return tuple(sorted(ranks[0] for ranks in holders.values() if len({machines[rank] for rank in ranks}) == 1))
 
 
-def is_covered(layout: Layout, machines: Sequence[str], rank: int) -> bool:
-    """This rank's shard outlives its machine without a copy that it sends itself. False if there is one machine."""
-    return len(set(machines)) > 1 and rank not in lonely_ranks(layout, machines)
+def covered_ranks(layout: Layout, machines: Sequence[str]) -> frozenset[int]:
+    """Ranks whose shard outlives their machine without a copy that they send themselves. None if there is one
+    machine."""
+    if len(set(machines)) <= 1:
+        return frozenset()
+    return frozenset(range(len(machines))) - frozenset(lonely_ranks(layout, machines))

@@ -22,10 +22,13 @@ def request(turn: Turn, *indexes: int) -> None:
     """The answer is waited for, but no longer than Timeouts.quiesce_s, and only while it could help."""
     if not turn.target.keeps_snapshots:
         return
-    serving = {worker.index for worker in turn.pool.usable if worker.info and worker.info.snapshot_port}
-    asked = [index for index in indexes if index in serving]
+    asked = [index for index in indexes if _is_serving(turn.pool.worker(index))]
     turn.snapshots = replace(turn.snapshots, requested={**turn.snapshots.requested, **dict.fromkeys(asked, turn.now)})
     turn.do(*(RequestSnapshotParts(index) for index in asked))
+
+
+def _is_serving(worker: Worker | None) -> bool:
+    return worker is not None and worker.is_usable and worker.info is not None and worker.info.snapshot_port != 0
 
 
 def request_if_useful(turn: Turn, index: int) -> None:
@@ -37,7 +40,7 @@ def request_if_useful(turn: Turn, index: int) -> None:
 def request_from_others(turn: Turn) -> None:
     """The group is lost: warm workers outside it may serve what lies on the node of a worker that has died."""
     turn.snapshots = replace(turn.snapshots, requested={}, reported={})
-    request(turn, *(worker.index for worker in turn.pool.warm if worker.index not in turn.group.workers))
+    request(turn, *(worker.index for worker in turn.pool.warm if worker.index not in turn.group.ranks))
 
 
 def reported(turn: Turn, index: int, parts: tuple[SnapshotPart, ...]) -> None:

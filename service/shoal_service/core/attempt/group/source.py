@@ -97,10 +97,10 @@ def _servers(state: Attempt, next_group: Sequence[Worker]) -> dict[str, Worker]:
 def _parts(snapshot: _Snapshot, servers: dict[str, Worker], new_nodes: list[str]) -> tuple[SnapshotServer, ...]:
     """One worker per part: on the node of the new rank that needs most of it, else the one that serves fewest."""
     served: Counter[str] = Counter()
-    parts = []
+    parts, new = [], frozenset(new_nodes)
     for rank, nodes in enumerate(snapshot.nodes):
         near = new_nodes[rank * len(new_nodes) // snapshot.world_size] if new_nodes else ""
-        node = min(nodes, key=lambda n: (n != near, n not in new_nodes, served[n], n))
+        node = min(nodes, key=lambda n: (n != near, n not in new, served[n], n))
         served[node] += 1
         parts.append(_endpoint(servers[node]))
     return tuple(parts)

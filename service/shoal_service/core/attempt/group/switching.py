@@ -115,8 +115,8 @@ def _workers_to_replace(state: Attempt, now: float) -> list[Worker]:
     leaving = nodes.workers_to_leave(state)
     if not leaving:
         return []
-    following = next_workers(state, now)
-    return [worker for worker in leaving if worker not in following]
+    following = {worker.index for worker in next_workers(state, now)}
+    return [worker for worker in leaving if worker.index not in following]
 
 
 def _no_worker_is_expected(state: Attempt, since: float, now: float) -> bool:

@@ -61,6 +61,13 @@ class Attempt:
         return tuple(index for index in self.group.workers if index in running)
 
     @property
+    def all_left(self) -> bool:
+        """No worker of the group is in `run`."""
+        ranks = self.group.ranks
+        # The newest first: those that leave in the order in which they started are not passed over again and again.
+        return not any(worker.in_run and worker.index in ranks for worker in reversed(self.pool.workers))
+
+    @property
     def num_usable(self) -> int:
         """Workers that the grant allows to train."""
         return min(self.target.granted, len(self.pool.usable))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -41,5 +42,22 @@ class Group:
     exits: dict[int, WorkerExit] = field(default_factory=dict)
     """By worker index: how the workers that have left `run` left it."""
 
+    @property
+    def ranks(self) -> Mapping[int, int]:
+        """Rank by worker index."""
+        return _ranks_of(self.workers)
+
     def rank_of(self, index: int) -> int | None:
-        return self.workers.index(index) if index in self.workers else None
+        return self.ranks.get(index)
+
+
+_newest: list[tuple[tuple[int, ...], dict[int, int]]] = [((), {})]
+"""A memo of `_ranks_of` for the group that was asked about last. To search the tuple for each event would take long."""
+
+
+def _ranks_of(workers: tuple[int, ...]) -> dict[int, int]:
+    known, ranks = _newest[0]
+    if known is not workers:
+        ranks = {index: rank for rank, index in enumerate(workers)}
+        _newest[0] = (workers, ranks)
+    return ranks

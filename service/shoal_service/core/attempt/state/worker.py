@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from operator import attrgetter
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.messages import WorkerInfo
@@ -63,16 +65,23 @@ class Worker:
     def warm(self) -> bool:
         return self.info is not None
 
+    @property
+    def is_usable(self) -> bool:
+        """It could train: it is warm, not unreachable, and not left out."""
+        return self.info is not None and self.unreachable_since is None and self.left_out is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPool:
     """Every worker that exists: starting, warm, or in a group."""
 
     workers: tuple[Worker, ...] = ()
+    """By index, which only grows."""
     next_index: int = 0
 
     def worker(self, index: int) -> Worker | None:
-        return next((worker for worker in self.workers if worker.index == index), None)
+        at = self._place(index)
+        return None if at is None else self.workers[at]
 
     @property
     def warm(self) -> tuple[Worker, ...]:
@@ -80,21 +89,27 @@ class WorkerPool:
 
     @property
     def usable(self) -> tuple[Worker, ...]:
-        """Those that could train: warm, not unreachable, not left out."""
-        return tuple(
-            worker
-            for worker in self.workers
-            if worker.warm and worker.unreachable_since is None and worker.left_out is None
-        )
+        return tuple(worker for worker in self.workers if worker.is_usable)
 
     def with_worker(self, changed: Worker) -> WorkerPool:
         """With this worker in place of the one of the same index."""
-        workers = tuple(changed if worker.index == changed.index else worker for worker in self.workers)
-        return WorkerPool(workers=workers, next_index=self.next_index)
+        at = self._place(changed.index)
+        if at is None:
+            return self
+        return WorkerPool(workers=(*self.workers[:at], changed, *self.workers[at + 1 :]), next_index=self.next_index)
 
     def without(self, index: int) -> WorkerPool:
-        workers = tuple(worker for worker in self.workers if worker.index != index)
-        return WorkerPool(workers=workers, next_index=self.next_index)
+        at = self._place(index)
+        if at is None:
+            return self
+        return WorkerPool(workers=(*self.workers[:at], *self.workers[at + 1 :]), next_index=self.next_index)
+
+    def _place(self, index: int) -> int | None:
+        at = bisect_left(self.workers, index, key=_index_of)
+        return at if at < len(self.workers) and self.workers[at].index == index else None
+
+
+_index_of = attrgetter("index")
 
 
 def silent_nodes(pool: WorkerPool) -> frozenset[str]:

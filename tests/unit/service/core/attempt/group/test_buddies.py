@@ -82,6 +82,27 @@ def test_never_on_the_same_node_and_never_more_than_needed(nodes: list[str]) -> 
     assert max(copies.values()) <= fair + 1
 
 
+def chosen_by_search(nodes: list[str], ports: tuple[int, ...]) -> list[int | None]:
+    """The rule as it is stated, by a look at every worker for every rank."""
+    ring, crowd, copies = list(dict.fromkeys(nodes)), Counter(nodes), Counter[int]()
+    chosen: list[int | None] = [None] * len(nodes)
+    for rank in sorted(range(len(nodes)), key=lambda r: (-crowd[nodes[r]], r)):
+        others = [o for o in range(len(nodes)) if nodes[o] != nodes[rank] and ports[o]]
+        if others:
+            here = ring.index(nodes[rank])
+            best = min(others, key=lambda o: (copies[o], (ring.index(nodes[o]) - here) % len(ring), o))
+            copies[best] += 1
+            chosen[rank] = ports[best]
+    return chosen
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans()), min_size=1, max_size=24))
+def test_the_choice_is_the_one_of_a_search_over_all_workers(workers: list[tuple[str, bool]]) -> None:
+    nodes = [node for node, _ in workers]
+    ports = tuple(100 + rank if keeps else 0 for rank, (_, keeps) in enumerate(workers))
+    assert [b and b.port for b in of(infos(*nodes, ports=ports))] == chosen_by_search(nodes, ports)
+
+
 def test_a_shard_with_a_replica_on_another_node_needs_no_copy() -> None:
     hybrid = Layout(dp_replicate=2, dp_shard=2)
     assert of(infos("a", "a", "b", "b"), hybrid) == (None,) * 4

@@ -1,0 +1,56 @@
+"""The control plane's side of one attempt: it pulls the supervisor's reports and stores them, as the driver does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from shoal_service.store import Store
+from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_workers.contract.spec import JobSpec
+
+_PULL_S = 10.0
+_PAUSE_S = 0.05
+_LEASE_S = 3600.0
+
+
+class ControlPlane:
+    """A thread of its own with the shipped store on SQLite. The attempt's reports are its only work."""
+
+    def __init__(self, folder: Path, spec: JobSpec, num_workers: int, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._store = Store.open(f"sqlite:///{folder / 'shoal.db'}")
+        now = time.time()
+        lease = self._store.acquire_lease("bench", ttl_s=_LEASE_S, now=now)
+        assert lease is not None
+        self._epoch = lease.epoch
+        view, _ = self._store.create_job(spec, idempotency_key=None, now=now)
+        self._job_id = view.id
+        self._store.begin_attempt(view.id, workers=num_workers, epoch=self._epoch, now=now)
+        self.seconds: list[float] = []
+        """Of each transaction that stores reports."""
+        self.cpu_s = 0.0
+        self._is_ended = False
+        self._thread = threading.Thread(target=self._pull, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_ended = True
+        self._thread.join(_PULL_S + 5.0)
+        self._store.close()
+
+    def _pull(self) -> None:
+        after = 0
+        while not self._is_ended:
+            reports = self._outbox.pull(after, 0.5)
+            if reports.seq == after:
+                continue
+            after = reports.seq
+            began, cpu = time.perf_counter(), time.thread_time()
+            # Over the wire it is a document, so it is one here.
+            received = type(reports).model_validate_json(reports.model_dump_json())
+            self._store.apply(self._job_id, received, epoch=self._epoch, now=time.time())
+            self.seconds.append(time.perf_counter() - began)
+            self.cpu_s += time.thread_time() - cpu
+            time.sleep(_PAUSE_S)

@@ -1,0 +1,28 @@
+"""What grows with the number of workers: how long an answer may take, and how rarely a worker is polled. Pure.
+
+One supervisor talks to all workers. A request to each of them takes some hundred microseconds to send and as long to
+receive, so the last of thousands gets it later, and its answer waits behind those of the others. And one process takes
+only so many answers a second.
+
+    workers                        4       256      1024      4096
+    an answer may take longer by   0       0.4 s    1.9 s     8 s
+    a worker is polled every       1 s     1 s      2 s       8 s      (at once when it has something to report)
+"""
+
+from __future__ import annotations
+
+_ANSWER_S = 0.002
+_AT_ONCE = 64
+"""Answers of so many workers that are not worth counting."""
+_POLL_S = 1.0
+_POLLS_PER_S = 512
+
+
+def later_s(num_workers: int) -> float:
+    """By how much the answer of one of so many workers may come later than that of a single one."""
+    return _ANSWER_S * max(0, num_workers - _AT_ONCE)
+
+
+def poll_wait_s(num_workers: int) -> float:
+    """How long a poll of a worker without anything to report waits."""
+    return max(_POLL_S, num_workers / _POLLS_PER_S)
