@@ -13,7 +13,7 @@ from shoal_service.store import IdempotencyConflict, Store
 from shoal_service.store.errors import CheckpointKept
 from shoal_service.store.retention.deletions import DeletionRequest
 from shoal_service.store.retention.ended import BEGINNING
-from shoal_service.views import CheckpointState, CheckpointView
+from shoal_service.views import CheckpointState, CheckpointView, SeriesPoint
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.marker import CheckpointName
@@ -135,3 +135,19 @@ def test_neither_the_deletion_of_a_job_nor_the_retention_of_ended_ones_takes_wha
     assert store.get_job(new).status.step == 10
     with pytest.raises(SpecError, match="is being deleted"):
         submit(continue_from={"job": source, "step": 10})
+
+
+def test_the_series_of_a_job_that_begins_at_a_later_step_has_every_step(
+    store: Store, submit: Submit, begin: Begin
+) -> None:
+    job_id = submit()
+    attempt = begin(job_id)
+    for steps in ((6, 7), (8, 9, 10, 11, 12, 13, 14), tuple(range(15, 26))):
+        attempt.report(series=tuple(_point(step) for step in steps))
+    assert [point.step for point in store.series(job_id)] == list(range(6, 26))
+    assert [point.step for point in store.series(job_id, after_step=-1, max_points=100)] == list(range(6, 26))
+
+
+def _point(step: int) -> SeriesPoint:
+    numbers = {"loss": 1.0, "grad_norm": 1.0, "lr": 0.1, "tokens_per_s": 1.0, "step_s": 0.1}
+    return SeriesPoint(step=step, at=float(step), world_size=1, generation=1, val_loss=None, **numbers)

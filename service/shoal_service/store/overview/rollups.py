@@ -72,7 +72,8 @@ def read(
         within &= series.c.step <= until_step
     first, last = connection.execute(select(func.min(series.c.step), func.max(series.c.step)).where(within)).one()
     rolled = _rolled_extent(connection, job_num, after_step, until_step)
-    is_pruned = rolled is not None and (first is None or rolled[0] < first)
+    # Retention deletes whole buckets. A job that goes on from another one's checkpoint begins within a bucket.
+    is_pruned = rolled is not None and (first is None or -(-rolled[0] // _FACTOR) * _FACTOR < first)
     if rolled is not None and is_pruned:
         first, last = rolled[0], rolled[1] if last is None else last
     if first is None:
