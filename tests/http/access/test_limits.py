@@ -7,15 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from doubles.fake_cluster_source import FakeClusterSource
 from shoal_api.client.credentials import find_token
-from shoal_api.http.access.limits import Limits
+from shoal_api.http.access.limits import Limiter, Limits
 from shoal_api.http.app import create_app
+from shoal_api.http.problems import ProblemError
 from shoal_api.http.serving import make_server
 from shoal_service.access_views import TokenRequest
 from shoal_service.control.access.admin_token import ensure_admin_token
@@ -110,30 +111,26 @@ def test_streams_of_a_token_are_counted(serve: Serve) -> None:
     assert metrics.refusals()["streams",] == 1 and metrics.num_streams <= 1
 
 
-def test_uploads_and_requests_at_the_same_time_are_counted(serve: Serve) -> None:
-    url, metrics = serve(Limits(uploads=1, requests_at_once=2))
-    path, headers = f"/v1/code/{'0' * 64}", {"Content-Type": "application/zip"}
-    go_on = threading.Event()
-    begun = threading.Event()
-    answers: list[Any] = []
+def test_uploads_and_open_requests_are_counted() -> None:
+    metrics = RequestMetrics()
+    limiter = Limiter(Limits(uploads=1, requests_at_once=2), metrics)
+    ada, bob = (Request({"type": "http", "client": (address, 1)}) for address in ("10.0.0.1", "10.0.0.2"))
+    with limiter.upload(ada), limiter.upload(bob):
+        with pytest.raises(ProblemError, match="SHOAL_LIMIT_UPLOADS"), limiter.upload(ada):
+            pass
+    with limiter.upload(ada), limiter.request(), limiter.request():
+        with pytest.raises(ProblemError, match="SHOAL_LIMIT_AT_ONCE"), limiter.request():
+            pass
+    assert (metrics.refusals()["uploads",], metrics.refusals()["at_once",]) == (1, 1)
 
-    def slowly() -> Iterator[bytes]:
-        yield b"PK"
-        begun.set()
-        assert go_on.wait(30)
 
-    def upload() -> None:
-        with http_of(url) as http:
-            answers.append(http.put(path, content=slowly(), headers=headers).status_code)
-
+def test_an_upload_and_a_request_ask_the_limiter(serve: Serve) -> None:
+    headers = {"Content-Type": "application/zip"}
+    url, metrics = serve(Limits(uploads=0))
     with http_of(url) as http:
-        first = threading.Thread(target=upload)
-        first.start()
-        assert begun.wait(30)
-        deadline = time.monotonic() + 30
-        while not refused(http.put(path, content=b"PK", headers=headers)):
-            assert time.monotonic() < deadline, "the server has not read the first upload yet"
-        go_on.set()
-        first.join(30)
-    assert answers == [422]
+        assert refused(http.put(f"/v1/code/{'0' * 64}", content=b"PK", headers=headers))
     assert metrics.refusals()["uploads",] == 1
+    url, metrics = serve(Limits(requests_at_once=0))
+    with http_of(url) as http:
+        assert refused(http.get("/v1/whoami"))
+    assert metrics.refusals()["at_once",] == 1
