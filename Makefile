@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-scale bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-culprit bench-gpu docs site picture screenshots clean
+.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-scale bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-culprit bench-ray-process bench-gpu docs site picture screenshots clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -37,7 +37,7 @@ lint: setup types ## ruff, mypy strict, import-linter
 types: setup     ## mypy strict
 	@$(BIN)/mypy
 
-bench: bench-overhead bench-api bench-start bench-forming bench-scale bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-gpu ## every benchmark; recovery and layouts in a short form
+bench: bench-overhead bench-api bench-start bench-forming bench-scale bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-ray-process bench-gpu ## every benchmark; recovery and layouts in a short form
 	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1
 	@$(BIN)/python bench/recovery/takeover.py --trials 1 --databases sqlite
 	@$(BIN)/python bench/layouts/main.py --parts relayout,moving,planner
@@ -47,6 +47,9 @@ bench-overhead: setup ## Shoal against the same training loop under plain torchr
 
 bench-api: setup ## control plane: requests per second, lists, memory, scrapes, pages, 200 open streams
 	@$(BIN)/python bench/api/main.py
+
+bench-ray-process: setup ## what the process with the connection to Ray costs
+	@$(BIN)/python bench/ray_process/main.py
 
 bench-start: setup ## seconds until workers are ready: forked by the fork server, and as new interpreters
 	@$(BIN)/python bench/start.py

@@ -128,6 +128,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
             uploads=settings.limit_uploads,
             requests_at_once=settings.limit_at_once,
         ),
+        places=settings.allowed_places,
         allowed_hosts=settings.host_names | {socket.gethostname().lower()},
     )
     ends_cluster = embedded is not None and not settings.keep_cluster

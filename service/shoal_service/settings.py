@@ -19,6 +19,7 @@ from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT, probation_limit
 from shoal_service.core.retention.ended_jobs import DEFAULT_EVERY_S, DEFAULT_RULES, RetentionRules
 from shoal_service.core.webhooks.selection import ServiceWebhook, unknown_patterns
 from shoal_workers.contract.checks.checkpoint_url import absolute
+from shoal_workers.contract.checks.places import DEFAULT_PATHS, DEFAULT_PROTOCOLS, AllowedPlaces
 from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
 from shoal_workers.contract.snapshots import SnapshotScope
 from shoal_workers.contract.webhooks.spec import SECRET_VARIABLE
@@ -118,6 +119,12 @@ class Settings(BaseSettings):
     checkpoint_url: str = Field(default_factory=lambda given: str(_below_state(given, "checkpoints")))
     """Checkpoint directory of jobs without a checkpoint.url. Default: checkpoints/ in state_dir."""
 
+    allowed_paths: str = DEFAULT_PATHS
+    """Directories, separated by commas, below which the local paths of a spec must be: checkpoints, data, models,
+    working_dir, files of secrets. The server's own directory is never allowed, but for its checkpoints."""
+    allowed_protocols: str = DEFAULT_PROTOCOLS
+    """Protocols of the URLs of a spec, separated by commas; file stands for local paths."""
+
     lease_ttl_s: float = Field(10.0, ge=_MIN_LEASE_TTL_S, le=3600, allow_inf_nan=False)
     """If the lease on the jobs is not renewed for this long, another control plane can take it."""
 
@@ -169,6 +176,26 @@ class Settings(BaseSettings):
     @property
     def logs(self) -> LogSettings:
         return LogSettings(level=self.log_level, format=self.log_format)
+
+    @property
+    def allowed_places(self) -> AllowedPlaces:
+        """What specs may name. Links on this machine are followed, so that a root may be one."""
+        paths = [one.strip() for one in self.allowed_paths.split(",") if one.strip()]
+        protocols = frozenset(one.strip().lower() for one in self.allowed_protocols.split(",") if one.strip())
+        checkpoints = self.checkpoint_url.removeprefix("file://")
+        return AllowedPlaces(
+            paths=tuple(dict.fromkeys(place for path in paths for place in (path, os.path.realpath(path)))),
+            protocols=protocols,
+            closed=tuple({str(self.state_dir), os.path.realpath(self.state_dir)}),
+            opened=tuple({checkpoints, os.path.realpath(checkpoints)}) if "://" not in checkpoints else (),
+        )
+
+    @field_validator("allowed_paths")
+    @classmethod
+    def _are_absolute(cls, paths: str) -> str:
+        if wrong := [one for one in paths.split(",") if one.strip() and not one.strip().startswith("/")]:
+            raise ValueError(f"{', '.join(wrong)}: give absolute directories, separated by commas.")
+        return paths
 
     @field_validator("max_probation")
     @classmethod

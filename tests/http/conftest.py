@@ -31,6 +31,7 @@ from shoal_service.telemetry.exposition import Exposition, Sources
 from shoal_service.telemetry.pass_times import PassTimes
 from shoal_service.telemetry.request_metrics import RequestMetrics
 from shoal_service.views import JobStatus
+from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces
 from shoal_workers.contract.job import JobState
 
 
@@ -84,7 +85,12 @@ def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @contextmanager
 def running(
-    store: Store, port: int = 0, heartbeat_s: float = 0.2, grace_s: int = 5, checkpoint_url: str = ""
+    store: Store,
+    port: int = 0,
+    heartbeat_s: float = 0.2,
+    grace_s: int = 5,
+    checkpoint_url: str = "",
+    places: AllowedPlaces = EVERYWHERE,
 ) -> Iterator[Service]:
     ensure_admin_token(store, Path(os.environ["SHOAL_STATE_DIR"]), now=time.time())
     lease = store.acquire_lease("tests", ttl_s=600, now=time.time())
@@ -113,6 +119,7 @@ def running(
         requests=requests,
         pace=Pace(heartbeat_s=heartbeat_s, refresh_s=0.05),
         warnings=lambda: tuple(warnings),
+        places=places,
     )
     listener = socket.create_server(("127.0.0.1", port))
     port = listener.getsockname()[1]

@@ -1,4 +1,5 @@
-"""A relative checkpoint.url: made absolute by a client on the server's machine, refused by the server otherwise."""
+"""Paths of a spec. A relative checkpoint.url is made absolute by a client on the server's machine, and refused by the
+server otherwise; so is a place that the server does not allow."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pytest
 
 from shoal_api.client import Client
 from shoal_api.client.checkpoint_url import with_absolute_checkpoint
+from shoal_service.settings import load_settings
 
 SPEC: dict[str, Any] = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 5}}
 
@@ -45,6 +47,28 @@ def test_the_server_refuses_a_relative_checkpoint_url_and_names_the_way_out(serv
 def test_any_other_url_stays_as_it_is(service: Any, url: str) -> None:
     with Client(service.url) as client:
         assert client.submit(_spec(url)).spec.checkpoint.url == url
+
+
+def test_a_place_that_the_server_does_not_allow_is_refused_at_submit(
+    run_service: Any, store: Any, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    (state / "code").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("/etc")
+    settings = load_settings(state_dir=state, allowed_paths=str(tmp_path))
+    wrong = {
+        "checkpoint.url": {"checkpoint": {"url": "/elsewhere"}},
+        "data.paths": {"data": {"paths": [f"{tmp_path}/link/*"]}},
+        "code.working_dir": {"code": {"working_dir": str(state / "code")}},
+    }
+    with run_service(store, places=settings.allowed_places) as service:
+        for path, change in wrong.items():
+            answer = service.http.post("/v1/jobs", json=SPEC | change)
+            assert (answer.status_code, [one["path"] for one in answer.json()["errors"]]) == (422, [path])
+            checked = service.http.post("/v1/specs/validate", json=SPEC | change).json()
+            assert [one["path"] for one in checked["errors"]] == [path]
+        good = {"checkpoint": {"url": str(state / "checkpoints" / "mine")}}
+        assert service.http.post("/v1/jobs", json=SPEC | good).status_code == 201
 
 
 def test_a_client_of_another_machine_does_not_guess(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import PreemptionNotice
 from shoal_workers.engine.process.outbox import Outbox
+from shoal_workers.engine.process.secrets import Mask, SecretUnreadable, read_secrets
 from shoal_workers.engine.process.tee import Tee
 from shoal_workers.engine.process.use_meter import UseMeter
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
@@ -81,8 +82,9 @@ class WorkerActor:
         exit_with_raylet()
         self._crash_file = exit_status.record_crashes(exit_status.raylet_socket())
         signal.signal(signal.SIGTERM, lambda *_: self._give_notice())
-        sys.stdout = Tee(sys.stdout, LogStream.STDOUT, self._outbox)
-        sys.stderr = Tee(sys.stderr, LogStream.STDERR, self._outbox)
+        self._mask = Mask()
+        sys.stdout = Tee(sys.stdout, LogStream.STDOUT, self._outbox, self._mask)
+        sys.stderr = Tee(sys.stderr, LogStream.STDERR, self._outbox, self._mask)
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._log_fields)
 
     @ray.method(concurrency_group="train")
@@ -91,11 +93,12 @@ class WorkerActor:
         if refused := self._refused(life):
             return refused
         try:
+            self._read_secrets()
             engine = self._load_engine()
             engine.prepare(self._config.expected_bytes)
         except Exception as error:
             report = getattr(error, "report", None)
-            return report if isinstance(report, ErrorReport) else _engine_error(error, Phase.PREPARING)
+            return self._masked(report if isinstance(report, ErrorReport) else _engine_error(error, Phase.PREPARING))
         return WorkerInfo(
             version=WIRE_VERSION,
             worker_id=self._config.worker_id,
@@ -294,7 +297,10 @@ class WorkerActor:
     def _run(self, assignment: Assignment) -> WorkerExit:
         """The only catch-all of the worker: a bug of the engine becomes an exit with its traceback."""
         try:
-            return self._load_engine().run(assignment)
+            worker_exit = self._load_engine().run(assignment)
+            if worker_exit.error is None:
+                return worker_exit
+            return worker_exit.model_copy(update={"error": self._masked(worker_exit.error)})
         except Exception as error:
             report = _engine_error(error, self._progress().phase)
             return WorkerExit(
@@ -308,6 +314,16 @@ class WorkerActor:
     def _sample_links(self) -> None:
         if self._engine is not None:
             self._engine.sample_links()
+
+    def _read_secrets(self) -> None:
+        """Before the task is imported, which may read them. Idempotent."""
+        found = read_secrets(self._spec.secrets, os.environ)
+        self._mask.add(found)
+        os.environ.update(found)
+
+    def _masked(self, report: ErrorReport) -> ErrorReport:
+        masked = {"message": self._mask(report.message), "traceback": self._mask(report.traceback)}
+        return report.model_copy(update=masked)
 
     def _log_fields(self) -> dict[str, object]:
         """Fields of every log event of this process; generation and rank are those of the last `run`."""
@@ -373,11 +389,12 @@ class WorkerActor:
 def _engine_error(error: Exception, phase: Phase) -> ErrorReport:
     """An exception that was raised outside every call into the task. Torch may be what could not be imported."""
     number = error.errno if isinstance(error, OSError) else None
+    is_users = isinstance(error, SecretUnreadable)
     return ErrorReport(
         type=type(error).__name__,
-        message=f"the engine failed: {error}",
+        message=str(error) if is_users else f"the engine failed: {error}",
         traceback=traceback.format_exc(),
         phase=phase,
         error_class=error_class_of([Link(type(error).__name__, str(error), number)]),
-        origin=Origin.ENGINE,
+        origin=Origin.TASK if is_users else Origin.ENGINE,
     )

@@ -55,6 +55,7 @@ from shoal_workers.engine.engine import Engine
 from shoal_workers.engine.group.network_interface import address_towards
 from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.outbox import Outbox
+from shoal_workers.engine.process.secrets import read_secrets
 from shoal_workers.engine.state.part_collector import PartCollector
 
 _GENERATION = 1
@@ -126,6 +127,8 @@ def main() -> int:
     arguments = _arguments()
     spec = _read_spec(arguments.spec)
     environment = TorchrunEnvironment.read()
+    os.environ.update(spec.code.env)
+    os.environ.update(read_secrets(spec.secrets, os.environ))
     layout = layout_for(spec, environment.world_size)
     if spec.worker.gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))

@@ -53,6 +53,7 @@ from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
 from shoal_service.telemetry.removal_tallies import RemovalTallies
 from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces
 
 _DESCRIPTION = (
     "Elastic training service on Ray. Errors are RFC 9457 problem documents. Times are seconds since the epoch, "
@@ -75,6 +76,7 @@ def create_app(
     allowed_hosts: frozenset[str] = frozenset(),
     limits: Limits = Limits(),  # noqa: B008
     issuer: Issuer | None = None,
+    places: AllowedPlaces = EVERYWHERE,
 ) -> FastAPI:
     """A new application.
 
@@ -89,6 +91,7 @@ def create_app(
         warnings: shown by /readyz.
         issuer: of JWTs that are accepted beside tokens.
         limits: how much one principal may ask.
+        places: what the paths and URLs of a spec may name.
         allowed_hosts: names that a request may be for, in lower case; addresses and localhost always are.
     """
     storage = JobStorage(checkpoint_url)
@@ -105,6 +108,7 @@ def create_app(
         pace=pace,
         profiles=profiles,
         warnings=warnings,
+        places=places,
     )
 
     @asynccontextmanager

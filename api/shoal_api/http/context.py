@@ -19,6 +19,7 @@ from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
 from shoal_service.views import ClusterView
+from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces
 from shoal_workers.contract.messages import Stacks
 
 JobId = Annotated[
@@ -60,6 +61,8 @@ class Context:
     """The hardware that the planner knows, by name."""
     warnings: Callable[[], tuple[str, ...]] = tuple
     """Problems of a service that is ready all the same. Called on worker threads; it must answer from memory."""
+    places: AllowedPlaces = EVERYWHERE
+    """What the paths and URLs of a spec may name."""
     clock: Callable[[], float] = time.time
     changes: Changes = field(default_factory=Changes)
     verifications: Verifications = field(default_factory=Verifications)

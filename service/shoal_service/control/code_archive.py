@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import stat
+import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -23,6 +25,11 @@ EXCLUDED_NAMES = frozenset(
 _EXCLUDED_SUFFIXES = (".pyc", ".pyo")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _NUM_LARGEST_NAMED = 5
+_MAX_NAME_BYTES = 1024
+_ENTRY, _END_OF_DIRECTORY = b"PK\x01\x02", b"PK\x05\x06"
+_END = struct.Struct("<12xII2x")
+"""The end of a zip's directory: its size, and where it begins."""
+_OF_ZIP64 = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +68,23 @@ def pack(working_dir: str | Path, *, max_bytes: int = MAX_ARCHIVE_BYTES) -> Code
 
 
 def check(sha256: str, data: bytes) -> None:
-    """Verify an uploaded archive.
+    """Verify an uploaded archive, which may be hostile. Takes some seconds at most, for 1 GiB of content.
 
     Raises:
-        CodeArchiveError: another sha256 than named, a damaged zip, or entries outside of the archive's root.
+        CodeArchiveError: another sha256 than named, a damaged zip, too many or too large entries, or an entry that is
+            no ordinary file or directory below the archive's root.
     """
     actual = hashlib.sha256(data).hexdigest()
     if actual != sha256:
         raise CodeArchiveError(f"the body's sha256 is {actual}, not {sha256}.")
     try:
+        _require_few(data)
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
-            if len(entries) > MAX_FILES:
-                raise CodeArchiveError(f"the archive has {len(entries)} entries; {MAX_FILES} are allowed.")
             unpacked_bytes = sum(entry.file_size for entry in entries)
             if unpacked_bytes > 16 * MAX_ARCHIVE_BYTES:
                 raise CodeArchiveError(f"the archive unpacks to {unpacked_bytes} bytes, more than 1 GiB.")
-            for entry in entries:
-                parts = entry.filename.replace("\\", "/").split("/")
-                if entry.filename.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]:
-                    raise CodeArchiveError(
-                        f"the entry {entry.filename!r} would be extracted outside of the archive's root."
-                    )
+            _require_plain(entries)
             damaged = archive.testzip()
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
         if isinstance(error, CodeArchiveError):
@@ -90,6 +92,45 @@ def check(sha256: str, data: bytes) -> None:
         raise CodeArchiveError(f"the body is not a valid zip archive: {error}.") from None
     if damaged is not None:
         raise CodeArchiveError(f"the entry {damaged!r} is damaged.")
+
+
+def _require_few(data: bytes) -> None:
+    """Before the directory of the archive is read, which takes half a kilobyte of memory for each entry."""
+    end = data.rfind(_END_OF_DIRECTORY)
+    if end < 0 or len(data) < end + _END.size:
+        raise CodeArchiveError("the body is not a valid zip archive: it has no directory.")
+    size, offset = _END.unpack_from(data, end)
+    if _OF_ZIP64 in (size, offset):
+        raise CodeArchiveError(f"the archive is of the kind ZIP64, for more than {MAX_FILES} entries or 4 GiB.")
+    num_entries = data.count(_ENTRY, max(0, end - size), end)
+    if num_entries > MAX_FILES:
+        raise CodeArchiveError(f"the archive has {num_entries} entries; {MAX_FILES} are allowed.")
+
+
+def _require_plain(entries: list[zipfile.ZipInfo]) -> None:
+    """Every entry is a file or a directory with a name of its own, below the archive's root."""
+    files: set[str] = set()
+    folders: set[str] = set()
+    for entry in entries:
+        name = entry.filename
+        shown = name if len(name) <= 100 else f"{name[:100]}..."
+        parts = name.replace("\\", "/").removesuffix("/").split("/")
+        if name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]:
+            raise CodeArchiveError(f"the entry {shown!r} would be extracted outside of the archive's root.")
+        if len(name.encode(errors="replace")) > _MAX_NAME_BYTES or any(len(part.encode()) > 255 for part in parts):
+            raise CodeArchiveError(f"the entry {shown!r} has a name of more than {_MAX_NAME_BYTES} or 255 bytes.")
+        if "" in parts or "." in parts or not name.isprintable():
+            raise CodeArchiveError(f"the entry {shown!r} has a name that not every file system has.")
+        kind = stat.S_IFMT(entry.external_attr >> 16)
+        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise CodeArchiveError(f"the entry {shown!r} is a link or a device; files and directories are allowed.")
+        path = "/".join(parts)
+        if path in files or (path in folders and not entry.is_dir()):
+            raise CodeArchiveError(f"the entry {shown!r} is there twice.")
+        (folders if entry.is_dir() else files).add(path)
+        folders.update("/".join(parts[:count]) for count in range(1, len(parts)))
+    if both := files & folders:
+        raise CodeArchiveError(f"the entry {min(both)[:100]!r} is a file and a directory.")
 
 
 def _files_of(root: Path) -> dict[str, Path]:

@@ -6,6 +6,7 @@ does not exist yet.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from shoal_service.control.code_archive import CodeArchiveError, pack
@@ -16,6 +17,7 @@ from shoal_service.planner import HardwareProfile, refusal
 from shoal_service.store import Store
 from shoal_service.views import JobView
 from shoal_workers.contract.checks.checkpoint_url import check_checkpoint_url
+from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces, check_places
 from shoal_workers.contract.checks.remarks import capacity_remark, remarks
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 from shoal_workers.contract.spec import JobSpec
@@ -43,9 +45,17 @@ class Surroundings:
     nodes: tuple[Node, ...] = ()
     note: str = ""
     """Begins the note of the job's status."""
+    places: AllowedPlaces = EVERYWHERE
 
 
 NOTHING_KNOWN = Surroundings()
+
+
+def check_spec(spec: JobSpec, places: AllowedPlaces) -> None:
+    """What can be checked without the store and the planner. Raises SpecError."""
+    check_checkpoint_url(spec)
+    check_places(spec, places, os.path.realpath)
+    check_webhooks(spec)
 
 
 def submit(
@@ -63,12 +73,11 @@ def submit(
     cluster has room for, and the remarks on the spec.
 
     Raises:
-        SpecError: checkpoint.url is relative, a webhook names unknown events, the directory cannot be packed, the model
-            fits into no layout, or finish_by has passed.
+        SpecError: checkpoint.url is relative, a path or URL is not allowed on this server, a webhook names unknown
+            events, the directory cannot be packed, the model fits into no layout, or finish_by has passed.
         CodeUnknown, IdempotencyConflict, QueueFull
     """
-    check_checkpoint_url(spec)
-    check_webhooks(spec)
+    check_spec(spec, surroundings.places)
     too_large = refusal(spec)
     if too_large:
         raise SpecError((SpecProblem(path="model", message=too_large),))

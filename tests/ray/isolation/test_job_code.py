@@ -8,17 +8,21 @@ from pathlib import Path
 
 from kit.processes.server import SECRET, SERVICE_SECRETS, Server
 from shoal_api.client import Client
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract.job import EndReason, JobState
 
 TASKS = Path(__file__).parents[2] / "kit" / "ray_tasks"
 
 
-def test_job_code_finds_no_setting_of_the_service_in_any_environment(shoal_server: Server, client: Client) -> None:
+def test_job_code_finds_its_own_variables_and_no_setting_of_the_service(
+    shoal_server: Server, client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("hub-token-of-the-job\n")
     job = client.submit(
         {
             "name": "looks-around",
             "task": "looks_around:Task",
-            "code": {"working_dir": str(TASKS)},
+            "code": {"working_dir": str(TASKS), "env": {"COLOUR": "green"}},
+            "secrets": {"HUB_TOKEN": {"file": str(tmp_path / "token")}},
             "batch": {"global_size": 4, "micro_size": 2},
             "stop": {"steps": 2},
         }
@@ -29,11 +33,37 @@ def test_job_code_finds_no_setting_of_the_service_in_any_environment(shoal_serve
     shown = [json.loads(line.removeprefix("ENV ")) for line in lines if line.startswith("ENV ")]
     assert {process for process, _, _ in shown if process.split()[0] != "os.environ"}, "it has read those of /proc"
     assert [entry for entry in shown if entry[1] == "PATH"], "what is not secret is inherited"
+    assert ["os.environ", "COLOUR", "green"] in shown
+    assert ["os.environ", "HUB_TOKEN", "[secret HUB_TOKEN]"] in shown, "job code has it; the log does not"
+    assert "the secret is [secret HUB_TOKEN]" in lines
+    [raw] = [
+        path
+        for path in Path(str(shoal_server.note and shoal_server.note["temp_dir"])).rglob("worker-*.out")
+        if b"the secret is" in path.read_bytes()
+    ]
+    assert b"hub-token-of-the-job" not in raw.read_bytes()
+    assert "hub-token-of-the-job" not in client.job(job.id).model_dump_json()
+    assert b"hub-token-of-the-job" not in (shoal_server.state_dir / "shoal.db").read_bytes()
     leaked = [entry for entry in shown if SECRET in entry[2] or entry[1] in SERVICE_SECRETS]
     assert leaked == []
     folders = dict(json.loads(line.removeprefix("FOLDER ")) for line in lines if line.startswith("FOLDER "))
     assert shoal_server.note is not None
     assert folders[shoal_server.note["temp_dir"]] == 0o700, "Ray opens its own directories, and not the one above"
+
+
+def test_a_secret_that_is_not_there_fails_the_job_in_words(client: Client, tmp_path: Path) -> None:
+    job = client.submit(
+        {
+            "name": "no-secret",
+            "task": "looks_around:Task",
+            "code": {"working_dir": str(TASKS)},
+            "secrets": {"HUB_TOKEN": {"file": str(tmp_path / "nowhere")}},
+            "stop": {"steps": 2},
+        }
+    )
+    ended = client.wait(job.id, timeout_s=120)
+    assert (ended.status.state, ended.status.reason) == (JobState.FAILED, EndReason.USER_ERROR)
+    assert f"secrets.HUB_TOKEN: {tmp_path / 'nowhere'} cannot be read on this node" in ended.status.message
 
 
 def test_no_process_of_the_cluster_has_a_secret_of_the_service(shoal_server: Server) -> None:

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.code.spec import CodeSpec as CodeSpec
+from shoal_workers.contract.code.spec import Secrets
 from shoal_workers.contract.course.continuing import ContinueFrom as ContinueFrom
 from shoal_workers.contract.course.training import ScheduleSpec as ScheduleSpec
 from shoal_workers.contract.course.training import StopSpec as StopSpec
@@ -39,15 +41,6 @@ class Precision(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
-
-
-class CodeSpec(Frozen):
-    """Where the user's own modules come from."""
-
-    working_dir: str | None = Field(None, max_length=4096)
-    """A directory on the submitting machine. It is packed at submission; later edits do not change a running job."""
-    archive: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    """The sha256 of an uploaded archive (`PUT /v1/code/{sha256}`). The client sets it."""
 
 
 class BatchSpec(Frozen):
@@ -276,6 +269,9 @@ class JobSpec(Frozen):
     task: str = LM_TASK
     """`module:Name` of a task class; see docs/tasks.md."""
     code: CodeSpec = CodeSpec()
+    secrets: Secrets = Field(default_factory=dict, max_length=64)
+    """Environment variables of the workers whose values are not in the spec: `{HUB_TOKEN: {file: "/run/secrets/hub"}}`.
+    Each is read on the worker's node when the worker starts, and is neither stored nor shown."""
     model: dict[str, Any] = Field(default_factory=dict)
     """Passed to the task. The built-in language model has the keys of `LanguageModelConfig`, a Hugging Face model those
     of `HuggingFaceConfig`."""
@@ -355,6 +351,12 @@ class JobSpec(Frozen):
                 "row, and collectives for fp8, which gloo does not have. Use bf16."
             )
         return precision
+
+    @model_validator(mode="after")
+    def _one_source(self) -> JobSpec:
+        if both := sorted({*self.code.env} & {*self.secrets}):
+            raise ValueError(f"{', '.join(both)}: in code.env and in secrets. Name each variable in one of them.")
+        return self
 
     @field_validator("task")
     @classmethod

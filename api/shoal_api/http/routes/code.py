@@ -17,9 +17,8 @@ from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.control.code_archive import MAX_ARCHIVE_BYTES, CodeArchiveError, check
-from shoal_service.control.webhooks.check import check_webhooks
+from shoal_service.control.submission import check_spec
 from shoal_service.core.access.roles import Permission
-from shoal_workers.contract.checks.checkpoint_url import check_checkpoint_url
 from shoal_workers.contract.checks.spec_errors import SpecError
 from shoal_workers.contract.checks.spec_schema import job_spec_schema
 
@@ -64,8 +63,7 @@ def routes(context: Context) -> APIRouter:
         """Lists every error of the spec. For an invalid spec the answer is 200 with `valid: false`."""
         try:
             spec = await read_spec(request)
-            check_checkpoint_url(spec)
-            check_webhooks(spec)
+            check_spec(spec, context.places)
             found = SpecCheck(valid=True, spec=spec)
         except SpecError as error:
             found = SpecCheck(valid=False, errors=error.problems)

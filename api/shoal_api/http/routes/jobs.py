@@ -170,5 +170,5 @@ def routes(context: Context) -> APIRouter:
 
 def _submit(context: Context, owned: OwnedSpec, idempotency_key: str | None) -> tuple[JobView, bool]:
     nodes = context.cluster.snapshot().nodes
-    known = Surroundings(profiles=tuple(context.profiles.values()), nodes=nodes, note=owned.note)
+    known = Surroundings(profiles=tuple(context.profiles.values()), nodes=nodes, note=owned.note, places=context.places)
     return submit(context.store, owned.spec, idempotency_key, context.clock(), known)

@@ -45,6 +45,7 @@ def worker_environment(config: SupervisorConfig) -> dict[str, Any]:
     worker = config.spec.worker
     found = _environment(config, threads=max(1, int(worker.cpus)), fork=not worker.gpus)
     found["env_vars"][PATIENCE] = f"{PATIENCE_S:g}"
+    found["env_vars"] |= config.spec.code.env
     if config.code_uri is not None:
         found["working_dir"] = config.code_uri
     return found

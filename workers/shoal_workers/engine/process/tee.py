@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from shoal_workers.contract.messages import LogLine, LogStream
@@ -20,16 +21,20 @@ MAX_LINE_CHARS = 4000
 class Tee:
     """Any thread may write."""
 
-    def __init__(self, stream: TextIO, name: LogStream, outbox: Outbox) -> None:
+    def __init__(
+        self, stream: TextIO, name: LogStream, outbox: Outbox, mask: Callable[[str], str] = lambda text: text
+    ) -> None:
+        """`mask` replaces what nobody may see. In the stream itself a text is masked that is written at once."""
         self._stream = stream
+        self._mask = mask
         self._name = name
         self._outbox = outbox
         self._partial = ""
         self._lock = threading.Lock()
 
     def write(self, text: str) -> int:
-        """What `stream` returns. Lines are shown as a terminal shows them: text after a carriage return replaces what
-        is before it, so of a progress bar the last state remains."""
+        """The number of characters. Lines are shown as a terminal shows them: text after a carriage return replaces
+        what is before it, so of a progress bar the last state remains."""
         with self._lock:
             *lines, last = text.split("\n")
             if lines:
@@ -39,8 +44,9 @@ class Tee:
         for line in lines:
             shown = _visible(line).removesuffix("\r")
             if shown:
-                self._outbox.log(LogLine(at=time.time(), stream=self._name, text=shown))
-        return self._stream.write(text)
+                self._outbox.log(LogLine(at=time.time(), stream=self._name, text=self._mask(shown)))
+        self._stream.write(self._mask(text))
+        return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

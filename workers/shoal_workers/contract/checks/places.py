@@ -1,0 +1,117 @@
+"""Which directories and URLs a spec may name: only those below the allowed roots, with the allowed protocols.
+
+Called at submit and by the check of a spec, with the server's settings. It keeps the built-in tasks, the checkpoints
+and the packing of `code.working_dir` away from other places. It is no boundary for the code of a user's task, which
+reads what its process may read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
+from shoal_workers.contract.model.hf import HF_TASK
+from shoal_workers.contract.model.lm import BYTE_TOKENIZER, LM_TASK
+from shoal_workers.contract.spec import JobSpec
+
+LOCAL = "file"
+DEFAULT_PATHS = "/"
+DEFAULT_PROTOCOLS = "file,s3,s3a,gs,gcs,az,abfs,abfss,hf,simplecache,filecache"
+_WORKING_DIR = "code.working_dir"
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedPlaces:
+    """What the server allows. By default everything local but the server's own directory, and object storage."""
+
+    paths: tuple[str, ...] = (DEFAULT_PATHS,)
+    """Absolute directories."""
+    protocols: frozenset[str] = frozenset(DEFAULT_PROTOCOLS.split(","))
+    """As in fsspec's URLs; `file` for local paths."""
+    closed: tuple[str, ...] = ()
+    """Directories of the server itself, which no spec may name."""
+    opened: tuple[str, ...] = ()
+    """Directories below the closed ones that it may name."""
+
+    def refusal(self, place: str, resolve: Callable[[str], str] = os.path.normpath) -> str:
+        """Why a path or URL is not allowed, in words; empty: it is.
+
+        Args:
+            resolve: the absolute path that a local path means.
+        """
+        for link in place.split("::"):  # fsspec's chains: simplecache::s3://bucket/file
+            protocol, separator, rest = link.partition("://")
+            if not separator:
+                is_word = "::" in place and link and "/" not in link
+                protocol, rest = (link, "") if is_word else (LOCAL, link)
+            if protocol.lower() not in self.protocols:
+                known = ", ".join(sorted(self.protocols)) or "none"
+                return f"the protocol {protocol} is not allowed on this server (SHOAL_ALLOWED_PROTOCOLS: {known})"
+            if protocol.lower() == LOCAL and rest and (words := self._refusal_of_path(rest, resolve)):
+                return words
+        return ""
+
+    def _refusal_of_path(self, path: str, resolve: Callable[[str], str]) -> str:
+        resolved = {os.path.normpath(path), resolve(path) if path.startswith("/") else os.path.normpath(path)}
+        if any(_is_below(one, self.closed) and not _is_below(one, self.opened) for one in resolved):
+            return "it is in the server's own directory, which holds its database and its tokens"
+        if "/" not in self.paths and not all(_is_below(one, self.paths) or _stays_inside(one) for one in resolved):
+            return f"it is below none of the directories that this server allows (SHOAL_ALLOWED_PATHS: {self.listed})"
+        return ""
+
+    @property
+    def listed(self) -> str:
+        return ", ".join(self.paths)
+
+    def contains_closed(self, directory: str) -> bool:
+        return any(_is_below(one, (directory,)) for one in self.closed)
+
+
+EVERYWHERE = AllowedPlaces()
+
+
+def check_places(spec: JobSpec, allowed: AllowedPlaces, resolve: Callable[[str], str] = os.path.normpath) -> None:
+    """Raises SpecError with every place that is not allowed."""
+    problems = []
+    for path, place in _places_of(spec):
+        words = allowed.refusal(place, resolve)
+        if not words and path == _WORKING_DIR and allowed.contains_closed(resolve(place)):
+            words = "it contains the server's own directory, which holds its database and its tokens"
+        if words:
+            problems.append(SpecProblem(path=path, message=f"{path} {place!r}: {words}."))
+    if problems:
+        raise SpecError(tuple(problems))
+
+
+def _places_of(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    if spec.checkpoint.url is not None:
+        yield "checkpoint.url", spec.checkpoint.url
+    if spec.code.working_dir is not None and spec.code.archive is None:
+        yield _WORKING_DIR, spec.code.working_dir
+    for name, source in spec.secrets.items():
+        if source.file is not None:
+            yield f"secrets.{name}.file", source.file
+    if spec.task not in (LM_TASK, HF_TASK):
+        return
+    yield from _texts(spec.model, "model", ("path",))
+    yield from _texts(spec.data, "data", ("cache_dir", "tokenizer", "paths"))
+
+
+def _texts(section: Mapping[str, Any], name: str, keys: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for key in keys:
+        value = section.get(key)
+        for place in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(place, str) and place != BYTE_TOKENIZER:
+                yield f"{name}.{key}", place
+
+
+def _is_below(path: str, directories: tuple[str, ...]) -> bool:
+    return any(path == one or path.startswith(one.rstrip("/") + "/") for one in directories)
+
+
+def _stays_inside(path: str) -> bool:
+    """A relative path in the directory of the job's code."""
+    return not path.startswith(("/", "~", "..")) and path != ""
