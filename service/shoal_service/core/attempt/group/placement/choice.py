@@ -1,6 +1,6 @@
 """The layout of the next group and its workers in rank order. Called by `forming`.
 
-The layout is planned for a number of workers, then `rank_order` deals the ranks. If a tp group would cross nodes, the
+The layout is planned for a number of workers, then `rank_order` assigns the ranks. If a tp group would cross nodes, the
 layout is planned again with at most as much tp as the nodes hold. That plan is taken if it uses as many workers, is
 predicted to fit into memory and keeps all tp groups inside nodes. Degrees that the spec fixes are used as they are.
 """

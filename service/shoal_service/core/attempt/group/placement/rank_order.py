@@ -1,7 +1,7 @@
 """Which worker gets which rank, so that the busiest axes do not leave a node. Pure; `choice` calls it.
 
 tp communicates in every layer, cp and ep in every block, pp between stages, and the data axes once a step. So a first
-group is dealt node by node: as many whole blocks as fit of the largest size, then of the next smaller one.
+group is filled node by node: as many whole blocks as fit of the largest size, then of the next smaller one.
 
     pp2 x fsdp2 x tp2              rank   0   1 | 2   3 | 4   5 | 6   7
     node A has workers 0 to 3    worker   0   1 | 4   5 | 2   3 | 6   7
