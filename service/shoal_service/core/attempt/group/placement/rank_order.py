@@ -52,7 +52,7 @@ def rank_order(candidates: Sequence[Candidate], previous: Sequence[int], layout:
     survives = any(candidate.index in former for candidate in candidates)
     if survives and num_crossing([c.node for c in usual], layout.tp) == fewest_crossing(candidates, layout):
         return usual
-    return _Deal(candidates, {i: rank for i, rank in former.items() if rank < layout.world_size}, layout).order()
+    return _Allotment(candidates, {i: rank for i, rank in former.items() if rank < layout.world_size}, layout).order()
 
 
 def num_crossing(nodes: Sequence[str], tp: int) -> int:
@@ -66,7 +66,7 @@ def fewest_crossing(candidates: Sequence[Candidate], layout: Layout) -> int:
     return max(0, layout.world_size // layout.tp - inside)
 
 
-class _Deal:
+class _Allotment:
     """Gives all tp groups to places: first to nodes, then to machines, then to the whole cluster."""
 
     def __init__(self, candidates: Sequence[Candidate], former: dict[int, int], layout: Layout) -> None:
