@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,6 @@ def test_a_jobs_newest_checkpoint_is_exported_by_the_jobs_name(
 
 def _export(server: Any, client: Client, *arguments: object) -> subprocess.CompletedProcess[str]:
     program = [server.python, "-c", "from shoal_api.cli.main import main; main()", "export", *map(str, arguments)]
-    return subprocess.run(
-        [*program, f"--url=http://127.0.0.1:{server.port}"], capture_output=True, text=True, timeout=_PATIENCE_S
-    )
+    environment = {**os.environ, "SHOAL_STATE_DIR": str(server.state_dir)}  # the token of the server's owner is there
+    command = [*program, f"--url=http://127.0.0.1:{server.port}"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S)
