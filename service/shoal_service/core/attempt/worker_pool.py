@@ -30,7 +30,7 @@ def warm(turn: Turn, index: int, info: WorkerInfo) -> None:
     turn.pool = turn.pool.with_worker(replace(worker, info=info, warm_at=turn.now))
     turn.budgets = replace(turn.budgets, failed_starts=0)
     turn.emit(WorkerStarted(worker_id=info.worker_id, node_id=info.node_id, node_ip=info.node_ip, pid=info.pid))
-    if turn.stage in (Stage.QUIESCING, Stage.WAITING):
+    if turn.stage in (Stage.QUIESCING, Stage.WAITING, Stage.FALLING_BACK):
         snapshot_reports.request(
             turn, index
         )  # memory outlives workers: it may serve what those before it on its node left

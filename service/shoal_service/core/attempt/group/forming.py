@@ -69,6 +69,9 @@ def plan_next(turn: Turn) -> None:
             turn.end_saved()
             return
         # the snapshot is newer than the checkpoint: continue from it, and pause at the next step boundary
+    if can_form and snapshot_reports.are_awaited(state, turn.now):
+        turn.enter(Waiting(since=turn.now))  # `consider` forms the group once they are reported
+        return
     if can_form:
         form(turn, chosen)
         return

@@ -69,7 +69,7 @@ def test_norms_of_heads_see_a_part_of_them() -> None:
 def test_degrees_are_checked_at_submit() -> None:
     with pytest.raises(SpecError, match="tp 4 does not divide the number of attention heads"):
         _spec({"config": CONFIG}, parallelism={"tp": 4}, elasticity={"max_workers": 4})
-    with pytest.raises(SpecError, match="cp is 2, but the architecture .llama. has no plan for cp"):
+    with pytest.raises(SpecError, match="cp is 2, but the architecture 'llama' has no plan for cp"):
         _spec({"config": CONFIG}, parallelism={"cp": 2}, elasticity={"max_workers": 2})
 
 

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from shoal_service.core.attempt.commands import Commit, FindCheckpoint, ForgetDamaged, Run, StartWorker
-from shoal_service.core.attempt.events import CheckpointFound, ReportArrived
+from shoal_service.core.attempt.commands import (
+    Commit,
+    FindCheckpoint,
+    ForgetDamaged,
+    RequestSnapshotParts,
+    Run,
+    StartWorker,
+)
+from shoal_service.core.attempt.events import CheckpointFound, ReportArrived, SnapshotPartsReported, WorkerWarm
+from shoal_service.core.attempt.machine import step
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.worker import WorkerPool
+from shoal_service.planner import plan
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import SavedPart
@@ -79,6 +90,30 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before_it(new_world: NewWorld)
     assert world.events("checkpoint.damaged")[0]["name"] == NEW
     assert world.events("checkpoint.fallback") == [{"to": OLD}]
     assert world.incidents()[0].cause is IncidentCause.DAMAGED_CHECKPOINT and world.incidents()[0].closed
+
+
+def test_a_worker_that_becomes_warm_meanwhile_is_asked_for_its_snapshots_before_the_group_forms(
+    new_world: NewWorld,
+) -> None:
+    """It may serve a newer snapshot than the checkpoint before the damaged one."""
+    world = new_world(workers=2, memory=True)
+    world.committed = {OLD: True, NEW: False}
+    world.open()
+    world.start_all()
+    world.form()
+    world.deliver_all()
+    assert world.state.stage is Stage.FALLING_BACK
+    index = world.state.pool.next_index
+    late = replace(world.state.pool.workers[0], index=index, worker_id="late", info=None, warm_at=None)
+    world.state = replace(world.state, pool=WorkerPool(workers=(*world.state.pool.workers, late), next_index=index + 1))
+    info = world.state.pool.workers[0].info
+    state, commands = step(world.state, WorkerWarm(index, info), world.now, plan)
+    assert RequestSnapshotParts(index) in commands
+    found = CheckpointFound(OLD)
+    state, commands = step(state, found, world.now, plan)
+    assert state.stage is Stage.WAITING and not any(isinstance(command, Run) for command in commands)
+    state, commands = step(state, SnapshotPartsReported(index, ()), world.now, plan)
+    assert state.stage is Stage.FORMING and any(isinstance(command, Run) for command in commands)
 
 
 def test_the_only_checkpoint_being_damaged_ends_the_job_and_names_it(new_world: NewWorld) -> None:
