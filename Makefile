@@ -57,7 +57,7 @@ bench-start: setup ## seconds until workers are ready: forked by the fork server
 bench-busy-host: setup ## false node deaths and suspicions while 20 busy processes compete with a job (3 minutes)
 	@$(BIN)/python bench/busy_host.py
 
-bench-scale: setup ## how the work of a supervisor grows from 64 to 4,096 workers (workers that only answer; three minutes)
+bench-scale: setup ## how the work of a supervisor grows from 64 to 1,024 workers (workers that only answer)
 	@mkdir -p build && $(BIN)/python bench/scale/main.py --out build/scale.json
 
 bench-forming: setup ## seconds to form a group of 4, 16 and 32 processes, with Shoal's store and with torch's TCPStore

@@ -222,12 +222,6 @@ class ScaleWorld:
         await self.until(lambda: self.executor.generation > before and self.is_whole)
         return time.perf_counter() - began
 
-    async def until_full(self) -> None:
-        """The group has all granted workers again, and trains."""
-        await self.until(
-            lambda: self.stage == "running" and len(self.executor._state.group.workers) == self.num_workers
-        )
-
     async def until(self, condition: Callable[[], bool], limit_s: float = 600.0) -> None:
         end = time.monotonic() + limit_s
         while not condition():
