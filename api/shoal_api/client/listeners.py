@@ -1,6 +1,6 @@
 """Who listens on a port of this machine, as Linux tells in /proc/net/tcp. Called by `credentials`.
 
-It opens no connection. On other systems, and if nobody listens, the answer is None.
+It opens no connection. On other systems, and if no process listens, the answer is None.
 """
 
 from __future__ import annotations
