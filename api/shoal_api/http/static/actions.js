@@ -1,6 +1,6 @@
 // The buttons of a job. Each says what will happen and what it costs before it does anything.
 import { $, element } from "./dom.js";
-import { ask } from "./dialog.js";
+import { ask, refresh } from "./dialog.js";
 import { jobPath, request } from "./api.js";
 import { number, plural, seconds, whole } from "./format.js";
 import { ENDED } from "./states.js";
@@ -8,8 +8,10 @@ import { ENDED } from "./states.js";
 let shown = null;
 
 export function showActions(state) {
+  const { state: now, workers } = state.job.status;
   shown = state;
-  const { state: now } = state.job.status;
+  if ($("actions").dataset.about !== `${now} ${workers}`) refresh();
+  $("actions").dataset.about = `${now} ${workers}`;
   const usable = [...(ENDED.has(now) ? [] : ["scale", "relayout", "priority", ...(RUNNING.has(now) ? ["profile"] : []), ...(now === "PAUSED" || now === "PAUSING" ? ["resume"] : ["pause"]), "cancel"])];
   if ($("actions").dataset.usable === usable.join()) return;
   $("actions").dataset.usable = usable.join();

@@ -16,6 +16,11 @@ export function ask(action) {
   $("dialog").showModal();
 }
 
+// The words of an open dialog are said anew: what they are about has changed.
+export function refresh() {
+  if ($("dialog").open) explain();
+}
+
 async function explain() {
   const asked = current, value = $("dialog-value")?.value;
   let words;
