@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shoal_service.core.desired import Desired
+from shoal_service.core.selection.labels import LabelSelector
 from shoal_service.store import (
     IdempotencyConflict,
     InvalidCursor,
@@ -129,6 +130,17 @@ class TestList:
         assert [item.id for item in (*first.items, *second.items)] == expected
         assert {item.state for item in first.items} == set(states)
         assert store.list_jobs(states=[JobState.RUNNING]).items == ()
+
+    def test_labels_and_words_filter_across_pages_and_beside_states(self, store: Store, submit: Submit) -> None:
+        made = [submit(name=f"cod-{n}", labels={"sweep": "lr", "lr": f"{n}e-3"}) for n in range(5)]
+        plain = submit(name="eel")
+        first = store.list_jobs(labels=[LabelSelector("sweep", "lr")], limit=3)
+        second = store.list_jobs(labels=[LabelSelector("sweep", "lr")], limit=3, cursor=first.next_cursor)
+        assert [item.id for item in (*first.items, *second.items)] == made[::-1]
+        assert [item.id for item in store.list_jobs(labels=[LabelSelector("sweep", negated=True)]).items] == [plain]
+        others = [LabelSelector("sweep"), LabelSelector("lr", "2e-3", negated=True)]
+        assert len(store.list_jobs(labels=others, states=[JobState.QUEUED]).items) == 4
+        assert [item.id for item in store.list_jobs(search="COD lr=3e").items] == [made[3]]
 
     @pytest.mark.parametrize("cursor", ["", "x", "!!!!", "am9iczo", "am9iczotMQ", "am9iczoxCg", "é", "A" * 5000])
     def test_a_cursor_of_another_list_is_refused(self, store: Store, cursor: str) -> None:

@@ -138,14 +138,19 @@ class Client(Histories, Operations, Scheduling, Profiles, Access):
         state: Collection[JobState] = (),
         project: str | None = None,
         user: str | None = None,
+        label: Collection[str] = (),
+        search: str = "",
         limit: int | None = None,
     ) -> Iterator[JobSummary]:
-        """Jobs, newest first, page by page; at most `limit`; `project` and `user` None: of all."""
+        """Jobs, newest first, page by page; at most `limit`; `project` and `user` None: of all. `label`: NAME, !NAME,
+        NAME=VALUE or NAME!=VALUE, all of them; `search`: words that are all in name, id, project, user or labels."""
         cursor: str | None = None
         left = limit
         while left is None or left > 0:
             page_size = 500 if left is None else min(left, 500)
-            page = self.jobs_page(state=state, project=project, user=user, limit=page_size, cursor=cursor)
+            page = self.jobs_page(
+                state=state, project=project, user=user, label=label, search=search, limit=page_size, cursor=cursor
+            )
             yield from page.items
             cursor = page.next_cursor
             if cursor is None:
@@ -158,11 +163,21 @@ class Client(Histories, Operations, Scheduling, Profiles, Access):
         state: Collection[JobState] = (),
         project: str | None = None,
         user: str | None = None,
+        label: Collection[str] = (),
+        search: str = "",
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[JobSummary]:
         states = [one.value for one in state]
-        params = {"state": states, "project": project, "user": user, "limit": limit, "cursor": cursor}
+        params = {
+            "state": states,
+            "project": project,
+            "user": user,
+            "label": list(label),
+            "search": search,
+            "limit": limit,
+            "cursor": cursor,
+        }
         return self._get("/v1/jobs", Page[JobSummary], params)
 
     def job(self, job_id: str) -> JobView:

@@ -26,7 +26,7 @@ class Operations(Endpoint):
         self, *, search: str = "", label: str | None = None, offset: int = 0, limit: int = 50
     ) -> FleetOverview:
         """A page of jobs, newest first, jobs by state, the cluster's goodput, and what runs on each node. `search`: a
-        part of a name, an id, a project or a label's value; `label`: NAME or NAME=VALUE."""
+        words that are all in name, id, project, user or labels; `label`: NAME, !NAME, NAME=VALUE or NAME!=VALUE."""
         params = {"search": search, "label": label, "offset": offset, "limit": limit}
         return self._get("/v1/overview", FleetOverview, params)
 

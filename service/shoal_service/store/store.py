@@ -18,6 +18,7 @@ from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.service import NodeCleared
 from shoal_service.core.nodes import Drain, DrainSource
 from shoal_service.core.parity import DEFAULT_TOLERANCE
+from shoal_service.core.selection.labels import LabelSelector
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import archives, driving, nodes, submissions
 from shoal_service.store import lease as leases
@@ -142,11 +143,14 @@ class Store(
         limit: int = 50,
         cursor: str | None = None,
         visible: Collection[str] | None = None,
+        labels: Collection[LabelSelector] = (),
+        search: str = "",
     ) -> Page[JobSummary]:
         """Newest first; no `states`: all of them; no `project`, no `user`: of all of them; `visible`: only jobs of
-        these projects, None: of all. Raises InvalidCursor."""
+        these projects, None: of all; only jobs that all of `labels` match and that have every word of `search`.
+        Raises InvalidCursor."""
         with self._database.read() as tx:
-            which = submissions.Which(states, project, user, visible)
+            which = submissions.Which(states, project, user, visible, labels, search)
             return submissions.page(tx, which, limit, cursor)
 
     def patch_job(self, job_id: str, patch: JobPatch, *, if_match: str | None, now: float) -> JobView:

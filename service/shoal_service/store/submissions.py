@@ -16,6 +16,7 @@ from sqlalchemy import insert as plain_insert
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.job import JobCreated, JobPatched, JobRequested
 from shoal_service.core.job_machine import Requested, step
+from shoal_service.core.selection.labels import LabelSelector
 from shoal_service.store.access import audit
 from shoal_service.store.database import insert
 from shoal_service.store.edit import JobEdit
@@ -27,6 +28,7 @@ from shoal_service.store.errors import (
 )
 from shoal_service.store.lifecycle import continuing
 from shoal_service.store.reads import cursor as page_cursors
+from shoal_service.store.reads.selection import selected
 from shoal_service.store.records import (
     SUMMARY_COLUMNS,
     document_of,
@@ -141,6 +143,8 @@ class Which:
     project: str | None
     user: str | None
     visible: Collection[str] | None
+    labels: Collection[LabelSelector] = ()
+    search: str = ""
 
 
 def page(connection: Connection, which: Which, limit: int, cursor: str | None) -> Page[JobSummary]:
@@ -155,6 +159,7 @@ def page(connection: Connection, which: Which, limit: int, cursor: str | None) -
         query = query.where(jobs.c.user == which.user)
     if which.visible is not None:
         query = query.where(jobs.c.project.in_(sorted(which.visible)))
+    query = selected(query, which.labels, which.search)
     if which.states:  # one index range per state, merged: a rare state among many jobs is found without a scan
         ranges = [query.where(jobs.c.state == state.value).subquery() for state in sorted(set(which.states))]
         merged = union_all(*(select(part) for part in ranges)).subquery()

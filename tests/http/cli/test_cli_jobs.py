@@ -45,6 +45,24 @@ def test_jobs_are_listed_newest_first_and_by_state(shoal: Any, service: Any) -> 
     assert "QUEUED" in text
 
 
+def test_jobs_are_found_by_labels_and_words_and_shown_with_annotations(shoal: Any, service: Any) -> None:
+    cod = service.add_job(name="cod", labels={"lr": "3e-4"}, annotations={"why": "Is 3e-4 too much?\nSee the thread."})
+    eel = service.add_job(name="eel", labels={"lr": "1e-4"})
+
+    def listed(*arguments: str) -> list[str]:
+        return [job["id"] for job in shoal("jobs", "--json", *arguments).json()]
+
+    assert listed("--label", "lr=3e-4") == [cod.id]
+    assert listed("--label", "lr", "--label", "lr!=3e-4") == [eel.id]
+    assert listed("--label", "!lr") == []
+    assert listed("--search", "EEL lr=1e") == [eel.id]
+    assert listed("--search", "thread") == [], "annotations are not searched"
+    refused = shoal("jobs", "--label", "=3")
+    assert (refused.code, "NAME!=VALUE" in refused.err) == (2, True)
+    text = shoal("show", cod.id).out
+    assert "lr=3e-4" in text and "why: Is 3e-4 too much?" in text and "See the thread." in text
+
+
 def test_an_unknown_state_is_a_usage_error_that_lists_the_states(shoal: Any) -> None:
     ran = shoal("jobs", "--state", "BUSY")
     assert ran.code == 2

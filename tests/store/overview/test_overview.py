@@ -11,6 +11,7 @@ import pytest
 
 from shoal_service.core.downsampling import bucket_steps, downsample
 from shoal_service.core.goodput import Category
+from shoal_service.core.selection.labels import LabelSelector
 from shoal_service.store import Store
 from shoal_service.store.overview.fleet import FleetQuery, JobOrder
 from shoal_service.views import Goodput, SeriesPoint, WorkerView
@@ -162,9 +163,10 @@ def test_jobs_are_searched_filtered_ordered_and_paged(
 
     assert found() == [other, *reversed(ids)]
     assert found(search="RUN-2") == [ids[2]] and found(search="4e-3") == [ids[4]] and found(search="100%") == []
+    assert found(search="run lr=3e") == [ids[3]] and found(search="run 3e-3 cod") == [], "every word must be found"
     assert found(project="sea") == [other]
-    assert found(labels=(("sweep", None),), descending=False) == ids
-    assert found(labels=(("sweep", "lr"), ("lr", "2e-3"))) == [ids[2]]
+    assert found(labels=(LabelSelector("sweep"),), descending=False) == ids
+    assert found(labels=(LabelSelector("sweep", "lr"), LabelSelector("lr", "2e-3"))) == [ids[2]]
     assert found(order=JobOrder.LOSS, descending=False)[:2] == [ids[1], ids[3]], "jobs without a loss come last"
     assert found(order=JobOrder.LOSS)[:2] == [ids[3], ids[1]]
     assert found(states=frozenset({JobState.QUEUED}), order=JobOrder.PRIORITY, limit=1) == [other]

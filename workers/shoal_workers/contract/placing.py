@@ -133,6 +133,9 @@ Moment = Annotated[float, BeforeValidator(moment, json_schema_input_type=float |
 """Seconds since the epoch; an ISO 8601 time with its zone is accepted too."""
 
 
+_MAX_ANNOTATION = 4096
+
+
 def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
     for name, value in labels.items():
         if not _LABEL_NAME.fullmatch(name):
@@ -144,3 +147,16 @@ def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
 
 JobLabels = Annotated[dict[str, str], AfterValidator(_checked_labels)]
 """Names and values that a user gives a job, to find and to compare jobs."""
+
+
+def _checked_annotations(annotations: dict[str, str]) -> dict[str, str]:
+    for name, value in annotations.items():
+        if not _LABEL_NAME.fullmatch(name):
+            raise ValueError(f"annotation {name[:80]!r}: a name has at most 63 letters, digits and inner . _ -.")
+        if len(value) > _MAX_ANNOTATION or not all(char.isprintable() or char in "\n\t" for char in value):
+            raise ValueError(f"annotation {name!r}: a value has at most {_MAX_ANNOTATION} characters of text.")
+    return annotations
+
+
+Annotations = Annotated[dict[str, str], AfterValidator(_checked_annotations)]
+"""Names and free texts that a user gives a job; nothing is decided by them."""

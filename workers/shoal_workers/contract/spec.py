@@ -22,7 +22,16 @@ from shoal_workers.contract.course.training import ValidationSpec as ValidationS
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.model.lm import LM_TASK
 from shoal_workers.contract.model.plan import ParallelPlan
-from shoal_workers.contract.placing import CapacityKind, JobLabels, Moment, Placement, is_job_name, is_label, is_user
+from shoal_workers.contract.placing import (
+    Annotations,
+    CapacityKind,
+    JobLabels,
+    Moment,
+    Placement,
+    is_job_name,
+    is_label,
+    is_user,
+)
 from shoal_workers.contract.placing import WorkerSpec as WorkerSpec
 from shoal_workers.contract.webhooks.spec import MAX_WEBHOOKS, WebhookSpec
 
@@ -319,6 +328,9 @@ class JobSpec(Frozen):
     labels: JobLabels = Field(default_factory=dict, max_length=32)
     """Of the user, to find and to compare jobs: `{"sweep": "lr", "lr": "3e-4"}`. Names have at most 63 letters, digits,
     dashes, dots and underscores; values at most 255 characters."""
+    annotations: Annotations = Field(default_factory=dict, max_length=32)
+    """Free text of the user, which is shown with the job and not searched: `{"why": "Is 3e-4 too much?"}`. Names as
+    those of labels; values at most 4,096 characters."""
     finish_by: Moment | None = None
     """When the job should be done: seconds since 1970, or a time with its zone such as "2030-01-31T18:00:00Z". The job
     gets workers to make it, if that is possible; null: no deadline."""

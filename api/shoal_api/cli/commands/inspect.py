@@ -23,6 +23,17 @@ def jobs(
     ] = None,
     project: Annotated[str | None, typer.Option("--project", help="Only jobs of this project.")] = None,
     user: Annotated[str | None, typer.Option("--user", help="Only jobs of this user.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label",
+            metavar="NAME[=VALUE]",
+            help="Only jobs with this label; also !NAME and NAME!=VALUE. May be repeated.",
+        ),
+    ] = None,
+    search: Annotated[
+        str, typer.Option("--search", help="Only jobs with these words in name, id, project, user or labels.")
+    ] = "",
     limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of jobs.")] = 100,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
@@ -33,7 +44,9 @@ def jobs(
 
         states = _states(state or [])
         with session.open_client() as client:
-            found = list(client.jobs(state=states, project=project, user=user, limit=limit))
+            found = list(
+                client.jobs(state=states, project=project, user=user, label=label or (), search=search, limit=limit)
+            )
         session.output.document(found, lambda: jobs_table(found, time.time()))
 
 

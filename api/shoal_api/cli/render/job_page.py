@@ -27,6 +27,8 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
         ("id", job.id),
         ("name", job.name),
         ("project", f"{job.spec.project}, user {job.spec.user}, priority {job.spec.priority}"),
+        ("labels", ", ".join(f"{name}={value}" for name, value in job.spec.labels.items())),
+        ("annotations", "\n".join(f"{name}: {text}" for name, text in job.spec.annotations.items())),
         ("state", state),
         ("message", status.message),
         ("goes on from", _origin(job)),

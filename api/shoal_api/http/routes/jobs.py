@@ -18,6 +18,7 @@ from shoal_api.http.documents import JSON_TYPES, PATCH_TYPES, YAML_TYPES, read_m
 from shoal_api.http.followers import JobFollower, JobListFollower
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
+from shoal_api.http.query.selection import LABEL_FORMS, MAX_SELECTORS, SEARCH_WORDS, selectors_of
 from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_api.http.routes.users import USER_NAME
 from shoal_api.http.streams import STREAMED, sse_response
@@ -90,6 +91,8 @@ def routes(context: Context) -> APIRouter:
             str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project, without those below it.")
         ] = None,
         user: Annotated[str | None, Query(pattern=USER_NAME, description="Only jobs of this user.")] = None,
+        label: Annotated[list[str], Query(max_length=MAX_SELECTORS, description=LABEL_FORMS)] = [],  # noqa: B006
+        search: Annotated[str, Query(max_length=200, description=SEARCH_WORDS)] = "",
         limit: Annotated[int, Query(ge=1, le=1000, description="Jobs per page.")] = 100,
         cursor: Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")] = None,
     ) -> Response:
@@ -102,6 +105,8 @@ def routes(context: Context) -> APIRouter:
             limit=limit,
             cursor=cursor,
             visible=visible_projects(request),
+            labels=selectors_of(label),
+            search=search,
         )
         page = await run_in_threadpool(page_of)  # for a stream too: a bad cursor is refused before it begins
         if wants_events(request):

@@ -13,8 +13,7 @@ from shoal_api.http.access.needs import needs, visible_projects
 from shoal_api.http.context import Context, JobId, wants_events
 from shoal_api.http.followers import FleetFollower
 from shoal_api.http.overview_stream import POSITION, OverviewCache, OverviewFollower, Position
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.query.selection import LABEL_FORMS, MAX_SELECTORS, SEARCH_WORDS, selectors_of
 from shoal_api.http.routes.nodes import nodes_of
 from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_api.http.streams import STREAMED, sse_response
@@ -25,7 +24,6 @@ from shoal_service.views import Page
 from shoal_workers.contract.job import JobState
 
 _REFRESH_S = 1.0
-_MAX_LABELS = 8
 
 
 def routes(context: Context) -> APIRouter:
@@ -42,14 +40,10 @@ def routes(context: Context) -> APIRouter:
     )
     async def fleet_overview(
         request: Request,
-        search: Annotated[
-            str, Query(max_length=200, description="A part of a name, an id, a project or a label's value.")
-        ] = "",
+        search: Annotated[str, Query(max_length=200, description=SEARCH_WORDS)] = "",
         state: Annotated[list[JobState], Query(max_length=20, description="Only jobs in one of these states.")] = [],  # noqa: B006
         project: Annotated[str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project.")] = None,
-        label: Annotated[
-            list[str], Query(max_length=_MAX_LABELS, description="Only jobs with this label: `name` or `name=value`.")
-        ] = [],  # noqa: B006
+        label: Annotated[list[str], Query(max_length=MAX_SELECTORS, description=LABEL_FORMS)] = [],  # noqa: B006
         job: Annotated[list[str], Query(max_length=100, description="Only the jobs with these ids.")] = [],  # noqa: B006
         order: Annotated[JobOrder, Query(description="Jobs without the value come last.")] = JobOrder.CREATED,
         descending: Annotated[bool, Query(description="The largest, or newest, first.")] = True,
@@ -63,7 +57,7 @@ def routes(context: Context) -> APIRouter:
             states=frozenset(state),
             project=project,
             visible=visible_projects(request),
-            labels=tuple(_label(one) for one in label),
+            labels=selectors_of(label),
             ids=frozenset(job),
             order=order,
             descending=descending,
@@ -135,10 +129,3 @@ def _fleet(context: Context, query: FleetQuery) -> FleetOverview:
         nodes=nodes,
         connected=context.cluster.snapshot().connected,
     )
-
-
-def _label(text: str) -> tuple[str, str | None]:
-    name, equals, value = text.partition("=")
-    if not name or len(name) > 63 or len(value) > 255:
-        raise ProblemError(Kind.INVALID_REQUEST, f"label {text[:80]!r}: use NAME or NAME=VALUE.")
-    return name, value if equals else None

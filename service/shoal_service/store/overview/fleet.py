@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, cast, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, cast, func, select
 from sqlalchemy.types import JSON, Double
 
 from shoal_service.core.goodput import Category
+from shoal_service.core.selection.labels import LabelSelector
 from shoal_service.overview_views import FleetJob, NodeJob
 from shoal_service.store.overview import rollups
+from shoal_service.store.reads.selection import selected
 from shoal_service.store.records import WAITS_FOR_CAPACITY, workers_of
 from shoal_service.store.tables import job_labels, jobs, queue_places
 from shoal_service.views import Goodput
@@ -72,14 +74,14 @@ class FleetQuery:
     """Which jobs, and in what order."""
 
     search: str = ""
-    """A part of the name, the id, the project, the user or a label's value."""
+    """Words, each a part of the name, the id, the project, the user or a label."""
     states: frozenset[JobState] = frozenset()
     """Empty: all."""
     project: str | None = None
     visible: frozenset[str] | None = None
     """Only jobs of these projects; None: of all."""
-    labels: tuple[tuple[str, str | None], ...] = ()
-    """Names with values; None: any value."""
+    labels: tuple[LabelSelector, ...] = ()
+    """All of them."""
     ids: frozenset[str] = frozenset()
     """Empty: all."""
     order: JobOrder = JobOrder.CREATED
@@ -101,11 +103,11 @@ def num_by_state(connection: Connection, visible: Collection[str] | None = None)
 
 def page(connection: Connection, query: FleetQuery) -> tuple[FleetJob, ...]:
     """Values that a job does not have come last, in both directions."""
-    selected = _filtered(select(*_COLUMNS), query).outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
+    rows_of = _filtered(select(*_COLUMNS), query).outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
     by = _ordered_by(connection, query.order)
     direction = by.desc() if query.descending else by.asc()
     newest = jobs.c.num.desc() if query.descending else jobs.c.num.asc()
-    ordered = selected.order_by(direction.nulls_last(), newest)
+    ordered = rows_of.order_by(direction.nulls_last(), newest)
     rows = connection.execute(ordered.offset(query.offset).limit(query.limit)).all()
     labels = _labels(connection, [row.num for row in rows])
     return tuple(_job(connection, row, labels[row.num]) for row in rows)
@@ -150,13 +152,6 @@ def _visible(query: Select[Any], visible: Collection[str] | None) -> Select[Any]
 
 
 def _filtered(select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
-    if query.search:
-        with_value = select(job_labels.c.job_num).where(job_labels.c.value.icontains(query.search, autoescape=True))
-        places = [
-            column.icontains(query.search, autoescape=True)
-            for column in (jobs.c.name, jobs.c.id, jobs.c.project, jobs.c.user)
-        ]
-        select_jobs = select_jobs.where(or_(*places, jobs.c.num.in_(with_value)))
     if query.states:
         select_jobs = select_jobs.where(jobs.c.state.in_(sorted(state.value for state in query.states)))
     if query.ids:
@@ -165,12 +160,7 @@ def _filtered(select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
         select_jobs = select_jobs.where(jobs.c.project == query.project)
     if query.visible is not None:
         select_jobs = select_jobs.where(jobs.c.project.in_(sorted(query.visible)))
-    for key, value in query.labels:
-        labelled = select(job_labels.c.job_num).where(job_labels.c.key == key)
-        if value is not None:
-            labelled = labelled.where(job_labels.c.value == value)
-        select_jobs = select_jobs.where(jobs.c.num.in_(labelled))
-    return select_jobs
+    return selected(select_jobs, query.labels, query.search)
 
 
 def _ordered_by(connection: Connection, order: JobOrder) -> ColumnElement[Any]:

@@ -39,6 +39,8 @@ def test_the_least_spec_trains_the_built_in_task_on_one_worker() -> None:
         ({"placement": "near"}, "placement: must be 'pack' or 'spread'"),
         ({"worker": {"gpu_type": "H100"}}, "worker.gpu_type is H100, but worker.gpus is 0. Set worker.gpus to 1."),
         ({"worker": {"selector": {"a b": "c"}}}, "worker.selector: 'a b' is not valid in a label of a node"),
+        ({"annotations": {"a b": "x"}}, "annotation 'a b': a name has at most 63"),
+        ({"annotations": {"why": "\a"}}, "annotation 'why': a value has at most 4096 characters of text"),
         ({"worker": {"selector": {f"k{i}": "v" for i in range(17)}}}, "17 labels are too many: use at most 16."),
         (
             {"batch": {"global_size": 10, "micro_size": 4}},
