@@ -1,23 +1,31 @@
-"""How fast one core turns text files into shards of tokens.
+"""How fast text files become shards of tokens: as bytes, and with a BPE tokenizer on one core and on all of them.
 
-    python bench/data.py [--mib 32] [--rounds 5]
+    python bench/data.py [--mib 32] [--bpe-mib 8] [--rounds 5]
 
-The input is eight files of random printable bytes with `tokenizer: bytes`. The last line is JSON: megabytes of text per
-second of CPU time and of wall-clock time, as minimum, median and maximum of the rounds.
+As bytes: eight files of random printable bytes. BPE: sources of the standard library, and a tokenizer of 8,000 tokens
+that is trained on some of them (needs the extra `hf`); by the worker itself, by one process, by one per core. The last
+line is JSON, each figure as minimum, median and maximum of the rounds: megabytes of text per second of wall-clock time
+and of CPU time (of the worker and its processes), and the share of the worker itself in that CPU time.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import resource
 import statistics
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
 
 # Started as a script from any directory: the shared modules are found beside this folder.
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
@@ -25,6 +33,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 from measurements.machine import describe
 from shoal_workers.contract.model.lm import TextDataConfig
 from shoal_workers.data.prepare import prepare_corpus
+from shoal_workers.data.tokenise.cores import allowed_cores
 
 _FILES = 8
 _MIB = 1 << 20
@@ -33,23 +42,86 @@ _MIB = 1 << 20
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=32)
+    parser.add_argument("--bpe-mib", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    rates: dict[str, list[float]] = {"cpu_mb_per_s": [], "wall_mb_per_s": []}
-    with tempfile.TemporaryDirectory() as directory:
-        rng = np.random.default_rng(0)
-        for number in range(_FILES):
-            text = rng.integers(32, 127, arguments.mib * _MIB // _FILES, dtype=np.uint8)
-            Path(directory, f"{number}.txt").write_bytes(text.tobytes())
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        printable, sources = _printable(directory / "printable", arguments.mib), directory / "sources.txt"
+        _write_sources(sources, arguments.bpe_mib)
+        tokenizer = _trained(directory / "tokenizer.json")
+        cases = {
+            "bytes": (printable, "bytes", 0),
+            "bpe, in the worker": (sources, tokenizer, 0),
+            "bpe, 1 process": (sources, tokenizer, 1),
+            f"bpe, {allowed_cores()} processes": (sources, tokenizer, allowed_cores()),
+        }
+        figures: dict[str, list[_Round]] = {case: [] for case in cases}
         for turn in range(arguments.rounds):
-            config = TextDataConfig(paths=(f"{directory}/*.txt",), cache_dir=f"{directory}/cache-{turn}")
-            cpu, wall = time.process_time(), time.perf_counter()
-            megabytes = prepare_corpus(config, lambda _: None).index.text_bytes / 1e6
-            rates["cpu_mb_per_s"].append(megabytes / (time.process_time() - cpu))
-            rates["wall_mb_per_s"].append(megabytes / (time.perf_counter() - wall))
-            print(f"{rates['cpu_mb_per_s'][-1]:6.1f} MB per second of CPU time", flush=True)
-    ranges = {name: [min(found), statistics.median(found), max(found)] for name, found in rates.items()}
+            for number, (case, (text, named, num_processes)) in enumerate(cases.items()):
+                cache = directory / f"cache-{turn}-{number}"
+                config = TextDataConfig(paths=(str(text),), tokenizer=named, cache_dir=str(cache))
+                found = _measured(config, num_processes)
+                figures[case].append(found)
+                print(f"{case:20} {found.wall:7.2f} MB/s, {found.cpu:7.2f} MB per second of CPU time", flush=True)
+    ranges = {case: _ranges(rounds) for case, rounds in figures.items()}
     print(json.dumps({"machine": describe(), "load": os.getloadavg()[0], **ranges}))
+
+
+class _Round(NamedTuple):
+    wall: float
+    cpu: float
+    own_share: float
+
+
+def _measured(config: TextDataConfig, num_processes: int) -> _Round:
+    own, others, wall = time.process_time(), _cpu_of_ended_processes(), time.perf_counter()
+    megabytes = prepare_corpus(config, lambda _: None, num_processes=num_processes).index.text_bytes / 1e6
+    wall, own = time.perf_counter() - wall, time.process_time() - own
+    cpu = own + _cpu_of_ended_processes() - others
+    return _Round(megabytes / wall, megabytes / cpu, own / cpu)
+
+
+def _cpu_of_ended_processes() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _ranges(rounds: list[_Round]) -> dict[str, list[float]]:
+    names = ("wall_mb_per_s", "cpu_mb_per_s", "own_share")
+    values = dict(zip(names, zip(*rounds, strict=True), strict=True))
+    return {name: [round(f(found), 4) for f in (min, statistics.median, max)] for name, found in values.items()}
+
+
+def _printable(directory: Path, mib: int) -> Path:
+    directory.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(_FILES):
+        text = rng.integers(32, 127, mib * _MIB // _FILES, dtype=np.uint8)
+        (directory / f"{number}.txt").write_bytes(text.tobytes())
+    return directory
+
+
+def _sources() -> list[Path]:
+    return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+
+
+def _write_sources(path: Path, mib: int) -> None:
+    with path.open("wb") as file:
+        for source in itertools.cycle(_sources()):
+            file.write(source.read_bytes())
+            if file.tell() >= mib * _MIB:
+                break
+        file.truncate(mib * _MIB)
+
+
+def _trained(path: Path) -> str:
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=8000, special_tokens=["<|endoftext|>"], show_progress=False)
+    made.train([str(source) for source in _sources()[:100]], trainer)
+    made.save(str(path))
+    return str(path)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -21,7 +24,10 @@ from pydantic import Field, ValidationError
 from shoal_workers.contract.base import Frozen
 from shoal_workers.data.documents import Position
 
+FORMAT = 2
+"""Of the files below; part of the fingerprint, so another release reads only what it understands."""
 INDEX_NAME = "index.json"
+SOURCES_NAME = "sources.json"
 _CHUNK_BYTES = 1 << 20
 
 
@@ -43,8 +49,8 @@ class ShardEntry(Frozen):
     """Length of the file."""
     crc32: int
     """CRC-32 of the file."""
-    text_hash: str
-    """Hash of the text of its documents, in their order."""
+    tokens_hash: str
+    """BLAKE2b of the file."""
 
     def is_intact(self, path: Path) -> bool:
         """The file has the length and the checksum that it was written with."""
@@ -57,11 +63,11 @@ class ShardEntry(Frozen):
 class CorpusIndex(Frozen):
     """A whole prepared corpus."""
 
-    format: int = Field(1, ge=1, le=1)
+    format: int = Field(FORMAT, ge=FORMAT, le=FORMAT)
     fingerprint: str
     """Hash of the files' paths, sizes and times, the tokenizer and the settings."""
     content_hash: str
-    """Hash of the text in its order: nodes with equal hashes read the same samples."""
+    """Hash of the tokens in their order, and of the tokenizer: nodes with equal hashes read the same samples."""
     tokenizer: str
     vocab_size: int
     dtype: str
@@ -78,6 +84,12 @@ class CorpusIndex(Frozen):
     @property
     def text_bytes(self) -> int:
         return self.shards[-1].end.text_bytes if self.shards else 0
+
+
+def content_hash(tokenizer: str, shards: Sequence[ShardEntry]) -> str:
+    """Of a corpus; `tokenizer`: the tokenizer's fingerprint."""
+    described = [tokenizer, [(shard.tokens_hash, [shard.num_tokens[split] for split in Split]) for shard in shards]]
+    return hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)

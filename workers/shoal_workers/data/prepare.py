@@ -1,5 +1,6 @@
-"""Prepares token shards from text, once per node: one process works, the others wait. Resumes after a kill.
+"""Prepares token shards from text, once per node: one worker prepares, the others wait. Resumes after a kill.
 
+Much text is tokenised on all cores, by `tokenise.processes`; the shards are the same as those of one process.
 The name of the cache directory contains a fingerprint of everything that could change the tokens, so its content is
 never outdated. Shards are verified when the corpus is opened, and damaged ones are made again. Nothing is deleted from
 the cache. Called by the built-in tasks and by `shoal data prepare`.
@@ -10,47 +11,66 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 
 from shoal_workers.contract.model.lm import TextDataConfig
 from shoal_workers.data.documents import PIECE_BYTES, Position, read_documents
 from shoal_workers.data.errors import CacheError, EmptyCorpusError
 from shoal_workers.data.index import (
+    FORMAT,
     INDEX_NAME,
+    SOURCES_NAME,
     Corpus,
     CorpusIndex,
     ShardEntry,
+    content_hash,
     load_corpus,
     load_entry,
     shard_name,
 )
 from shoal_workers.data.lock import node_lock
 from shoal_workers.data.progress import MIB, PreparePhase, PrepareProgress
-from shoal_workers.data.shards import ShardWriter, token_dtype, write_durably
+from shoal_workers.data.shards import write_durably, write_shard
 from shoal_workers.data.sources import SourceFile, find_sources
+from shoal_workers.data.tokenise.cores import allowed_cores
+from shoal_workers.data.tokenise.encoding import DocumentEncoder, Lookahead, token_dtype
+from shoal_workers.data.tokenise.processes import TokenisingProcesses
 from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer
 
 Report = Callable[[PrepareProgress], None]
 SHARD_BYTES = 64 * MIB
+"""Part of the content hash of a corpus of several shards."""
+_FEWEST_PROCESSES = 2
 _verified: set[Path] = set()
 """Directories whose shards this process has verified: it reads all of them, so it is done once per process."""
 
 
 def prepare_corpus(
-    config: TextDataConfig, report: Report, *, shard_bytes: int = SHARD_BYTES, tokenizer: Tokenizer | None = None
+    config: TextDataConfig,
+    report: Report,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    tokenizer: Tokenizer | None = None,
+    num_processes: int | None = None,
 ) -> Corpus:
     """The prepared corpus of a config. Returns quickly if it exists and this process has verified it before.
 
     Args:
         report: called with the progress from time to time, on the calling thread.
         shard_bytes: maximum size of one shard's file.
-        tokenizer: replaces the one that `data.tokenizer` names.
+        tokenizer: replaces the one that `data.tokenizer` names; only this process tokenises then.
+        num_processes: that tokenise; 0: this one. Default: one per core, but no more than are worth their start.
 
     Raises:
         DataError: the text, the tokenizer or the cache directory cannot be used.
     """
-    tokenizer = tokenizer or load_tokenizer(config.tokenizer)
+    if tokenizer is None:
+        tokenizer = load_tokenizer(config.tokenizer)
+    else:
+        num_processes = 0
     sources = find_sources(config)
     described = _describe(config, sources, tokenizer, shard_bytes)
     fingerprint = hashlib.blake2b(described, digest_size=16).hexdigest()
@@ -64,9 +84,10 @@ def prepare_corpus(
                 both = _also_said(report, say)
                 corpus = _opened(directory, both)
                 if corpus is None:
-                    write_durably(directory / "sources.json", [described])
-                    preparation = _Preparation(config, sources, tokenizer, directory, shard_bytes, both)
-                    corpus = preparation.run(fingerprint)
+                    write_durably(directory / SOURCES_NAME, [described])
+                    work = _Work(config, sources, directory, shard_bytes, num_processes)
+                    with _Preparation(work, tokenizer, both) as preparation:
+                        corpus = preparation.run(fingerprint)
         except OSError as error:
             raise CacheError(
                 f"data.cache_dir {cache} cannot be used: {error.strerror or error}. "
@@ -109,7 +130,7 @@ def _opened(directory: Path, report: Report) -> Corpus | None:
 def _describe(config: TextDataConfig, sources: Sequence[SourceFile], tokenizer: Tokenizer, shard_bytes: int) -> bytes:
     """Everything that could change the tokens, as JSON."""
     described = {
-        "format": 1,
+        "format": FORMAT,
         "tokenizer": tokenizer.fingerprint,
         "settings": config.model_dump(include={"validation_fraction", "max_bytes", "encoding_errors"}),
         "shard_bytes": shard_bytes,
@@ -119,27 +140,44 @@ def _describe(config: TextDataConfig, sources: Sequence[SourceFile], tokenizer: 
     return json.dumps(described, indent=1).encode()
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is to be prepared; the arguments of `prepare_corpus`."""
+
+    config: TextDataConfig
+    sources: Sequence[SourceFile]
+    directory: Path
+    shard_bytes: int
+    num_processes: int | None
+
+
 class _Preparation:
     """One pass over the shards of a directory: keeps intact ones, makes the others. The caller holds the lock."""
 
-    def __init__(
-        self,
-        config: TextDataConfig,
-        sources: Sequence[SourceFile],
-        tokenizer: Tokenizer,
-        directory: Path,
-        shard_bytes: int,
-        report: Report,
-    ) -> None:
-        self._config = config
-        self._sources = sources
+    def __init__(self, work: _Work, tokenizer: Tokenizer, report: Report) -> None:
+        self._config = work.config
+        self._sources = work.sources
+        self._directory = work.directory
+        self._shard_bytes = work.shard_bytes
+        self._asked_processes = work.num_processes
         self._tokenizer = tokenizer
-        self._directory = directory
         self._report = report
-        self._writer = ShardWriter(tokenizer, validation_fraction=config.validation_fraction, max_bytes=shard_bytes)
-        total = sum(source.num_bytes for source in sources)
-        self._total_bytes = min(total, config.max_bytes or total)
+        self._encoder = DocumentEncoder(tokenizer, work.config.validation_fraction)
+        self._processes: TokenisingProcesses | None = None
+        self._num_processes = 0
+        self._documents: Lookahead | None = None
+        self._reached = Position()
+        """Where the next of `_documents` begins."""
+        total = sum(source.num_bytes for source in work.sources)
+        self._total_bytes = min(total, work.config.max_bytes or total)
         self._reported_bytes = 0
+
+    def __enter__(self) -> _Preparation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._processes is not None:
+            self._processes.__exit__(kind, error, at)
 
     def run(self, fingerprint: str) -> Corpus:
         shards: list[ShardEntry] = []
@@ -154,7 +192,7 @@ class _Preparation:
             self._report_progress(position)
         index = CorpusIndex(
             fingerprint=fingerprint,
-            content_hash=hashlib.blake2b("".join(s.text_hash for s in shards).encode(), digest_size=16).hexdigest(),
+            content_hash=content_hash(self._tokenizer.fingerprint, shards),
             tokenizer=self._config.tokenizer,
             vocab_size=self._tokenizer.vocab_size,
             dtype=token_dtype(self._tokenizer.vocab_size).str,
@@ -168,13 +206,34 @@ class _Preparation:
 
     def _make(self, path: Path, start: Position) -> ShardEntry:
         path.with_suffix(".json").unlink(missing_ok=True)  # otherwise a kill could leave an old entry beside new tokens
-        documents = read_documents(
-            self._sources,
-            start,
-            max_bytes=self._config.max_bytes,
-            encoding_errors=self._config.encoding_errors,
-        )
-        return self._writer.write(path, start, documents, self._report_progress)
+        documents = self._documents_from(start)
+        entry = write_shard(path, start, documents, self._shard_bytes, self._report_progress)
+        self._reached = entry.end
+        return entry
+
+    def _documents_from(self, start: Position) -> Lookahead:
+        """Those of the shard before go on, unless an intact shard was kept meanwhile."""
+        if self._documents is None or self._reached != start:
+            documents = read_documents(
+                self._sources,
+                start,
+                max_bytes=self._config.max_bytes,
+                encoding_errors=self._config.encoding_errors,
+            )
+            self._start_processes(self._total_bytes - start.text_bytes)
+            self._documents = Lookahead((self._processes or self._encoder).encode_all(documents))
+        return self._documents
+
+    def _start_processes(self, text_bytes: int) -> None:
+        """Once, if they are worth it for so much text."""
+        num = self._asked_processes
+        if num is None:
+            worth = self._tokenizer.bytes_per_process
+            num = min(allowed_cores(), text_bytes // worth) if worth is not None else 0
+            num = 0 if num < _FEWEST_PROCESSES else num
+        if num and self._processes is None:
+            self._processes = TokenisingProcesses(self._config.tokenizer, self._encoder, num).__enter__()
+            self._num_processes = num
 
     def _report_progress(self, position: Position) -> None:
         """Reports about 100 times at most, and at most once per MiB."""
@@ -184,7 +243,12 @@ class _Preparation:
         self._reported_bytes = position.text_bytes
         self._report(
             PrepareProgress(
-                PreparePhase.TOKENISING, position.text_bytes, self._total_bytes, position.file, len(self._sources)
+                PreparePhase.TOKENISING,
+                position.text_bytes,
+                self._total_bytes,
+                position.file,
+                len(self._sources),
+                num_processes=self._num_processes,
             )
         )
 

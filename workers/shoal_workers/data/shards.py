@@ -6,90 +6,68 @@ import hashlib
 import os
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from shoal_workers.data.documents import Document, Position
+from shoal_workers.data.documents import Position
 from shoal_workers.data.index import ShardEntry, Split
-from shoal_workers.data.tokenizer import Tokenizer
+from shoal_workers.data.tokenise.encoding import Lookahead
 
 
-def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest unsigned integer type that holds every token; little-endian on every machine."""
-    return np.dtype("<u1" if vocab_size <= 1 << 8 else "<u2" if vocab_size <= 1 << 16 else "<u4")
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Checksums of a file."""
+
+    crc32: int
+    digest: str
+    """BLAKE2b of 16 bytes, in hexadecimal."""
 
 
-def split_of(text: bytes, validation_fraction: float) -> Split:
-    """Depends only on the hash of the text, so renaming and reordering do not change it, nor do equal texts differ."""
-    share = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64
-    return Split.VALIDATION if share < validation_fraction else Split.TRAIN
+def write_shard(
+    path: Path, start: Position, documents: Lookahead, max_bytes: int, on_progress: Callable[[Position], None]
+) -> ShardEntry:
+    """Writes the documents that fit into `max_bytes` (at least one) to `path`, and the entry beside it.
+
+    Durable when it returns. The first document that does not fit is left in `documents`.
+    """
+    tokens: dict[Split, list[NDArray[Any]]] = {split: [] for split in Split}
+    end, num_bytes = start, 0
+    while (document := documents.peek()) is not None:
+        text = document.text
+        if num_bytes and num_bytes + text.tokens.nbytes > max_bytes:
+            break
+        documents.take()
+        tokens[text.split].append(text.tokens)
+        num_bytes += text.tokens.nbytes
+        end = document.end
+        on_progress(end)
+    written = write_durably(path, [array for split in Split for array in tokens[split]])
+    entry = ShardEntry(
+        start=start,
+        end=end,
+        last=document is None,
+        num_tokens={split: sum(map(len, tokens[split])) for split in Split},
+        num_documents={split: len(tokens[split]) for split in Split},
+        num_bytes=num_bytes,
+        crc32=written.crc32,
+        tokens_hash=written.digest,
+    )
+    write_durably(path.with_suffix(".json"), [entry.model_dump_json(indent=1).encode()])
+    return entry
 
 
-class ShardWriter:
-    """Writes the tokens of documents into a shard, up to a maximum size."""
-
-    def __init__(self, tokenizer: Tokenizer, *, validation_fraction: float, max_bytes: int) -> None:
-        self._tokenizer = tokenizer
-        self._validation_fraction = validation_fraction
-        self._max_bytes = max_bytes
-        self._dtype = token_dtype(tokenizer.vocab_size)
-
-    def write(
-        self, path: Path, start: Position, documents: Iterable[Document], on_progress: Callable[[Position], None]
-    ) -> ShardEntry:
-        """Writes the documents that fit (at least one) to `path`, and the entry beside it. Durable when it returns."""
-        tokens: dict[Split, list[NDArray[Any]]] = {split: [] for split in Split}
-        num_documents = dict.fromkeys(Split, 0)
-        text_hash = hashlib.blake2b(digest_size=16)
-        end, num_bytes, last = start, 0, True
-        for document in documents:
-            encoded = self._encode(document)
-            if num_bytes and num_bytes + encoded.nbytes > self._max_bytes:
-                last = False
-                break
-            split = split_of(document.text, self._validation_fraction)
-            tokens[split].append(encoded)
-            num_documents[split] += 1
-            text_hash.update(hashlib.blake2b(document.text, digest_size=16).digest())
-            num_bytes += encoded.nbytes
-            end = document.end
-            on_progress(end)
-        arrays = [array for split in Split for array in tokens[split]]
-        entry = ShardEntry(
-            start=start,
-            end=end,
-            last=last,
-            num_tokens={split: sum(map(len, tokens[split])) for split in Split},
-            num_documents=num_documents,
-            num_bytes=num_bytes,
-            crc32=write_durably(path, arrays),
-            text_hash=text_hash.hexdigest(),
-        )
-        write_durably(path.with_suffix(".json"), [entry.model_dump_json(indent=1).encode()])
-        return entry
-
-    def _encode(self, document: Document) -> NDArray[Any]:
-        body = self._tokenizer.encode(document.text)
-        end = self._tokenizer.end_of_document
-        closes = document.ends_file and end is not None
-        encoded = np.empty(len(body) + closes, dtype=self._dtype)
-        encoded[: len(body)] = body
-        if closes:
-            encoded[-1] = end
-        return encoded
-
-
-def write_durably(path: Path, parts: Iterable[bytes | NDArray[Any]]) -> int:
-    """Writes a file atomically and durably; returns its crc32."""
-    crc = 0
+def write_durably(path: Path, parts: Iterable[bytes | NDArray[Any]]) -> Written:
+    """Writes a file atomically and durably."""
+    crc, digest = 0, hashlib.blake2b(digest_size=16)
     unfinished = path.with_name(path.name + ".tmp")
     with unfinished.open("wb") as file:
         for part in parts:
             data = part if isinstance(part, bytes) else part.tobytes()
             crc = zlib.crc32(data, crc)
+            digest.update(data)
             file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -99,4 +77,4 @@ def write_durably(path: Path, parts: Iterable[bytes | NDArray[Any]]) -> int:
         os.fsync(directory)
     finally:
         os.close(directory)
-    return crc
+    return Written(crc, digest.hexdigest())

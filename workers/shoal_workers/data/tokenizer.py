@@ -29,6 +29,10 @@ class Tokenizer(Protocol):
     def end_of_document(self) -> int | None:
         """The token that follows every document, if the vocabulary has one."""
 
+    @property
+    def bytes_per_process(self) -> int | None:
+        """Text for which one more process that tokenises is worth its start; None: none ever is."""
+
     def encode(self, text: bytes) -> NDArray[Any]:
         """The tokens of UTF-8 text, in any unsigned integer dtype."""
 
@@ -40,6 +44,8 @@ class ByteTokenizer:
     fingerprint = "bytes-v1"
     vocab_size = BYTE_VOCABULARY
     end_of_document: int | None = 256
+    bytes_per_process: int | None = None
+    """Hashing and writing the tokens takes longer than encoding them."""
 
     def encode(self, text: bytes) -> NDArray[Any]:
         return np.frombuffer(text, dtype=np.uint8)
@@ -47,6 +53,9 @@ class ByteTokenizer:
 
 class JsonTokenizer:
     """A tokenizer of the `tokenizers` package."""
+
+    bytes_per_process: int | None = 2 << 20
+    """A core encodes 1 to 4 MiB in a second; a start takes half a second of a core."""
 
     def __init__(self, tokenizer: Any, fingerprint: str) -> None:
         self._tokenizer = tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_workers.data.documents import Document, Position
-from shoal_workers.data.index import Split, file_crc32, load_entry
-from shoal_workers.data.shards import ShardWriter, split_of, token_dtype, write_durably
+from shoal_workers.data.index import ShardEntry, Split, file_crc32, load_entry
+from shoal_workers.data.shards import Written, write_durably, write_shard
+from shoal_workers.data.tokenise.encoding import DocumentEncoder, Lookahead, split_of, token_dtype
 from shoal_workers.data.tokenizer import ByteTokenizer
 
 
@@ -42,10 +44,14 @@ def test_about_the_requested_share_of_documents_is_for_validation() -> None:
     assert 400 < num_validation < 600
 
 
+def _write(path: Path, *texts: bytes, max_bytes: int = 1 << 20, fraction: float = 0.0) -> ShardEntry:
+    documents = Lookahead(DocumentEncoder(ByteTokenizer(), fraction).encode_all(_documents(*texts)))
+    return write_shard(path, Position(), documents, max_bytes, lambda _: None)
+
+
 def test_a_shard_contains_training_then_validation_tokens_with_document_ends(tmp_path: Path) -> None:
     texts = [b"text number %d" % n for n in range(30)]
-    writer = ShardWriter(ByteTokenizer(), validation_fraction=0.3, max_bytes=1 << 20)
-    entry = writer.write(tmp_path / "tokens-00000.bin", Position(), _documents(*texts), lambda _: None)
+    entry = _write(tmp_path / "tokens-00000.bin", *texts, fraction=0.3)
     expected = [token for split in Split for text in texts if split_of(text, 0.3) is split for token in (*text, 256)]
     assert np.fromfile(tmp_path / "tokens-00000.bin", dtype="<u2").tolist() == expected
     assert entry.last
@@ -55,18 +61,24 @@ def test_a_shard_contains_training_then_validation_tokens_with_document_ends(tmp
 
 
 def test_a_shard_stops_before_its_bound_but_takes_at_least_one_document(tmp_path: Path) -> None:
-    writer = ShardWriter(ByteTokenizer(), validation_fraction=0, max_bytes=50)
     path = tmp_path / "tokens-00000.bin"
-    entry = writer.write(path, Position(), _documents(b"x" * 11, b"y" * 11, b"z" * 11), lambda _: None)
+    entry = _write(path, b"x" * 11, b"y" * 11, b"z" * 11, max_bytes=50)
     assert (entry.num_bytes, entry.last, entry.end.file) == (48, False, 2)
-    entry = writer.write(path, Position(), _documents(b"x" * 100, b"y"), lambda _: None)
+    entry = _write(path, b"x" * 100, b"y", max_bytes=50)
     assert (entry.num_bytes, entry.last, entry.end.file) == (202, False, 1)
+
+
+def test_the_document_that_does_not_fit_begins_the_next_shard(tmp_path: Path) -> None:
+    documents = Lookahead(DocumentEncoder(ByteTokenizer(), 0.0).encode_all(_documents(b"x" * 11, b"y" * 11, b"z")))
+    first = write_shard(tmp_path / "tokens-00000.bin", Position(), documents, 30, lambda _: None)
+    second = write_shard(tmp_path / "tokens-00001.bin", first.end, documents, 30, lambda _: None)
+    assert (first.num_tokens[Split.TRAIN], first.last) == (12, False)
+    assert (second.num_tokens[Split.TRAIN], second.start, second.last) == (14, first.end, True)
 
 
 def test_an_entry_of_a_damaged_shard_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / "tokens-00000.bin"
-    writer = ShardWriter(ByteTokenizer(), validation_fraction=0, max_bytes=1 << 20)
-    writer.write(path, Position(), _documents(b"some text"), lambda _: None)
+    _write(path, b"some text")
     content = bytearray(path.read_bytes())
     content[4] ^= 1
     path.write_bytes(content)
@@ -82,5 +94,7 @@ def test_the_checksum_of_a_write_is_that_of_the_file(
     parts: list[bytes], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("durable") / "file"
-    assert write_durably(path, parts) == zlib.crc32(b"".join(parts)) == file_crc32(path)
+    whole = b"".join(parts)
+    assert write_durably(path, parts) == Written(zlib.crc32(whole), hashlib.blake2b(whole, digest_size=16).hexdigest())
+    assert file_crc32(path) == zlib.crc32(whole)
     assert [p.name for p in path.parent.iterdir()] == ["file"]

@@ -4,9 +4,7 @@
     cgroup v1   <mount>/<path>/memory.limit_in_bytes memory.usage_in_bytes   total_inactive_file of memory.stat
 
 A limit of any group above also counts, so all groups from that of the process up to the mount are read. Pages of files
-that are not in use can be dropped and do not count as used. In a container the group's path may not exist below the
-mount, since only the container's own part of the tree is mounted: then the mount itself is the container's group.
-Called by `warm_memory`.
+that are not in use can be dropped and do not count as used. Called by `warm_memory`.
 """
 
 from __future__ import annotations
@@ -14,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from shoal_workers.cgroups import MOUNT, PROC, groups_of
+
 _UNLIMITED = 1 << 62
 
 
-def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+def available_bytes(proc: Path = PROC, cgroups: Path = MOUNT) -> int:
     """`proc`, `cgroups`: where these file systems are mounted."""
     lines = (proc / "meminfo").read_text().splitlines()
     machine = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0)
@@ -25,25 +25,11 @@ def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
 
 
 def _left_in_groups(proc: Path, cgroups: Path) -> Iterator[int]:
-    try:
-        entries = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for entry in entries:
-        _, controllers, path = entry.split(":", 2)
-        if not controllers:  # v2
-            for group in _up(cgroups, path):
-                yield from _left(group, "memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            for group in _up(cgroups / "memory", path):
-                yield from _left(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-
-
-def _up(mount: Path, path: str) -> Iterator[Path]:
-    """The group, and every group above it as far as the mount."""
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    for length in range(len(parts), -1, -1):
-        yield mount.joinpath(*parts[:length])
+    for group in groups_of("memory", proc, cgroups):
+        if group.is_v2:
+            yield from _left(group.directory, "memory.max", "memory.current", "inactive_file")
+        else:
+            yield from _left(group.directory, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def _left(group: Path, limit: str, used: str, droppable: str) -> Iterator[int]:
