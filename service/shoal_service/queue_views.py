@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from shoal_service.core.scheduling.explaining.held_back import GrowthLimit
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.spec import JobSpec
 
 _Count = Field(None, ge=0, le=10_000_000)
 
@@ -25,6 +26,43 @@ class QueuePlace(Frozen):
     """When the job is expected to start; null: not known."""
     decided_at: float
     """When the scheduler explained this."""
+
+
+class StartForecast(Frozen):
+    """What the scheduler would do now with a job that is not submitted."""
+
+    workers: int | None = None
+    """With which the job would start now; null: it would wait."""
+    position: int | None = None
+    """In the order in which jobs would start; null: it would not wait."""
+    reason: str
+    holders: tuple[str, ...] = ()
+    """Ids of jobs that hold what it would wait for."""
+    expected_at: float | None = None
+    """When it would start; null: not known."""
+
+
+class PlannedSize(Frozen):
+    """The layout that the job would have with so many workers."""
+
+    workers: int
+    layout: str
+    num_idle: int
+    """Workers that the layout does not use."""
+    reason: str
+
+
+class DryRun(Frozen):
+    """What a submission would become. Nothing of it is stored."""
+
+    spec: JobSpec
+    """With all defaults, the user and the project of the token, and the checkpoint that the job would go on from."""
+    note: str
+    """What is probably not meant; the note of the job's status."""
+    layouts: tuple[PlannedSize, ...]
+    """With `elasticity.min_workers`, and with `elasticity.max_workers`."""
+    start: StartForecast | None
+    """null: this server does not schedule at the moment."""
 
 
 class GrowthAnswer(Frozen):

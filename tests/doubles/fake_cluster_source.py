@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from shoal_service.queue_views import StartForecast
 from shoal_service.views import ClusterView, NodeView
 from shoal_workers.contract.messages import Stacks
+from shoal_workers.contract.spec import JobSpec
 
 
 class FakeClusterSource:
@@ -24,6 +26,12 @@ class FakeClusterSource:
 
         self.taken: dict[str, Stacks] = {}
         """By job: the answers of `stacks`."""
+
+        self.start: StartForecast | None = None
+        """The answer of `expected_start`."""
+
+    def expected_start(self, spec: JobSpec) -> StartForecast | None:
+        return self.start
 
     async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:
         found = self.taken.get(job_id)

@@ -28,6 +28,7 @@ from shoal_api.cli.commands import (
     users,
 )
 from shoal_api.cli.commands.access import login, tokens
+from shoal_api.cli.commands.authoring import init
 from shoal_api.cli.commands.lifecycle import reopen
 from shoal_api.cli.commands.upkeep import backup, delete
 
@@ -70,6 +71,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "export": export.export,
     },
     "Specs and data": {
+        "init": init.init,
         "validate": specs.validate,
         "check": specs.check,
         "plan": plan.plan,

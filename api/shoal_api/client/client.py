@@ -33,6 +33,7 @@ from shoal_api.client.scheduling import Scheduling
 from shoal_api.client.transport import DEFAULT_RETRY, RetryPolicy, Shown, Transport
 from shoal_service.control.code_archive import pack
 from shoal_service.control.spec_io import SpecFormat, decode
+from shoal_service.queue_views import DryRun
 from shoal_service.views import (
     ElasticityPatch,
     ExtendRequest,
@@ -96,10 +97,25 @@ class Client(Histories, Operations, Scheduling, Profiles, Access):
         """
         document, base = _document_of(spec)
         document = with_user(with_absolute_checkpoint(document, self.base_url, Path.cwd()))
-        body = json.dumps(self._with_archive(document, base)).encode()
+        body = json.dumps(_with_archive(document, base, self.upload_code)).encode()
         headers = JSON_CONTENT | {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         response = self._transport.send("POST", "/v1/jobs", headers=headers, content=body)
         return JobView.model_validate_json(response.content)
+
+    def dry_run(self, spec: JobSpec | Mapping[str, Any] | str | Path) -> DryRun:
+        """What `submit` would do with the spec, or how it would be refused: every check, the layouts, the expected
+        start. Nothing is stored or uploaded; a local `code.working_dir` is packed.
+
+        Raises: as `submit`.
+        """
+        document, base = _document_of(spec)
+        document = with_user(with_absolute_checkpoint(document, self.base_url, Path.cwd()))
+        packed = _with_archive(document, base, lambda directory: pack(directory).sha256)
+        params = {"uploads": packed is not document}
+        response = self._transport.send(
+            "POST", "/v1/jobs/dry-run", params=params, headers=JSON_CONTENT, content=json.dumps(packed).encode()
+        )
+        return DryRun.model_validate_json(response.content)
 
     def validate(self, spec: JobSpec | Mapping[str, Any] | str | Path) -> SpecCheck:
         """Check a spec; nothing is submitted or uploaded."""
@@ -261,13 +277,6 @@ class Client(Histories, Operations, Scheduling, Profiles, Access):
         self._transport.send("PUT", f"/v1/code/{archive.sha256}", headers=headers, content=archive.data)
         return archive.sha256
 
-    def _with_archive(self, document: Any, base: Path) -> Any:
-        code = document.get("code") if isinstance(document, dict) else None
-        if not isinstance(code, dict) or not isinstance(code.get("working_dir"), str) or code.get("archive"):
-            return document
-        working_dir = base / Path(code["working_dir"]).expanduser()
-        return document | {"code": {**code, "working_dir": None, "archive": self.upload_code(working_dir)}}
-
     def _post(self, job_id: str, verb: str) -> JobView:
         return JobView.model_validate_json(self._transport.send("POST", f"{job_path(job_id)}/{verb}").content)
 
@@ -280,6 +289,15 @@ def _document_of(spec: JobSpec | Mapping[str, Any] | str | Path) -> tuple[Any, P
         return dict(spec), Path()
     path = Path(spec)
     return decode(path.read_text(encoding="utf-8"), SpecFormat.of(path.name))[0], path.parent
+
+
+def _with_archive(document: Any, base: Path, archive_of: Callable[[Path], str]) -> Any:
+    """With the sha256 of the archive of the working directory instead of it, if the document names one."""
+    code = document.get("code") if isinstance(document, dict) else None
+    if not isinstance(code, dict) or not isinstance(code.get("working_dir"), str) or code.get("archive"):
+        return document
+    working_dir = base / Path(code["working_dir"]).expanduser()
+    return document | {"code": {**code, "working_dir": None, "archive": archive_of(working_dir)}}
 
 
 def _is_reached(job: JobView, until: Callable[[JobView], bool] | Collection[JobState] | None) -> bool:

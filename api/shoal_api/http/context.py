@@ -17,10 +17,12 @@ from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.control.storage.verifications import Verifications
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
+from shoal_service.queue_views import StartForecast
 from shoal_service.store import Store
 from shoal_service.views import ClusterView
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces
 from shoal_workers.contract.messages import Stacks
+from shoal_workers.contract.spec import JobSpec
 
 JobId = Annotated[
     str,
@@ -34,6 +36,10 @@ class ClusterSource(Protocol):
 
     def snapshot(self) -> ClusterView:
         """Called on worker threads; it must answer from memory and never raise."""
+        ...
+
+    def expected_start(self, spec: JobSpec) -> StartForecast | None:
+        """`ControlLoop.expected_start`. Called on worker threads."""
         ...
 
     async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:

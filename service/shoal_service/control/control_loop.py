@@ -28,6 +28,7 @@ from shoal_service.control.market.build import MarketBuilder, market_nodes, stan
 from shoal_service.control.market.cramped import without_room
 from shoal_service.control.market.demand import RoomKind, demand
 from shoal_service.control.market.drain_times import DrainTimes
+from shoal_service.control.market.forecast import forecast
 from shoal_service.control.market.freed import freed_places
 from shoal_service.control.ownership import is_gone
 from shoal_service.control.protocols import Cluster
@@ -35,6 +36,7 @@ from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Decision, MarketState, Policy
+from shoal_service.queue_views import StartForecast
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.hub import REQUESTS
@@ -44,6 +46,7 @@ from shoal_service.telemetry.pass_times import PassTimes
 from shoal_service.views import ClusterView
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.messages import Stacks
+from shoal_workers.contract.spec import JobSpec
 
 _log = logging.getLogger(__name__)
 _REVIEW_S = 2.0
@@ -92,6 +95,7 @@ class ControlLoop:
         self._market = MarketBuilder(config.profiles)
         self._writer = DecisionWriter(store)
         self._drain_times = DrainTimes()
+        self._last_market: MarketState | None = None
         self._decided_for: object = None
         """What the last decisions were taken for; None: they changed something."""
         self._decided_mono = 0.0
@@ -112,6 +116,12 @@ class ControlLoop:
     def snapshot(self) -> ClusterView:
         """The cluster at the time of the last pass."""
         return self._reader.view
+
+    def expected_start(self, spec: JobSpec) -> StartForecast | None:
+        """Of a job that is not submitted; None: this process does not schedule. On any thread; it blocks."""
+        if (market := self._last_market) is None:
+            return None
+        return forecast(market, spec, self._config.profiles, self._policy, self._clock.time())
 
     @property
     def lease(self) -> Lease | None:
@@ -259,7 +269,7 @@ class ControlLoop:
 
     async def _schedule(self, rows: list[DriveRow], lease: Lease) -> None:
         now, mono = self._clock.time(), self._clock.monotonic()
-        state = await asyncio.to_thread(self._market_state, rows, now)
+        state = self._last_market = await asyncio.to_thread(self._market_state, rows, now)
         standing = standing_of(state)
         if standing == self._decided_for and mono - self._decided_mono < _REVIEW_S:
             self._drive_all(rows, lease)
@@ -363,7 +373,7 @@ class ControlLoop:
 
     async def _stop_driving(self) -> None:
         """Without the lease nothing is driven; supervisors go on alone."""
-        self._lease = None
+        self._lease = self._last_market = None
         self._probation.stop()
         await self._drop_drivers()
 

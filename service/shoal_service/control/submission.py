@@ -7,13 +7,16 @@ does not exist yet.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from shoal_service.control.code_archive import CodeArchiveError, pack
+from shoal_service.control.code_archive import CodeArchive, CodeArchiveError, pack
 from shoal_service.control.deadline import check_deadline
+from shoal_service.control.profile_store import measured_profile
 from shoal_service.control.webhooks.check import check_webhooks
 from shoal_service.core.nodes import Node
-from shoal_service.planner import HardwareProfile, refusal
+from shoal_service.planner import HardwareProfile, plan, refusal
+from shoal_service.queue_views import DryRun, PlannedSize, StartForecast
 from shoal_service.store import Store
 from shoal_service.views import JobView
 from shoal_workers.contract.checks.checkpoint_url import check_checkpoint_url
@@ -77,6 +80,55 @@ def submit(
             events, the directory cannot be packed, the model fits into no layout, or finish_by has passed.
         CodeUnknown, IdempotencyConflict, QueueFull
     """
+    note = _checked(spec, now, surroundings)
+    if spec.code.archive is not None:
+        _require_code(store, spec.code.archive)
+    elif (archive := _packed(spec)) is not None:
+        store.put_code(archive.sha256, archive.data, now)
+        spec = _with_archive(spec, archive)
+    return store.create_job(spec, idempotency_key=idempotency_key, now=now, note=note)
+
+
+def dry_run(
+    store: Store,
+    spec: JobSpec,
+    now: float,
+    surroundings: Surroundings = NOTHING_KNOWN,
+    *,
+    uploads: bool = False,
+    forecast: Callable[[JobSpec], StartForecast | None],
+) -> DryRun:
+    """Every check of `submit`, the layouts and the start that the job would have. Nothing is stored.
+
+    Args:
+        uploads: the client stores the archive before it submits.
+        forecast: of the scheduler.
+
+    Raises: as `submit`.
+    """
+    note = _checked(spec, now, surroundings)
+    if spec.code.archive is not None and not uploads:
+        _require_code(store, spec.code.archive)
+    elif spec.code.archive is None and (archive := _packed(spec)) is not None:
+        spec = _with_archive(spec, archive)
+    job = store.try_job(spec, now=now, note=note)
+    profile = measured_profile(surroundings.profiles, has_gpu=spec.worker.gpus > 0)
+    sizes = sorted({spec.elasticity.min_workers, spec.elasticity.max_workers})
+    planned = [(size, plan(job.spec, size, profile)) for size in sizes]
+    layouts = tuple(
+        PlannedSize(
+            workers=size,
+            layout=one.layout.describe(),
+            num_idle=size - one.layout.world_size,
+            reason=one.reason,
+        )
+        for size, one in planned
+    )
+    return DryRun(spec=job.spec, note=job.status.note, layouts=layouts, start=forecast(job.spec))
+
+
+def _checked(spec: JobSpec, now: float, surroundings: Surroundings) -> str:
+    """The note of the job's status. Raises SpecError."""
     check_spec(spec, surroundings.places)
     too_large = refusal(spec)
     if too_large:
@@ -84,16 +136,23 @@ def submit(
     deadline = check_deadline(spec, surroundings.profiles, now)
     room = [(node.cpus, node.gpus) for node in surroundings.nodes if node.alive]
     notes = (surroundings.note, deadline, capacity_remark(spec, room) if room else "", *remarks(spec))
-    note = " ".join(filter(None, notes))
-    code = spec.code
-    if code.archive is not None:
-        if not store.has_code(code.archive):
-            raise CodeUnknown(code.archive)
-    elif code.working_dir is not None:
-        try:
-            archive = pack(code.working_dir)
-        except CodeArchiveError as error:
-            raise SpecError((SpecProblem(path="code.working_dir", message=str(error)),)) from error
-        store.put_code(archive.sha256, archive.data, now)
-        spec = spec.model_copy(update={"code": code.model_copy(update={"archive": archive.sha256})})
-    return store.create_job(spec, idempotency_key=idempotency_key, now=now, note=note)
+    return " ".join(filter(None, notes))
+
+
+def _require_code(store: Store, sha256: str) -> None:
+    if not store.has_code(sha256):
+        raise CodeUnknown(sha256)
+
+
+def _packed(spec: JobSpec) -> CodeArchive | None:
+    """The directory of this machine that the spec names; None: it names none. Raises SpecError."""
+    if spec.code.working_dir is None:
+        return None
+    try:
+        return pack(spec.code.working_dir)
+    except CodeArchiveError as error:
+        raise SpecError((SpecProblem(path="code.working_dir", message=str(error)),)) from error
+
+
+def _with_archive(spec: JobSpec, archive: CodeArchive) -> JobSpec:
+    return spec.model_copy(update={"code": spec.code.model_copy(update={"archive": archive.sha256})})

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 def submit(
     spec: SpecArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show progress until the job ends.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, show layouts and expected start; submit nothing.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait without output until the job ends.")] = False,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change the spec; may be repeated.")
@@ -50,6 +53,7 @@ def submit(
 ) -> None:
     """Submit a job. With --follow or --wait the exit code is that of the job: 0 succeeded, 1 failed or cancelled."""
     with command(url, as_json) as session:
+        from shoal_api.cli.render.queue_page import dry_run_page
         from shoal_api.cli.spec_file import load_spec
         from shoal_workers.contract.checks.spec_errors import parse_spec
 
@@ -59,6 +63,10 @@ def submit(
         with session.open_client() as client:
             if from_ is not None:
                 document["continue_from"] = _origin(session, client, from_)
+            if dry_run:
+                found = client.dry_run(document)
+                session.output.document(found, lambda: dry_run_page(found, time.time()))
+                return
             job = client.submit(document)
         output = session.output
         if not follow and not wait:

@@ -1,4 +1,4 @@
-"""The queue, the projects and the users as tables for a terminal. Pure, as `tables`."""
+"""The queue, the projects and the users as tables for a terminal, and the page of a dry run. Pure, as `tables`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from rich.text import Text
 
 from shoal_api.cli.render.tables import clock, new_table
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_service.queue_views import HeldBackJob, ProjectView, QueuedJob, QueuePlace, QueueView, UserView
+from shoal_service.queue_views import (
+    DryRun,
+    HeldBackJob,
+    ProjectView,
+    QueuedJob,
+    QueuePlace,
+    QueueView,
+    StartForecast,
+    UserView,
+)
 
 
 def queue_page(queue: QueueView, now: float) -> list[Any]:
@@ -103,3 +112,37 @@ def _most(limit: int | None) -> str:
 
 def _of(count: int, most: int | None) -> str:
     return str(count) if most is None else f"{count} of {most}"
+
+
+def dry_run_page(found: DryRun, now: float) -> Table:
+    spec = found.spec
+    rows: list[tuple[str, Any]] = [
+        ("name", spec.name),
+        ("project", f"{spec.project}, user {spec.user}, priority {spec.priority}"),
+        ("start", start_text(found.start, now)),
+        *((f"{count_text(one.workers, 'worker')}", _layout(one.layout, one.num_idle)) for one in found.layouts),
+        ("note", found.note),
+        ("", "The spec is accepted. Nothing was submitted."),
+    ]
+    page = Table.grid(padding=(0, 2))
+    page.add_column(style="dim")
+    page.add_column(overflow="fold")
+    for label, value in rows:
+        if value:
+            page.add_row(label, Text(value))
+    return page
+
+
+def start_text(start: StartForecast | None, now: float) -> str:
+    if start is None:
+        return "not known: this server does not schedule at the moment"
+    if start.workers is not None:
+        return f"at once. {start.reason}"
+    when = "not known when"
+    if start.expected_at is not None:
+        when = f"expected in {duration_text(max(0.0, start.expected_at - now))}, at {clock(start.expected_at)}"
+    return f"it would wait as number {start.position} of the queue, {when}. {start.reason}"
+
+
+def _layout(layout: str, num_idle: int) -> str:
+    return layout + (f", {count_text(num_idle, 'worker')} idle" if num_idle else "")

@@ -22,9 +22,10 @@ from shoal_api.http.query.selection import LABEL_FORMS, MAX_SELECTORS, SEARCH_WO
 from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_api.http.routes.users import USER_NAME
 from shoal_api.http.streams import STREAMED, sse_response
-from shoal_service.control.submission import Surroundings, submit
+from shoal_service.control.submission import Surroundings, dry_run, submit
 from shoal_service.core.access.roles import Permission
 from shoal_service.core.desired import Desired
+from shoal_service.queue_views import DryRun
 from shoal_service.views import JobPatch, JobSummary, JobView, Page
 from shoal_workers.contract.job import JobState
 
@@ -70,12 +71,27 @@ def routes(context: Context) -> APIRouter:
     )
     async def submit_job(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
         """The body is a job spec. The answer is the job, with its address in `Location` and its `ETag`."""
-        spec = await read_spec(request)
-        if spec.continue_from is not None:
-            await require_visible(request, spec.continue_from.job)
-        owned = of_principal(spec, principal_of(request))
+        owned = await _owned(request)
         job, created = await run_in_threadpool(_submit, context, owned, idempotency_key)
         return job_response(job, 201 if created else 200, {"Location": f"/v1/jobs/{job.id}"})
+
+    @router.post(
+        "/dry-run",
+        dependencies=[needs(Permission.JOBS_SUBMIT)],
+        response_model=DryRun,
+        summary="Check what a submission would become",
+        openapi_extra=body_of("JobSpec", (*JSON_TYPES, *YAML_TYPES[:1])),
+    )
+    async def try_job(
+        request: Request,
+        uploads: Annotated[
+            bool, Query(description="The client uploads `code.archive` before it submits: it need not be stored yet.")
+        ] = False,
+    ) -> Response:
+        """Every check of a submission, with its refusals; then layouts and expected start. Nothing is stored."""
+        owned = await _owned(request)
+        found = await run_in_threadpool(_dry_run, context, owned, uploads)
+        return Response(found.model_dump_json(), media_type="application/json")
 
     @router.get(
         "",
@@ -173,7 +189,29 @@ def routes(context: Context) -> APIRouter:
     return router
 
 
+async def _owned(request: Request) -> OwnedSpec:
+    """The spec of the body, as the one who asks may submit it."""
+    spec = await read_spec(request)
+    if spec.continue_from is not None:
+        await require_visible(request, spec.continue_from.job)
+    return of_principal(spec, principal_of(request))
+
+
 def _submit(context: Context, owned: OwnedSpec, idempotency_key: str | None) -> tuple[JobView, bool]:
+    return submit(context.store, owned.spec, idempotency_key, context.clock(), _surroundings(context, owned))
+
+
+def _dry_run(context: Context, owned: OwnedSpec, uploads: bool) -> DryRun:
+    return dry_run(
+        context.store,
+        owned.spec,
+        context.clock(),
+        _surroundings(context, owned),
+        uploads=uploads,
+        forecast=context.cluster.expected_start,
+    )
+
+
+def _surroundings(context: Context, owned: OwnedSpec) -> Surroundings:
     nodes = context.cluster.snapshot().nodes
-    known = Surroundings(profiles=tuple(context.profiles.values()), nodes=nodes, note=owned.note, places=context.places)
-    return submit(context.store, owned.spec, idempotency_key, context.clock(), known)
+    return Surroundings(profiles=tuple(context.profiles.values()), nodes=nodes, note=owned.note, places=context.places)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from shoal_service.store import submissions
 from shoal_service.store.database import Database
 from shoal_service.store.hub import Hub
 from shoal_service.store.lifecycle import continuing, reopening
 from shoal_service.views import JobView
+from shoal_workers.contract.spec import JobSpec
+
+
+class _RolledBack(Exception):
+    def __init__(self, view: JobView) -> None:
+        super().__init__(view)
+        self.view = view
 
 
 class LifecycleMethods:
@@ -13,6 +21,14 @@ class LifecycleMethods:
 
     _database: Database
     _hub: Hub
+
+    def try_job(self, spec: JobSpec, *, now: float, note: str = "") -> JobView:
+        """What `create_job` would make, or raise; nothing is stored."""
+        try:
+            with self._database.write() as tx:
+                raise _RolledBack(submissions.create(tx, spec, idempotency_key=None, now=now, note=note)[0])
+        except _RolledBack as undone:
+            return undone.view
 
     def extend_job(self, job_id: str, *, steps: int, now: float) -> JobView:
         """The job goes on to `steps` steps in all, in place; an ended one returns to the queue. Raises JobNotFound,

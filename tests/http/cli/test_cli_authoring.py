@@ -1,0 +1,87 @@
+"""Commands that write specs: each template is accepted by a server as it is, and a dry run stores nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal_api.cli.commands.authoring.init import templates
+from shoal_service.queue_views import ProjectRules, StartForecast
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 257,
+    "max_position_embeddings": 256,
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """What `save_pretrained` leaves, as far as a submission looks at it."""
+    directory = tmp_path / "llama"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(LLAMA))
+    (directory / "tokenizer.json").write_text("{}")
+    return directory
+
+
+@pytest.mark.parametrize("template", sorted(templates()))
+def test_a_template_is_accepted_as_it_is(shoal: Any, service: Any, template: str, tmp_path: Path, model: Path) -> None:
+    job = tmp_path / "mine"
+    options = ["--model", str(model)] if template == "fine-tune" else []
+    written = shoal("init", template, str(job), *options)
+    assert written.code == 0 and "--dry-run" in written.out
+    tried = shoal("submit", str(job / "job.yaml"), "--dry-run", "--json").json()
+    assert (tried["spec"]["name"], tried["note"]) == (template, ""), "nothing about it is remarked"
+    assert [one["workers"] for one in tried["layouts"]] == [1, 4]
+    assert shoal("jobs", "--json").json() == []
+
+
+def test_templates_are_listed_and_replace_no_file(shoal: Any, tmp_path: Path) -> None:
+    assert all(name in shoal("init").out for name in templates())
+    (tmp_path / "job.yaml").write_text("mine")
+    refused = shoal("init", "own-task", str(tmp_path))
+    assert refused.code == 2 and "exists already" in refused.err
+    assert sorted(path.name for path in tmp_path.glob("*.*")) == ["job.yaml"]
+    assert (tmp_path / "job.yaml").read_text() == "mine"
+    assert "language-model" in shoal("init", "lm").err
+
+
+def test_a_dry_run_stores_neither_job_nor_code(shoal: Any, service: Any, tmp_path: Path) -> None:
+    shoal("init", "own-task", str(tmp_path / "mine"))
+    ran = shoal("submit", str(tmp_path / "mine" / "job.yaml"), "--dry-run", "--json").json()
+    sha256 = ran["spec"]["code"]["archive"]
+    assert len(sha256) == 64 and not service.store.has_code(sha256)
+    assert shoal("jobs", "--json").json() == []
+    spec = json.dumps({**ran["spec"], "code": {"archive": sha256}})
+    refused = shoal("submit", "-", "--dry-run", stdin=spec)
+    assert refused.code != 0 and "is not stored here" in refused.err, "an archive that nobody will upload"
+
+
+def test_a_dry_run_says_when_the_job_would_start(shoal: Any, service: Any, spec_file: Path) -> None:
+    assert "does not schedule" in shoal("submit", str(spec_file), "--dry-run").out
+    service.cluster.start = StartForecast(workers=4, reason="Starts with 4 workers of 1 CPU, which were free.")
+    assert "at once. Starts with 4 workers" in shoal("submit", str(spec_file), "--dry-run").out
+    service.cluster.start = StartForecast(position=3, reason="Needs 2 workers.", expected_at=time.time() + 100)
+    text = shoal("submit", str(spec_file), "--dry-run").out
+    assert "number 3 of the queue, expected in 1 min" in text and "Needs 2 workers." in text
+
+
+def test_a_dry_run_is_refused_as_the_submission_would_be(shoal: Any, service: Any, spec_file: Path) -> None:
+    invalid = shoal("submit", str(spec_file), "--dry-run", "--set", "batch.global_sise=8")
+    assert invalid.code == 2 and "'global_size'" in invalid.err
+    missing = shoal("submit", str(spec_file), "--dry-run", "--from", "job-nowhere@3")
+    assert missing.code != 0 and "job-nowhere" in missing.err
+    service.store.put_project("default", ProjectRules(max_queued=1))
+    service.add_job()
+    full = shoal("submit", str(spec_file), "--dry-run")
+    assert full.code != 0 and "max_queued" in full.err
