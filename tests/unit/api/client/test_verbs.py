@@ -11,6 +11,7 @@ from shoal_api.client import Client
 OPENAPI = Path(__file__).resolve().parents[4] / "docs" / "reference" / "openapi.json"
 METHODS = {
     "POST /v1/jobs": "submit",
+    "POST /v1/jobs/dry-run": "dry_run",
     "GET /v1/jobs": "jobs_page",
     "GET /v1/jobs/{job_id}": "job",
     "PATCH /v1/jobs/{job_id}": "patch",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -18,17 +19,24 @@ from shoal_workers.tasks.lm import LanguageModel
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
 
 
+TEMPLATES = EXAMPLES.parent / "api" / "shoal_api" / "cli" / "templates"
+
+
 def _spec(name: str) -> JobSpec:
     return parse_spec(yaml.safe_load((EXAMPLES / name).read_text(encoding="utf-8")))
 
 
 @pytest.fixture(scope="module")
 def shapes() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("shapes", EXAMPLES / "user-task" / "shapes.py")
+    return _module("shapes", EXAMPLES / "user-task" / "shapes.py")
+
+
+def _module(name: str, path: Path) -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     return module
 
 
@@ -86,3 +94,21 @@ def test_the_loss_of_the_user_task_falls_in_a_few_steps(shapes: ModuleType) -> N
         losses.append(loss.item())
     assert losses[0] > 0.9
     assert sum(losses[-5:]) / 5 < 0.6 * losses[0]
+
+
+def test_the_task_of_the_template_learns_and_has_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    points = _module("points", TEMPLATES / "own-task" / "points.py.template")
+    task = points.Points(model={}, data={}, seed=0)
+    data = task.build_dataset("train")
+    torch.manual_seed(0)
+    model = task.build_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    batch = torch.utils.data.default_collate([data[index] for index in range(256)])
+    first, _ = task.loss(model, batch)
+    for _ in range(60):
+        loss, metrics = task.loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.6 * first.item() and metrics["accuracy"].item() > 0.7

@@ -39,9 +39,7 @@ def init(
         if template not in known:
             raise CliError(f"there is no template {template!r}", hint=f"use one of {', '.join(known)}")
         if model is not None and not model.is_dir():
-            raise CliError(
-                f"--model {str(model)!r} is not a directory", hint="Shoal downloads nothing; name a local one"
-            )
+            raise CliError(f"--model {str(model)!r} is not a directory", hint="nothing is downloaded: name a local one")
         where = directory or Path(template)
         written = write(known[template], where, model)
         hint = f"shoal submit {where / 'job.yaml'} --dry-run"
