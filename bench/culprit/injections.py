@@ -1,6 +1,7 @@
 """Faults of eight kinds on one rank of a running job.
 
-cpu          the rank's process is bound to a CPU that busy programs use as well
+cpu          the rank's process is bound to a CPU that busy programs use as well. The other ranks are bound to the other
+             CPUs: all hosts of this test share one machine, and on the busy CPU each of them would be starved
 data         its data loader takes 0.4 s for each sample
 storage      the file of its next checkpoint part is a pipe that nobody reads
 loss, delay  its host loses 15 % of its packets, or sends them 60 ms late (netem). Where there is no netem, a token
@@ -36,7 +37,7 @@ from shoal_workers.contract.marker import CheckpointName
 PATIENCE_S = 40.0
 EVERY_STEPS = 5
 """Steps between two checkpoints."""
-_HOGS = 6
+_HOGS = 10
 
 
 @dataclass
@@ -64,20 +65,24 @@ class Kind:
 
 @contextmanager
 def _cpu(target: Target, rank: int) -> Iterator[None]:
-    pid, own = target.worker(rank).pid, rank % (os.cpu_count() or 1)
+    cpus = set(range(os.cpu_count() or 1))
+    pids = {worker.rank: worker.pid for worker in target.client.workers(target.job_id) if worker.rank is not None}
+    own = rank % len(cpus)
     # The kernel shares a CPU between sessions, and then between the processes of each.
     hog = [sys.executable, "-c", "while True: pass"]
     hogs = [subprocess.Popen(hog, start_new_session=True) for _ in range(_HOGS)]
     try:
         for one in hogs:
             os.sched_setaffinity(one.pid, {own})
-        _bind(pid, {own})
+        for other, pid in pids.items():
+            _bind(pid, {own} if other == rank else cpus - {own} or cpus)
         yield
     finally:
         for one in hogs:
             one.kill()
             one.wait()
-        _bind(pid, set(range(os.cpu_count() or 1)))
+        for pid in pids.values():
+            _bind(pid, cpus)
 
 
 def _bind(pid: int, cpus: set[int]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from doubles.fake_workers import FakeWorker, FakeWorkers
 from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerExit, WorkerInfo, WorkerPoll, WorkerStack
+from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
 from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
 
@@ -106,6 +107,9 @@ class FakeFleet:
 
     async def request_profile(self, index: int, generation: int, request: ProfileRequest) -> None:
         await self._call(index, lambda worker: worker.request_profile(generation, request))
+
+    async def forward_metrics(self, index: int, batch: MetricsBatch) -> MetricsProgress:
+        return await self._call(index, lambda worker: worker.forward_metrics(batch))
 
     async def forget_memory(self, index: int) -> None:
         self._log.append("forget_memory")

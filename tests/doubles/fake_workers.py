@@ -27,6 +27,7 @@ from shoal_workers.contract.messages import (
     WorkerPoll,
     WorkerStack,
 )
+from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
 from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.worker_reports import GroupFormed, SavedFile, SavedPart, StepReport, WorkerReport
@@ -63,6 +64,11 @@ class FakeWorker:
     """Notes about the commit of the last checkpoint that it received."""
     profiles: list[tuple[int, ProfileRequest]] = field(default_factory=list)
     """Requests to profile, with their generations."""
+    batches: list[MetricsBatch] = field(default_factory=list)
+    """For the metrics hook beside it."""
+    hook_error: str = ""
+    """The hook fails with this, and logs nothing."""
+    hook_logged: int = 0
     acknowledged: int = 0
     parts: tuple[SnapshotPart, ...] = ()
     num_forgotten: int = 0
@@ -227,6 +233,12 @@ class FakeWorker:
 
     async def request_profile(self, generation: int, request: ProfileRequest) -> None:
         self.profiles.append((generation, request))
+
+    async def forward_metrics(self, batch: MetricsBatch) -> MetricsProgress:
+        self.batches.append(batch)
+        if batch.points and not self.hook_error:
+            self.hook_logged = batch.points[-1].seq
+        return MetricsProgress(logged=self.hook_logged, error=self.hook_error, has_ended=bool(batch.end))
 
     async def forget_snapshots(self) -> None:
         self.num_forgotten += 1

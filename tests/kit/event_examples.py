@@ -52,6 +52,7 @@ from shoal_service.core.events.job import (
 from shoal_service.core.events.profiles import ProfileFailed, ProfileRequested, ProfileTaken
 from shoal_service.core.events.service import (
     MaintenancePlanned,
+    MetricsHookFailed,
     NodeCleared,
     NodeCordoned,
     NodeSuspected,
@@ -318,6 +319,10 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
             error="has answered 500",
         ),
         "webhook job/0: 2 events given up after 24 h 00 min: https://example.org has answered 500",
+    ),
+    (
+        MetricsHookFailed(hook="m:hook", message="TimeoutError", num_waiting=3, num_dropped=0),
+        "metrics hook m:hook logs nothing, 3 points waiting: TimeoutError; the job's log has what it printed",
     ),
     (NodeCleared(node_id="ab12", suspected_s=62.0, reason="it hung"), "node ab12 has passed its test after 62 s"),
 ]

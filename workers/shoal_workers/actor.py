@@ -14,13 +14,12 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from typing import TYPE_CHECKING
 
 import ray
 from shoal_workers import exit_status, stacks
 from shoal_workers.contract.base import WIRE_VERSION
-from shoal_workers.contract.errors.classes import ErrorClass, Link, Origin, error_class_of
+from shoal_workers.contract.errors.classes import ErrorClass
 from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
@@ -36,15 +35,18 @@ from shoal_workers.contract.messages import (
     WorkerPoll,
     WorkerStack,
 )
+from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
 from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import PreemptionNotice
+from shoal_workers.engine.process.engine_error import engine_error
 from shoal_workers.engine.process.outbox import Outbox
-from shoal_workers.engine.process.secrets import Mask, SecretUnreadable, read_secrets
+from shoal_workers.engine.process.secrets import Mask, read_secrets
 from shoal_workers.engine.process.tee import Tee
 from shoal_workers.engine.process.use_meter import UseMeter
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
+from shoal_workers.metrics_hook.process import HookProcess, job_of
 from shoal_workers.raylet import exit_with_raylet
 from shoal_workers.stacks import is_worker_process
 
@@ -83,6 +85,7 @@ class WorkerActor:
         self._crash_file = exit_status.record_crashes(exit_status.raylet_socket())
         signal.signal(signal.SIGTERM, lambda *_: self._give_notice())
         self._mask = Mask()
+        self._metrics_hook = HookProcess(spec.metrics.hook or "", job_of(config.job_id, spec), self._say, self._mask)
         sys.stdout = Tee(sys.stdout, LogStream.STDOUT, self._outbox, self._mask)
         sys.stderr = Tee(sys.stderr, LogStream.STDERR, self._outbox, self._mask)
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._log_fields)
@@ -98,7 +101,7 @@ class WorkerActor:
             engine.prepare(self._config.expected_bytes)
         except Exception as error:
             report = getattr(error, "report", None)
-            return self._masked(report if isinstance(report, ErrorReport) else _engine_error(error, Phase.PREPARING))
+            return self._masked(report if isinstance(report, ErrorReport) else engine_error(error, Phase.PREPARING))
         return WorkerInfo(
             version=WIRE_VERSION,
             worker_id=self._config.worker_id,
@@ -194,6 +197,13 @@ class WorkerActor:
         if self._engine is not None:
             self._engine.request_profile(generation, request)
         return None
+
+    @ray.method(concurrency_group="control")
+    def forward_metrics(self, batch: MetricsBatch, life: int) -> MetricsProgress | Refused:
+        """Pass points on to the metrics hook, which runs in a process beside this worker; how far it is."""
+        if refused := self._refused(life):
+            return refused
+        return self._metrics_hook.forward(batch, life)
 
     @ray.method(concurrency_group="control")
     def snapshot_parts(self, life: int) -> tuple[SnapshotPart, ...] | Refused:
@@ -302,7 +312,7 @@ class WorkerActor:
                 return worker_exit
             return worker_exit.model_copy(update={"error": self._masked(worker_exit.error)})
         except Exception as error:
-            report = _engine_error(error, self._progress().phase)
+            report = engine_error(error, self._progress().phase)
             return WorkerExit(
                 generation=assignment.generation,
                 rank=assignment.rank,
@@ -324,6 +334,9 @@ class WorkerActor:
     def _masked(self, report: ErrorReport) -> ErrorReport:
         masked = {"message": self._mask(report.message), "traceback": self._mask(report.traceback)}
         return report.model_copy(update=masked)
+
+    def _say(self, line: str) -> None:
+        self._outbox.log_text(f"[metrics hook] {line}")
 
     def _log_fields(self) -> dict[str, object]:
         """Fields of every log event of this process; generation and rank are those of the last `run`."""
@@ -384,17 +397,3 @@ class WorkerActor:
             )
             self._outbox.log_text(text)
             return None
-
-
-def _engine_error(error: Exception, phase: Phase) -> ErrorReport:
-    """An exception that was raised outside every call into the task. Torch may be what could not be imported."""
-    number = error.errno if isinstance(error, OSError) else None
-    is_users = isinstance(error, SecretUnreadable)
-    return ErrorReport(
-        type=type(error).__name__,
-        message=str(error) if is_users else f"the engine failed: {error}",
-        traceback=traceback.format_exc(),
-        phase=phase,
-        error_class=error_class_of([Link(type(error).__name__, str(error), number)]),
-        origin=Origin.TASK if is_users else Origin.ENGINE,
-    )

@@ -83,7 +83,7 @@ class Executor:
         self._wall_clock = WallClockWatch(world.clock)
         self._outbox = outbox
         self._reporter = Reporter(outbox, config, world.clock)
-        self.inspection = Inspection(world, self._reporter, self._spawn, lambda: self._state)
+        self.inspection = Inspection(config, world, self._reporter, self._spawn, lambda: self._state)
         self._coordinator = CheckpointCoordinator(config, world, self._reporter, self._post)
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,8 +107,7 @@ class Executor:
         self._end: End | None = End(entry.end) if entry and entry.end else None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._directive = entry.directive if entry else None
-        self._is_restart = entry is not None
-        self._entry_version = entry.version if entry is not None else WIRE_VERSION
+        self._is_restart, self._entry_version = entry is not None, entry.version if entry else WIRE_VERSION
         self._state = state
         self._orders = UnansweredOrders(entry)
         self._journaled_step, self._journaled_mono = state.progress.step, 0.0
@@ -147,6 +146,7 @@ class Executor:
         self._node_watch.stop()
         self._host_watch.stop()
         self._record_queued_reports()
+        await self.inspection.finish(self._end)
         await self._release_all()
         if self._end is not None:
             self._reporter.report([self._end], self._state)

@@ -20,6 +20,7 @@ from shoal_workers.contract.ids import life_of
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.marker import CheckpointName, CommitMarker
 from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerExit, WorkerInfo, WorkerPoll, WorkerStack
+from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
 from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.worker_reports import SavedPart
@@ -89,6 +90,9 @@ class Fleet(Protocol):
 
     async def request_profile(self, index: int, generation: int, request: ProfileRequest) -> None:
         """Can be repeated: a worker ignores the number of a profile that it has had."""
+
+    async def forward_metrics(self, index: int, batch: MetricsBatch) -> MetricsProgress:
+        """Can be repeated: a worker ignores points that it has had."""
 
     async def forget_memory(self, index: int) -> None: ...
 

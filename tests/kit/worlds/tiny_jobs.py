@@ -143,13 +143,14 @@ def submit_tiny(
     waves: Sequence[int] | None = None,
     holds: list[dict[str, Any]] | None = None,
     data_more: dict[str, Any] | None = None,
+    code_more: dict[str, Any] | None = None,
     **spec: Any,
 ) -> Run:
     elasticity = {"min_workers": min_workers, "max_workers": workers, **spec.pop("elasticity", {})}
     document = {
         "name": "tiny",
         "task": "tiny:Tiny",
-        "code": {"working_dir": str(TASKS)},
+        "code": {"working_dir": str(TASKS), **(code_more or {})},
         "data": {
             "gate": str(gate),
             "strikes": strikes or [],

@@ -10,6 +10,7 @@ supervisor --- note_commit(generation, step) ----> worker    control thread: the
 supervisor --- poll(after) ----------------------> worker    control thread: long poll, returns WorkerPoll
 supervisor --- snapshot_parts() -----------------> worker    control thread: the parts in its node's memory
 supervisor --- request_profile(generation) ------> worker    control thread: profile some steps; a report follows
+supervisor --- forward_metrics(batch) -----------> worker    control thread: points for the metrics hook
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from shoal_workers.contract.course.training import ScheduleSpec as ScheduleSpec
 from shoal_workers.contract.course.training import StopSpec as StopSpec
 from shoal_workers.contract.course.training import ValidationSpec as ValidationSpec
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
+from shoal_workers.contract.metrics.spec import MetricsSpec as MetricsSpec
 from shoal_workers.contract.model.lm import LM_TASK
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.placing import (
@@ -340,6 +341,7 @@ class JobSpec(Frozen):
     """Few nodes with many of the job's workers each (pack), or many nodes (spread)."""
     webhooks: tuple[WebhookSpec, ...] = Field((), max_length=MAX_WEBHOOKS)
     """Receivers of the job's events, at most 8; see docs/webhooks.md. The secrets that sign are the service's."""
+    metrics: MetricsSpec = MetricsSpec()
     seed: int = Field(0, ge=0, lt=2**32)
     """Initial weights, sample order and dropout depend only on it."""
     deterministic: bool = False

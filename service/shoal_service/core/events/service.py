@@ -136,3 +136,26 @@ class WebhookGaveUp(JobEvent):
         return (
             f"webhook {self.hook}: {what} given up after {duration_text(self.failing_s)}: {self.receiver} {self.error}"
         )
+
+
+class MetricsHookFailed(JobEvent):
+    """The metrics hook of the job logs nothing at the moment. The job trains on, and its newest points are kept and
+    sent again; the series of the job itself lacks nothing."""
+
+    type: ClassVar[str] = "metrics.hook_failed"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    hook: str
+    """`metrics.hook` of the spec."""
+    message: str
+    num_waiting: int
+    """Points that are not logged yet; at the end of an attempt, that will not be."""
+    num_dropped: int
+    """Points that were dropped, since too many waited."""
+
+    def words(self) -> str:
+        lost = f", {count_text(self.num_dropped, 'point')} dropped" if self.num_dropped else ""
+        return (
+            f"metrics hook {self.hook} logs nothing, {count_text(self.num_waiting, 'point')} waiting{lost}: "
+            f"{self.message}; the job's log has what it printed"
+        )

@@ -9,18 +9,17 @@ ones before: TensorBoard drops what follows a start of session.
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shoal_service.supervisor.reporting.scalars import scalars
 from shoal_service.views import SeriesPoint
 
 _MAX_WAITING = 10_000
 """Points; a file system that is away for longer loses the newest."""
-_FIELDS = ("loss", "val_loss", "grad_norm", "lr", "tokens_per_s", "step_s", "world_size")
 
 
 class EventFiles:
@@ -93,15 +92,6 @@ def _event(point: SeriesPoint, *, without: SeriesPoint | None) -> Any:
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.summary_pb2 import Summary
 
-    known = dict(_scalars(without)) if without is not None else {}
-    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in _scalars(point) if known.get(tag) != value]
+    known = dict(scalars(without)) if without is not None else {}
+    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(point) if known.get(tag) != value]
     return Event(wall_time=point.at, step=point.step, summary=Summary(value=values))
-
-
-def _scalars(point: SeriesPoint) -> Iterator[tuple[str, float]]:
-    for name in _FIELDS:
-        value = getattr(point, name)
-        if value is not None and math.isfinite(value):
-            yield name, float(value)
-    for nested in ("metrics", "val_metrics"):
-        yield from ((f"{nested}/{name}", value) for name, value in getattr(point, nested).items())

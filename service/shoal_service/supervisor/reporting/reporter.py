@@ -20,6 +20,7 @@ from shoal_service.core.events.service import NodeSuspected
 from shoal_service.reports import PendingEvent, PendingLog, SuspectedNode
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.reporting.event_files import EventFiles
+from shoal_service.supervisor.reporting.metric_backlog import MetricBacklog
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.status import Readings, incident_view, status_of, with_since, workers_of
 from shoal_service.views import CheckpointView, Condition, SeriesPoint
@@ -50,6 +51,8 @@ class Reporter:
         self._checkpoint_root = config.checkpoint_root
         self._writes_event_files = config.spec.checkpoint.tensorboard
         self._event_files: EventFiles | None = None
+        self.backlog = MetricBacklog(is_used=config.spec.metrics.hook is not None)
+        """Of the metrics hook."""
 
     def record_report(self, item: WorkerReport, state: Attempt) -> None:
         """A report of the current generation, before the machine handles it."""
@@ -122,6 +125,7 @@ class Reporter:
 
     def _add_point(self, point: SeriesPoint) -> None:
         self._outbox.add(point)
+        self.backlog.add(point)
         if self._writes_event_files:
             self._event_files = self._event_files or EventFiles(self._checkpoint_root, self._say)
             self._event_files.add(point)

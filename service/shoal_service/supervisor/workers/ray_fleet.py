@@ -41,6 +41,7 @@ from shoal_workers.contract.messages import (
     WorkerPoll,
     WorkerStack,
 )
+from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
 from shoal_workers.contract.placing import Placement, label_selector
 from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
@@ -164,6 +165,10 @@ class RayFleet:
 
     async def request_profile(self, index: int, generation: int, request: ProfileRequest) -> None:
         await self._answer(self._handles[index].request_profile.remote(generation, request, self._life))
+
+    async def forward_metrics(self, index: int, batch: MetricsBatch) -> MetricsProgress:
+        answer: MetricsProgress = await self._answer(self._handles[index].forward_metrics.remote(batch, self._life))
+        return answer
 
     async def forget_memory(self, index: int) -> None:
         await self._answer(self._handles[index].forget_snapshots.remote(self._life))

@@ -230,18 +230,18 @@ class WorkerClient:
     async def _poll_forever(self) -> None:
         """Long-polls the worker for reports, logs and progress until it ends.
 
-        The worker keeps a report until the control plane has stored it, so nothing is lost if the supervisor dies
-        before. What was stored and not acknowledged yet is reported again: steps overwrite themselves, and some log
-        lines appear twice.
+        The worker keeps a report until the control plane has stored it and the metrics hook has logged it, so nothing
+        is lost if the supervisor dies before. What was stored and not acknowledged yet is reported again: steps
+        overwrite themselves, and some log lines appear twice.
         """
-        stored_after: deque[tuple[int, int]] = deque()
-        """For each poll: its number, and the outbox's number once all of it was in the outbox."""
+        stored_after: deque[tuple[int, int, int]] = deque()
+        """For each poll: its number, and those of the outbox and of the metrics hook once all of it was in them."""
         acknowledged = 0
-        outbox = self._context.outbox
+        outbox, backlog = self._context.outbox, self._context.reporter.backlog
         wait_s = self._poll_wait_s()
         while True:
-            while stored_after and stored_after[0][1] <= outbox.acknowledged:
-                acknowledged, _ = stored_after.popleft()
+            while stored_after and stored_after[0][1] <= outbox.acknowledged and stored_after[0][2] <= backlog.settled:
+                acknowledged, *_ = stored_after.popleft()
             try:
                 poll = await self._fleet.poll(self.index, self._received_seq, acknowledged, wait_s)
             except WorkerUnavailable:
@@ -257,7 +257,7 @@ class WorkerClient:
             self._post(ProgressReported(self.index, poll.progress))
             await self._context.settled()
             if not stored_after or stored_after[-1][0] != poll.seq:
-                stored_after.append((poll.seq, outbox.seq))
+                stored_after.append((poll.seq, outbox.seq, backlog.added))
 
     def _record(self, poll: WorkerPoll) -> None:
         self._received_seq = poll.seq

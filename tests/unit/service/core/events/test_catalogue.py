@@ -60,6 +60,7 @@ NAMES = [
     "job.state",
     "job.waiting",
     "maintenance.planned",
+    "metrics.hook_failed",
     "node.answers",
     "node.cleared",
     "node.cordoned",
