@@ -40,6 +40,7 @@ from shoal_service.core.events.job import (
     JobExtended,
     JobGranted,
     JobHeldBack,
+    JobOutperformed,
     JobPatched,
     JobPreempted,
     JobPruned,
@@ -122,6 +123,10 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     (
         JobPreempted(workers=2, beneficiary="job-y", reason="priority 50 before 0."),
         "preempted, gives 2 workers to job-y: priority 50 before 0.",
+    ),
+    (
+        JobOutperformed(sweep="lr", measure="validation loss", step=75, value=3.2, median=2.9, num_others=4),
+        "pruned from sweep lr: its validation loss at step 75 is 3.2, worse than 2.9, the median of 4 other jobs",
     ),
     (
         JobHeldBack(workers=2, max_workers=4, limit="pause_costs_more", reason="It ends in about 3.0 s."),

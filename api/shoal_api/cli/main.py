@@ -28,7 +28,7 @@ from shoal_api.cli.commands import (
     users,
 )
 from shoal_api.cli.commands.access import login, tokens
-from shoal_api.cli.commands.authoring import init
+from shoal_api.cli.commands.authoring import init, sweep
 from shoal_api.cli.commands.lifecycle import reopen
 from shoal_api.cli.commands.upkeep import backup, delete
 
@@ -41,6 +41,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Jobs": {
         "top": live.top,
         "submit": submit.submit,
+        "sweep": sweep.sweep,
         "watch": submit.watch,
         "jobs": inspect.jobs,
         "show": inspect.show,

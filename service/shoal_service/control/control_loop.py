@@ -30,7 +30,8 @@ from shoal_service.control.market.demand import RoomKind, demand
 from shoal_service.control.market.drain_times import DrainTimes
 from shoal_service.control.market.forecast import forecast
 from shoal_service.control.market.freed import freed_places
-from shoal_service.control.ownership import is_gone
+from shoal_service.control.market.pruner import Pruner
+from shoal_service.control.ownership import acquired
 from shoal_service.control.protocols import Cluster
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
@@ -94,6 +95,7 @@ class ControlLoop:
         self._policy = policy
         self._market = MarketBuilder(config.profiles)
         self._writer = DecisionWriter(store)
+        self._pruner = Pruner(store)
         self._drain_times = DrainTimes()
         self._last_market: MarketState | None = None
         self._decided_for: object = None
@@ -199,7 +201,7 @@ class ControlLoop:
         now = self._clock.time()
         mono = self._clock.monotonic()  # not the wall clock, which may have been set back
         if self._lease is None or mono - self._renewed_mono > self._config.lease_ttl_s / 3:
-            self._lease = await asyncio.to_thread(self._acquire_lease, now)
+            self._lease = await asyncio.to_thread(acquired, self._store, self._config, self._lease, now)
             self._renewed_mono = mono
         if self._lease is None:
             await self._read_cluster(())
@@ -218,6 +220,7 @@ class ControlLoop:
         elif reachable:
             await self._schedule(rows, self._lease)
             await self._measure_drains(self._lease)
+            await asyncio.to_thread(self._pruner.look, rows, mono, epoch=self._lease.epoch, now=self._clock.time())
             await self._probation.consider(self._reader.view.nodes, epoch=self._lease.epoch, now=self._clock.time())
         else:
             self._drive_all(rows, self._lease)  # supervisors go on, and can be directed to pause or to cancel
@@ -241,19 +244,6 @@ class ControlLoop:
         if sizes != self._sizes:
             self._sizes = sizes
             self._reader.expire()
-
-    def _acquire_lease(self, now: float) -> Lease | None:
-        """None while another control plane, which may be alive, holds it."""
-        ttl_s = self._config.lease_ttl_s
-        lease = self._store.acquire_lease(self._config.owner, ttl_s=ttl_s, now=now)
-        other = self._store.current_lease() if lease is None else None
-        if other is not None and (is_gone(other.owner) or self._store.has_left(other.owner)):
-            self._store.release_lease(other.owner)
-            lease = self._store.acquire_lease(self._config.owner, ttl_s=ttl_s, now=now)
-        if lease is not None and self._lease is None:
-            fields = {"epoch": lease.epoch, "before": other.owner if other is not None else ""}
-            _log.info("lease.taken", extra=fields)
-        return lease
 
     async def _read_cluster(self, rows: Sequence[DriveRow]) -> bool:
         """False: the head does not answer."""

@@ -9,9 +9,16 @@ for its own old lease. Called by the control loop and by `shoal serve`.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import socket
 from pathlib import Path
+
+from shoal_service.control.config import ControlConfig
+from shoal_service.store.lease import Lease
+from shoal_service.store.store import Store
+
+_log = logging.getLogger(__name__)
 
 _STATE, _START = 0, 19
 """Fields of /proc/PID/stat after the command's name."""
@@ -30,6 +37,19 @@ def is_gone(name: str) -> bool:
         return False
     _, pid, scope, start = parts
     return scope == _scope() != _NO_SCOPE and _started(int(pid)) != int(start)
+
+
+def acquired(store: Store, config: ControlConfig, before: Lease | None, now: float) -> Lease | None:
+    """The lease, renewed or taken; None while another control plane, which may be alive, holds it."""
+    lease = store.acquire_lease(config.owner, ttl_s=config.lease_ttl_s, now=now)
+    other = store.current_lease() if lease is None else None
+    if other is not None and (is_gone(other.owner) or store.has_left(other.owner)):
+        store.release_lease(other.owner)
+        lease = store.acquire_lease(config.owner, ttl_s=config.lease_ttl_s, now=now)
+    if lease is not None and before is None:
+        fields = {"epoch": lease.epoch, "before": other.owner if other is not None else ""}
+        _log.info("lease.taken", extra=fields)
+    return lease
 
 
 def _scope() -> str:

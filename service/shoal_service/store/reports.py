@@ -27,6 +27,7 @@ from shoal_service.store.overview import rollups
 from shoal_service.store.profiles import requests
 from shoal_service.store.reads.documents import read
 from shoal_service.store.records import load, load_spec, workers_document
+from shoal_service.store.sweeps.methods import PRUNED, why_pruned
 from shoal_service.store.tables import checkpoints, incidents, series
 from shoal_service.telemetry.metric import Exemplar
 from shoal_service.telemetry.step_times import StepTimes
@@ -188,8 +189,10 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
     edit.lose(end.reason, end.message)
     requests.end_open(edit, f"the attempt ended: {end.message or end.reason.value}")
     words = (end.message, decision.reason) if decision.charged or decision.again else (end.message or decision.reason,)
-    message = " ".join(part for part in words if part)
-    edit.move(standing, end.reason.value, message, attempt=job.attempt, step=done)
+    message, reason = " ".join(part for part in words if part), end.reason.value
+    if end.reason is EndReason.CANCELLED and spec.sweep is not None and (why := why_pruned(edit.connection, job.num)):
+        message, reason = why, PRUNED
+    edit.move(standing, reason, message, attempt=job.attempt, step=done)
 
 
 def _incident_totals(connection: Connection, job_num: int) -> tuple[int, int]:

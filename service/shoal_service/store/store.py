@@ -43,6 +43,7 @@ from shoal_service.store.reports import DropReason, exemplars_of
 from shoal_service.store.retention.methods import RetentionMethods
 from shoal_service.store.scheduling.methods import SchedulingMethods
 from shoal_service.store.scheduling.node_methods import NodeMethods
+from shoal_service.store.sweeps.methods import SweepMethods
 from shoal_service.store.webhooks.methods import WebhookMethods
 from shoal_service.telemetry.metric import Exemplar
 from shoal_service.views import (
@@ -72,6 +73,7 @@ class Store(
     RetentionMethods,
     AccessMethods,
     LifecycleMethods,
+    SweepMethods,
 ):
     def __init__(self, database: Database) -> None:
         self._database = database

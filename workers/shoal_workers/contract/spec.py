@@ -16,6 +16,8 @@ from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.code.spec import CodeSpec as CodeSpec
 from shoal_workers.contract.code.spec import Secrets
 from shoal_workers.contract.course.continuing import ContinueFrom as ContinueFrom
+from shoal_workers.contract.course.sweep import SweepSpec as SweepSpec
+from shoal_workers.contract.course.sweep import with_label
 from shoal_workers.contract.course.training import ScheduleSpec as ScheduleSpec
 from shoal_workers.contract.course.training import StopSpec as StopSpec
 from shoal_workers.contract.course.training import ValidationSpec as ValidationSpec
@@ -332,6 +334,8 @@ class JobSpec(Frozen):
     annotations: Annotations = Field(default_factory=dict, max_length=32)
     """Free text of the user, which is shown with the job and not searched: `{"why": "Is 3e-4 too much?"}`. Names as
     those of labels; values at most 4,096 characters."""
+    sweep: SweepSpec | None = None
+    """The sweep that the job belongs to; see docs/submitting.md. It also sets the label `sweep`."""
     finish_by: Moment | None = None
     """When the job should be done: seconds since 1970, or a time with its zone such as "2030-01-31T18:00:00Z". The job
     gets workers to make it, if that is possible; null: no deadline."""
@@ -346,6 +350,11 @@ class JobSpec(Frozen):
     """Initial weights, sample order and dropout depend only on it."""
     deterministic: bool = False
     """Losses have the same bits at every world size and after every recovery; docs/determinism.md states the cost."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_the_label_of_its_sweep(cls, data: Any) -> Any:
+        return with_label(data)
 
     @field_validator("name", "project", "user")
     @classmethod

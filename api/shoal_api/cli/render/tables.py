@@ -12,6 +12,7 @@ from rich.text import Text
 from shoal_service.checkpoint_views import VerificationState, VerificationView
 from shoal_service.core.quantities import count_text, duration_text, size_text
 from shoal_service.node_views import WindowView
+from shoal_service.overview_views import FleetJob
 from shoal_service.views import (
     CheckpointState,
     CheckpointView,
@@ -181,4 +182,25 @@ def new_table(*columns: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+    return table
+
+
+def sweep_table(jobs: Sequence[FleetJob]) -> Table:
+    """The jobs of a sweep with the values that differ between them."""
+    names = sorted({name for job in jobs for name in job.labels if name != "sweep"})
+    differ = [name for name in names if len({job.labels.get(name) for job in jobs}) > 1] or names
+    table = new_table("id", *differ, "state", ">step", ">loss", ">validation", ">workers", "why")
+    for job in jobs:
+        state = Text(job.state, style=STATE_STYLE[job.state])
+        step = f"{job.step}" + (f"/{job.total_steps}" if job.total_steps else "")
+        table.add_row(
+            job.id,
+            *(job.labels.get(name, "-") for name in differ),
+            state,
+            step,
+            number(job.loss),
+            number(job.val_loss),
+            str(job.workers),
+            "" if job.state is JobState.RUNNING else job.message,
+        )
     return table

@@ -1,6 +1,6 @@
 // The jobs with a label as one table, and as parallel coordinates: an axis for each label, then the results.
 import { $, element, fill, link, row } from "./dom.js";
-import { jobPage } from "./api.js";
+import { jobPage, request } from "./api.js";
 import { Live } from "./live.js";
 import { number, percent, plural, steps } from "./format.js";
 import { badge } from "./states.js";
@@ -21,18 +21,26 @@ const live = new Live({ fleet(fleet) {
   show();
 } });
 if (label) live.open(`/v1/overview?limit=200&label=${encodeURIComponent(label)}`);
+else newestSweeps();
+
+// Without a label: links to the sweeps of the newest jobs that have one.
+async function newestSweeps() {
+  const { items: jobs } = await request("/v1/overview?limit=200&label=sweep");
+  const names = [...new Set(jobs.map((job) => job.labels.sweep))];
+  if (names.length) fill("sweeps", names.map((name) => element("li", link(`${name} (${plural(jobs.filter((job) => job.labels.sweep === name).length, "job")})`, `/sweeps?label=${encodeURIComponent(`sweep=${name}`)}`))));
+}
 
 // The labels that differ: the parameters of the sweep.
 const labelsOf = (jobs) => [...new Set(jobs.flatMap((job) => Object.keys(job.labels)))].sort().filter((name) => new Set(jobs.map((job) => job.labels[name])).size > 1);
 
 function show() {
   const names = labelsOf(items);
-  const columns = [["Job", (job) => job.name], ["State", (job) => job.state], ...names.map((name) => [name, (job) => numeric(job.labels[name])]), ["Step", (job) => job.step], ...RESULTS.map(([title, key]) => [title, (job) => job[key]])];
+  const columns = [["Job", (job) => job.name], ["State", (job) => job.state], ...names.map((name) => [name, (job) => numeric(job.labels[name])]), ["Step", (job) => job.step], ...RESULTS.map(([title, key]) => [title, (job) => job[key]]), ["Why", (job) => job.message]];
   const value = columns.find(([title]) => title === order)?.[1] ?? columns[0][1];
   const sorted = [...items].sort((a, b) => compare(value(a), value(b)) * (up ? 1 : -1));
   fill("heads", columns.map(([title]) => element("th", element("button", title + (title === order ? (up ? " ▴" : " ▾") : ""), { type: "button", click: () => { up = title === order ? !up : true; order = title; show(); } }),
     { "aria-sort": title === order ? (up ? "ascending" : "descending") : "none" })));
-  fill("jobs", sorted.map((job) => row([link(job.name, jobPage(job.id), { title: job.id }), badge(job.state), ...names.map((name) => job.labels[name] ?? "–"), steps(job), number(job.loss), number(job.val_loss), number(job.tokens_per_s), percent(job.goodput), job.incidents], { class: "row" })));
+  fill("jobs", sorted.map((job) => row([link(job.name, jobPage(job.id), { title: job.id }), [badge(job.state), job.reason === "pruned" ? " pruned" : ""], ...names.map((name) => job.labels[name] ?? "–"), steps(job), number(job.loss), number(job.val_loss), number(job.tokens_per_s), percent(job.goodput), job.incidents, job.state === "RUNNING" ? "" : job.message], { class: "row" })));
   draw(names);
 }
 

@@ -89,6 +89,8 @@ class MarketBuilder:
             need=WorkerNeed(cpus=spec.worker.cpus, gpus=spec.worker.gpus, memory_gib=spec.worker.memory_gib),
             project=spec.project,
             user=spec.user,
+            sweep=spec.sweep.name if spec.sweep is not None else "",
+            sweep_limit=spec.sweep.limit if spec.sweep is not None else None,
             priority=row.priority,
             finish_by=spec.finish_by,
             capacity=spec.capacity,
@@ -114,6 +116,8 @@ def standing_of(state: MarketState) -> object:
             *(
                 job.project,
                 job.user,
+                job.sweep,
+                job.sweep_limit,
                 job.finish_by,
                 job.capacity,
                 job.placement,

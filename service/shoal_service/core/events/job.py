@@ -203,6 +203,30 @@ class JobPreempted(JobEvent):
         return f"preempted, gives {count_text(self.workers, 'worker')}{to}: {self.reason}"
 
 
+class JobOutperformed(JobEvent):
+    """Other jobs of its sweep are better at the same step. The job is ended, as by a cancel."""
+
+    type: ClassVar[str] = "job.outperformed"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    sweep: str
+    measure: str
+    """What was compared: `validation loss` or `training loss`."""
+    step: int
+    value: float | None
+    """Of this job; null: not a number."""
+    median: float
+    """Of the others at this step."""
+    num_others: int
+
+    def words(self) -> str:
+        value = "not a number" if self.value is None else f"{self.value:.4g}"
+        return (
+            f"pruned from sweep {self.sweep}: its {self.measure} at step {self.step} is {value}, worse than "
+            f"{self.median:.4g}, the median of {count_text(self.num_others, 'other job')}"
+        )
+
+
 class JobWaiting(JobEvent):
     """Fewer than `elasticity.min_workers` workers are warm, or the job backs off before its next group."""
 

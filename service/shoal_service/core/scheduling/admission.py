@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shoal_service.core.quantities import count_text
+from shoal_service.core.scheduling.market import MarketJob
 from shoal_service.core.scheduling.plan import Claim, Entry, Plan
 from shoal_service.core.scheduling.preemption import Preemption
 from shoal_service.core.scheduling.reservations import Reservation, Reservations
@@ -33,6 +34,8 @@ class Obstacle:
     """The project whose quota is in the way."""
     user: str = ""
     """The user whose limit is in the way."""
+    sweep: tuple[str, str] | None = None
+    """The sweep whose limit is in the way, by project and name."""
     behind: str | None = None
     """The job with the reserved start that it would delay."""
 
@@ -226,7 +229,18 @@ def _project_obstacle(plan: Plan, entry: Entry, missing: int) -> Obstacle | None
             f"of them, or raise the limit."
         )
         return Obstacle(words, user=job.user)
-    return None
+    return _sweep_obstacle(plan, job)
+
+
+def _sweep_obstacle(plan: Plan, job: MarketJob) -> Obstacle | None:
+    key = job.project, job.sweep
+    if job.sweep_limit is None or (runs := plan.running_of_sweep[key]) < job.sweep_limit:
+        return None
+    words = (
+        f"Sweep {job.sweep} has {count_text(runs, 'job')} with workers, and its limit is {job.sweep_limit} "
+        f"(sweep.limit). Waits until one of them ends."
+    )
+    return Obstacle(words, sweep=key)
 
 
 def _limit_obstacle(entry: Entry, missing: int) -> Obstacle:

@@ -20,7 +20,7 @@ PRIORITY_DOUBLES = 10.0
 
 ShapeKey: TypeAlias = tuple[float, float, float, CapacityKind, Placement, frozenset[tuple[str, str]]]
 
-ClaimKey: TypeAlias = tuple[str, str, int, int, ShapeKey]
+ClaimKey: TypeAlias = tuple[str, str, str, int | None, int, int, ShapeKey]
 
 _NO_LABELS: frozenset[tuple[str, str]] = frozenset()
 
@@ -35,7 +35,10 @@ class Facts:
         labels = frozenset(job.selector.items()) if job.selector else _NO_LABELS
         self.shape_key: ShapeKey = (need.cpus, need.gpus, need.memory_gib, job.capacity, job.placement, labels)
         """Equal for jobs whose workers are alike and may use the same nodes."""
-        self.claim_key: ClaimKey = (job.project, job.user, job.priority, job.min_workers, self.shape_key)
+        self.claim_key: ClaimKey = (
+            *(job.project, job.user, job.sweep, job.sweep_limit),
+            *(job.priority, job.min_workers, self.shape_key),
+        )
         """Equal for queued jobs that ask for the same."""
         self.work_s = worker_seconds_left(job)
         self.order = (queue_time(job, self.work_s), job.job_id)

@@ -65,6 +65,10 @@ class MarketJob:
     project: str = DEFAULT_PROJECT
     user: str = ""
     """Empty: no limits of a user apply."""
+    sweep: str = ""
+    """Its sweep in its project; empty: it is in none."""
+    sweep_limit: int | None = None
+    """It starts only while fewer jobs of its sweep have workers."""
     priority: int = 0
     granted: int = 0
     """Workers that the job may use; 0: it is queued."""
@@ -176,7 +180,7 @@ class Wait(NamedTuple):
     expected_at: float | None = None
     """When it is expected to start; None: not known."""
     waits_for_limit: bool = False
-    """A limit of its project or of its user is in the way: more nodes would not help."""
+    """A limit of its project, its user or its sweep is in the way: more nodes would not help."""
 
 
 Decision: TypeAlias = Start | Resize | Preempt | Wait

@@ -18,7 +18,7 @@ _NONE: Sites = []
 
 
 class Claim:
-    """What queued jobs with equal needs, project, user, priority and minimum ask for."""
+    """What queued jobs with equal needs, project, user, sweep, priority and minimum ask for."""
 
     __slots__ = ("shape", "share")
 
@@ -79,6 +79,8 @@ class Plan:
         self.shares = Shares(state.projects)
         self._users = state.users
         self.running_of_user: Counter[str] = Counter()
+        self.running_of_sweep: Counter[tuple[str, str]] = Counter()
+        """By project and name."""
         self.running: list[Entry] = []
         self.queued: list[Entry] = []
         self.leaving: list[Entry] = []
@@ -153,3 +155,5 @@ class Plan:
         entry.share.add(workers, running)
         if running and entry.job.user:
             self.running_of_user[entry.job.user] += running
+        if running and entry.job.sweep:
+            self.running_of_sweep[entry.job.project, entry.job.sweep] += running

@@ -62,7 +62,7 @@ def waits(plan: Plan, waiting: Sequence[tuple[Entry, Obstacle]]) -> list[Wait]:
     for position, (entry, obstacle) in enumerate(waiting, 1):
         job = entry.job
         if obstacle.words is not None:
-            is_limit = obstacle.share is not None or bool(obstacle.user)
+            is_limit = obstacle.share is not None or bool(obstacle.user) or obstacle.sweep is not None
             holders = words.holders(obstacle)
             decisions.append(Wait(job.job_id, obstacle.words, position, holders, waits_for_limit=is_limit))
             continue
@@ -81,7 +81,7 @@ class _Words:
         self._forecasts: dict[int, Forecast] = {}
         """By identity of the shape."""
         self._rooms: dict[tuple[Claim, str | None], tuple[Forecast, str]] = {}
-        self._holders: dict[tuple[Share | None, str], tuple[str, ...]] = {}
+        self._holders: dict[tuple[Share | None, str, tuple[str, str] | None], tuple[str, ...]] = {}
 
     def room(self, entry: Entry, behind: str | None) -> tuple[Forecast, str]:
         """The forecast of the job's start, and why it does not start now."""
@@ -93,7 +93,7 @@ class _Words:
 
     def holders(self, obstacle: Obstacle) -> tuple[str, ...]:
         """The running jobs that count for the limit that is in the way."""
-        key = obstacle.share, obstacle.user
+        key = obstacle.share, obstacle.user, obstacle.sweep
         known = self._holders.get(key)
         if known is None:
             known = self._holders[key] = _holders_of(self._plan, *key)
@@ -107,15 +107,23 @@ class _Words:
         return forecast
 
 
-def _holders_of(plan: Plan, share: Share | None, user: str) -> tuple[str, ...]:
+def _holders_of(plan: Plan, share: Share | None, user: str, sweep: tuple[str, str] | None) -> tuple[str, ...]:
     if share is not None:
         return _jobs_of(plan, share)
+    if sweep is not None:
+        return _jobs_of_sweep(plan, *sweep)
     return _jobs_of_user(plan, user) if user else ()
 
 
 def _jobs_of(plan: Plan, share: Share) -> tuple[str, ...]:
     """Running jobs of a project and of those below it."""
     inside = (entry.job.job_id for entry in (*plan.running, *plan.queued) if entry.target and share in entry.share.path)
+    return tuple(islice(inside, MAX_HOLDERS))
+
+
+def _jobs_of_sweep(plan: Plan, project: str, sweep: str) -> tuple[str, ...]:
+    entries = (entry for entry in (*plan.leaving, *plan.running, *plan.queued) if entry.charged)
+    inside = (one.job.job_id for one in entries if (one.job.project, one.job.sweep) == (project, sweep))
     return tuple(islice(inside, MAX_HOLDERS))
 
 

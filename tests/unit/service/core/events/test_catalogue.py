@@ -51,6 +51,7 @@ NAMES = [
     "job.extended",
     "job.granted",
     "job.held_back",
+    "job.outperformed",
     "job.patched",
     "job.preempted",
     "job.pruned",

@@ -174,6 +174,28 @@ def test_sub_projects_share_what_their_parent_is_entitled_to() -> None:
     assert after(market(jobs, nodes(16), *tree)) == {"x": 4, "y": 4, "other": 8}
 
 
+def test_a_sweep_has_at_most_its_limit_of_jobs_with_workers() -> None:
+    jobs = [job(f"j{n}", 1, 1, sweep="lr", sweep_limit=2, submitted_at=NOW + n) for n in range(5)]
+    other = job("other", 1, 1, sweep="lr", sweep_limit=2, project="p")
+    state = market([*jobs, other, job("free", 1, 1)], nodes(16), Project(name="p"))
+    decisions = decide(state, NOW)
+    begun = carried_out(state, decisions)
+    assert set(grants(begun)) == {"j0", "j1", "other", "free"}, "the sweep of that name in another project is another"
+    [waits, *_] = [one for one in decisions if isinstance(one, Wait)]
+    assert waits.reason == (
+        "Sweep lr has 2 jobs with workers, and its limit is 2 (sweep.limit). Waits until one of them ends."
+    )
+    assert waits.holders == ("j0", "j1") and waits.waits_for_limit, "more nodes would not help"
+    ended = replace(begun, jobs=[one for one in begun.jobs if one.job_id != "j0"])
+    assert set(grants(carried_out(ended, decide(ended, NOW)))) == {"j1", "j2", "other", "free"}
+
+
+def test_a_leaving_job_of_a_sweep_counts_until_it_is_gone() -> None:
+    leaving = job("old", 1, 1, granted=1, held=1, sweep="lr", sweep_limit=1, is_leaving=True)
+    [waits] = decide(market([leaving, job("new", 1, 1, sweep="lr", sweep_limit=1)], nodes(4)), NOW)
+    assert isinstance(waits, Wait) and waits.holders == ("old",)
+
+
 def test_max_running_of_a_project_and_of_a_user() -> None:
     jobs = [job("a", project="p"), job("b", project="p", submitted_at=NOW + 1)]
     state = market(jobs, nodes(16), Project(name="p", max_running=1))

@@ -1,0 +1,87 @@
+"""`shoal sweep`: the jobs of a grid, what they carry, and the commands for all of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from shoal_service.queue_views import ProjectRules
+from shoal_service.views import JobStatus
+from shoal_workers.contract.job import JobState
+
+GRID = ("--grid", "optimizer.lr=1e-4,3e-4", "--grid", "seed=1,2")
+
+
+def test_each_combination_is_a_job_that_carries_the_rules_of_its_sweep(
+    shoal: Any, service: Any, spec_file: Path
+) -> None:
+    options = ("--limit", "2", "--prune", "median", "--warmup", "30", "--json")
+    made = shoal("sweep", str(spec_file), "rates", *GRID, *options).json()
+    specs = [service.store.get_job(job_id).spec for job_id in made["jobs"]]
+    assert [(spec.optimizer.lr, spec.seed) for spec in specs] == [(1e-4, 1), (1e-4, 2), (3e-4, 1), (3e-4, 2)]
+    assert [spec.name for spec in specs] == [f"byte-lm-{n}" for n in (1, 2, 3, 4)]
+    assert specs[2].labels == {"sweep": "rates", "lr": "3e-4", "seed": "1"}
+    sweeps = {(spec.sweep.name, spec.sweep.limit, spec.sweep.prune, spec.sweep.warmup_steps) for spec in specs}
+    assert sweeps == {("rates", 2, "median", 30)}
+    assert len({spec.elasticity.max_workers for spec in specs}) == 1
+    again = shoal("sweep", str(spec_file), "rates", *GRID, *options).json()
+    assert again == made, "the same command submits nothing twice"
+
+
+def test_a_sweep_without_a_name_gets_one_and_words_how_to_go_on(shoal: Any, spec_file: Path) -> None:
+    text = shoal("sweep", str(spec_file), *GRID).out
+    assert text.count("job-") == 4 and "lr=3e-4 seed=2" in text and "shoal sweep show byte-lm-" in text
+
+
+def test_a_dry_run_checks_every_job_and_submits_none(shoal: Any, spec_file: Path) -> None:
+    ran = shoal("sweep", str(spec_file), *GRID, "--dry-run")
+    assert ran.code == 0 and "lr=1e-4 seed=2" in ran.out and "4 jobs; nothing was submitted" in ran.out
+    wrong = shoal("sweep", str(spec_file), "--grid", "batch.micro_size=4,5", "--dry-run")
+    assert wrong.code == 2 and "micro_size 5" in wrong.err
+    assert shoal("jobs", "--json").json() == []
+
+
+def test_mistakes_are_refused_before_any_job_is_submitted(shoal: Any, spec_file: Path) -> None:
+    for arguments, words in (
+        ((), "needs --grid"),
+        (("--grid", "seed"), "KEY.PATH=VALUE"),
+        (("--grid", "seed=1,x"), "seed"),
+        (("--grid", "seed=1,2", "--prune", "mean"), "prune"),
+    ):
+        ran = shoal("sweep", str(spec_file), *arguments)
+        assert (ran.code, words in ran.err) == (2, True), ran.err
+    assert shoal("jobs", "--json").json() == []
+
+
+def test_a_full_queue_leaves_a_sweep_that_the_same_command_completes(shoal: Any, service: Any, spec_file: Path) -> None:
+    service.store.put_project("default", ProjectRules(max_queued=3))
+    refused = shoal("sweep", str(spec_file), "rates", *GRID)
+    assert refused.code == 2 and "3 of 4 jobs of sweep rates were submitted" in refused.err
+    service.store.put_project("default", ProjectRules())
+    assert len(shoal("sweep", str(spec_file), "rates", *GRID, "--json").json()["jobs"]) == 4
+    assert len(shoal("jobs", "--label", "sweep=rates", "--json").json()) == 4
+
+
+def test_show_lists_the_best_first_and_cancel_ends_what_goes_on(shoal: Any, service: Any, spec_file: Path) -> None:
+    made = shoal("sweep", str(spec_file), "rates", *GRID, "--json").json()["jobs"]
+    first, second = (service.store.get_job(job_id) for job_id in made[:2])
+    for job, loss in ((first, 2.5), (second, 1.5)):
+        service.begin(job)
+        service.report(job, JobStatus(state=JobState.RUNNING, attempt=1, step=5, loss=9.0, val_loss=loss))
+    shown = shoal("sweep", "show", "rates", "--json").json()
+    assert [job["id"] for job in shown[:2]] == [second.id, first.id]
+    text = shoal("sweep", "show", "rates").out
+    assert "lr" in text and "3e-4" in text and "RUNNING" in text
+    ended = shoal("sweep", "cancel", "rates", "--json").json()
+    assert sorted(ended["cancelled"]) == sorted(made)
+    states = {service.store.get_job(job_id).status.state for job_id in made}
+    assert states == {JobState.CANCELLING, JobState.CANCELLED}
+    assert shoal("sweep", "show", "nothing").code == 4
+    assert "which sweep?" in shoal("sweep", "show").err
+
+
+def test_the_label_of_a_sweep_cannot_be_another_one(shoal: Any, spec_file: Path) -> None:
+    spec = json.loads(spec_file.read_text()) | {"sweep": {"name": "a"}, "labels": {"sweep": "b"}}
+    refused = shoal("submit", "-", stdin=json.dumps(spec))
+    assert refused.code == 2 and "labels.sweep is 'b', and sweep.name is 'a'" in refused.err

@@ -1,0 +1,120 @@
+"""Pruning in the store: what is compared, who is ended, and what a user reads; on both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from shoal_service.control.market.pruner import Pruner
+from shoal_service.core.desired import Desired
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.sweeps.pruning import Measure, Rule
+from shoal_service.store import Lease, Store
+from shoal_service.views import SeriesPoint
+from shoal_workers.contract.job import EndReason, JobState
+
+Submit = Callable[..., str]
+VALIDATED = {"every_steps": 4}
+SWEEP = {"name": "lr", "prune": "median", "warmup_steps": 8}
+
+
+def point(step: int, loss: float, val_loss: float | None = None) -> SeriesPoint:
+    return SeriesPoint(
+        step=step,
+        at=float(step),
+        loss=loss,
+        grad_norm=1.0,
+        lr=1e-3,
+        tokens_per_s=10.0,
+        step_s=0.1,
+        world_size=1,
+        generation=1,
+        val_loss=val_loss,
+    )
+
+
+def curve(last: int, loss: float, *, validated: bool = True) -> tuple[SeriesPoint, ...]:
+    return tuple(point(n, loss, loss if validated and n % 4 == 0 else None) for n in range(1, last + 1))
+
+
+def look(store: Store, lease: Lease, mono: float = 0.0, pruner: Pruner | None = None) -> None:
+    (pruner or Pruner(store)).look(store.jobs_to_drive(max_queued=10), mono, epoch=lease.epoch, now=20.0)
+
+
+def test_a_job_that_is_worse_than_the_median_is_ended_and_says_why(
+    store: Store, submit: Submit, begin: Callable[..., Any], lease: Lease
+) -> None:
+    ids = [submit(validation=VALIDATED, sweep=SWEEP) for _ in range(4)]
+    attempts = [begin(job_id) for job_id in ids]
+    for attempt, loss in zip(attempts, (1.0, 2.0, 3.0, 4.0), strict=True):
+        attempt.report(status_step=12, series=curve(12, loss))
+    bystander = submit(validation=VALIDATED, sweep=SWEEP, project="other")
+    begin(bystander).report(status_step=12, series=curve(12, 9.0))
+    look(store, lease)
+
+    states = [store.get_job(job_id).status.state for job_id in ids]
+    assert states == [JobState.RUNNING, JobState.RUNNING, JobState.CANCELLING, JobState.CANCELLING]
+    assert store.get_job(bystander).status.state is JobState.RUNNING, "the sweep of another project"
+    words = "pruned from sweep lr: its validation loss at step 12 is 4, worse than 2, the median of 3 other jobs"
+    assert store.get_job(ids[3]).status.message == words
+    attempts[3].report(JobState.CANCELLING, end=AttemptEnd(reason=EndReason.CANCELLED, message="", step=12))
+    ended = store.get_job(ids[3]).status
+    assert (ended.state, ended.reason, ended.message) == (JobState.CANCELLED, "pruned", words)
+    assert [event.type for event in store.events(ids[3])].count("job.outperformed") == 1
+
+
+def test_a_training_loss_is_compared_as_a_mean_where_nothing_is_validated_under_way(
+    store: Store, submit: Submit, begin: Callable[..., Any], lease: Lease
+) -> None:
+    ids = [submit(sweep=SWEEP) for _ in range(3)]
+    for job_id, loss in zip(ids, (1.0, 1.0, float("nan")), strict=True):
+        begin(job_id).report(status_step=17, series=curve(17, loss, validated=False))
+    rules = {job_id: Rule(Measure.TRAINING, 8, 8) for job_id in ids}
+    [(worst, worse)] = store.compare("default", "lr", rules).items()
+    assert (worst, worse.step, worse.median, worse.num_others) == (ids[2], 16, 1.0, 2)
+    look(store, lease)
+    assert "is not a number, worse than 1," in store.get_job(ids[2]).status.message
+
+
+def test_before_the_warm_up_without_the_rule_and_after_a_request_nothing_is_ended(
+    store: Store, submit: Submit, begin: Callable[..., Any], lease: Lease
+) -> None:
+    late = submit(validation=VALIDATED, sweep={**SWEEP, "warmup_steps": 100})
+    keeps = submit(validation=VALIDATED, sweep={"name": "lr"})
+    paused = submit(validation=VALIDATED, sweep=SWEEP)
+    for job_id, loss in ((late, 9.0), (keeps, 8.0), (paused, 7.0)):
+        begin(job_id).report(status_step=12, series=curve(12, loss))
+    for loss in (1.0, 2.0):
+        begin(submit(validation=VALIDATED, sweep=SWEEP)).report(status_step=12, series=curve(12, loss))
+    store.request(paused, Desired.PAUSE, now=11.0)
+    look(store, lease)
+    states = [store.get_job(job_id).status.state for job_id in (late, keeps, paused)]
+    assert states == [JobState.RUNNING, JobState.RUNNING, JobState.PAUSING]
+
+
+def test_a_cancel_after_a_retry_is_the_users(store: Store, submit: Submit, begin: Callable[..., Any]) -> None:
+    job_id = submit(sweep=SWEEP)
+    attempt = begin(job_id)
+    attempt.report()
+    store.request(job_id, Desired.CANCEL, now=11.0)
+    end = AttemptEnd(reason=EndReason.CANCELLED, message="", step=0)
+    attempt.report(JobState.CANCELLING, end=end)
+    assert store.get_job(job_id).status.reason == "cancelled"
+
+
+def test_nothing_is_read_until_a_job_has_trained_on(
+    store: Store, submit: Submit, begin: Callable[..., Any], lease: Lease
+) -> None:
+    job_id = submit(sweep=SWEEP)
+    begin(job_id).report(status_step=12)
+    pruner, asked = Pruner(store), []
+    store.compare = lambda *given: asked.append(given) or {}  # type: ignore[method-assign]
+    for mono in (0.0, 10.0, 20.0):
+        look(store, lease, mono, pruner)
+    assert len(asked) == 1
+    [row] = store.jobs_to_drive(max_queued=10)
+    for step, mono in ((13, 22.5), (14, 23.0)):
+        trained = replace(row, status=row.status.model_copy(update={"step": step}))
+        pruner.look([trained], mono, epoch=lease.epoch, now=20.0)
+    assert len(asked) == 2, "at most every two seconds"
