@@ -19,7 +19,7 @@ from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT, probation_limit
 from shoal_service.core.retention.ended_jobs import DEFAULT_EVERY_S, DEFAULT_RULES, RetentionRules
 from shoal_service.core.webhooks.selection import ServiceWebhook, unknown_patterns
 from shoal_workers.contract.checks.checkpoint_url import absolute
-from shoal_workers.contract.checks.places import DEFAULT_PATHS, DEFAULT_PROTOCOLS, AllowedPlaces
+from shoal_workers.contract.checks.places import DEFAULT_PATHS, DEFAULT_PROTOCOLS, AllowedPlaces, PipSource
 from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
 from shoal_workers.contract.snapshots import SnapshotScope
 from shoal_workers.contract.webhooks.spec import SECRET_VARIABLE
@@ -125,6 +125,10 @@ class Settings(BaseSettings):
     allowed_protocols: str = DEFAULT_PROTOCOLS
     """Protocols of the URLs of a spec, separated by commas; file stands for local paths."""
 
+    allow_pip: PipSource = PipSource.NEVER
+    """Whether workers install what `code.pip` of a spec names: never, only from directories of wheels (wheels), or also
+    from the index that pip is set up for on the nodes (index)."""
+
     lease_ttl_s: float = Field(10.0, ge=_MIN_LEASE_TTL_S, le=3600, allow_inf_nan=False)
     """If the lease on the jobs is not renewed for this long, another control plane can take it."""
 
@@ -186,6 +190,7 @@ class Settings(BaseSettings):
         return AllowedPlaces(
             paths=tuple(dict.fromkeys(place for path in paths for place in (path, os.path.realpath(path)))),
             protocols=protocols,
+            pip=self.allow_pip,
             closed=tuple({str(self.state_dir), os.path.realpath(self.state_dir)}),
             opened=tuple({checkpoints, os.path.realpath(checkpoints)}) if "://" not in checkpoints else (),
         )

@@ -55,10 +55,12 @@ def test_a_place_that_the_server_does_not_allow_is_refused_at_submit(
     state = tmp_path / "state"
     (state / "code").mkdir(parents=True)
     (tmp_path / "link").symlink_to("/etc")
-    settings = load_settings(state_dir=state, allowed_paths=str(tmp_path))
+    settings = load_settings(state_dir=state, allowed_paths=str(tmp_path), allow_pip="wheels")
     wrong = {
         "checkpoint.url": {"checkpoint": {"url": "/elsewhere"}},
         "data.paths": {"data": {"paths": [f"{tmp_path}/link/*"]}},
+        "init_from": {"init_from": f"{tmp_path}/link/model.safetensors"},
+        "code.wheels": {"code": {"pip": ["a"], "wheels": "/elsewhere"}},
         "code.working_dir": {"code": {"working_dir": str(state / "code")}},
     }
     with run_service(store, places=settings.allowed_places) as service:
@@ -69,6 +71,19 @@ def test_a_place_that_the_server_does_not_allow_is_refused_at_submit(
             assert [one["path"] for one in checked["errors"]] == [path]
         good = {"checkpoint": {"url": str(state / "checkpoints" / "mine")}}
         assert service.http.post("/v1/jobs", json=SPEC | good).status_code == 201
+
+
+def test_a_job_goes_on_only_from_checkpoints_at_places_that_are_allowed_now(
+    run_service: Any, store: Any, tmp_path: Path
+) -> None:
+    with run_service(store) as service:
+        source = service.http.post("/v1/jobs", json=_spec("/elsewhere/runs")).json()["id"]
+    settings = load_settings(state_dir=tmp_path / "state", allowed_paths=str(tmp_path))
+    with run_service(store, places=settings.allowed_places) as service:
+        answer = service.http.post("/v1/jobs", json=SPEC | {"continue_from": {"job": source}})
+    [problem] = answer.json()["errors"]
+    assert problem["path"] == "continue_from.job"
+    assert "/elsewhere/runs" in problem["message"] and "SHOAL_ALLOWED_PATHS" in problem["message"]
 
 
 def test_a_client_of_another_machine_does_not_guess(tmp_path: Path) -> None:

@@ -44,7 +44,9 @@ from shoal_workers.contract.worker_reports import (
 )
 from shoal_workers.engine.engine import Engine
 from shoal_workers.engine.group.store.server import StoreServer
+from shoal_workers.engine.process.engine_error import engine_error
 from shoal_workers.engine.process.outbox import Outbox
+from shoal_workers.engine.process.packages import PackagesNotInstalled
 
 _STEPS = 3
 _SAVED_AFTER = 2
@@ -187,6 +189,8 @@ class _Check:
     def _prepare(self) -> None:
         try:
             self._engine.prepare()
+        except PackagesNotInstalled as error:
+            raise TaskRefused(ExitKind.USER_ERROR, engine_error(error, Phase.PREPARING)) from None
         except Exception as error:
             report = getattr(error, "report", None)
             if not isinstance(report, ErrorReport):

@@ -17,7 +17,7 @@ from shoal_service.control.webhooks.check import check_webhooks
 from shoal_service.core.nodes import Node
 from shoal_service.planner import HardwareProfile, plan, refusal
 from shoal_service.queue_views import DryRun, PlannedSize, StartForecast
-from shoal_service.store import Store
+from shoal_service.store import JobNotFound, Store
 from shoal_service.views import JobView
 from shoal_workers.contract.checks.checkpoint_url import check_checkpoint_url
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces, check_places
@@ -80,7 +80,7 @@ def submit(
             events, the directory cannot be packed, the model fits into no layout, or finish_by has passed.
         CodeUnknown, IdempotencyConflict, QueueFull
     """
-    note = _checked(spec, now, surroundings)
+    note = _checked(store, spec, now, surroundings)
     if spec.code.archive is not None:
         _require_code(store, spec.code.archive)
     elif (archive := _packed(spec)) is not None:
@@ -106,7 +106,7 @@ def dry_run(
 
     Raises: as `submit`.
     """
-    note = _checked(spec, now, surroundings)
+    note = _checked(store, spec, now, surroundings)
     if spec.code.archive is not None and not uploads:
         _require_code(store, spec.code.archive)
     elif spec.code.archive is None and (archive := _packed(spec)) is not None:
@@ -127,9 +127,10 @@ def dry_run(
     return DryRun(spec=job.spec, note=job.status.note, layouts=layouts, start=forecast(job.spec))
 
 
-def _checked(spec: JobSpec, now: float, surroundings: Surroundings) -> str:
+def _checked(store: Store, spec: JobSpec, now: float, surroundings: Surroundings) -> str:
     """The note of the job's status. Raises SpecError."""
     check_spec(spec, surroundings.places)
+    _check_origin(store, spec, surroundings.places)
     too_large = refusal(spec)
     if too_large:
         raise SpecError((SpecProblem(path="model", message=too_large),))
@@ -137,6 +138,19 @@ def _checked(spec: JobSpec, now: float, surroundings: Surroundings) -> str:
     room = [(node.cpus, node.gpus) for node in surroundings.nodes if node.alive]
     notes = (surroundings.note, deadline, capacity_remark(spec, room) if room else "", *remarks(spec))
     return " ".join(filter(None, notes))
+
+
+def _check_origin(store: Store, spec: JobSpec, places: AllowedPlaces) -> None:
+    """The checkpoints of the job that this one goes on from: the settings may have changed since it was submitted."""
+    if spec.continue_from is None:
+        return
+    try:
+        url = store.get_job(spec.continue_from.job).spec.checkpoint.url
+    except JobNotFound:
+        return  # the store says so, with the way out
+    if url is not None and (words := places.refusal(url, os.path.realpath)):
+        message = f"continue_from.job {spec.continue_from.job}: its checkpoints are at {url!r}, and {words}."
+        raise SpecError((SpecProblem(path="continue_from.job", message=message),))
 
 
 def _require_code(store: Store, sha256: str) -> None:

@@ -41,6 +41,7 @@ from shoal_workers.engine.model.warm_up import warm_up
 from shoal_workers.engine.process.exits import GenerationEnd, classify
 from shoal_workers.engine.process.node_preparation import prepare_once
 from shoal_workers.engine.process.outbox import Outbox
+from shoal_workers.engine.process.packages import add_packages
 from shoal_workers.engine.process.position import PhaseHook, Position
 from shoal_workers.engine.process.warm_memory import MemoryToucher, keep_freed_memory
 from shoal_workers.engine.profiling.profiling import Profiling
@@ -136,11 +137,13 @@ class Engine:
 
         Raises:
             TaskFailed: the task's own code raised.
+            PackagesNotInstalled: what `code.pip` names cannot be installed.
         """
         if self._task is not None:
             return
         self._position.enter(Phase.PREPARING)
         keep_freed_memory()
+        add_packages(self._spec.code, self._position.note)
         with UserCode(lambda: self._position.phase) as user_code:
             task = load_task(self._spec)
             user_code.place = task.line_of

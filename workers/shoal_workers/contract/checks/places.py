@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
@@ -23,6 +24,14 @@ DEFAULT_PROTOCOLS = "file,s3,s3a,gs,gcs,az,abfs,abfss,hf,simplecache,filecache"
 _WORKING_DIR = "code.working_dir"
 
 
+class PipSource(StrEnum):
+    NEVER = "never"
+    WHEELS = "wheels"
+    """Only from the directory `code.wheels`."""
+    INDEX = "index"
+    """From there, or from the index that pip is set up for on the nodes."""
+
+
 @dataclass(frozen=True, slots=True)
 class AllowedPlaces:
     """What the server allows. By default everything local but the server's own directory, and object storage."""
@@ -31,6 +40,8 @@ class AllowedPlaces:
     """Absolute directories."""
     protocols: frozenset[str] = frozenset(DEFAULT_PROTOCOLS.split(","))
     """As in fsspec's URLs; `file` for local paths."""
+    pip: PipSource = PipSource.INDEX
+    """Where `code.pip` may take packages from."""
     closed: tuple[str, ...] = ()
     """Directories of the server itself, which no spec may name."""
     opened: tuple[str, ...] = ()
@@ -75,7 +86,7 @@ EVERYWHERE = AllowedPlaces()
 
 def check_places(spec: JobSpec, allowed: AllowedPlaces, resolve: Callable[[str], str] = os.path.normpath) -> None:
     """Raises SpecError with every place that is not allowed."""
-    problems = []
+    problems = list(_packages(spec, allowed.pip))
     for path, place in _places_of(spec):
         words = allowed.refusal(place, resolve)
         if not words and path == _WORKING_DIR and allowed.contains_closed(resolve(place)):
@@ -86,11 +97,32 @@ def check_places(spec: JobSpec, allowed: AllowedPlaces, resolve: Callable[[str],
         raise SpecError(tuple(problems))
 
 
+def _packages(spec: JobSpec, allowed: PipSource) -> Iterator[SpecProblem]:
+    if spec.code.pip and allowed is PipSource.NEVER:
+        yield SpecProblem(
+            path="code.pip",
+            message="code.pip: this server does not install packages for jobs (SHOAL_ALLOW_PIP is never). Ask its "
+            "operator, or put the modules into code.working_dir.",
+        )
+    elif spec.code.pip and allowed is PipSource.WHEELS and spec.code.wheels is None:
+        yield SpecProblem(
+            path="code.pip",
+            message="code.pip: this server installs packages only from wheels (SHOAL_ALLOW_PIP is wheels). Name their "
+            "directory in code.wheels.",
+        )
+
+
 def _places_of(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if spec.checkpoint.url is not None:
         yield "checkpoint.url", spec.checkpoint.url
     if spec.code.working_dir is not None and spec.code.archive is None:
         yield _WORKING_DIR, spec.code.working_dir
+    if spec.code.wheels is not None:
+        yield "code.wheels", spec.code.wheels
+    if spec.init_from is not None:
+        yield "init_from", spec.init_from
+    if spec.continue_from is not None and spec.continue_from.url is not None:
+        yield "continue_from.url", spec.continue_from.url
     for name, source in spec.secrets.items():
         if source.file is not None:
             yield f"secrets.{name}.file", source.file

@@ -5,6 +5,7 @@ A secret's value is in no spec: it is read on the worker's node when the worker 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
@@ -24,6 +25,17 @@ def _is_variable(name: str) -> str:
     return name
 
 
+def _is_requirement(text: str) -> str:
+    if not _REQUIREMENT.fullmatch(text.strip()):
+        raise ValueError(
+            f'code.pip {text[:80]!r}: use a name, with versions or not, for example "einops==0.8.1". Options, URLs '
+            "and paths are not accepted: name an index in pip's own configuration on the nodes, files in code.wheels."
+        )
+    return text.strip()
+
+
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._, -]+\])?[ A-Za-z0-9.,<>=!~*+()-]*(;[^/\\]*)?")
+Requirement = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_is_requirement)]
 VariableName = Annotated[str, AfterValidator(_is_variable)]
 
 
@@ -37,6 +49,20 @@ class CodeSpec(Frozen):
     env: dict[VariableName, str] = Field(default_factory=dict, max_length=MAX_VARIABLES)
     """Environment variables of the workers, at most 32,768 characters in all. They are stored and shown with the spec:
     what nobody may see belongs into `secrets`."""
+
+    pip: tuple[Requirement, ...] = Field((), max_length=100)
+    """Packages of the workers, as pip's requirements: ["einops==0.8.1"]. Installed once per node, into a directory that
+    only processes of jobs with the same list see. Only if the server allows it (SHOAL_ALLOW_PIP)."""
+    wheels: str | None = Field(None, max_length=4096)
+    """A directory of wheels that every node can read: `pip` takes packages from there alone, and needs no network."""
+
+    @model_validator(mode="after")
+    def _has_packages_for_wheels(self) -> CodeSpec:
+        if self.wheels is not None and not self.wheels.startswith("/"):
+            raise ValueError(f"code.wheels {self.wheels!r} must be an absolute directory that every node can read.")
+        if self.wheels is not None and not self.pip:
+            raise ValueError("code.wheels is set, and code.pip names no package. Name those that the task needs.")
+        return self
 
     @model_validator(mode="after")
     def _is_small(self) -> CodeSpec:

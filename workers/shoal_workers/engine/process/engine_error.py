@@ -6,13 +6,14 @@ import traceback
 
 from shoal_workers.contract.errors.classes import Link, Origin, error_class_of
 from shoal_workers.contract.messages import ErrorReport, Phase
+from shoal_workers.engine.process.packages import PackagesNotInstalled
 from shoal_workers.engine.process.secrets import SecretUnreadable
 
 
 def engine_error(error: Exception, phase: Phase) -> ErrorReport:
     """An exception that was raised outside every call into the task. Torch may be what could not be imported."""
     number = error.errno if isinstance(error, OSError) else None
-    is_users = isinstance(error, SecretUnreadable)
+    is_users = isinstance(error, SecretUnreadable | PackagesNotInstalled)
     return ErrorReport(
         type=type(error).__name__,
         message=str(error) if is_users else f"the engine failed: {error}",
