@@ -38,6 +38,7 @@ from shoal_service.control.retention.collector import RetentionCollector, Retent
 from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.control.webhooks.delivery import WebhookDelivery
 from shoal_service.control.webhooks.lane import WebhookConfig
+from shoal_service.control.webhooks.notifier import MISSING, is_installed
 from shoal_service.control.webhooks.secrets import Secrets
 from shoal_service.core.access.claims import ClaimRules
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
@@ -94,6 +95,8 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     control = ControlLoop(store, cluster, SystemClock(), config, times=passes)
     tallies = WebhookTallies(hook.name for hook in settings.webhooks)
     hooks = WebhookConfig(secrets=secrets, hooks=settings.webhooks)
+    if any(hook.is_apprise for hook in hooks.hooks) and not is_installed():
+        _log.warning("webhooks.no_apprise", extra={"reason": MISSING})
     delivery = WebhookDelivery(store, SystemClock(), hooks, lease=lambda: control.lease, tallies=tallies)
     storage, removals = JobStorage(settings.checkpoint_url), RemovalTallies()
     rules = RetentionConfig(rules=settings.retention, every_s=settings.gc_every_s)

@@ -105,7 +105,7 @@ def test_a_hook_that_hangs_or_leaves_costs_its_worker_nothing(record: Path) -> N
 def test_a_new_worker_and_a_new_supervisor_continue_where_the_tracker_is(record: Path) -> None:
     first = hook_of("Recording", [])
     until(first, MetricsBatch(points=points(1, 2, 3)), lambda progress: progress.logged == 3)
-    # the supervisor is restarted: it counts anew, and sends what it has not heard of
+    # the supervisor is restarted: it counts anew, and sends what it has no answer for
     until(first, MetricsBatch(points=points(3, 4)), lambda progress: progress.logged == 2, life=2)
     first.close()  # the worker dies, and its process with it
     second = hook_of("Recording", [])

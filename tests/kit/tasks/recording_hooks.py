@@ -1,4 +1,4 @@
-"""Metrics hooks that write what they are told to the file RECORD names: one JSON document a line."""
+"""Metrics hooks that write all their calls to the file RECORD names: one JSON document a line."""
 
 import json
 import os

@@ -34,7 +34,7 @@ _PROGRAM = "shoal_workers.metrics_hook"
 
 
 def job_of(job_id: str, spec: JobSpec) -> HookJob:
-    """What the hook is told of its job."""
+    """The job, as its hook gets it."""
     settings = spec.model_dump(mode="json", exclude={"secrets", "webhooks"})
     return HookJob(
         id=job_id, name=spec.name, project=spec.project, user=spec.user, labels=dict(spec.labels), settings=settings

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal_service.clock import Clock
 from shoal_service.control.webhooks.message import JobFacts, body_of, headers_of, message_id
+from shoal_service.control.webhooks.notifier import Notifier
 from shoal_service.control.webhooks.secrets import Secrets, SecretUnusable
 from shoal_service.control.webhooks.sender import Sender
 from shoal_service.control.webhooks.slots import SlotLimits, Slots
@@ -80,11 +81,13 @@ class LaneDelivery:
         self._owns = owns
         self._by_name = {SERVICE + hook.name: hook for hook in config.hooks}
         self._sender = Sender(config.answer_s)
+        self._notifier = Notifier(config.answer_s)
         self._slots = Slots(config.slots)
         self._jobs: dict[str, _Job] = {}
 
     async def close(self) -> None:
         await self._sender.close()
+        self._notifier.close()
 
     async def deliver(self, lane: Lane, passed: int | None, epoch: int) -> Lane | int:
         """The number of the last event of the job: all are delivered. A lane: an attempt has failed, and the lane has
@@ -120,16 +123,21 @@ class LaneDelivery:
                 raise NotOwner
             began_mono = self._clock.monotonic()
             try:
-                key = await self._threads(self._secrets.key, hook.secret)
+                error = await self._send(hook, event, job)
             except SecretUnusable as unusable:
                 error = f"was not called: {unusable}"
-            else:
-                body = body_of(event, job)
-                headers = headers_of(message_id(job.id, event.seq), body, key, self._clock.time())
-                error = await self._sender.post(hook.url, headers, body)
         self._tallies.seconds.observe(self._clock.monotonic() - began_mono, _label(lane))
         self._count(lane, DeliveryOutcome.FAILED if error else DeliveryOutcome.DELIVERED)
         return error
+
+    async def _send(self, hook: WebhookSpec, event: EventView, job: JobFacts) -> str:
+        if hook.is_apprise:
+            url = await self._threads(self._secrets.url, hook.secret)
+            return await self._notifier.send(url, event, job)
+        key = await self._threads(self._secrets.key, hook.secret)
+        body = body_of(event, job)
+        headers = headers_of(message_id(job.id, event.seq), body, key, self._clock.time())
+        return await self._sender.post(hook.url, headers, body)
 
     async def _settled(self, lane: Lane, seq: int, delivered: int, epoch: int) -> Lane:
         now = self._clock.time()

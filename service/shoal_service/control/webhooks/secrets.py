@@ -40,11 +40,21 @@ class Secrets:
 
     def key(self, reference: str) -> bytes:
         """The key that signs. Blocks, if it is in a file. Raises SecretUnusable."""
+        return _decoded(reference, self._text(reference))
+
+    def url(self, reference: str) -> str:
+        """The apprise URL. Blocks, if it is in a file. Raises SecretUnusable."""
+        text = self._text(reference)
+        if not text or len(text.split()) > 1:
+            raise SecretUnusable(reference, "it is not one URL; a hook has one, so use more hooks")
+        return text
+
+    def _text(self, reference: str) -> str:
         kind, _, name = reference.partition(":")
         text = self._variables.get(name) if kind == "env" else self._read(reference, name)
         if text is None:
             raise SecretUnusable(reference, "the service has no such environment variable")
-        return _decoded(reference, text.strip())
+        return text.strip()
 
     def _read(self, reference: str, name: str) -> str:
         try:

@@ -128,7 +128,7 @@ class MetricsForwarder:
 
 
 def end_words(reason: EndReason) -> str:
-    """What a hook is told. Whether a job goes on after an attempt that failed is for the control plane to decide."""
+    """For `Hook.end`. Whether a job goes on after an attempt that failed is for the control plane to decide."""
     ending = ENDINGS[reason]
     if ending.retry is Retry.FREE:
         return JobState.QUEUED.value.lower()

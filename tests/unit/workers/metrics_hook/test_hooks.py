@@ -87,7 +87,7 @@ def test_a_value_is_new_if_its_metric_has_not_reached_the_step() -> None:
     assert of(5, loss=1.0) == {} and of(3, loss=1.0) == {}
 
 
-def test_a_hook_is_told_the_spec_without_what_names_secrets() -> None:
+def test_a_hook_gets_the_spec_without_what_names_secrets() -> None:
     spec = JobSpec.model_validate(
         {
             "task": "m:T",

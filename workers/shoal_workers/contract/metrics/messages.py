@@ -35,11 +35,11 @@ class MetricsProgress(Frozen):
     error: str = ""
     """Why the hook logs nothing now; empty: it does."""
     has_ended: bool = False
-    """It was told the end."""
+    """Its `end` was called."""
 
 
 class HookJob(Frozen):
-    """What a hook is told of its job."""
+    """The job, as a hook gets it."""
 
     id: str
     name: str

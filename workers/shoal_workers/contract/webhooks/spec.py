@@ -16,6 +16,8 @@ SECRET_VARIABLE = "SHOAL_WEBHOOK_SECRET_"
 """Environment variables of the service that a secret may be in begin with this."""
 _SECRET = re.compile(rf"env:{SECRET_VARIABLE}[A-Z0-9_]{{1,64}}|file:[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
 _PATTERN = re.compile(r"\*|[a-z_]+(?:\.(?:\*|[a-z_]+))?")
+APPRISE = "apprise:"
+"""In place of an address: the secret is the URL of a mail account or a chat, as apprise writes them."""
 EventPattern = Annotated[str, Field(max_length=64)]
 
 
@@ -23,29 +25,42 @@ class WebhookSpec(Frozen):
     """A receiver of events over HTTP."""
 
     url: str = Field(max_length=2048)
-    """Address of the receiver, http or https, without a user name and a password. Redirects are not followed."""
+    """Address of the receiver, http or https, without a user name and a password. Redirects are not followed. Or
+    `apprise:`, for mail and chat: `secret` then names the apprise URL."""
     events: tuple[EventPattern, ...] = Field(("job.state", "incident.*"), min_length=1, max_length=64)
     """Types of events (docs/reference/events.md); `incident.*` is every type that begins so, `*` every type."""
     secret: str = Field(max_length=96)
-    """Where the service finds the secret that signs: `env:SHOAL_WEBHOOK_SECRET_NAME`, an environment variable of the
-    service, or `file:NAME`, a file in its `webhook_secrets_dir`."""
+    """Where the service finds the secret that signs, or the apprise URL: `env:SHOAL_WEBHOOK_SECRET_NAME`, an
+    environment variable of the service, or `file:NAME`, a file in its `webhook_secrets_dir`."""
 
     @property
     def receiver(self) -> str:
-        """Scheme, host and port of the URL, without its path, which may contain a token."""
+        """Scheme, host and port of the URL, without its path, which may contain a token. Of apprise the name of the
+        secret."""
+        if self.is_apprise:
+            return f"{APPRISE}{self.secret}"
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}"
+
+    @property
+    def is_apprise(self) -> bool:
+        return self.url == APPRISE
 
     @field_validator("url")
     @classmethod
     def _is_http(cls, url: str) -> str:
+        if url == APPRISE:
+            return url
         try:
             parts = urlsplit(url)
             is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except ValueError:
             is_usable = False
         if not is_usable or not url.isascii() or not url.isprintable() or " " in url:
-            raise ValueError("is not a valid URL of a receiver: use http:// or https:// with a host, and no spaces.")
+            raise ValueError(
+                "is not a valid URL of a receiver: use http:// or https:// with a host, and no spaces; or apprise: for "
+                "mail and chat, with the name of a secret that is the apprise URL."
+            )
         if parts.username is not None or parts.password is not None:
             raise ValueError("has a user name or a password: receivers check the signature instead.")
         return url

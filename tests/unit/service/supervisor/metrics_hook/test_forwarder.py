@@ -40,7 +40,7 @@ def test_points_go_to_the_hook_of_rank_0_and_the_end_before_the_workers_are_rele
     run(main())
 
 
-def test_without_a_hook_no_worker_hears_of_points() -> None:
+def test_without_a_hook_no_worker_gets_points() -> None:
     async def main() -> None:
         bench = SupervisorBench()
         await bench.start_and_train()
@@ -141,7 +141,7 @@ def test_a_value_that_is_not_finite_is_left_out() -> None:
         (EndReason.USER_ERROR, "failed"),
     ],
 )
-def test_the_end_is_told_in_the_words_of_the_job(reason: EndReason, words: str) -> None:
+def test_the_end_has_the_words_of_the_job(reason: EndReason, words: str) -> None:
     assert end_words(reason) == words
 
 
