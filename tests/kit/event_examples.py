@@ -17,6 +17,7 @@ from shoal_service.core.events.checkpoints import (
     StorageAway,
 )
 from shoal_service.core.events.generations import (
+    GenerationData,
     GenerationFormed,
     GenerationForming,
     GenerationSettings,
@@ -111,6 +112,10 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     (
         JobRetried(done=40, reason="user_error"),
         "tried again after user_error at step 40",
+    ),
+    (
+        GenerationData(generation=1, step=60, before="1f0c", now="77ab"),
+        "from step 61 on with other data than the checkpoint (1f0c -> 77ab)",
     ),
     (
         GenerationSettings(generation=2, step=60, changes=("stop.steps 120 -> 200", "optimizer.lr 0.1 -> 0.01")),

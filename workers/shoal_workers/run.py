@@ -144,7 +144,7 @@ def main() -> int:
     if environment.rank == 0:
         shared.set("address", json.dumps([store.host, store.port]))
     host, port = json.loads(shared.get("address"))
-    engine = Engine(spec, checkpoint_root=str(root), outbox=outbox, store=store)
+    engine = Engine(spec, checkpoint_root=str(root), outbox=outbox, store=store, may_change_data=arguments.changed_spec)
     attempt = int(shared.get("attempt"))
     assignment = Assignment(
         job_id=spec.name,
@@ -297,7 +297,7 @@ def _arguments() -> argparse.Namespace:
         "--checkpoint-dir",
         help="directory or URL of this run's checkpoints (default: checkpoint.url, else ./NAME-checkpoints)",
     )
-    parser.add_argument("--changed-spec", action="store_true", help="continue from checkpoints of another spec")
+    parser.add_argument("--changed-spec", action="store_true", help="continue from those of another spec or data")
     return parser.parse_args()
 
 

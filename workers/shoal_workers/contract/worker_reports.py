@@ -75,6 +75,10 @@ class GroupFormed(Frozen):
     """The last steps before `start_step` that the snapshot contains: a rank 0 that died may not have reported them."""
     restored_bytes: int = 0
     """Bytes that all ranks together read from memory or storage."""
+    data: str = ""
+    """Content hash of the training data, equal on all ranks; empty: the dataset has none."""
+    data_before: str = ""
+    """The same of the checkpoint that this generation began with, if that differs."""
     remote_bytes: int = 0
     """Of these, bytes that came over the network from another node's memory."""
 

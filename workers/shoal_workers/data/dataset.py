@@ -27,12 +27,17 @@ class TokenDataset(Dataset[Tensor]):
         """Raises CorpusTooSmallError if the training split has no sample; a validation split may be empty."""
         self.seq_len = seq_len
         self.content_hash = corpus.index.content_hash
+        self._corpus = corpus
         self._parts = _mapped(corpus, split)
         self._ends = list(accumulate(len(part) for part in self._parts))
         num_tokens = self._ends[-1] if self._ends else 0
         self._num_samples = max(0, (num_tokens - 1) // seq_len)
         if not self._num_samples and split is Split.TRAIN:
             raise CorpusTooSmallError(_too_small(corpus, num_tokens, seq_len))
+
+    def content_parts(self) -> dict[str, str]:
+        """The hash of each shard, by its path and the files that it was made from."""
+        return {self._corpus.describe_shard(n): entry.tokens_hash for n, entry in enumerate(self._corpus.index.shards)}
 
     def __len__(self) -> int:
         return self._num_samples

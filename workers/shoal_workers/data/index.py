@@ -107,6 +107,17 @@ class Corpus:
     def shard_path(self, number: int) -> Path:
         return self.directory / shard_name(number)
 
+    def describe_shard(self, number: int) -> str:
+        """Its path, and the first and the last file that it was made from."""
+        entry = self.index.shards[number]
+        ends = sorted({entry.start.file, max(entry.start.file, entry.end.file - (entry.end.offset == 0))})
+        try:
+            sources = json.loads((self.directory / SOURCES_NAME).read_bytes())["sources"]
+            files = " to ".join(str(sources[file][0]) for file in ends)
+        except (OSError, ValueError, LookupError, TypeError):
+            return str(self.shard_path(number))
+        return f"{self.shard_path(number)} (from {files})"
+
     def is_intact(self) -> bool:
         """Every shard has its length and checksum; reads all of them (about 1 GB/s)."""
         return all(entry.is_intact(self.shard_path(number)) for number, entry in enumerate(self.index.shards))

@@ -10,6 +10,7 @@ training thread and reads the outbox. The engine does not import Ray; actor.py a
 from __future__ import annotations
 
 import gc
+import json
 import threading
 import time
 from dataclasses import replace
@@ -48,6 +49,7 @@ from shoal_workers.engine.profiling.profiling import Profiling
 from shoal_workers.engine.state.restore import Restored, is_restoring
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.task.data_identity import RankData, difference, differing_rank, parts_of, refused_change
 from shoal_workers.engine.task.task import LoadedTask, load_task
 from shoal_workers.engine.task.user_code import UserCode
 from shoal_workers.engine.trainer import Trainer
@@ -62,6 +64,7 @@ class Engine:
         store: this worker's rendezvous store, used by the generations of which it is rank 0; `close` closes it.
         snapshot_store: keeps snapshots in memory; None: an unexpected death costs the steps since the last checkpoint.
         node_directory: of this attempt on this node; its workers prepare one after the other. None: they do not wait.
+        may_change_data: the job's own checkpoints may have been made with other data.
         on_phase: for tests: called on the training thread at each phase entry, with the number of completed steps.
     """
 
@@ -75,11 +78,13 @@ class Engine:
         snapshot_store: SnapshotStore | None = None,
         on_phase: PhaseHook | None = None,
         node_directory: Path | None = None,
+        may_change_data: bool = False,
     ) -> None:
         self._spec = spec
         self._outbox = outbox
         self._snapshot_store = snapshot_store
         self._node_directory = node_directory
+        self._may_change_data = may_change_data
         self._device = torch.device("cuda", torch.cuda.current_device()) if spec.worker.gpus else torch.device("cpu")
         self._store = store
         self._store_connections = StoreConnections(store.key)
@@ -291,7 +296,10 @@ class Engine:
         built = time.perf_counter()
         restored = trainer.restore()
         # The group is formed once all ranks have their state: one of them may find a damaged file or lost memory.
-        all_restored = [Restored.parse(text) for text in group.gather("restored", str(restored))]
+        own_data = RankData(self._task.content_hash, self._store.host)
+        gathered = [text.split("\n") for text in group.gather("restored", f"{restored}\n{own_data}")]
+        all_restored = [Restored.parse(text) for text, _ in gathered]
+        self._refuse_different_data([RankData.parse(text) for _, text in gathered], group, restored)
         if assignment.rank == 0:
             self._outbox.report(
                 GroupFormed(
@@ -306,9 +314,21 @@ class Engine:
                     restored_bytes=sum(one.num_bytes for one in all_restored),
                     remote_bytes=sum(one.remote_bytes for one in all_restored),
                     past=restored.past,
+                    data=own_data.content_hash,
+                    data_before=restored.data_change.before if restored.data_change is not None else "",
                 )
             )
         return trainer
+
+    def _refuse_different_data(self, ranks: list[RankData], group: Group, restored: Restored) -> None:
+        """Raises DataDiffers on every rank alike: ranks differ, or all of them from the job's own state."""
+        number = differing_rank(ranks)
+        if number is not None:
+            assert self._task is not None
+            parts = group.gather("data", json.dumps(parts_of(self._task.train_data)))
+            raise difference(ranks, [json.loads(text) for text in parts], number)
+        if restored.data_change is not None and restored.is_own and not self._may_change_data:
+            raise refused_change(restored.data_change, restored.step)
 
     def _take_reusable_runtime(self, assignment: Assignment, spec: JobSpec) -> ModelRuntime | None:
         """The model of the last generation if it fits this one. Otherwise it is freed before another one is built."""

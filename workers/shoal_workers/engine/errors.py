@@ -7,6 +7,7 @@ Exception
 │   ├── Fenced              the supervisor fenced this generation
 │   ├── NonFinite           loss or gradient norm is not finite
 │   ├── ComputesWrong       a replay named a rank, and the supervisor did not remove it in time
+│   ├── DataDiffers         ranks read different data, or the data is not that of the job's checkpoint
 │   └── StorageFailed       storage could not be read or written, and training cannot continue without it
 └── (torch) RuntimeError, DistError: a broken collective, recognised by `group/collective_errors.py`
 """
@@ -50,6 +51,10 @@ class NonFinite(EngineError):
 
 class ComputesWrong(EngineError):
     """Raised by all ranks, before the step in which a replay named one of them."""
+
+
+class DataDiffers(EngineError):
+    """Raised by every rank before the first step; the message is for the user."""
 
 
 class StorageFailed(EngineError):

@@ -34,7 +34,7 @@ from shoal_workers.engine.state.replica_check import ReplicaCheck
 from shoal_workers.engine.state.restore import Restored, is_restoring, restore
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.snapshots import Snapshots
-from shoal_workers.engine.state.training_state import Extra
+from shoal_workers.engine.state.training_state import Extra, Identity
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.clip import clip_factor
 from shoal_workers.engine.step.generation import Generation
@@ -73,7 +73,7 @@ class Trainer:
         self._non_finite = NonFiniteCheck(generation, runtime.assembly, self._gradients, self._replicas)
         self._recent = Recent()
         self._scaling = Scaling(spec)
-        self._extra = Extra(runtime.update, spec.seed, self._recent, self._scaling)
+        self._extra = Extra(runtime.update, Identity(spec.seed, task.content_hash), self._recent, self._scaling)
         self._snapshots = Snapshots(generation, store, runtime.state, self._extra)
         self._cpu_wait = CpuWait()
         self._saving_s = self._validating_s = 0.0

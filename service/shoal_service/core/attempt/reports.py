@@ -14,7 +14,7 @@ from shoal_service.core.attempt.group import follow_up, saved_parts, snapshot_re
 from shoal_service.core.attempt.state.stages import Running, Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
-from shoal_service.core.events.generations import GenerationFormed, GenerationSettings
+from shoal_service.core.events.generations import GenerationData, GenerationFormed, GenerationSettings
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.profiling.messages import Profiled
 from shoal_workers.contract.worker_reports import (
@@ -143,6 +143,10 @@ def _formed(turn: Turn, item: GroupFormed) -> None:
     if turn.group.changes:
         turn.emit(GenerationSettings(generation=item.generation, step=item.start_step, changes=turn.group.changes))
         turn.group = replace(turn.group, changes=())
+    if item.data_before:
+        turn.emit(
+            GenerationData(generation=item.generation, step=item.start_step, before=item.data_before, now=item.data)
+        )
     turn.emit(
         GenerationFormed(
             generation=item.generation,

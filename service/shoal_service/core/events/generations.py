@@ -59,6 +59,23 @@ class GenerationSettings(JobEvent):
         return f"from step {self.step + 1} on: {', '.join(self.changes)}"
 
 
+class GenerationData(JobEvent):
+    """The job goes on from a checkpoint that was made with other data: step and sample number are kept."""
+
+    type: ClassVar[str] = "generation.data"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    generation: int
+    step: int
+    """Completed steps: the next one is the first with the new data."""
+    before: str
+    """Content hash of the data of the checkpoint."""
+    now: str
+
+    def words(self) -> str:
+        return f"from step {self.step + 1} on with other data than the checkpoint ({self.before} -> {self.now})"
+
+
 class GenerationFormed(JobEvent):
     """The group is up and has restored its state."""
 

@@ -96,6 +96,8 @@ class Commanded:
     memory: dict[str, list[tuple[int, SnapshotPart]]] = field(default_factory=dict)
     """Node and worker -> its snapshots, newest last."""
     lost_memory: set[tuple[int, int]] = field(default_factory=set)
+    data_before: str = ""
+    """Content hash of the data of the checkpoint, if groups that form find that they read other data."""
     """(generation, step) of snapshots that are reported but can no longer be read."""
 
     def __post_init__(self) -> None:

@@ -231,6 +231,8 @@ class World(Commanded):
                 restore_s=0.3,
                 num_parameters=10,
                 restored_bytes=40,
+                data="b2",
+                data_before=self.data_before,
             ),
         )
 

@@ -17,7 +17,15 @@ from shoal_workers.contract.errors.suspects import Suspect
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.contract.worker_reports import SavedPart
-from shoal_workers.engine.errors import ComputesWrong, Fenced, FormFailed, NonFinite, StorageFailed, TaskFailed
+from shoal_workers.engine.errors import (
+    ComputesWrong,
+    DataDiffers,
+    Fenced,
+    FormFailed,
+    NonFinite,
+    StorageFailed,
+    TaskFailed,
+)
 from shoal_workers.engine.group.collective_errors import is_collective_error
 from shoal_workers.engine.task.user_code import report_of
 from shoal_workers.snapshot_store.errors import SnapshotLost
@@ -50,7 +58,7 @@ def classify(error: BaseException, phase: Phase, *, is_fenced: bool, is_formed: 
     if not isinstance(error, Exception):
         return None  # KeyboardInterrupt, SystemExit: not an error of training
     report = error.report if isinstance(error, TaskFailed) else report_of(error, phase)
-    if isinstance(error, StateMismatch):
+    if isinstance(error, (StateMismatch, DataDiffers)):
         report = report.model_copy(update={"mistake": REFUSED})
     suspect = error.suspect if isinstance(error, NonFinite) else None
     return GenerationEnd(_kind(error, report, phase, is_formed=is_formed), report, suspect=suspect)
@@ -58,7 +66,7 @@ def classify(error: BaseException, phase: Phase, *, is_fenced: bool, is_formed: 
 
 def _kind(error: Exception, report: ErrorReport, phase: Phase, *, is_formed: bool) -> ExitKind:
     match error:
-        case StateMismatch() | InitialWeightsUnusable():
+        case StateMismatch() | InitialWeightsUnusable() | DataDiffers():
             return ExitKind.USER_ERROR
         case TaskFailed():
             is_storage = report.error_class is ErrorClass.SYSTEM and report.origin is Origin.ENGINE

@@ -18,6 +18,7 @@ from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.recent_reports import Recent
 from shoal_workers.engine.state.training_state import apply_extra
 from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.task.data_identity import DataChange, change_since
 from shoal_workers.snapshot_store.errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
 
@@ -35,6 +36,10 @@ class Restored:
     past: tuple[StepReport, ...] = ()
     """Reports of the last steps before the state was saved; equal on all ranks."""
     loss_scale: dict[str, Any] | None = None
+    data_change: DataChange | None = None
+    """The state was made with other data than this rank reads."""
+    is_own: bool = True
+    """The state is of this job, not of the one that it goes on from."""
 
     def __str__(self) -> str:
         return f"{self.step} {self.num_bytes} {self.remote_bytes}"
@@ -72,12 +77,15 @@ def restore(generation: Generation, state: DoubleBufferedState, store: SnapshotS
         num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in tensors.values()), 0
     state.update.fill_tied_copies()
     is_own = not _is_of_another_job(generation)
+    changed = change_since(extra.get("data"), generation.task.content_hash)
     return Restored(
         step=apply_extra(extra, state.update, with_groups=is_own),
         num_bytes=num_bytes,
         remote_bytes=remote_bytes,
         past=Recent.parse(extra.get("reports", ())) if is_own else (),
         loss_scale=extra.get("loss_scale"),
+        data_change=changed,
+        is_own=is_own,
     )
 
 

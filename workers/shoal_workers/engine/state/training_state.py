@@ -2,7 +2,7 @@
 
     model.<parameter or buffer>           DTensor or Tensor
     optim.<parameter>.<key>               DTensor or Tensor, for example optim.blocks.0.up.weight.exp_avg
-    extra                                 small JSON: step, seed, loss scale, and the plain values of the optimizer
+    extra                                 small JSON: step, seed, data, loss scale, plain optimizer values
 
 Names are the modules' own, so any world size can read what any other wrote, and nothing depends on a rank. Learning
 rate and randomness are pure functions of step and seed, so these two numbers are all that is saved of them. Called by
@@ -12,6 +12,7 @@ the trainer, by `Snapshots` and by `restore`.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -37,12 +38,21 @@ def tensors_of(assembly: Assembly, update: Update) -> dict[str, Tensor]:
     return tensors
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a checkpoint says of the run that wrote it."""
+
+    seed: int
+    content_hash: str
+    """Of the training data; empty: not known."""
+
+
 class Extra:
     """The part of one generation's state that is not a tensor, as JSON values. Training thread only."""
 
-    def __init__(self, update: Update, seed: int, recent: Recent, scaling: Scaling) -> None:
+    def __init__(self, update: Update, identity: Identity, recent: Recent, scaling: Scaling) -> None:
         self._update = update
-        self._seed = seed
+        self._identity = identity
         self._recent = recent
         self._scaling = scaling
 
@@ -67,7 +77,9 @@ class Extra:
             {key: value for key, value in group.items() if key not in _NOT_SAVED and isinstance(value, _PLAIN)}
             for group in self._update.optimizer.param_groups
         ]
-        extra = {"step": step, "seed": self._seed, "optimizer_values": values, "param_groups": groups}
+        extra = {"step": step, "seed": self._identity.seed, "optimizer_values": values, "param_groups": groups}
+        if self._identity.content_hash:
+            extra["data"] = self._identity.content_hash
         scale = self._scaling.to_json()
         return extra if scale is None else {**extra, "loss_scale": scale}
 

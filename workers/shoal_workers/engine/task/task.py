@@ -20,6 +20,7 @@ from torch.utils.data import default_collate
 
 from shoal_workers.contract.spec import JobSpec, OptimizerSpec
 from shoal_workers.engine.parallel.fsdp_units import default_shard_units
+from shoal_workers.engine.task.data_identity import content_hash_of
 from shoal_workers.engine.task.metrics import Metrics
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.returned import Returned, place_of, read_returned
@@ -107,6 +108,11 @@ class LoadedTask:
         """After `open_data`."""
         assert self._train_data is not None, "open_data comes first"
         return self._train_data
+
+    @property
+    def content_hash(self) -> str:
+        """Of the data, after `open_data`; empty: the dataset has none."""
+        return content_hash_of(self.train_data)
 
     @property
     def has_preparation(self) -> bool:

@@ -39,6 +39,7 @@ NAMES = [
     "checkpoint.retried",
     "checkpoint.storage_away",
     "checkpoint.unpinned",
+    "generation.data",
     "generation.formed",
     "generation.forming",
     "generation.settings",

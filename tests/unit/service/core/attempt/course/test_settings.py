@@ -80,6 +80,18 @@ def test_the_first_group_of_a_job_restores_the_checkpoint_of_the_other_job(new_w
     assert world.events("generation.forming")[0]["restore"] == ORIGIN["url"]
 
 
+@pytest.mark.parametrize("before", ["", "a1"])
+def test_a_job_that_goes_on_with_other_data_says_so(before: str, new_world: NewWorld) -> None:
+    world = new_world(workers=2, continue_from=ORIGIN).open()
+    world.data_before = before
+    world.start_all()
+    world.committed[NAME] = True
+    world.form()
+    world.deliver_all()
+    said = [(event["step"], event["before"], event["now"]) for event in world.events("generation.data")]
+    assert said == ([(7, "a1", "b2")] if before else [])
+
+
 @pytest.mark.parametrize("memory", [False, True])
 def test_a_damaged_checkpoint_of_the_other_job_ends_the_attempt_in_words(new_world: NewWorld, memory: bool) -> None:
     world = new_world(workers=2, memory=memory, continue_from=ORIGIN).open()
