@@ -25,6 +25,7 @@ from shoal_api.http.serving import Wire, make_server
 from shoal_api.process_memory import hide_process
 from shoal_api.stopping import SavingProgress, StopRequest
 from shoal_service.clock import SystemClock
+from shoal_service.cluster import hardware
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
 from shoal_service.control.access.admin_token import ensure_admin_token
@@ -42,7 +43,8 @@ from shoal_service.control.webhooks.notifier import MISSING, is_installed
 from shoal_service.control.webhooks.secrets import Secrets
 from shoal_service.core.access.claims import ClaimRules
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from shoal_service.settings import Settings, take_webhook_secrets
+from shoal_service.core.quantities import count_text
+from shoal_service.settings import Settings, SettingsError, take_webhook_secrets
 from shoal_service.state_lock import StateLock
 from shoal_service.store.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
@@ -263,10 +265,18 @@ def _ray_environment(embedded: EmbeddedCluster | None) -> dict[str, str]:
 
 
 def _embedded(settings: Settings) -> EmbeddedCluster:
+    has = hardware.find(os.environ)
+    cpus = settings.num_cpus or has.cpus
+    gpus = has.gpus if settings.num_gpus is None else settings.num_gpus
+    try:
+        hardware.require_cpus(settings.nodes, cpus, found=settings.num_cpus is None)
+    except hardware.TooManyNodes as error:
+        raise SettingsError(str(error)) from None
+    _say(f"cluster: {count_text(settings.nodes, 'node')}, {count_text(cpus, 'CPU')}, {count_text(gpus, 'GPU')}")
     return EmbeddedCluster(
         Path(settings.state_dir),
-        num_cpus=settings.num_cpus or os.cpu_count() or 1,
-        num_gpus=settings.num_gpus,
+        num_cpus=cpus,
+        num_gpus=gpus,
         num_nodes=settings.nodes,
         leave_dead_nodes=settings.leave_dead_nodes,
         say=_say,

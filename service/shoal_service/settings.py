@@ -95,9 +95,9 @@ class Settings(BaseSettings):
     ray_address: str | None = None
     """host:port of the Ray cluster to join. Without it, a cluster is started on this machine."""
     num_cpus: int | None = Field(None, ge=1, le=4096)
-    """CPUs of the embedded cluster, over all its nodes. Default: the CPUs of this machine."""
-    num_gpus: int = Field(0, ge=0, le=1024)
-    """GPUs of the embedded cluster, over all its nodes."""
+    """CPUs of the embedded cluster, over all its nodes. Default: those of this machine that the server may use."""
+    num_gpus: int | None = Field(None, ge=0, le=1024)
+    """GPUs of the embedded cluster, over all its nodes. Default: the NVIDIA GPUs of this machine."""
     nodes: int = Field(1, ge=1, le=64)
     """Number of Ray nodes that the embedded cluster simulates on this machine."""
     keep_cluster: bool = False

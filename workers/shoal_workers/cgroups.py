@@ -4,7 +4,7 @@
     v1   <mount>/<controller>/<path>  a tree per controller
 
 In a container the group's path may not exist below the mount, since only the container's own part of the tree is
-mounted: then the mount itself is the container's group. Called by `memory_limit` and by `data.tokenise.cores`.
+mounted: then the mount itself is the container's group. Called by `memory_limit` and by `cores`.
 """
 
 from __future__ import annotations

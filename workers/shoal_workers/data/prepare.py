@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from shoal_workers.contract.model.lm import TextDataConfig
+from shoal_workers.cores import allowed_cores
 from shoal_workers.data.documents import PIECE_BYTES, Position, read_documents
 from shoal_workers.data.errors import CacheError, EmptyCorpusError
 from shoal_workers.data.index import (
@@ -35,7 +36,6 @@ from shoal_workers.data.lock import node_lock
 from shoal_workers.data.progress import MIB, PreparePhase, PrepareProgress
 from shoal_workers.data.shards import write_durably, write_shard
 from shoal_workers.data.sources import SourceFile, find_sources
-from shoal_workers.data.tokenise.cores import allowed_cores
 from shoal_workers.data.tokenise.encoding import DocumentEncoder, Lookahead, token_dtype
 from shoal_workers.data.tokenise.processes import TokenisingProcesses
 from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer

@@ -31,10 +31,15 @@ def serve(
         str | None, typer.Option("--ray-address", help="Use this Ray cluster instead of starting one.")
     ] = None,
     num_cpus: Annotated[
-        int | None, typer.Option("--num-cpus", min=1, help="Logical CPUs of the cluster that is started.")
+        int | None,
+        typer.Option("--num-cpus", min=1, help="Logical CPUs of the started cluster; else those found."),
     ] = None,
-    num_gpus: Annotated[int | None, typer.Option("--num-gpus", min=0, help="GPUs of that cluster.")] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Ray nodes to start on this machine.")] = None,
+    num_gpus: Annotated[
+        int | None, typer.Option("--num-gpus", min=0, help="GPUs of that cluster; else those found.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, help="Ray nodes to start here, at most one for each CPU.")
+    ] = None,
     leave_dead_nodes: Annotated[
         bool | None,
         typer.Option("--leave-dead-nodes", help="A node that dies is not started again, for experiments."),

@@ -1,4 +1,6 @@
-"""How many cores this process may use: its affinity, and the quotas of its control groups."""
+"""How many cores this process may use: its affinity, and the quotas of its control groups. Called by `data.prepare` and
+by the server that starts a cluster.
+"""
 
 from __future__ import annotations
 

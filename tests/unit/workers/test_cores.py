@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.data.tokenise.cores import allowed_cores
+from shoal_workers.cores import allowed_cores
 
 
 @pytest.fixture

@@ -1,0 +1,61 @@
+"""What this machine has for an embedded cluster: CPUs that this process may use, and NVIDIA GPUs that it sees.
+
+Read once, before the cluster starts; `shoal serve` asks. Settings win over what is found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal_workers.cgroups import MOUNT, PROC
+from shoal_workers.cores import allowed_cores
+
+_GPU = re.compile(r"nvidia\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    cpus: int
+    gpus: int
+
+
+class TooManyNodes(ValueError):
+    """More Ray nodes than CPUs."""
+
+    def __init__(self, nodes: int, cpus: int, *, found: bool) -> None:
+        super().__init__(nodes, cpus)
+        self.nodes, self.cpus, self.found = nodes, cpus, found
+
+    def __str__(self) -> str:
+        where = "this machine has" if self.found else "--num-cpus gives"
+        return (
+            f"--nodes {self.nodes} needs a CPU for each node, and {where} {self.cpus}. Use at most {self.cpus} nodes, "
+            f"or --num-cpus {self.nodes}: the scheduler counts CPUs, and may count more than the machine has."
+        )
+
+
+def find(environment: Mapping[str, str], dev: Path = Path("/dev"), proc: Path = PROC, mount: Path = MOUNT) -> Hardware:
+    return Hardware(cpus=allowed_cores(proc, mount), gpus=_gpus(environment, dev))
+
+
+def require_cpus(nodes: int, cpus: int, *, found: bool) -> None:
+    """`found`: the CPUs are those of this machine, no setting. Raises TooManyNodes."""
+    if nodes > cpus:
+        raise TooManyNodes(nodes, cpus, found=found)
+
+
+def _gpus(environment: Mapping[str, str], dev: Path) -> int:
+    """Devices of the NVIDIA driver, and no more than CUDA_VISIBLE_DEVICES lets the workers see."""
+    try:
+        present = sum(_GPU.fullmatch(entry.name) is not None for entry in dev.iterdir())
+    except OSError:
+        present = 0
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    named = [one.strip() for one in visible.split(",")]
+    until_invalid = next((at for at, one in enumerate(named) if not one or one == "-1"), len(named))  # as CUDA does
+    return min(present, until_invalid)
