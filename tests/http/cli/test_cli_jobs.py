@@ -136,6 +136,7 @@ def test_logs_can_be_of_one_rank_and_of_the_last_lines(shoal: Any, service: Any)
     service.train(job)
     assert "rank 0" not in shoal("logs", job.id, "--rank", "1").out
     assert len(shoal("logs", job.id, "--tail", "1", "--json").json()) == 1
+    assert shoal("logs", job.id, "--tail", "0", "--json").json() == [], "as tail=0 of the REST API: only new lines"
     assert [line["text"] for line in shoal("logs", job.id, "--rank", "1", "--tail", "1", "--json").json()] == [
         "hello from rank 1"
     ]

@@ -69,7 +69,7 @@ class SweepMethods:
 
 
 def why_pruned(connection: Connection, job_num: int) -> str:
-    """Why the job was told to end, if it was not a user who said so."""
+    """Why the job was asked to end, if it was not a user who said so."""
     asked = (JobOutperformed.type, JobRequested.type)
     query = select(events.c.type, events.c.data).where(events.c.job_num == job_num, events.c.type.in_(asked))
     newest = connection.execute(query.order_by(events.c.seq.desc()).limit(1)).one_or_none()

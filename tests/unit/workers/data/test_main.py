@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,5 +35,9 @@ def test_the_spec_may_come_from_standard_input(tmp_path: Path) -> None:
     data = {"paths": [str(tmp_path / "a.txt")], "cache_dir": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "shoal_workers.data", "-", "--json"]
     text = json.dumps({"data": data})
-    done = subprocess.run(command, capture_output=True, text=True, check=False, input=text)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, input=text, env=environment)
     assert (Path(json.loads(done.stdout)["directory"]) / "tokens-00000.bin").exists(), done.stderr
+    assert list(temporary.iterdir()) == [], "nothing is left behind, also if it is killed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +138,32 @@ def test_a_directory_without_a_tokenizer_is_remarked_at_submit(tmp_path: Path) -
     assert remarked() == []
     (directory / "tokenizer.json").unlink()
     [remark] = remarked()
-    assert str(directory) in remark and "data.tokenizer" in remark
+    assert str(directory) in remark and "data.tokenizer" in remark and "cannot be read" not in remark
     assert remarked(tokenizer="bytes") == [], "on purpose"
+
+
+def test_a_slow_tokenizer_is_named_and_the_command_of_the_remark_makes_one_that_is_used(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    config = transformers.AutoConfig.for_model("gpt2", n_embd=16, n_layer=1, n_head=2, vocab_size=300)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    pieces = tokenizers.Tokenizer(tokenizers.models.BPE())
+    pieces.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=280, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    pieces.train_from_iterator(["the fish swims with the shoal of fish"], trainer)
+    pieces.model.save(str(tmp_path))
+    data = {"corpus": "python-stdlib"}
+    document = {"task": HF_TASK, "model": {"path": str(tmp_path), "seq_len": 8}, "data": data, "stop": {"steps": 2}}
+    [remark] = [remark for remark in remarks(parse_spec(document)) if "tokenizer" in remark]
+    assert "vocab.json and merges.txt there cannot be read, and are not exported" in remark
+    assert HuggingFaceLM({"path": str(tmp_path)}, data, 0)._tokenizer_files() == {}
+    program = remark.partition('python -c "')[2].partition('"')[0]
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    task = HuggingFaceLM({"path": str(tmp_path)}, data, 0)
+    assert load_tokenizer(task.text.tokenizer).encode(b"the fish").tolist() == pieces.encode("the fish").ids
+    assert {"tokenizer.json", "vocab.json", "merges.txt"} <= set(task._tokenizer_files())
 
 
 @pytest.mark.parametrize(("axis", "words"), [("tp", "these have: cohere, "), ("cp", "none has")])

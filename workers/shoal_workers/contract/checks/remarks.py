@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from shoal_workers.contract.model.hf import TOKENIZER_NAME, hugging_face_of, lacks_tokenizer
+from shoal_workers.contract.model.hf import TOKENIZER_NAME, hugging_face_of, lacks_tokenizer, slow_tokenizer_of
 from shoal_workers.contract.spec import JobSpec, WorkerSpec
 
 
@@ -27,9 +27,16 @@ def remarks(spec: JobSpec) -> Iterator[str]:
         )
     hugging_face = hugging_face_of(spec.task, spec.model)
     if hugging_face is not None and "tokenizer" not in spec.data and lacks_tokenizer(hugging_face):
+        slow = slow_tokenizer_of(hugging_face)
+        also = f" ({' and '.join(slow)} there cannot be read, and are not exported)" if slow else ""
+        convert = (
+            f"from transformers import AutoTokenizer as A; p = {hugging_face.path!r}; "
+            "A.from_pretrained(p).save_pretrained(p)"
+        )
         yield (
-            f"model.path {hugging_face.path!r} has no {TOKENIZER_NAME}, so the text is read as bytes, which the model "
-            "was not trained on: name its tokenizer in data.tokenizer, or save it there with save_pretrained()."
+            f"model.path {hugging_face.path!r} has no {TOKENIZER_NAME}{also}, so the text is read as bytes, which the "
+            "model was not trained on: name its tokenizer in data.tokenizer, or make one there: "
+            f'python -c "{convert}".'
         )
 
 

@@ -23,6 +23,11 @@ PREFIX = "network."
 """Prefix of module and parameter names: transformers' model is a child of our module, which returns its logits."""
 CONFIG_NAME = "config.json"
 TOKENIZER_NAME = "tokenizer.json"
+SLOW_TOKENIZER_NAMES = (
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    *("vocab.json", "merges.txt", "vocab.txt"),
+)
+"""Those of SentencePiece, of byte-pair encoding as GPT-2 has it, and of WordPiece, without a tokenizer.json."""
 _MAX_CONFIG_BYTES = 1 << 20
 
 TIED_BY_DEFAULT = {
@@ -125,6 +130,12 @@ def lacks_tokenizer(settings: HuggingFaceConfig) -> bool:
         return False
     directory = Path(settings.path).expanduser()
     return (directory / CONFIG_NAME).is_file() and not (directory / TOKENIZER_NAME).is_file()
+
+
+def slow_tokenizer_of(settings: HuggingFaceConfig) -> tuple[str, ...]:
+    """Files of a tokenizer in a format that is not read, in the model's directory."""
+    directory = Path(settings.path or "").expanduser()
+    return tuple(name for name in SLOW_TOKENIZER_NAMES if settings.path and (directory / name).is_file())
 
 
 def architecture_of(settings: HuggingFaceConfig) -> str:
