@@ -100,3 +100,39 @@ def test_a_worker_starts_although_ray_has_deleted_the_code_of_its_job(shoal_serv
     )
     assert ran.stdout.split() == ["WorkerInfo"], ran.stdout + ran.stderr
     shoal_server.wait_until_free()
+
+
+_START_ON_A_NODE_THAT_IS_GONE = """
+import asyncio, sys, ray
+from shoal_service.supervisor.config import SupervisorConfig
+from shoal_service.supervisor.protocols import WorkerDied
+from shoal_service.supervisor.workers.ray_fleet import RayFleet
+from shoal_workers.contract.checks.spec_errors import parse_spec
+
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+spec = parse_spec({"data": {"corpus": "python-stdlib"}, "stop": {"steps": 1}})
+fleet = RayFleet(SupervisorConfig(
+    job_id="gone-node", attempt=1, spec=spec, checkpoint_root="/nowhere", granted=1, epoch=1, spec_version=1,
+))
+
+async def start():
+    try:
+        await fleet.start(0, "shoal/gone-node/1/worker-0", (), "f" * 56)
+        await fleet.prepare(0)
+    except WorkerDied as error:
+        print(error.cause.value)
+
+asyncio.run(start())
+"""
+
+
+def test_a_start_on_a_node_that_ray_no_longer_has_is_the_death_of_that_node(shoal_server: Server) -> None:
+    assert shoal_server.note is not None
+    ran = subprocess.run(
+        [shoal_server.python, "-c", _START_ON_A_NODE_THAT_IS_GONE, shoal_server.note["address"]],
+        env={**os.environ, **shoal_server.ray_environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.stdout.split() == ["node_died"], ran.stdout + ran.stderr

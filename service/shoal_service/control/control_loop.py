@@ -63,8 +63,8 @@ and an urgent job must not wait for the end of a pause that protects from those 
 _MAX_PAUSE_S = 1.0
 """An urgent job must not wait longer for its decision, also if passes are slow because the machine is busy."""
 _REQUEST_S = 60.0
-_MAX_QUEUED = 10_000
-"""Jobs of the queue that are considered, by priority and age."""
+_MAX_QUEUED = 100_000
+"""Jobs of the queue that are considered, by priority and age. Those beyond it wait."""
 
 
 class ControlLoop:
@@ -306,8 +306,9 @@ class ControlLoop:
         cramped = (
             without_room(with_attempt, capacity) if any(node.drain or node.suspected for node in nodes) else frozenset()
         )
+        common, wary = node_rules.avoided(nodes), node_rules.suspecting(nodes)
         for row in with_attempt:
-            avoid = node_rules.avoided(nodes, row.id)
+            avoid = node_rules.avoided(nodes, row.id) if row.id in wary else common
             if row.id in cramped:
                 avoid = tuple(node.model_copy(update={"is_replaceable": False}) for node in avoid)
             self._drive(row, lease, avoid, (places or {}).get(row.id, {}))

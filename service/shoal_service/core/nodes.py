@@ -212,10 +212,15 @@ def usable(nodes: Sequence[Node], job_ids: Sequence[str] = ()) -> tuple[Node, ..
     Args:
         job_ids: the jobs that the capacity is for.
     """
-    excluded = _excluded(nodes)
-    if job_ids:
+    excluded, wary = _excluded(nodes), suspecting(nodes)
+    if job_ids and wary.issuperset(job_ids):  # a job that suspects no node excludes what all do
         excluded |= set.intersection(*(_excluded(nodes, one) for one in job_ids))
     return tuple(node for node in nodes if node.alive and node.node_id not in excluded)
+
+
+def suspecting(nodes: Sequence[Node]) -> frozenset[str]:
+    """The jobs by which any node is suspected. `avoided` is the same for all others."""
+    return frozenset(job_id for node in nodes for job_id in node.suspected_by)
 
 
 def _excluded(nodes: Sequence[Node], job_id: str = "") -> set[str]:

@@ -16,7 +16,13 @@ from functools import partial
 from typing import Any
 
 from ray.actor import ActorHandle
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RuntimeEnvSetupError
+from ray.exceptions import (
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    RayActorError,
+    RayError,
+    RuntimeEnvSetupError,
+)
 
 import ray
 from shoal_service.cluster import gcs
@@ -310,6 +316,8 @@ def _worker_errors() -> Iterator[None]:
         raise WorkerUnavailable(_first_line(error)) from error
     except RayActorError as error:
         raise WorkerDied(_death_words(error), _cause_of(error)) from error
+    except ActorUnschedulableError as error:  # `only_on` names a node that Ray no longer has
+        raise WorkerDied("the node on which the worker was to start is gone", IncidentCause.NODE_DIED) from error
     except RuntimeEnvSetupError as error:
         raise WorkerCallError(_setup_words(error)) from error
     except RayError as error:

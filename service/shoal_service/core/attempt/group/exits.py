@@ -15,7 +15,7 @@ from shoal_service.core.attempt.commands import Interrupt, KillWorker
 from shoal_service.core.attempt.faults import crashes, hangs, out_of_memory, silences, suspicion
 from shoal_service.core.attempt.faults.blame import blame, distrust_memory
 from shoal_service.core.attempt.faults.large_groups import later_s
-from shoal_service.core.attempt.faults.table import CAUSE_OF_EXIT, FAULTS
+from shoal_service.core.attempt.faults.table import CAUSE_OF_EXIT, FAULTS, Memory
 from shoal_service.core.attempt.group import follow_up, orphaned_snapshots, outcome, saved_parts, snapshot_reports
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Quiescing, Stage, Switching
@@ -41,7 +41,9 @@ def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mess
     distrust_memory(turn, cause)
     suspicion.worker_was_lost(turn, worker, cause)
     out_of_memory.death_explained(turn, worker.worker_id, message)
-    if not worker.warm:
+    if worker.only_on and not worker.warm and FAULTS[cause].memory is Memory.LOST:
+        orphaned_snapshots.node_is_gone(turn, worker.only_on)  # no fault of the worker's start
+    elif not worker.warm:
         worker_pool.start_died(turn, worker, message)
     elif worker.in_run and turn.state.group_active:
         orphaned_snapshots.note_lost_worker(turn, worker, cause)

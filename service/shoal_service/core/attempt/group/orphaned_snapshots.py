@@ -40,6 +40,13 @@ def note_lost_worker(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
         turn.snapshots = replace(turn.snapshots, unreported_nodes=(*known, worker.info.node_id))
 
 
+def node_is_gone(turn: Turn, node: str) -> None:
+    """What lay in its memory can no longer be read."""
+    turn.snapshots = replace(
+        turn.snapshots, unreported_nodes=tuple(one for one in turn.snapshots.unreported_nodes if one != node)
+    )
+
+
 def is_worth_waiting(state: Attempt) -> Decision:
     """Whether steps would be lost that a node without workers may still hold."""
     target = state.target

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_service.core.attempt.commands import KillWorker, StartWorker
-from shoal_service.core.attempt.events import GrantChanged
+from shoal_service.core.attempt.events import GrantChanged, WorkerLost
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.supervisor.reporting.status import job_state
 from shoal_workers.contract.job import IncidentCause, JobState
@@ -102,3 +102,16 @@ def test_it_ends_with_the_time_that_was_given(new_world: NewWorld) -> None:
     assert world.state.stage is Stage.WAITING and world.state.current.orphans_until is None
     fresh = [p for p in world.state.pool.workers if not p.warm]
     assert len(fresh) == 2 and not any(p.only_on for p in fresh), "they may come up anywhere now"
+
+
+def test_a_node_that_is_gone_when_a_worker_is_sent_there_is_given_up_and_no_start_has_failed(
+    new_world: NewWorld,
+) -> None:
+    """Its raylet was killed together with the last worker: Ray refuses each start there at once."""
+    world = bereft(new_world)
+    for _ in range(4):
+        for index in [p.index for p in world.state.pool.workers if p.only_on and not p.warm]:
+            world.feed(WorkerLost(index, IncidentCause.NODE_DIED, "start", "the node is gone"))
+    assert world.state.snapshots.unreported_nodes == () and world.state.budgets.failed_starts == 0
+    world.pass_time(3.25)  # timeouts.settle_s
+    assert world.state.stage is Stage.FORMING and world.state.group.restored is not None
