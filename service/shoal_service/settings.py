@@ -16,7 +16,12 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shoal_service.core.access.roles import Role
 from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT, probation_limit
-from shoal_service.core.retention.ended_jobs import DEFAULT_EVERY_S, DEFAULT_RULES, RetentionRules
+from shoal_service.core.retention.ended_jobs import (
+    DEFAULT_EVERY_S,
+    DEFAULT_RULES,
+    LEAST_AUDIT_DAYS,
+    RetentionRules,
+)
 from shoal_service.core.webhooks.selection import ServiceWebhook, unknown_patterns
 from shoal_workers.contract.checks.checkpoint_url import absolute
 from shoal_workers.contract.checks.places import DEFAULT_PATHS, DEFAULT_PROTOCOLS, AllowedPlaces, PipSource
@@ -152,6 +157,8 @@ class Settings(BaseSettings):
     """Days after its end after which a job is deleted with its checkpoints, but for pinned ones."""
     retain_archives_days: float = Field(DEFAULT_RULES.archives_days, ge=0, allow_inf_nan=False)
     """Days after its last upload after which a code archive that no job names is deleted."""
+    retain_audit_days: float = Field(DEFAULT_RULES.audit_days, ge=0, allow_inf_nan=False)
+    """Days for which the audit is kept; at least 30. 0: for ever. What is deleted leaves a record in the audit."""
     gc_every_s: float = Field(DEFAULT_EVERY_S, ge=0, allow_inf_nan=False)
     """Seconds between two rounds in which what is old is deleted. 0: only by `shoal gc`."""
 
@@ -175,6 +182,7 @@ class Settings(BaseSettings):
             events_days=self.retain_events_days,
             jobs_days=self.retain_jobs_days,
             archives_days=self.retain_archives_days,
+            audit_days=self.retain_audit_days,
         )
 
     @property
@@ -201,6 +209,13 @@ class Settings(BaseSettings):
         if wrong := [one for one in paths.split(",") if one.strip() and not one.strip().startswith("/")]:
             raise ValueError(f"{', '.join(wrong)}: give absolute directories, separated by commas.")
         return paths
+
+    @field_validator("retain_audit_days")
+    @classmethod
+    def _keeps_the_audit(cls, days: float) -> float:
+        if 0 < days < LEAST_AUDIT_DAYS:
+            raise ValueError(f"the audit is kept for {LEAST_AUDIT_DAYS:g} days at least; 0 keeps it for ever.")
+        return days
 
     @field_validator("max_probation")
     @classmethod

@@ -2,13 +2,14 @@
 
 A stream sends each item in order and exactly once, from the position that the client names. It ends when its follower
 has sent everything, when the client disconnects, or when the application closes. Only in the first case it sends an
-event `end`; otherwise the client should connect again.
+event `end`; otherwise the client should connect again. It also ends, without that event, when the token or the session
+of the request is no longer valid: at the latest with the next heartbeat.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from shoal_api.http.access.authentication import STILL_VALID
 from shoal_api.http.access.limits import LIMITER
 from shoal_api.http.changes import Changes
 from shoal_api.http.edge import OPEN_ENDED, STREAM
@@ -67,6 +69,7 @@ class Stream(StreamingResponse):
         try:
             with scope[LIMITER].stream(scope):
                 scope[OPEN_ENDED] = STREAM
+                self.body_iterator = _while_valid(self.body_iterator, scope[STILL_VALID])
                 await super().__call__(scope, receive, send)
         except ProblemError as error:
             refusal = problem_response(error.kind, detail=error.detail, instance=scope["path"], headers=error.headers)
@@ -122,8 +125,15 @@ async def _follow(
             changed = await watch.wait(max(0.0, sent_mono + pace.heartbeat_s - time.monotonic()))
             if not changed:
                 sent_mono = time.monotonic()
-                if heartbeat:
-                    yield heartbeat
+                yield heartbeat  # of a text it is empty: nothing is sent, but `_while_valid` looks
+
+
+async def _while_valid(chunks: AsyncIterable[Any], still_valid: Callable[[], Awaitable[bool]]) -> AsyncIterator[Any]:
+    """Ends before the next chunk once the token of the request was revoked or has expired."""
+    async for chunk in chunks:
+        if not await still_valid():
+            return
+        yield chunk
 
 
 _NO_JOB = ""

@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -34,6 +35,8 @@ from shoal_service.store.errors import StoreUnavailable
 PRINCIPAL = "shoal.principal"
 CSRF_TOKEN = "shoal.csrf_token"
 """Keys of the scope. The second one is there if the principal comes from a cookie."""
+STILL_VALID = "shoal.still_valid"
+"""Key of the scope: asks again whether the token or the session of the request is valid. For streams."""
 CHANGES = "shoal.changes"
 """Key of the scope: the route changes something, also if it writes no row."""
 SESSION_PATH = "/v1/session"
@@ -146,6 +149,7 @@ class Authentication:
             with self._limiter.request():
                 principal = scope[PRINCIPAL] = await self._principal(scope)
                 scope[LIMITER] = self._limiter
+                scope[STILL_VALID] = partial(self._is_still_valid, dict(scope["headers"]))
                 self._limiter.admit(scope)
                 if scope["method"] in SAFE_METHODS:
                     await self._app(scope, receive, send)
@@ -195,6 +199,19 @@ class Authentication:
             if scheme.lower() == "bearer"
             else f"Authorization has the scheme {scheme[:20]!r}, not Bearer."
         )
+
+    async def _is_still_valid(self, headers: dict[bytes, bytes]) -> bool:
+        """A database or an issuer that does not answer ends no stream."""
+        header, secret = headers.get(b"authorization"), session_of(headers)
+        try:
+            if header is not None:
+                token = header.decode("latin-1").partition(" ")[2].strip()
+                return await self._authenticator.of_bearer(token) is not None
+            return secret is not None and await self._authenticator.of_cookie(secret) is not None
+        except ProblemError as error:
+            return error.kind is Kind.ISSUER_AWAY
+        except StoreUnavailable:
+            return True
 
     async def _of_cookie(self, scope: Scope, headers: dict[bytes, bytes]) -> Principal | None:
         secret = session_of(headers)

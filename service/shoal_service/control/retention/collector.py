@@ -116,6 +116,13 @@ class RetentionCollector:
             for sha256 in await asyncio.to_thread(partial(self._store.unused_archives, before=before)):
                 yield Removal(kind=Kind.ARCHIVE, name=sha256, reason=reason)
 
+        if rules.audit_days > 0:
+            before = now - rules.audit_days * _DAY_S
+            old = await asyncio.to_thread(partial(self._store.old_audit_events, before=before - _DAY_S))
+            if old:  # once a day, not with each record that becomes too old
+                reason = f"older than retain_audit_days, {rules.audit_days:g}"
+                yield Removal(kind=Kind.AUDIT, name="audit", reason=reason)
+
     async def _remove(self, removal: Removal) -> RemovalView:
         view = _view(removal)
         try:
@@ -150,6 +157,8 @@ class RetentionCollector:
                 gone = await asyncio.to_thread(partial(store.remove_archive, removal.name, before=before))
                 self._tallies.removed(Kind.ARCHIVE, int(gone))
                 return int(gone)
+            case Kind.AUDIT:
+                return await self._remove_audit(removal, now)
             case Kind.LOGS | Kind.SERIES | Kind.EVENTS:
                 return await self._remove_part(removal, now)
 
@@ -163,6 +172,15 @@ class RetentionCollector:
         note = partial(self._store.note_deletion, job.id, name, now=now, reason=removal.reason)
         await asyncio.to_thread(note)
         self._tallies.removed(Kind.CHECKPOINT)
+
+    async def _remove_audit(self, removal: Removal, now: float) -> int:
+        total, before = 0, now - self._config.rules.audit_days * _DAY_S
+        remove = partial(self._store.remove_audit_events, before=before, reason=removal.reason, now=now)
+        while removed := await asyncio.to_thread(remove):
+            total += removed
+            self._tallies.removed(Kind.AUDIT, removed)
+            await asyncio.sleep(0)
+        return total
 
     async def _remove_part(self, removal: Removal, now: float) -> int:
         total = 0

@@ -31,6 +31,7 @@ class Kind(StrEnum):
     SERIES = "series"
     EVENTS = "events"
     ARCHIVE = "archive"
+    AUDIT = "audit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,8 @@ class RetentionRules:
     jobs_days: float = 0
     archives_days: float = 30
     """After the archive was last uploaded, if no job names it."""
+    audit_days: float = 365
+    """After the record; never fewer than LEAST_AUDIT_DAYS."""
 
     def has_passed(self, days: float, since: float, now: float) -> bool:
         return days > 0 and now - since > days * _DAY_S
@@ -55,6 +58,8 @@ class RetentionRules:
         return min((one for one in days if one > 0), default=0.0)
 
 
+LEAST_AUDIT_DAYS = 30.0
+"""Who has access for an hour must not be able to let the records of it vanish."""
 DEFAULT_RULES = RetentionRules()
 DEFAULT_EVERY_S = 3600.0
 

@@ -1,4 +1,5 @@
-"""The audit: who changed what through the API, and from where. Rows are only ever inserted.
+"""The audit: who changed what through the API, and from where. Rows are inserted, never
+changed, and deleted only when they are old, which is a row itself.
 
 The deed of a request is in a context variable: the HTTP edge sets it, and the first transaction that writes in the
 request's context inserts the row. So a change and its record are committed together, and no method can forget it.
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, Row, delete, func, insert, select
 
 from shoal_service.access_views import AuditEvent
 from shoal_service.core.access.roles import Principal
@@ -18,6 +20,7 @@ from shoal_service.store.access.tables import audit
 
 DONE = "done"
 _MAX_PATH = 500
+_BATCH = 5_000
 
 
 @dataclass(slots=True)
@@ -90,6 +93,24 @@ def read(connection: Connection, query: AuditQuery) -> list[AuditEvent]:
     if query.actor is not None:
         rows = rows.where(audit.c.actor == query.actor)
     return [_event(row) for row in connection.execute(rows)]
+
+
+def count_before(connection: Connection, before: float) -> int:
+    return int(connection.execute(select(func.count()).where(audit.c.at < before)).scalar_one())
+
+
+def remove_before(connection: Connection, before: float, *, reason: str, now: float) -> int:
+    """A batch of the oldest records. That they are deleted is a record itself, of the same transaction."""
+    oldest = select(audit.c.num).where(audit.c.at < before).order_by(audit.c.num).limit(_BATCH)
+    nums = list(connection.execute(oldest).scalars())
+    if not nums:
+        return 0
+    connection.execute(delete(audit).where(audit.c.num.in_(nums)))
+    until = datetime.fromtimestamp(before, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    deed = Deed(at=now, address="", operation="retention of the audit", path="", actor="retention")
+    deed.path = f"{len(nums)} records before {until} deleted: {reason}"
+    record(connection, deed)
+    return len(nums)
 
 
 def _event(row: Row[*tuple[object, ...]]) -> AuditEvent:

@@ -80,6 +80,16 @@ class AccessMethods:
         with self._database.write() as tx:
             audit.record(tx, deed, outcome)
 
+    def old_audit_events(self, *, before: float) -> int:
+        """How many are older."""
+        with self._database.read() as tx:
+            return audit.count_before(tx, before)
+
+    def remove_audit_events(self, *, before: float, reason: str, now: float) -> int:
+        """A batch of those that are older; how many, 0: there are no more. Each batch leaves a record."""
+        with self._database.write() as tx:
+            return audit.remove_before(tx, before, reason=reason, now=now)
+
     def audit_events(self, query: audit.AuditQuery) -> list[AuditEvent]:
         """Newest first."""
         with self._database.read() as tx:
