@@ -37,7 +37,7 @@ from shoal_service.core.attempt.commands import (
     StartWorker,
     SuspectNode,
 )
-from shoal_service.core.attempt.events import ClockJumped, Event, NodesSilent, ReportArrived, Tick, WorkerLost
+from shoal_service.core.attempt.events import ClockJumped, Event, NodesSilent, Reopened, ReportArrived, Tick, WorkerLost
 from shoal_service.core.attempt.state.attempt import Attempt, essential
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import Worker, silent_nodes
@@ -360,8 +360,7 @@ class Executor:
         found = {w.index for w in same if self._fleet.find(w.index, w.worker_id, w.info)}
         to_start = {o.index for o in orders.values() if isinstance(o, StartWorker)} - found
         to_run = {o.index for o in orders.values() if isinstance(o, Run)}
-        restarted = Emit(SupervisorRestarted(found=len(found), of=len(workers)))
-        self._reporter.report([restarted], self._state)
+        self._reporter.report([Emit(SupervisorRestarted(found=len(found), of=len(workers)))], self._state)
         for worker in workers:
             if worker.index in found:
                 self._adopt(worker, is_to_run=worker.index in to_run)
@@ -372,6 +371,7 @@ class Executor:
                 if not reattachment.speaks_this_version(worker, self._entry_version):
                     cause, message = IncidentCause.WORKER_DIED, self._replace_old(worker)
                 self._post(WorkerLost(worker.index, cause, "name lookup", message))
+        self._post(Reopened())
         self._write_journal()
         for number, order in orders.items():
             if isinstance(order, KillWorker):

@@ -194,6 +194,11 @@ class WorkerUnreachable:
 
 
 @dataclass(frozen=True, slots=True)
+class Reopened:
+    """The supervisor was restarted from the journal, which may be older than what its predecessor did last."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodesAvoided:
     """Every node that must not be used: being drained, or on probation. Whole, not a change."""
 
@@ -238,6 +243,7 @@ Event = (
     | InterruptAcknowledged
     | SnapshotPartsReported
     | WorkerUnreachable
+    | Reopened
     | NodesAvoided
     | NodesSilent
     | Tick

@@ -39,6 +39,7 @@ from shoal_service.core.attempt.events import (
     PinsChanged,
     Preempted,
     ProgressReported,
+    Reopened,
     ReportArrived,
     RunReturned,
     ServerStopping,
@@ -214,6 +215,8 @@ def _happen(turn: Turn, event: Event) -> None:
             _end_without_group(turn)
         case PinsChanged(names):
             turn.target = replace(turn.target, pinned=names)
+        case Reopened():
+            snapshot_reports.request_again(turn)
         case NodesAvoided(avoided):
             _avoid(turn, avoided)
         case NodesSilent(silent):

@@ -30,10 +30,7 @@ def warm(turn: Turn, index: int, info: WorkerInfo) -> None:
     turn.pool = turn.pool.with_worker(replace(worker, info=info, warm_at=turn.now))
     turn.budgets = replace(turn.budgets, failed_starts=0)
     turn.emit(WorkerStarted(worker_id=info.worker_id, node_id=info.node_id, node_ip=info.node_ip, pid=info.pid))
-    if turn.stage in (Stage.QUIESCING, Stage.WAITING, Stage.FALLING_BACK):
-        snapshot_reports.request(
-            turn, index
-        )  # memory outlives workers: it may serve what those before it on its node left
+    snapshot_reports.request_if_useful(turn, index)  # it may serve what workers before it have left on its node
 
 
 def unreachable(turn: Turn, index: int) -> None:
@@ -44,10 +41,12 @@ def unreachable(turn: Turn, index: int) -> None:
 
 
 def answered(turn: Turn, index: int) -> None:
-    """The error was transient."""
+    """The error was transient. A worker that could not be asked for its snapshots is asked now."""
     worker = turn.pool.worker(index)
     if worker is not None and worker.unreachable_since is not None:
         turn.pool = turn.pool.with_worker(replace(worker, unreachable_since=None))
+        if not worker.in_run and index not in turn.group.exits:
+            snapshot_reports.request_if_useful(turn, index)
 
 
 def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:

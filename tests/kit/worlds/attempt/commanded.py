@@ -41,6 +41,7 @@ from shoal_service.core.attempt.events import (
     CheckpointFound,
     Event,
     InterruptAcknowledged,
+    Reopened,
     SnapshotPartsReported,
     Tick,
     WorkerLost,
@@ -146,6 +147,7 @@ class Commanded:
         for order in self.issued:
             self._repeat(order)
         self.issued = [o for o in self.issued if not isinstance(o, (KillWorker, ForgetDamaged))]
+        self.feed(Reopened())
 
     def _repeat(self, order: Order) -> None:
         """As a worker does that cannot tell whether the order is new: what is done already is not done again."""
@@ -153,7 +155,7 @@ class Commanded:
             self.workers.get(order.index) if not isinstance(order, (FindCheckpoint, Commit, ForgetDamaged)) else None
         )
         match order:
-            case StartWorker() if worker is not None:
+            case StartWorker() if worker is not None and worker.index not in self.strays:
                 return
             case KillWorker(index, _) if index in self.known_gone:
                 return
@@ -223,7 +225,7 @@ class Commanded:
                         self.post(f"acknowledged-{index}", InterruptAcknowledged(index, generation))
                 case RequestSnapshotParts(index):
                     assert self.is_believed_alive(index)
-                    if not self.workers[index].is_stopped:
+                    if self.workers[index].alive and not self.workers[index].is_stopped:
                         self.post(
                             f"held-{index}", SnapshotPartsReported(index, self.held_on(self.workers[index].node_id))
                         )

@@ -85,7 +85,7 @@ class Watch:
         world = self._world
         state = world.state
         servers = [world.workers[p.index] for p in state.pool.usable if p.info.snapshot_port]
-        if any(p.is_stopped for p in servers) or any(name.startswith("held") for name in world.pending):
+        if any(p.is_stopped or not p.alive for p in servers) or any(name.startswith("held") for name in world.pending):
             return
         found: dict[tuple[int, int, int], set[int]] = {}
         for node_id in {p.node_id for p in servers}:

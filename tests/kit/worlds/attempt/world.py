@@ -54,8 +54,9 @@ class World(Commanded):
         self.deliver_all()
 
     def start(self, index: int) -> None:
+        """It becomes warm, if a supervisor that lives has asked for it."""
         worker = self.workers[index]
-        if worker.alive and not worker.is_warm and worker.node_id:
+        if worker.alive and not worker.is_warm and worker.node_id and index not in self.strays:
             worker.is_warm = True
             info = WorkerInfo(
                 worker_id=worker.worker_id,

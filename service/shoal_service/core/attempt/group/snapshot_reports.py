@@ -14,8 +14,13 @@ from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.incidents import SnapshotsLacking
+from shoal_workers.contract.ids import life_of
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.worker_reports import SnapshotsStopped
+
+_BEFORE_FORMING = (Stage.QUIESCING, Stage.WAITING, Stage.FALLING_BACK)
+_UNLESS_REOPENED = (Stage.STARTING, Stage.COMMITTING)
+"""The next group forms here, too, and all is known: no group has trained yet, or all its workers have reported."""
 
 
 def request(turn: Turn, *indexes: int) -> None:
@@ -33,14 +38,29 @@ def _is_serving(worker: Worker | None) -> bool:
 
 def request_if_useful(turn: Turn, index: int) -> None:
     """From a worker that could not be asked before: while the source of the next group is not chosen yet."""
-    if turn.stage in (Stage.QUIESCING, Stage.WAITING):
+    if turn.stage in _BEFORE_FORMING or (turn.stage in _UNLESS_REOPENED and _may_be_outdated(turn.state)):
         request(turn, index)
 
 
 def request_from_others(turn: Turn) -> None:
     """The group is lost: warm workers outside it may serve what lies on the node of a worker that has died."""
     turn.snapshots = replace(turn.snapshots, requested={}, reported={})
-    request(turn, *(worker.index for worker in turn.pool.warm if worker.index not in turn.group.ranks))
+    group = turn.group
+    reporting = set(group.ranks) - (set(group.exits) if _may_be_outdated(turn.state) else set())
+    request(turn, *(worker.index for worker in turn.pool.warm if worker.index not in reporting))
+
+
+def request_again(turn: Turn) -> None:
+    """The supervisor was restarted. Its predecessor may have formed groups that trained on and are not in the journal:
+    what workers have reported before may be outdated."""
+    for worker in turn.pool.warm:
+        if not worker.in_run:
+            request_if_useful(turn, worker.index)
+
+
+def _may_be_outdated(state: Attempt) -> bool:
+    """What is known of the last group comes from another supervisor, and so would that of the first one."""
+    return max(1, life_of(state.group.generation)) < state.life
 
 
 def reported(turn: Turn, index: int, parts: tuple[SnapshotPart, ...]) -> None:
@@ -92,6 +112,6 @@ def are_awaited(state: Attempt, now: float) -> Decision:
     if not silent:
         return Decision(False, "every worker that was asked has reported its snapshots, or had its time")
     known = best_source(state)
-    if known is not None and known.step >= state.progress.step:
+    if known is not None and known.step >= state.progress.step and not _may_be_outdated(state):
         return Decision(False, f"the snapshot of step {known.step} is whole, and none can be newer")
     return Decision(True, f"waits for {len(silent)} workers to report their snapshots")

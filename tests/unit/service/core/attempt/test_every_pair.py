@@ -28,6 +28,7 @@ from shoal_service.core.attempt.events import (
     PinsChanged,
     Preempted,
     ProgressReported,
+    Reopened,
     ReportArrived,
     RunReturned,
     ServerStopping,
@@ -164,6 +165,7 @@ def events(state: Attempt) -> Iterator[Event]:
     step = state.progress.step
     name = f"step-{step:012d}-a1-g{state.group.generation}"
     yield Tick()
+    yield Reopened()
     for jump_s in (86400.0, -86400.0):
         yield ClockJumped(jump_s)
     for found in (None, "step-000000000002-a0-g1", name, *state.checkpoints.damaged):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kit.worlds.attempt.lives import entry_of, restart_from
 from shoal_service.core.attempt.commands import FindCheckpoint, Interrupt, RequestYield
 from shoal_service.core.attempt.events import GrantChanged
 from shoal_service.core.attempt.state.stages import Stage
@@ -69,3 +70,42 @@ def test_a_commit_of_the_generation_before_is_repeated(new_world: NewWorld) -> N
     world.answer_storage()
     world.deliver_all()
     assert orders_of(world.state) == () and world.state.checkpoints.parts == {}
+
+
+def test_what_a_predecessor_trained_after_its_last_journal_entry_is_not_done_again(new_world: NewWorld) -> None:
+    """The head was away. The journal waits for the back-off of a group that could not form, and all workers are warm;
+    the predecessor has formed that group, and it has trained."""
+    world = new_world(workers=2, memory=True, nodes=2).open(then=0)
+    for _ in range(3):
+        world.break_collectives()
+        world.deliver_all()
+        world.form()
+        world.deliver_all()
+    entry = entry_of(world)
+    assert entry.state.stage is Stage.WAITING and entry.state.budgets.form_not_before > world.now
+    world.pass_time(2.0)
+    world.form()
+    world.deliver_all()
+    world.train(3)
+    world.deliver_all()
+    restart_from(world, entry)
+    assert world.state.progress.step == 0
+    world.until(Stage.RUNNING)
+    assert world.state.group.start_step == 3
+
+
+def test_a_worker_that_had_left_when_the_journal_was_written_is_asked_what_it_holds_now(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True, nodes=2).open(then=1)
+    world.break_collectives()
+    world.deliver("exit-1")
+    entry = entry_of(world)
+    assert entry.state.stage is Stage.QUIESCING and list(entry.state.group.exits) == [1]
+    world.deliver_all()
+    world.form()
+    world.deliver_all()
+    world.train(2)
+    world.deliver_all()
+    world.die(0)
+    restart_from(world, entry)
+    world.until(Stage.RUNNING)
+    assert world.state.group.start_step == 3

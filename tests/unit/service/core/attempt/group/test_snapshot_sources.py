@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_service.core.attempt.commands import KillWorker, RequestSnapshotParts, RequestYield, Run
-from shoal_service.core.attempt.events import DesiredChanged, GrantChanged
+from shoal_service.core.attempt.events import DesiredChanged, GrantChanged, ProgressReported, WorkerUnreachable
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import EndReason, IncidentCause
-from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.messages import ExitKind, Phase, Progress
 
 NewWorld = Callable[..., Any]
 
@@ -247,6 +247,22 @@ def test_a_new_worker_reports_the_snapshots_that_dead_workers_left_on_its_node(n
     assert world.state.stage is Stage.WAITING
     world.deliver_all()
     assert world.state.stage is Stage.FORMING and world.state.group.source.step == 6
+
+
+def test_a_spare_that_could_not_be_asked_is_asked_when_it_answers_again(new_world: NewWorld) -> None:
+    """Calls to it failed while the group was lost, and nobody else can serve what lies on its node."""
+    world = new_world(workers=2, standby=1, memory=True, nodes=2).open(then=1)
+    world.start_all()
+    world.feed(WorkerUnreachable(2))
+    world.die(0)
+    world.die(1)
+    world.deliver_all()
+    assert world.state.stage is Stage.WAITING and world.count(RequestSnapshotParts) == 0
+    idle = Progress(generation=0, phase=Phase.IDLE, step=0, at=world.now, counter=1)
+    world.feed(ProgressReported(2, idle))
+    assert world.count(RequestSnapshotParts) == 1
+    world.until(Stage.FORMING)
+    assert world.state.group.source.step == 1 and world.state.group.source.generation == 1
 
 
 def test_without_snapshots_no_worker_is_asked_for_them(new_world: NewWorld) -> None:
