@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -20,6 +19,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from kit.databases import MigratedDatabases
+from kit.guard.guard import guard_this_process
 from kit.postgres import MISSING, PostgresServer, is_installed, running_postgres
 from kit.processes.server import NUM_CPUS, PATIENCE_S, SERVICE_SECRETS, Server, assert_nothing_is_left
 from kit.worlds.tiny_jobs import Submit, submit_tiny
@@ -31,6 +32,10 @@ ROOT = Path(__file__).parent.parent
 # Properties are about results, not about speed: a busy machine must not fail them.
 settings.register_profile("shoal", deadline=None, max_examples=60)
 settings.load_profile("shoal")
+
+
+def pytest_configure() -> None:
+    guard_this_process()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,6 +55,11 @@ def postgres() -> Iterator[PostgresServer]:
         pytest.skip(MISSING)
     with running_postgres() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> MigratedDatabases:
+    return MigratedDatabases(tmp_path_factory.mktemp("migrated"), lambda: request.getfixturevalue("postgres"))
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +101,6 @@ def shoal_server(wheel_python: Path, tmp_path_factory: pytest.TempPathFactory) -
     # By default Ray gives its workers niceness 15: next to anything else that runs here they would starve.
     environment = {"RAY_worker_niceness": "0", **SERVICE_SECRETS}
     server = Server(wheel_python, tmp_path_factory.mktemp("server"), [f"--num-cpus={NUM_CPUS}"], environment)
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM of pytest also ends the server
     try:
         server.start().wait_for_cluster()
         yield server
@@ -102,7 +111,6 @@ def shoal_server(wheel_python: Path, tmp_path_factory: pytest.TempPathFactory) -
         assert server.processes() == {}, "an orderly stop leaves processes behind"
         assert not Path(note["temp_dir"]).exists()
     finally:
-        signal.signal(signal.SIGTERM, previous)
         if server.process is not None and server.process.poll() is None:
             server.kill()
         note = server.note

@@ -4,12 +4,14 @@
 
 Most tests that start many processes (tests/chaos, tests/dist, tests/ray) and those in a browser run in the foreground.
 The others run beside them at a lower priority, which takes from them only what they leave; their output follows at the
-end. The exit status is 0 if both succeed.
+end. The exit status is 0 if both succeed. Both end with this process, also if it is killed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,26 +20,40 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = ("tests/unit", "tests/store", "tests/http", "tests/dist/checkpoint", "tests/dist/parallel")
 _NICENESS = 5
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
     pytest = [sys.executable, "-m", "pytest", *sys.argv[1:]]
     ignored = [f"--ignore={folder}" for folder in BESIDE]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryFile() as output:
         beside = subprocess.Popen(
-            ["nice", "-n", str(_NICENESS), *pytest, *BESIDE], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
+            [*pytest, *BESIDE], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_run_beside
         )
+        in_front = subprocess.Popen([*pytest, *ignored], cwd=ROOT, preexec_fn=_end_with_parent)
         try:
-            in_front = subprocess.run([*pytest, *ignored], cwd=ROOT).returncode
-            status = beside.wait()
+            in_front.wait()
+            beside.wait()
         finally:
-            if beside.poll() is None:
-                beside.terminate()
-                beside.wait()
+            for process in (in_front, beside):
+                process.terminate()
+                process.wait()
         print(f"== {', '.join(BESIDE)}", flush=True)
         output.seek(0)
         os.write(sys.stdout.fileno(), output.read())
-    return in_front or status
+    return in_front.returncode or beside.returncode
+
+
+def _run_beside() -> None:
+    os.nice(_NICENESS)
+    _end_with_parent()
+
+
+def _end_with_parent() -> None:
+    """Linux only. pytest ends what it has started when it receives the signal."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from doubles.fake_cluster_source import FakeClusterSource
+from kit.databases import MigratedDatabases
 from shoal_api.client import Client
 from shoal_api.client.credentials import find_token
 from shoal_api.http.app import create_app
@@ -182,8 +183,8 @@ def service(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store.open(f"sqlite:///{tmp_path}/shoal.db")
+def store(tmp_path: Path, migrated: MigratedDatabases) -> Iterator[Store]:
+    store = Store.open(migrated.sqlite(tmp_path / "shoal.db"))
     yield store
     store.close()
 

@@ -50,13 +50,19 @@ class PostgresServer:
             yield self.schema_url(name)
             connection.execute(f"DROP SCHEMA {name} CASCADE".encode())
 
-    @contextlib.contextmanager
-    def database(self) -> Iterator[str]:
-        """URL of an empty database, for programs that know no schemas."""
+    def create_database(self, template: str = "template0") -> str:
+        """The name of a new database, a copy of the template."""
         name = f"shoal_{uuid.uuid4().hex[:12]}"
         with self.connect() as connection:
-            connection.execute(f"CREATE DATABASE {name} TEMPLATE template0".encode())
-            yield self.url(name)
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
+        return name
+
+    @contextlib.contextmanager
+    def database(self, template: str = "template0") -> Iterator[str]:
+        """URL of a new database, which is dropped afterwards: also for programs that know no schemas."""
+        name = self.create_database(template)
+        yield self.url(name)
+        with self.connect() as connection:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kit.databases import MigratedDatabases
 from kit.postgres import PostgresServer
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Lease, Store
@@ -17,10 +18,22 @@ from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
 
+_KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database."""
+
+@pytest.fixture(params=_KINDS)
+def store_url(request: pytest.FixtureRequest, tmp_path: Path, migrated: MigratedDatabases) -> Iterator[str]:
+    """A database without rows."""
+    if request.param == "sqlite":
+        yield migrated.sqlite(tmp_path / "shoal.db")
+        return
+    with migrated.postgres() as url:
+        yield url
+
+
+@pytest.fixture(params=_KINDS)
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database without tables."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'shoal.db'}"
         return

@@ -197,14 +197,14 @@ def test_readers_see_only_complete_transactions(store: Store, submit: Submit, be
         writer.result()
 
 
-def test_two_processes_can_open_an_empty_database_at_the_same_time(store_url: str) -> None:
+def test_two_processes_can_open_an_empty_database_at_the_same_time(empty_url: str) -> None:
     program = (
         "import sys; from shoal_service.store import Store; sys.stdin.readline(); "
         "s = Store.open(sys.argv[1]); print(s.current_lease(), len(s.list_jobs().items)); s.close()"
     )
     processes = [
         subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", program, store_url],
+            [sys.executable, "-W", "error", "-c", program, empty_url],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

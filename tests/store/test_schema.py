@@ -15,8 +15,8 @@ from shoal_service.store.tables import metadata
 from shoal_workers.contract.spec import JobSpec
 
 
-def test_the_migrations_make_exactly_the_tables(store_url: str) -> None:
-    database = Database(store_url)
+def test_the_migrations_make_exactly_the_tables(empty_url: str) -> None:
+    database = Database(empty_url)
     migrate(database)
     with database.read() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
@@ -24,23 +24,23 @@ def test_the_migrations_make_exactly_the_tables(store_url: str) -> None:
     database.close()
 
 
-def test_opening_a_database_again_keeps_its_rows(store_url: str, spec: JobSpec) -> None:
-    first = Store.open(store_url)
+def test_opening_a_database_again_keeps_its_rows(empty_url: str, spec: JobSpec) -> None:
+    first = Store.open(empty_url)
     job, _ = first.create_job(spec, idempotency_key=None, now=1.0)
     first.close()
-    second = Store.open(store_url)
+    second = Store.open(empty_url)
     assert second.get_job(job.id) == job
     second.close()
 
 
-def test_a_database_of_a_newer_version_is_refused(store_url: str) -> None:
-    Store.open(store_url).close()
-    database = Database(store_url)
+def test_a_database_of_a_newer_version_is_refused(empty_url: str) -> None:
+    Store.open(empty_url).close()
+    database = Database(empty_url)
     with database.write() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     database.close()
     with pytest.raises(StoreUnavailable, match="9999, which this version of Shoal does not know"):
-        Store.open(store_url)
+        Store.open(empty_url)
 
 
 @pytest.mark.parametrize(

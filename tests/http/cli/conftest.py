@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from doubles.fake_cluster_source import FakeClusterSource
+from kit.databases import MigratedDatabases
 from shoal_api.cli.main import build_app
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
@@ -225,12 +226,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """URL of an empty database of the kind of the test."""
+def store_url(request: pytest.FixtureRequest, tmp_path: Path, migrated: MigratedDatabases) -> Iterator[str]:
+    """URL of a database without rows of the kind of the test."""
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/shoal.db"
+        yield migrated.sqlite(tmp_path / "shoal.db")
         return
-    with request.getfixturevalue("postgres").schema() as url:
+    with migrated.postgres() as url:
         yield url
 
 

@@ -7,13 +7,13 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kit.guard.guard import Guard
 from shoal_api.client import Client
 from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
 
@@ -29,7 +29,6 @@ SERVICE_SECRETS = {
     "BACKUP_TARGET": f"postgresql://shoal:{SECRET}@database/shoal",
 }
 """In the environment of the session's server."""
-_GUARD = Path(__file__).parents[1] / "programs" / "process_guard.py"
 _MARK = "SHOALTEST_GUARD"
 _MAIN = "from shoal_api.cli.main import main; main()"
 _LIST_LEFT = """
@@ -66,12 +65,13 @@ class Server:
     sessions: set[int] = field(default_factory=set)
     """The sessions of this server and of its clusters: each of its processes is in one of them."""
     mark: str = field(default_factory=lambda: f"guarded-{secrets.token_hex(8)}")
-    guard: subprocess.Popen[bytes] | None = None
+    guard: Guard | None = None
     """Ends them if this process does not."""
 
     def start(self) -> Server:
         self.state_dir.mkdir(parents=True, exist_ok=True)
-        self._start_guard()
+        if self.guard is None:
+            self.guard = Guard(f"{_MARK}={self.mark}", self.state_dir)
         log_path = self.log_path = self.state_dir / f"server-{len(self.sessions)}.log"
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SHOAL_", "PYTHON"))}
         options = [f"--port={self.port}", f"--state-dir={self.state_dir}", *self.options]
@@ -94,12 +94,6 @@ class Server:
 
         self.port = int(until(listening, "the server listens"))
         return self
-
-    def _start_guard(self) -> None:
-        """Its input ends with this process, however that ends; see kit/programs/process_guard.py."""
-        if self.guard is None:
-            command = [sys.executable, "-S", _GUARD, f"{_MARK}={self.mark}", self.state_dir]
-            self.guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     @property
     def client(self) -> Client:
@@ -213,9 +207,8 @@ class Server:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        if self.guard is not None and self.guard.stdin is not None:
-            self.guard.stdin.close()
-            self.guard.wait()
+        if self.guard is not None:
+            self.guard.sweep()
             self.guard = None
         return left
 

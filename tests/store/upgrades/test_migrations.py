@@ -123,13 +123,13 @@ def _insert(connection: Connection, table: str, row: dict[str, object]) -> None:
     connection.execute(text(f"INSERT INTO {table} ({columns}) VALUES ({values})"), row)
 
 
-def test_rows_of_schema_0003_are_read_in_the_words_of_today(store_url: str, spec: JobSpec) -> None:
-    database = Database(store_url)
+def test_rows_of_schema_0003_are_read_in_the_words_of_today(empty_url: str, spec: JobSpec) -> None:
+    database = Database(empty_url)
     migrate(database, "0003")
     with database.write() as connection:
         _write_old_rows(connection, spec)
     database.close()
-    store = Store.open(store_url)
+    store = Store.open(empty_url)
 
     job = store.get_job("job-old")
     assert (job.status.state, job.status.message) == (JobState.RUNNING, SAID)

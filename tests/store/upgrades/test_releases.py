@@ -29,14 +29,14 @@ def document(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 @pytest.fixture
-def upgraded(document: dict[str, Any], store_url: str) -> Iterator[Store]:
+def upgraded(document: dict[str, Any], empty_url: str) -> Iterator[Store]:
     """The database of an older release, after its first start with this one."""
-    database = Database(store_url)
+    database = Database(empty_url)
     migrate(database, document["schema"])
     with database.write() as connection:
         golden_database.load(connection, document)
     database.close()
-    store = Store.open(store_url)
+    store = Store.open(empty_url)
     yield store
     store.close()
 

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from kit.databases import MigratedDatabases
 from shoal_service.store.store import Store
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path, migrated: MigratedDatabases) -> Iterator[Store]:
     """A real one, with a database of its own."""
-    store = Store.open(f"sqlite:///{tmp_path}/shoal.db")
+    store = Store.open(migrated.sqlite(tmp_path / "shoal.db"))
     yield store
     store.close()
