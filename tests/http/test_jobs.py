@@ -261,3 +261,5 @@ def test_a_submission_is_answered_with_what_is_probably_not_meant(own_service: A
     assert "the cluster has room for 4 workers with 1 CPU each" in note
     assert "schedule.warmup_steps 50 is more than stop.steps 10" in note
     assert own_service.client.submit(spec | {"elasticity": {"max_workers": 4}}).status.note == ""
+    rare = {"elasticity": {"max_workers": 4}, "checkpoint": {"every_steps": None, "every_s": None}}
+    assert "every_steps and checkpoint.every_s are both null" in own_service.client.submit(spec | rare).status.note
