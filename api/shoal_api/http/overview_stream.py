@@ -26,6 +26,7 @@ from shoal_api.http.followers import end_event
 from shoal_api.http.streams import Batch, sse_event
 from shoal_service.overview_views import SampleColumns
 from shoal_service.store import Store
+from shoal_workers.contract.job import JobState
 
 POSITION = r"^([0-9]{1,18}\.[0-9]{1,18}\.[0-9]{1,18})?$"
 """An id of this stream: the numbers of the last event, step and line of the log."""
@@ -67,6 +68,24 @@ class OverviewCache:
         self._store = store
         self._lock = threading.Lock()
         self._made: OrderedDict[Any, tuple[tuple[bytes, ...], Position]] = OrderedDict()
+        self._version_lock = threading.Lock()
+        self._num_reads = 0
+        """Of versions, that have begun."""
+        self._versions: OrderedDict[str, tuple[int, tuple[JobState, _Version]]] = OrderedDict()
+        """By job: the newest one that was read, and the number of that read."""
+
+    def version(self, job_id: str) -> tuple[JobState, _Version]:
+        """As `Store.job_version`. Streams that ask at the same time share a read that has begun after they asked."""
+        num_begun = self._num_reads
+        with self._version_lock:
+            known = self._versions.get(job_id)
+            if known is None or known[0] <= num_begun:
+                self._num_reads += 1
+                known = self._num_reads, self._store.job_version(job_id)
+                self._versions[job_id] = known
+                if len(self._versions) > _KEPT:
+                    self._versions.popitem(last=False)
+            return known[1]
 
     def next(
         self, job_id: str, position: Position, version: _Version, *, logs: bool
@@ -84,15 +103,14 @@ class OverviewCache:
 class OverviewFollower:
     """One client of one job. A `streams.Follower`."""
 
-    def __init__(self, store: Store, cache: OverviewCache, job_id: str, position: Position, *, logs: bool) -> None:
-        self._store = store
+    def __init__(self, cache: OverviewCache, job_id: str, position: Position, *, logs: bool) -> None:
         self._cache = cache
         self._job_id = job_id
         self._position = position
         self._logs = logs
 
     def read(self) -> Batch:
-        state, version = self._store.job_version(self._job_id)
+        state, version = self._cache.version(self._job_id)
         chunks: tuple[bytes, ...] = ()
         before = self._position
         if version != before.version:

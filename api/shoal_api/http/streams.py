@@ -79,7 +79,7 @@ class Stream(StreamingResponse):
 def sse_response(
     changes: Changes, job_id: str | None, follower: Follower, pace: Pace, *, min_gap_s: float = 0.0
 ) -> StreamingResponse:
-    """Events of one job, or of all jobs (None); there are at least `min_gap_s` seconds between two reads."""
+    """Events of one job, or of all jobs (None); at most one read in each interval of `min_gap_s` seconds."""
     chunks = _follow(changes, job_id, follower, pace, min_gap_s, opening=_SSE_OPENING, heartbeat=_SSE_HEARTBEAT)
     return Stream(chunks, media_type=EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
 
@@ -121,7 +121,7 @@ async def _follow(
                 if batch.more:
                     continue
                 if batch.chunks and min_gap_s:
-                    await closing.wait(min_gap_s)
+                    await closing.wait(_until_tick_s(time.monotonic(), min_gap_s))
             changed = await watch.wait(max(0.0, sent_mono + pace.heartbeat_s - time.monotonic()))
             if not changed:
                 sent_mono = time.monotonic()
@@ -134,6 +134,11 @@ async def _while_valid(chunks: AsyncIterable[Any], still_valid: Callable[[], Awa
         if not await still_valid():
             return
         yield chunk
+
+
+def _until_tick_s(now_mono: float, every_s: float) -> float:
+    """The ticks are those of all streams: clients that read together are equally far, and get the same bytes."""
+    return every_s - now_mono % every_s
 
 
 _NO_JOB = ""

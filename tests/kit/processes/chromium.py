@@ -66,6 +66,10 @@ class Browser:
         field.clear()
         field.send_keys(text)
 
+    def press(self, key: str) -> None:
+        """On what has the focus."""
+        self.driver.switch_to.active_element.send_keys(key)
+
     def run(self, script: str) -> Any:
         return self.driver.execute_script(f"return {script}")
 

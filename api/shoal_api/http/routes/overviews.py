@@ -93,7 +93,7 @@ def routes(context: Context) -> APIRouter:
         if wants_events(request):
             await run_in_threadpool(store.get_job, job_id)
             position = Position.parse(last_event_id) if last_event_id else Position()
-            follower = OverviewFollower(store, cache, job_id, position, logs=logs)
+            follower = OverviewFollower(cache, job_id, position, logs=logs)
             return sse_response(context.changes, job_id, follower, context.pace, min_gap_s=context.pace.refresh_s)
         found = await run_in_threadpool(store.overview, job_id)
         return Response(found.model_dump_json(), media_type="application/json")

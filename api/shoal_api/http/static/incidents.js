@@ -5,12 +5,14 @@ import { key, PHASES, stripe } from "./goodput.js";
 
 export function showIncidents(incidents) {
   $("calm").hidden = incidents.length > 0;
-  fill("incidents", [...incidents].reverse().map((one) => row([clock(one.at), words(one.cause), one.ranks.join(", ") || "–", suspect(one), `${one.from_workers} → ${one.to_workers ?? "…"}`,
-    `${one.from_layout || "–"} → ${one.to_layout ?? "…"}`, element("td", one.action || "–", { class: "text" }), seconds(one.detect_s),
+  fill("incidents", [...incidents].reverse().map((one) => row([clock(one.at), lines(words(one.cause), one.ranks.length ? `rank ${one.ranks.join(", ")}` : ""), suspect(one),
+    lines(`${one.from_workers} → ${one.to_workers ?? "…"}`, `${one.from_layout || "–"} → ${one.to_layout ?? "…"}`), element("td", one.action || "–", { class: "text" }), seconds(one.detect_s),
     one.closed ? seconds(one.recovery_s) : element("span", "open", { class: "warn" }), phases(one), number(one.steps_lost),
-    one.bytes_moved === null ? one.state_source ?? "–" : `${one.state_source}, ${bytes(one.bytes_moved)}`], { title: `${moment(one.at)} ${one.witness}: ${one.message}` })));
+    lines(one.state_source ?? "–", one.bytes_moved === null ? "" : bytes(one.bytes_moved))], { title: `${moment(one.at)} ${one.witness}: ${one.message}` })));
   $("phases").replaceChildren(...(incidents.length ? PHASES.map((name) => key(name)) : []));
 }
+
+const lines = (first, second) => element("span", [element("div", first), ...(second ? [element("div", second, { class: "dim small" })] : [])]);
 
 function suspect({ suspect: found }) {
   if (!found) return "–";
@@ -20,5 +22,5 @@ function suspect({ suspect: found }) {
 
 function phases(incident) {
   const parts = PHASES.map((name) => [name, incident[`${name}_s`] || 0]).filter(([, amount]) => amount > 0);
-  return parts.length ? stripe(parts, 160, 12, parts.map(([name, amount]) => `${words(name)} ${seconds(amount)}`).join(", ")) : "–";
+  return parts.length ? stripe(parts, 110, 12, parts.map(([name, amount]) => `${words(name)} ${seconds(amount)}`).join(", ")) : "–";
 }

@@ -1,5 +1,5 @@
 // What the job is and does, in words and numbers.
-import { $, facts } from "./dom.js";
+import { $, element, facts } from "./dom.js";
 import { moment, number, percent, progressOf, seconds, steps, whole } from "./format.js";
 import { badge } from "./states.js";
 
@@ -14,7 +14,7 @@ export function showHead(job) {
     ["Tokens/s", number(status.tokens_per_s)], ["Workers", `${status.workers} of ${status.desired_workers} granted`], ...heldBack(status.held_back), ["Layout", status.layout || "–"], ["Remaining", seconds(status.eta_s)],
     ["Incidents", whole(status.incidents)], ["Steps lost", whole(status.steps_lost)], ["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"],
     ["Snapshots", snapshots(status)], ["A lost node costs", nodeLoss(status)], ["Checkpoint at step", whole(status.checkpoint_step)], ["Parameters", number(status.num_parameters)],
-    ["Attempt, generation", `${status.attempt}, ${status.generation}`], ["Submitted", moment(job.created_at)], ...(job.ended_at ? [["Ended", moment(job.ended_at)]] : []),
+    ["Attempt, generation", `${status.attempt}, ${status.generation}`], ...origin(job.spec), ...best(job), ["Submitted", moment(job.created_at)], ...(job.ended_at ? [["Ended", moment(job.ended_at)]] : []),
     ...Object.entries(job.spec.labels || {}).map(([key, value]) => [`Label ${key}`, value])]));
   $("failure").hidden = !status.failure;
   if (status.failure) $("failure").textContent = `ranks ${status.failure.ranks.join(", ")} at step ${status.failure.step}\n${status.failure.traceback || status.failure.message}`;
@@ -22,6 +22,14 @@ export function showHead(job) {
 
 const queue = (place) => !place ? [] : [["Position in the queue", place.position], ["Expected start", place.expected_at === null ? "not known" : moment(place.expected_at)],
   ["Who holds what it waits for", place.holders.join(", ") || "–"]];
+// What it began with: the checkpoint of another job, or a file of weights.
+const origin = ({ continue_from: from, init_from: file }) => from ? [["Continues", element("a", `${from.job} after step ${whole(from.step)}`, { href: `/jobs/${encodeURIComponent(from.job)}` })]] : file ? [["Begins with", file]] : [];
+function best({ spec, status: { best: standing } }) {
+  if (!standing?.best?.length) return [];
+  const [first] = standing.best, kept = standing.keep ? `, its checkpoint is kept (the best ${whole(standing.keep)})` : "";
+  const patience = spec.validation.patience === null ? "" : `; ${standing.num_since} of ${spec.validation.patience} validations without an improvement`;
+  return [["Best validation", `${standing.metric} ${number(first.value)} after step ${whole(first.step)}${kept}${patience}`]];
+}
 const heldBack = (answer) => !answer ? [] : [["Why not more workers", answer.reason]];
 const snapshots = (status) => status.snapshot_every_steps === null ? "–"
   : `every ${status.snapshot_every_steps === 1 ? "step" : `${number(status.snapshot_every_steps)} steps`}, ${percent(status.snapshot_share)}`;

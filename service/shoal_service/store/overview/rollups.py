@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Column, ColumnElement, Connection, func, select
 
 from shoal_service.core.downsampling import bucket_steps, downsample
 from shoal_service.store.database import upsert
@@ -70,7 +70,7 @@ def read(
     within = (series.c.job_num == job_num) & (series.c.step > after_step)
     if until_step is not None:
         within &= series.c.step <= until_step
-    first, last = connection.execute(select(func.min(series.c.step), func.max(series.c.step)).where(within)).one()
+    first, last = _ends(connection, series.c.step, within)
     rolled = _rolled_extent(connection, job_num, after_step, until_step)
     # Retention deletes whole buckets. A job that goes on from another one's checkpoint begins within a bucket.
     is_pruned = rolled is not None and (first is None or -(-rolled[0] // _FACTOR) * _FACTOR < first)
@@ -87,6 +87,14 @@ def read(
     return downsample(points, first_step=first, width=bucket_steps(first, last, max_points))
 
 
+def _ends(connection: Connection, column: Column[int], within: ColumnElement[bool]) -> tuple[Any, Any]:
+    """Smallest and largest value, None if there is none. Each by a query of its own: SQLite uses an index for one of
+    them alone, and reads a million rows for both together."""
+    lowest, highest = (select(of(column)).where(within).scalar_subquery() for of in (func.min, func.max))
+    first, last = connection.execute(select(lowest, highest)).one()
+    return first, last
+
+
 def _rolled_extent(
     connection: Connection, job_num: int, after_step: int, until_step: int | None
 ) -> tuple[int, int] | None:
@@ -95,8 +103,7 @@ def _rolled_extent(
     within &= series_rollups.c.bucket >= max(0, after_step) // _FACTOR
     if until_step is not None:
         within &= series_rollups.c.bucket < until_step // _FACTOR
-    extent = select(func.min(series_rollups.c.bucket), func.max(series_rollups.c.bucket)).where(within)
-    first, last = connection.execute(extent).one()
+    first, last = _ends(connection, series_rollups.c.bucket, within)
     return None if first is None else (max(first * _FACTOR, after_step) + 1, (last + 1) * _FACTOR)
 
 

@@ -44,13 +44,17 @@ _LIVE = select(
 ).order_by(jobs.c.num)
 
 
+_Known = tuple[Row[*tuple[Any, ...]], LiveJob]
+"""A job, and the row that it was made of."""
+
+
 class LiveJobs:
     """Thread-safe."""
 
     def __init__(self, specs: SpecCache) -> None:
         self._specs = specs
         self._lock = threading.Lock()
-        self._known: dict[int, tuple[tuple[Any, ...], LiveJob]] = {}
+        self._known: dict[int, _Known] = {}
 
     def read(self, connection: Connection, *, now: float) -> tuple[LiveJob, ...]:
         running = _LIVE.where(jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES)))
@@ -60,12 +64,15 @@ class LiveJobs:
             found = {}
             for row in rows:
                 known = self._known.get(row.num)
-                same = known is not None and known[0] == tuple(row)
-                found[row.num] = known if known is not None and same else (tuple(row), self._job(connection, row))
+                if known is None or known[0] != row:
+                    known = row, self._job(connection, row, known)
+                found[row.num] = known
             self._known = found
         return tuple(job for _, job in found.values())
 
-    def _job(self, connection: Connection, row: Row[*tuple[Any, ...]]) -> LiveJob:
+    def _job(self, connection: Connection, row: Row[*tuple[Any, ...]], known: _Known | None) -> LiveJob:
+        """Parses only the documents that have changed: with most steps that is the status alone."""
+        before, job = known or (row, None)
         status = read_status(row.status).model_copy(update={"state": JobState(row.state), "attempt": row.attempt})
         return LiveJob(
             job_id=row.id,
@@ -74,8 +81,8 @@ class LiveJobs:
             granted_workers=row.granted_workers,
             started_at=row.started_at,
             status=status,
-            workers=tuple(workers_of(row.workers)),
-            checkpoint=_newest(row.checkpoint),
+            workers=job.workers if job and before.workers == row.workers else tuple(workers_of(row.workers)),
+            checkpoint=job.checkpoint if job and before.checkpoint == row.checkpoint else _newest(row.checkpoint),
             step_times=StepTimes.read(row.step_times),
         )
 

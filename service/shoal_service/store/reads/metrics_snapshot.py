@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, and_, case, func, not_, or_, select
+from sqlalchemy import Column, ColumnElement, Connection, Select, and_, case, func, not_, or_, select
 
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.scheduling.market import DEFAULT_PROJECT
@@ -115,14 +116,19 @@ def _queued_since(connection: Connection, shown: Sequence[ProjectView]) -> dict[
     return found
 
 
-def _recoveries(connection: Connection) -> dict[tuple[IncidentCause, RecoveryPhase], Histogram]:
+@cache
+def _recoveries_query() -> Select[*tuple[Any, ...]]:
+    """Made once: it has some hundred columns."""
     bounds = RECOVERY_SECONDS.buckets
+    buckets = [part for phase in RecoveryPhase for part in _buckets(incidents.c[f"{phase.value}_s"], bounds)]
+    return select(incidents.c.cause, *buckets).where(incidents.c.closed).group_by(incidents.c.cause)
+
+
+def _recoveries(connection: Connection) -> dict[tuple[IncidentCause, RecoveryPhase], Histogram]:
     phases = list(RecoveryPhase)
-    buckets = [part for phase in phases for part in _buckets(incidents.c[f"{phase.value}_s"], bounds)]
-    query = select(incidents.c.cause, *buckets).where(incidents.c.closed).group_by(incidents.c.cause)
     found: dict[tuple[IncidentCause, RecoveryPhase], Histogram] = {}
-    width = len(bounds) + 2
-    for cause, *values in connection.execute(query):
+    width = len(RECOVERY_SECONDS.buckets) + 2
+    for cause, *values in connection.execute(_recoveries_query()):
         for i, phase in enumerate(phases):
             histogram = _histogram(values[i * width : (i + 1) * width])
             if histogram.count:
@@ -130,21 +136,27 @@ def _recoveries(connection: Connection) -> dict[tuple[IncidentCause, RecoveryPha
     return found
 
 
+@cache
+def _by_cause_query(column: Column[Any], metric: Metric) -> Select[*tuple[Any, ...]]:
+    query = select(incidents.c.cause, *_buckets(column, metric.buckets)).where(incidents.c.closed)
+    return query.group_by(incidents.c.cause)
+
+
 def _by_cause(connection: Connection, column: Column[Any], metric: Metric) -> dict[IncidentCause, Histogram]:
     """Of closed incidents that have a value."""
-    query = select(incidents.c.cause, *_buckets(column, metric.buckets)).where(incidents.c.closed)
-    found = {
-        IncidentCause(cause): _histogram(values)
-        for cause, *values in connection.execute(query.group_by(incidents.c.cause))
-    }
+    rows = connection.execute(_by_cause_query(column, metric))
+    found = {IncidentCause(cause): _histogram(values) for cause, *values in rows}
     return {cause: histogram for cause, histogram in found.items() if histogram.count}
 
 
+@cache
+def _checkpoints_query() -> Select[*tuple[Any, ...]]:
+    buckets = _buckets(checkpoints.c.seconds, CHECKPOINT_SECONDS.buckets)
+    return select(*buckets).where(checkpoints.c.committed_at.is_not(None))
+
+
 def _checkpoints(connection: Connection) -> Histogram:
-    query = select(*_buckets(checkpoints.c.seconds, CHECKPOINT_SECONDS.buckets)).where(
-        checkpoints.c.committed_at.is_not(None)
-    )
-    return _histogram(list(connection.execute(query).one()))
+    return _histogram(list(connection.execute(_checkpoints_query()).one()))
 
 
 def _buckets(column: Column[Any], bounds: Sequence[float]) -> list[ColumnElement[Any]]:
