@@ -132,6 +132,8 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
             streams=settings.limit_streams,
             uploads=settings.limit_uploads,
             requests_at_once=settings.limit_at_once,
+            body_bytes=settings.limit_body_bytes,
+            archive_bytes=settings.limit_archive_bytes,
         ),
         places=settings.allowed_places,
         allowed_hosts=settings.host_names | {socket.gethostname().lower()},

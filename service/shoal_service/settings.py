@@ -69,6 +69,10 @@ class Settings(BaseSettings):
     """Open streams of one token."""
     limit_uploads: int = Field(4, ge=1, le=10_000)
     """Code archives that one token uploads at the same time."""
+    limit_body_bytes: int = Field(1 << 20, ge=1 << 16, le=1 << 20)
+    """Bytes of a document that a request may have, at most 1 MiB."""
+    limit_archive_bytes: int = Field(64 << 20, ge=1 << 16, le=64 << 20)
+    """Bytes of an uploaded code archive, at most 64 MiB."""
     limit_at_once: int = Field(2000, ge=1, le=1_000_000)
     """Requests that are open at the same time, of all together."""
     oidc_issuer: str = ""

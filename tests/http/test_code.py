@@ -114,7 +114,7 @@ def test_a_working_directory_of_a_spec_file_is_relative_to_it(service: Any, fold
 def test_the_service_packs_a_directory_of_its_own_machine(service: Any, spec: dict[str, Any], folder: Path) -> None:
     answer = service.http.post("/v1/jobs", json=spec | {"code": {"working_dir": str(folder)}})
     code = answer.json()["spec"]["code"]
-    assert code == {"working_dir": str(folder), "archive": pack(folder).sha256, "env": {}}
+    assert code == {"working_dir": str(folder), "archive": pack(folder).sha256, "env": {}, "pip": [], "wheels": None}
     missing = service.http.post("/v1/jobs", json=spec | {"code": {"working_dir": str(folder / "no")}})
     assert (missing.status_code, missing.json()["errors"][0]["path"]) == (422, "code.working_dir")
 

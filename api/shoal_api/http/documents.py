@@ -13,9 +13,11 @@ from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
+from shoal_api.http.access.limits import LIMITER, Limiter, SizeLimit
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
-from shoal_service.control.spec_io import MAX_SPEC_BYTES, Lines, SpecFormat, decode, parse_document
+from shoal_service.control.spec_io import Lines, SpecFormat, decode, parse_document
+from shoal_service.telemetry.request_metrics import Limit
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, unknown_name, validation_problems
 from shoal_workers.contract.spec import JobSpec
 
@@ -57,7 +59,7 @@ async def read_model(
 
 async def _decoded(request: Request, spec_format: SpecFormat) -> tuple[Any, Lines]:
     """On a thread, because a large document takes long enough to delay other requests."""
-    text = _text_of(await read_body(request, MAX_SPEC_BYTES))
+    text = _text_of(await read_body(request, Limit.BODY_BYTES))
     try:
         return await run_in_threadpool(decode, text, spec_format)
     except SpecError as error:
@@ -73,16 +75,26 @@ def require_media_type(request: Request, media_types: tuple[str, ...]) -> str:
     return media_type
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
+async def read_body(request: Request, limit: SizeLimit) -> bytes:
+    """Raises ProblemError: it is larger than the limit."""
+    limiter: Limiter = request.scope[LIMITER]
+    max_bytes = limiter.most_bytes(limit)
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_bytes:
-        raise _too_large(max_bytes)
+        raise limiter.too_large(limit)
     chunks = bytearray()
     async for chunk in request.stream():
         chunks += chunk
         if len(chunks) > max_bytes:
-            raise _too_large(max_bytes)
+            raise limiter.too_large(limit)
     return bytes(chunks)
+
+
+async def require_no_body(request: Request) -> None:
+    """Raises ProblemError."""
+    async for chunk in request.stream():
+        if chunk:
+            raise ProblemError(Kind.BODY_TOO_LARGE, "This request has no body.")
 
 
 def _text_of(body: bytes) -> str:
@@ -90,10 +102,6 @@ def _text_of(body: bytes) -> str:
         return body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ProblemError(Kind.BAD_DOCUMENT, f"The body is not UTF-8: byte {error.start} is invalid.") from None
-
-
-def _too_large(max_bytes: int) -> ProblemError:
-    return ProblemError(Kind.BODY_TOO_LARGE, f"The body has more than {max_bytes} bytes.")
 
 
 async def refuse_unknown_query(request: Request) -> None:

@@ -18,13 +18,15 @@ _MAX_ROUTES = 200
 
 
 class Limit(StrEnum):
-    """What a request was refused for with 429."""
+    """What a request was refused for: with 413 if it is too large, else with 429."""
 
     REQUESTS = "requests"
     FAILURES = "failures"
     STREAMS = "streams"
     UPLOADS = "uploads"
     AT_ONCE = "at_once"
+    BODY_BYTES = "body_bytes"
+    ARCHIVE_BYTES = "archive_bytes"
 
 
 class RequestMetrics:

@@ -198,7 +198,7 @@ HTTP_REQUEST_SECONDS = Metric(
 HTTP_REFUSED = Metric(
     "shoal_http_refused_total",
     Kind.COUNTER,
-    "Requests that this process refused with 429, by limit; failures: tokens that were not valid.",
+    "Requests refused by this process with 429, or 413 for their size, by limit; failures: tokens that were not valid.",
     ("limit",),
 )
 HTTP_STREAMS = Metric(

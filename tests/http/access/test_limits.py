@@ -124,6 +124,20 @@ def test_uploads_and_open_requests_are_counted() -> None:
     assert (metrics.refusals()["uploads",], metrics.refusals()["at_once",]) == (1, 1)
 
 
+def test_the_sizes_of_documents_and_archives_are_settings_and_counted(serve: Serve) -> None:
+    url, metrics = serve(Limits(body_bytes=1000, archive_bytes=2000))
+    zipped = {"Content-Type": "application/zip"}
+    with http_of(url) as http:
+        large = http.post("/v1/jobs", json={"name": "x" * 2000})
+        assert (large.status_code, large.json()["code"]) == (413, "body-too-large")
+        assert "more than 1000 bytes (SHOAL_LIMIT_BODY_BYTES)" in large.json()["detail"]
+        pieces = http.put(f"/v1/code/{'0' * 64}", content=iter([b"x" * 1500, b"x" * 1500]), headers=zipped)
+        assert pieces.status_code == 413 and "SHOAL_LIMIT_ARCHIVE_BYTES" in pieces.json()["detail"]
+        fits = http.put(f"/v1/code/{'0' * 64}", content=b"x" * 2000, headers=zipped)
+        assert fits.json()["code"] == "code-mismatch", "of the allowed size, and no archive"
+    assert (metrics.refusals()["body_bytes",], metrics.refusals()["archive_bytes",]) == (1, 1)
+
+
 def test_an_upload_and_a_request_ask_the_limiter(serve: Serve) -> None:
     headers = {"Content-Type": "application/zip"}
     url, metrics = serve(Limits(uploads=0))

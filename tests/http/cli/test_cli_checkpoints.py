@@ -6,8 +6,15 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from shoal_api.cli.commands.export import find_checkpoint
+from shoal_api.cli.errors import CliError
+from shoal_api.cli.output import Output
+from shoal_api.cli.session import Session
 from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.views import CheckpointView, JobStatus
+from shoal_workers.contract.course.best import Score, Standing
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.worker_reports import SavedFile, SavedPart
@@ -65,3 +72,19 @@ def test_of_a_deleted_checkpoint_that_is_not_known_any_more_no_size_is_said(shoa
     service.report(job, JobStatus(state=JobState.RUNNING), checkpoints=(gone,))
     [row] = [line for line in shoal("checkpoints", job.id).out.splitlines() if "deleted" in line]
     assert " 0 B" not in row and row.split("deleted")[1].split()[:4] == ["-"] * 4
+
+
+def test_export_takes_the_best_checkpoint_by_validation(service: Any, tmp_path: Path) -> None:
+    session = Session(url=service.url, output=Output(as_json=False))
+    job = service.add_job(checkpoint={"keep_best": 2}, validation={"every_steps": 10})
+    _saved(service, job, tmp_path, 10, 20, 30)
+    with pytest.raises(CliError, match="no committed checkpoint of its best validation"):
+        find_checkpoint(session, job.id, "best")
+    best = Standing(keep=2, best=(Score(step=20, value=1.5), Score(step=30, value=1.75)))
+    service.report(job, JobStatus(state=JobState.RUNNING, attempt=1, step=30, best=best))
+    assert find_checkpoint(session, job.id, "best").endswith("/" + str(CheckpointName(20, 1, 1)))
+    assert find_checkpoint(session, job.id, None).endswith("/" + str(CheckpointName(30, 1, 1))), "the newest"
+    assert find_checkpoint(session, job.id, "10").endswith("/" + str(CheckpointName(10, 1, 1)))
+    for step in ("best", "first"):
+        with pytest.raises(CliError):
+            find_checkpoint(session, str(tmp_path) if step == "best" else job.id, step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import yaml
 
 from kit.deploy.ray_cluster_fields import mistakes
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
+from shoal_service.control.access.admin_token import ensure_admin_token
+from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE, new_token
+from shoal_service.store import Store
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
 _VERSIONS = ("1.31", "1.37")
@@ -131,3 +136,36 @@ def test_all_ray_nodes_are_selected_by_the_network_policies(manifests: list[dict
 def test_every_file_is_a_resource_of_the_kustomization() -> None:
     kustomization = yaml.safe_load((FOLDER / "kustomization.yaml").read_text("utf-8"))
     assert {*kustomization["resources"], "kustomization.yaml"} == {path.name for path in FOLDER.glob("*.yaml")}
+
+
+def test_the_token_of_the_control_plane_comes_from_a_secret_and_stays_over_restarts(
+    manifests: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """The script of the init container, run with directories of this test; the server adopts what it copies."""
+    pod = _named(manifests, "Deployment", "shoal")["spec"]["template"]["spec"]
+    [init] = pod["initContainers"]
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    mounts = {one["name"]: one["mountPath"] for one in init["volumeMounts"]}
+    assert volumes["admin-token"]["secret"] == {
+        "secretName": "shoal-admin-token",
+        "defaultMode": 0o440,
+        "optional": True,
+    }
+    secret, state, token = tmp_path / "secret", tmp_path / "state", new_token()
+    for directory in (secret, state):
+        directory.mkdir()
+    [*shell, script] = init["command"]
+    script = script.replace(mounts["admin-token"], str(secret)).replace(mounts["state"], str(state))
+    subprocess.run([*shell, script], check=True)
+    assert list(state.iterdir()) == [], "without the secret"
+    (secret / ADMIN_TOKEN_FILE).write_text(token)
+    (secret / ADMIN_TOKEN_FILE).chmod(0o440)
+    store = Store.open(f"sqlite:///{tmp_path}/shoal.db")
+    for _ in range(2):  # the second start finds an empty directory again
+        shutil.rmtree(state)
+        state.mkdir()
+        subprocess.run([*shell, script], check=True)
+        path = ensure_admin_token(store, state, now=1.0)
+        assert path.read_text().strip() == token and path.stat().st_mode & 0o777 == 0o600
+    assert len(store.list_tokens()) == 1
+    store.close()

@@ -1,5 +1,5 @@
 """How much one principal, or one address without a token, may ask at a time. Beyond it the answer is 429 with
-Retry-After.
+Retry-After, and 413 for a body that is too large.
 
 Counts are of this process and begin anew with it. Every method is called on the event loop.
 """
@@ -12,18 +12,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 from starlette.requests import Request
 from starlette.types import Scope
 
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
+from shoal_service.control.code_archive import MAX_ARCHIVE_BYTES
+from shoal_service.control.spec_io import MAX_SPEC_BYTES
 from shoal_service.core.access.roles import Principal
 from shoal_service.core.access.token_bucket import Rate, TokenBuckets
 from shoal_service.telemetry.request_metrics import Limit, RequestMetrics
 
 LIMITER = "shoal.limiter"
 """Key of the scope."""
+SizeLimit = Literal[Limit.BODY_BYTES, Limit.ARCHIVE_BYTES]
 _FAILURES = Rate(per_s=1.0, burst=60.0)
 """Requests of an address with a token that is not valid."""
 _PRINCIPAL = "shoal.principal"
@@ -40,6 +44,10 @@ class Limits:
     """Of code archives, at the same time."""
     requests_at_once: int = 2000
     """Of all together."""
+    body_bytes: int = MAX_SPEC_BYTES
+    """Of a document."""
+    archive_bytes: int = MAX_ARCHIVE_BYTES
+    """Of an uploaded code archive."""
 
 
 @dataclass(slots=True)
@@ -85,6 +93,15 @@ class Limiter:
         """Raises ProblemError: the asker uploads too many archives at the same time."""
         with self._one(Limit.UPLOADS, _asker(request.scope), self.limits.uploads, "uploads at the same time"):
             yield
+
+    def most_bytes(self, limit: SizeLimit) -> int:
+        return self.limits.body_bytes if limit is Limit.BODY_BYTES else self.limits.archive_bytes
+
+    def too_large(self, limit: SizeLimit) -> ProblemError:
+        """A body has more bytes than that."""
+        self.metrics.refused(limit)
+        detail = f"The body has more than {self.most_bytes(limit)} bytes (SHOAL_LIMIT_{limit.name})."
+        return ProblemError(Kind.BODY_TOO_LARGE, detail)
 
     @contextmanager
     def _one(self, limit: Limit, key: str, most: int, what: str) -> Iterator[None]:

@@ -16,9 +16,10 @@ from shoal_api.http.documents import JSON_TYPES, YAML_TYPES, read_body, read_spe
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
-from shoal_service.control.code_archive import MAX_ARCHIVE_BYTES, CodeArchiveError, check
+from shoal_service.control.code_archive import CodeArchiveError, check
 from shoal_service.control.submission import check_spec
 from shoal_service.core.access.roles import Permission
+from shoal_service.telemetry.request_metrics import Limit
 from shoal_workers.contract.checks.spec_errors import SpecError
 from shoal_workers.contract.checks.spec_schema import job_spec_schema
 
@@ -43,7 +44,7 @@ def routes(context: Context) -> APIRouter:
         """A zip of the user's modules, stored under its SHA-256; a spec names it as `code.archive`. Idempotent."""
         require_media_type(request, _ZIP_TYPES)
         with request.scope[LIMITER].upload(request):
-            data = await read_body(request, MAX_ARCHIVE_BYTES)
+            data = await read_body(request, Limit.ARCHIVE_BYTES)
             try:
                 await run_in_threadpool(check, sha256, data)
             except CodeArchiveError as error:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context
-from shoal_api.http.documents import JSON_TYPES, read_body, read_model
+from shoal_api.http.documents import JSON_TYPES, read_model, require_no_body
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
@@ -176,7 +176,7 @@ def _node(context: Context, node_id: str) -> NodeView:
 async def _request(request: Request, model: type[M]) -> M:
     """The body, which may be missing."""
     if "content-type" not in request.headers:
-        await read_body(request, 0)
+        await require_no_body(request)
         return model()
     return await read_model(request, model)
 

@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 
 from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context, JobId
-from shoal_api.http.documents import JSON_TYPES, read_body, read_model
+from shoal_api.http.documents import JSON_TYPES, read_model, require_no_body
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
@@ -98,6 +98,6 @@ def routes(context: Context) -> APIRouter:
 async def _body(request: Request) -> ProfileBody:
     """No body: three steps of rank 0."""
     if "content-type" not in request.headers:
-        await read_body(request, 0)
+        await require_no_body(request)
         return ProfileBody()
     return await read_model(request, ProfileBody)
