@@ -73,7 +73,11 @@ def test_children_and_orphans_end_with_it(run: Run, tmp_path: Path, number: sign
     until(lambda: not _started_with(mark) and not is_alive(fork), "all of them have ended")
 
 
-@_SIGNALS
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.matrix)],
+    ids=lambda number: number.name,
+)
 def test_a_browser_and_a_database_end_with_it(run: Run, number: signal.Signals) -> None:
     if not is_installed():
         pytest.skip(MISSING)

@@ -144,8 +144,10 @@ class Commanded:
         self.finds, self.commits = [], []
         self.pending.pop("find", None)
         self.pending.pop("commit", None)
+        ended = {order.index for order in self.issued if isinstance(order, KillWorker)}
         for order in self.issued:
-            self._repeat(order)
+            if not (isinstance(order, Interrupt) and order.index in ended):  # overdue from the start
+                self._repeat(order)
         self.issued = [o for o in self.issued if not isinstance(o, (KillWorker, ForgetDamaged))]
         self.feed(Reopened())
 
