@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.placing import Moment
@@ -49,6 +49,21 @@ class OptimizerPatch(Frozen):
     lr: float | None = Field(None, gt=0, le=1e3, allow_inf_nan=False)
 
 
+class CodePatch(Frozen):
+    """New code for the job: one of the keys. What the job is named after and its variables stay as they are."""
+
+    working_dir: str | None = Field(None, max_length=4096)
+    """A directory. The client packs and uploads it; without a client it is one on the server's machine."""
+    archive: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    """The sha256 of an uploaded archive (`PUT /v1/code/{sha256}`)."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> CodePatch:
+        if (self.working_dir is None) == (self.archive is None):
+            raise ValueError('code has exactly one of working_dir and archive, for example {"working_dir": "./task"}.')
+        return self
+
+
 class JobPatch(Frozen):
     """Changes of a job's spec. Absent keys stay as they are."""
 
@@ -65,6 +80,9 @@ class JobPatch(Frozen):
     schedule: SchedulePatch | None = None
     validation: ValidationPatch | None = None
     optimizer: OptimizerPatch | None = None
+    code: CodePatch | None = None
+    """New code. Workers with it start beside the others and take over at a step boundary. If it fails, or builds
+    another model, the job trains on with the code before, which is then that of the spec again."""
 
 
 class ExtendRequest(Frozen):

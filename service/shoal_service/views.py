@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import Field
 
+from shoal_service.change_views import CodePatch as CodePatch
 from shoal_service.change_views import ElasticityPatch as ElasticityPatch
 from shoal_service.change_views import ExtendRequest as ExtendRequest
 from shoal_service.change_views import JobPatch as JobPatch
@@ -97,6 +98,17 @@ class WorkerView(Frozen):
     """What its process and its host use, measured every 5 s; null: not measured yet."""
 
 
+class CodeView(Frozen):
+    """The version of a job's code, by the first 12 characters of its SHA-256."""
+
+    version: str
+    """The one that trains."""
+    updating_to: str = ""
+    """The one that takes over or has just taken over; empty: no update is under way."""
+    update: str = ""
+    """`warming`: its workers start; `trial`: it trains its first steps, and can still be rolled back."""
+
+
 class JobStatus(Frozen):
     """The state of a job, which supervisors, the scheduler and the store write. Users write only the spec."""
 
@@ -117,6 +129,8 @@ class JobStatus(Frozen):
     """Workers of the group now."""
     desired_workers: int = 0
     """Workers that the scheduler has granted."""
+    code: CodeView | None = None
+    """null: the job has no code of its own, or no attempt yet."""
     held_back: GrowthAnswer | None = None
     """Why these are fewer than `elasticity.max_workers`; null: they are not, or the job has no workers."""
     layout: str = ""

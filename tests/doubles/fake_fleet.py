@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from doubles.fake_workers import FakeWorker, FakeWorkers
+from shoal_service.core.attempt.commands import StartWorker
 from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerExit, WorkerInfo, WorkerPoll, WorkerStack
 from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
+from shoal_workers.contract.model.shape import ModelShape
 from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Start:
-    """One request to start a worker."""
-
-    index: int
-    worker_id: str
-    avoid_nodes: tuple[str, ...]
-    only_on: str
-    touches_memory: bool = True
 
 
 class FakeFleet:
@@ -46,19 +36,18 @@ class FakeFleet:
         self.workers = workers
         self.life = life
         self._on_replaced = on_replaced
-        self.starts: list[Start] = []
+        self.starts: list[StartWorker] = []
         self.node_of: dict[int, str] = {}
         self.killed: list[int] = []
         self._handles: dict[int, FakeWorker] = {}
         self._infos: dict[int, WorkerInfo] = {}
         self._log = log if log is not None else []
 
-    async def start(
-        self, index: int, worker_id: str, avoid_nodes: tuple[str, ...], only_on: str, touches_memory: bool = True
-    ) -> None:
+    async def start(self, order: StartWorker) -> None:
+        index, worker_id = order.index, order.worker_id
         self._log.append("start")
-        self.starts.append(Start(index, worker_id, avoid_nodes, only_on, touches_memory))
-        node_id = only_on or self.node_of.get(index, f"node-{index}")
+        self.starts.append(order)
+        node_id = order.only_on or self.node_of.get(index, f"node-{index}")
         known = self.workers.by_name.get(worker_id)
         is_there = known is not None and known.is_alive
         self._handles[index] = known if is_there and known else self.workers.create(worker_id, node_id=node_id)
@@ -94,6 +83,12 @@ class FakeFleet:
 
     async def snapshot_parts(self, index: int) -> tuple[SnapshotPart, ...]:
         return await self._call(index, lambda worker: worker.held())
+
+    async def model_shape(self, index: int) -> ModelShape | None:
+        return await self._call(index, lambda worker: worker.model_shape())
+
+    async def build_model(self, index: int) -> ModelShape | ErrorReport:
+        return await self._call(index, lambda worker: worker.build_model())
 
     async def interrupt(self, index: int, generation: int) -> None:
         self._log.append("interrupt")

@@ -28,11 +28,13 @@ from shoal_workers.contract.messages import (
     WorkerStack,
 )
 from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
+from shoal_workers.contract.model.shape import ModelShape
 from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.worker_reports import GroupFormed, SavedFile, SavedPart, StepReport, WorkerReport
 
 T = TypeVar("T")
+SHAPE = ModelShape(tensors={"weight": "float32 [2]"})
 FILE_BYTES = 100
 
 
@@ -71,6 +73,8 @@ class FakeWorker:
     hook_logged: int = 0
     acknowledged: int = 0
     parts: tuple[SnapshotPart, ...] = ()
+    trained_shape: ModelShape | None = SHAPE
+    built_shape: ModelShape | ErrorReport = SHAPE
     num_forgotten: int = 0
     """Number of requests to remove the snapshots of its node."""
     died_at: float | None = None
@@ -224,6 +228,12 @@ class FakeWorker:
 
     async def request_yield(self, durable: bool) -> None:
         self.yields.append(durable)
+
+    async def model_shape(self) -> ModelShape | None:
+        return self.trained_shape
+
+    async def build_model(self) -> ModelShape | ErrorReport:
+        return self.built_shape
 
     async def held(self) -> tuple[SnapshotPart, ...]:
         return self.parts

@@ -16,6 +16,7 @@ from shoal_service.core.events.checkpoints import (
     CheckpointUnpinned,
     StorageAway,
 )
+from shoal_service.core.events.code import CodeRefused, CodeRolledBack, CodeUpdated, CodeUpdating
 from shoal_service.core.events.generations import (
     GenerationData,
     GenerationFormed,
@@ -82,6 +83,8 @@ from shoal_workers.contract.errors.suspects import Resource, Suspect
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource
 from shoal_workers.contract.messages import Stacks
 
+_OLD_CODE = "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b"
+_NEW_CODE = "5feceb66ffc86f38d952786c6d696c79c2dbc239dd4e91b46729d73a27fb57e9"
 W = "job-x/1/3"
 """A worker."""
 
@@ -116,6 +119,22 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     (
         GenerationData(generation=1, step=60, before="1f0c", now="77ab"),
         "from step 61 on with other data than the checkpoint (1f0c -> 77ab)",
+    ),
+    (
+        CodeUpdating(version=_NEW_CODE, before=_OLD_CODE),
+        "workers with code 5feceb66ffc8 start beside those that train with 6b86b273ff34",
+    ),
+    (
+        CodeUpdated(version=_NEW_CODE, before=_OLD_CODE, step=12, pause_s=0.314, step_s=0.1, step_s_before=0.1),
+        "code 5feceb66ffc8 trains since step 13, after a pause of 0.31 s",
+    ),
+    (
+        CodeRolledBack(version=_NEW_CODE, before=_OLD_CODE, step=12, reason="ValueError: no"),
+        "code 5feceb66ffc8 is rolled back, and 6b86b273ff34 goes on from step 12: ValueError: no",
+    ),
+    (
+        CodeRefused(version=_NEW_CODE, before="", reason="a worker could not load it"),
+        "code 5feceb66ffc8 is refused, and the code before trains on: a worker could not load it",
     ),
     (
         GenerationSettings(generation=2, step=60, changes=("stop.steps 120 -> 200", "optimizer.lr 0.1 -> 0.01")),

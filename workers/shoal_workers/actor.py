@@ -36,8 +36,9 @@ from shoal_workers.contract.messages import (
     WorkerStack,
 )
 from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
+from shoal_workers.contract.model.shape import ModelShape
 from shoal_workers.contract.profiling.messages import ProfileRequest
-from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope
+from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import PreemptionNotice
 from shoal_workers.engine.process.engine_error import engine_error
@@ -113,6 +114,24 @@ class WorkerActor:
             snapshot_port=self._snapshot_store.port if self._snapshot_store is not None else 0,
             machine_id=self._snapshot_store.memory_id if self._snapshot_store is not None else "",
         )
+
+    @ray.method(concurrency_group="train")
+    def build_model(self, life: int) -> ModelShape | ErrorReport | Refused:
+        """For an update of the code: the shape of the model that this worker would train, before it does."""
+        if refused := self._refused(life):
+            return refused
+        try:
+            return self._load_engine().build_model()
+        except Exception as error:
+            report = getattr(error, "report", None)
+            return self._masked(report if isinstance(report, ErrorReport) else engine_error(error, Phase.BUILDING))
+
+    @ray.method(concurrency_group="control")
+    def model_shape(self, life: int) -> ModelShape | Refused | None:
+        """Of the model that it trains; None: it has trained none yet."""
+        if refused := self._refused(life):
+            return refused
+        return self._engine.model_shape if self._engine is not None else None
 
     @ray.method(concurrency_group="train")
     def run(self, assignment: Assignment, life: int) -> WorkerExit | Refused:
@@ -357,9 +376,12 @@ class WorkerActor:
 
             from shoal_workers.engine.engine import Engine
             from shoal_workers.engine.group.store.server import StoreServer
+            from shoal_workers.engine.process.snapshot_memory import Place, open_snapshot_store
 
             torch.set_num_threads(max(1, int(self._spec.worker.cpus)))
-            self._snapshot_store = self._open_snapshot_store()
+            if self._spec.snapshot.enabled:
+                place = Place(self._node_id, self._node_ip)
+                self._snapshot_store = open_snapshot_store(self._config, place, self._outbox.log_text)
             self._engine = Engine(
                 self._spec,
                 checkpoint_root=self._config.checkpoint_root,
@@ -371,29 +393,3 @@ class WorkerActor:
             if self._fenced:
                 self._engine.interrupt(self._fenced)
         return self._engine
-
-    def _open_snapshot_store(self) -> SnapshotStore | None:
-        """None if snapshots are off, or if the node has no shared memory for them; then the log tells the
-        consequence."""
-        if not self._spec.snapshot.enabled:
-            return None
-        from shoal_workers.snapshot_store.machine import machine_id
-        from shoal_workers.snapshot_store.store import SnapshotStore
-
-        config = self._config
-        try:
-            return SnapshotStore(
-                job_id=config.job_id,
-                attempt=config.attempt,
-                worker_id=config.worker_id,
-                node_id=self._node_id,
-                key=config.snapshot_key,
-                host=self._node_ip,
-                memory_id=self._node_id if config.snapshot_scope is SnapshotScope.NODE else machine_id(),
-            )
-        except OSError as error:
-            text = (
-                f"no snapshots in memory: {error}. An unexpected death will cost the steps since the last checkpoint."
-            )
-            self._outbox.log_text(text)
-            return None

@@ -35,6 +35,7 @@ from shoal_service.control.code_archive import pack
 from shoal_service.control.spec_io import SpecFormat, decode
 from shoal_service.queue_views import DryRun
 from shoal_service.views import (
+    CodePatch,
     ElasticityPatch,
     ExtendRequest,
     JobPatch,
@@ -211,6 +212,15 @@ class Client(Histories, Operations, Scheduling, Profiles, Access):
             "PATCH", job_path(job_id), headers=headers, content=body, idempotent=if_match is None
         )
         return JobView.model_validate_json(response.content)
+
+    def update_code(self, job_id: str, working_dir: str | Path, *, if_match: str | None = None) -> JobView:
+        """Pack and upload a directory as the new code of a job, which follows while it trains.
+
+        Raises:
+            CodeArchiveError: the directory cannot be packed.
+        """
+        patch = JobPatch(code=CodePatch(archive=self.upload_code(working_dir)))
+        return self.patch(job_id, patch, if_match=if_match)
 
     def scale(
         self,

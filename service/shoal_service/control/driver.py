@@ -77,6 +77,8 @@ class Driver:
         self._unrecorded: int | None = None
         """Starts that were not recorded when the supervisor last answered; None: unknown."""
         self._supervisor: SupervisorHandle | None = None
+        self._stored_code: str | None = None
+        """The version of the job's code that was stored in the cluster last."""
 
     async def stacks(self, rank: int | None, *, native: bool) -> Stacks | None:
         """What all workers of the attempt do now, or one rank. None: it has no supervisor yet, or no more.
@@ -248,10 +250,11 @@ class Driver:
             directive = self._directive(self._row)
             if directive != self._sent:
                 try:
+                    await asyncio.to_thread(self._store_code, self._row)  # before the supervisor starts workers with it
                     await supervisor.direct(directive)
                 except SupervisorGone:
                     return  # the next `pull` of `_follow` raises the same error
-                except SupervisorUnavailable:
+                except (SupervisorUnavailable, ClusterUnreachable):
                     await self._clock.sleep(_RETRY_S)
                     continue
                 self._sent = directive
@@ -272,6 +275,7 @@ class Driver:
             server_stops=self._server_stops,
             pinned=row.pins,
             settings=settings_of(row.spec),
+            code=row.spec.code.archive or "",
             profile=row.profile,
         )
 
@@ -282,12 +286,7 @@ class Driver:
 
     def _supervisor_config(self) -> SupervisorConfig:
         row = self._row
-        code_uri = None
-        if row.spec.code.archive is not None:
-            archive = self._store.get_code(row.spec.code.archive)
-            if archive is None:
-                raise LookupError(f"code archive {row.spec.code.archive} of job {row.id} is not in the store")
-            code_uri = self._cluster.upload_code(row.id, row.attempt, archive)
+        code_uri = self._store_code(row)
         return SupervisorConfig(
             job_id=row.id,
             attempt=row.attempt,
@@ -309,3 +308,15 @@ class Driver:
             avoid=self._avoid,
             pinned=row.pins,
         )
+
+    def _store_code(self, row: DriveRow) -> str | None:
+        """In the cluster, where the workers get it from; its URI. None: the job has none, or it is there already."""
+        version = row.spec.code.archive
+        if version is None or version == self._stored_code:
+            return None
+        archive = self._store.get_code(version)
+        if archive is None:
+            raise LookupError(f"code archive {version} of job {row.id} is not in the store")
+        uri = self._cluster.upload_code(row.id, row.attempt, archive)
+        self._stored_code = version
+        return uri

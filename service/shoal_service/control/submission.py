@@ -18,7 +18,7 @@ from shoal_service.core.nodes import Node
 from shoal_service.planner import HardwareProfile, plan, refusal
 from shoal_service.queue_views import DryRun, PlannedSize, StartForecast
 from shoal_service.store import JobNotFound, Store
-from shoal_service.views import JobView
+from shoal_service.views import CodePatch, JobPatch, JobView
 from shoal_workers.contract.checks.checkpoint_url import check_checkpoint_url
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces, check_places
 from shoal_workers.contract.checks.remarks import capacity_remark, remarks
@@ -52,6 +52,36 @@ class Surroundings:
 
 
 NOTHING_KNOWN = Surroundings()
+
+
+def patch(
+    store: Store,
+    job_id: str,
+    changes: JobPatch,
+    *,
+    if_match: str | None,
+    now: float,
+    places: AllowedPlaces = EVERYWHERE,
+) -> JobView:
+    """Change a job's spec. New code is checked and stored as at submit.
+
+    Raises:
+        JobNotFound, JobEnded, PreconditionFailed, RequestConflict, SpecError, CodeUnknown
+    """
+    code = changes.code
+    if code is not None and code.archive is not None:
+        _require_code(store, code.archive)
+    elif code is not None:
+        spec = store.get_job(job_id).spec
+        local = spec.code.model_copy(update={"working_dir": code.working_dir, "archive": None})
+        spec = spec.model_copy(update={"code": local})
+        check_places(spec, places, os.path.realpath)
+        archive = _packed(spec)
+        assert archive is not None, "it has a working_dir or an archive"
+        store.put_code(archive.sha256, archive.data, now)
+        packed = CodePatch.model_construct(working_dir=code.working_dir, archive=archive.sha256)
+        changes = changes.model_copy(update={"code": packed})
+    return store.patch_job(job_id, changes, if_match=if_match, now=now)
 
 
 def check_spec(spec: JobSpec, places: AllowedPlaces) -> None:

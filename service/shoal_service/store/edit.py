@@ -51,6 +51,11 @@ class JobEdit:
         self._events: list[dict[str, Any]] = []
         self._lines: list[PendingLog] = []
 
+    @property
+    def spec_version(self) -> int:
+        """The newest one, with the changes."""
+        return int(self._columns.get("spec_version", self.job.spec_version))
+
     def set(self, **columns: Any) -> None:
         self._columns.update(columns)
 

@@ -21,7 +21,7 @@ from shoal_service.store import nodes
 from shoal_service.store.database import upsert
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.ledgers import newest
-from shoal_service.store.lifecycle import continuing
+from shoal_service.store.lifecycle import code_versions, continuing
 from shoal_service.store.nodes import Suspicion
 from shoal_service.store.overview import rollups
 from shoal_service.store.profiles import requests
@@ -81,6 +81,7 @@ def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
     edit.set(pulled_seq=reports.seq)
     for event in reports.events:
         edit.add_event(event)
+        code_versions.follow(edit, event)
     of_attempt = [_with_findings(connection, job.num, reports.attempt, incident) for incident in reports.incidents]
     upsert(connection, incidents, [_incident_row(job.num, incident) for incident in of_attempt])
     saved = [_with_history(connection, job.num, checkpoint) for checkpoint in reports.checkpoints]

@@ -26,7 +26,7 @@ from shoal_service.store.errors import (
     PreconditionFailed,
     RequestConflict,
 )
-from shoal_service.store.lifecycle import continuing
+from shoal_service.store.lifecycle import code_versions, continuing
 from shoal_service.store.reads import cursor as page_cursors
 from shoal_service.store.reads.selection import selected
 from shoal_service.store.records import (
@@ -184,6 +184,7 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
         raise RequestConflict(job_id, job.state, f"be changed: its stored spec cannot be read ({stored.problem})")
     before = stored.value
     after = _patched(before, changes)
+    code_versions.require_changeable(job, before, after)
     if after != before:
         version = job.spec_version + 1
         row = {"job_num": job.num, "version": version, "accepted_at": now, "document": after.model_dump_json()}
@@ -257,6 +258,8 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
         section = getattr(changes, key)
         if section is not None:
             data[key] |= section.model_dump(mode="json", exclude_unset=True)
+    if changes.code is not None:
+        data["code"] |= changes.code.model_dump(mode="json")
     return parse_spec(data)
 
 

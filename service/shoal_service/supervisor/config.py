@@ -87,6 +87,9 @@ class Directive(Frozen):
     """Names of the checkpoints that retention does not delete."""
     settings: TrainingSettings | None = None
     """Of the newest spec; null: a release before this one has sent it."""
+    code: str | None = None
+    """`code.archive` of the newest spec, empty if it has none, and stored in the cluster; null: a release before this
+    one has sent it."""
     profile: ProfileRequest | None = None
     """The open request for a profile; null: there is none."""
 

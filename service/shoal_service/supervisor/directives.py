@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from shoal_service.cluster.node_table import NodeTable
 from shoal_service.core.attempt.events import (
+    CodeChanged,
     DesiredChanged,
     ElasticityChanged,
     Event,
@@ -34,6 +35,8 @@ def changes(state: Attempt, directive: Directive) -> Iterator[Event]:
         yield ParallelismChanged(directive.parallelism)
     if directive.settings is not None and directive.settings != state.target.settings:
         yield SettingsChanged(directive.settings)
+    if directive.code is not None and directive.code != (state.target.spec.code.archive or ""):
+        yield CodeChanged(directive.code)
     if directive.granted != state.target.granted:
         yield GrantChanged(directive.granted)
     if directive.desired is not state.target.desired:

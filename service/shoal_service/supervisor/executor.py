@@ -23,6 +23,7 @@ from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import (
     Command,
     Commit,
+    CompareModels,
     Emit,
     End,
     FindCheckpoint,
@@ -117,7 +118,7 @@ class Executor:
 
     @property
     def generation(self) -> int:
-        """The current one, or the last one; for the log."""
+        """The current or last one; for the log."""
         return self._state.group.generation
 
     async def run(self) -> None:
@@ -278,9 +279,9 @@ class Executor:
 
     def _perform_one(self, command: Command, number: int) -> None:
         match command:
-            case StartWorker(index, worker_id, avoid_nodes, only_on, touches_memory):
+            case StartWorker(index, worker_id):
                 self._clients[index] = WorkerClient(index, worker_id, self._context)
-                self._clients[index].start(avoid_nodes, only_on, touches_memory)
+                self._clients[index].start(command)
             case KillWorker(index, reason):
                 _log.info("worker.kill", extra={"worker": self._worker_id(index), "reason": reason})
                 self._kill(index, number)
@@ -296,9 +297,9 @@ class Executor:
             case NoteCommit(index, generation, step, error):
                 if client := self._client(index):
                     client.note_commit(generation, step, error)
-            case RequestSnapshotParts(index):
-                if client := self._client(index):
-                    client.request_snapshot_parts()
+            case RequestSnapshotParts() | CompareModels():
+                if client := self._client(command.index):
+                    client.ask(command)
             case FindCheckpoint(excluding):
                 self._spawn(self._coordinator.find(excluding))
             case Commit(name, parts):
@@ -352,8 +353,7 @@ class Executor:
         await self._coordinator.remove_torn(self._state)
 
     def _reattach(self) -> None:
-        """After a restart of the supervisor: finds the workers by name, and repeats the orders without an answer. No
-        worker is stopped."""
+        """After a restart: finds the workers by name, and repeats the orders without an answer. Stops no worker."""
         workers, orders = self._state.pool.workers, dict(self._orders.by_number)
         dead = self._node_watch.dead_nodes()
         same = [w for w in workers if reattachment.speaks_this_version(w, self._entry_version)]

@@ -6,6 +6,7 @@ from shoal_service.core import goodput
 from shoal_service.core.attempt.faults.cluster_loss import incident_of
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.checkpoints import CheckpointIndex
+from shoal_service.core.attempt.state.code import Code
 from shoal_service.core.attempt.state.history import History
 from shoal_service.core.attempt.state.stages import Opening
 from shoal_service.core.attempt.state.target import AttemptConfig, Target
@@ -25,6 +26,7 @@ def new_attempt(config: SupervisorConfig, now: float) -> Attempt:
         ),
         target=Target(spec=config.spec, granted=config.granted, avoided=config.avoid, pinned=config.pinned),
         current=Opening(since=now),
+        code=Code(current=config.spec.code.archive or ""),
         checkpoints=CheckpointIndex(origin=origin.checkpoint if origin is not None else None),
         history=History(standing=config.standing, num_incidents=0 if incident is None else incident.id),
         incident=incident,

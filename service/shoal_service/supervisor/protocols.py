@@ -12,7 +12,7 @@ from typing import Protocol
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.node_table import NodeTable
-from shoal_service.core.attempt.commands import Command
+from shoal_service.core.attempt.commands import Command, StartWorker
 from shoal_service.supervisor.journal import Beginning, JournalEntry
 from shoal_service.supervisor.workers.liveness_probe import Address, Gone
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
@@ -21,6 +21,7 @@ from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.marker import CheckpointName, CommitMarker
 from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerExit, WorkerInfo, WorkerPoll, WorkerStack
 from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
+from shoal_workers.contract.model.shape import ModelShape
 from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.worker_reports import SavedPart
@@ -59,9 +60,7 @@ class Fleet(Protocol):
     process ends, and the call does not return.
     """
 
-    async def start(
-        self, index: int, worker_id: str, avoid_nodes: tuple[str, ...], only_on: str, touches_memory: bool = True
-    ) -> None:
+    async def start(self, order: StartWorker) -> None:
         """Ask for a worker. It may wait for resources; its first call returns when it runs."""
 
     def find(self, index: int, worker_id: str, info: WorkerInfo | None) -> bool:
@@ -81,6 +80,12 @@ class Fleet(Protocol):
     async def poll(self, index: int, after: int, acknowledged: int, wait_s: float) -> WorkerPoll: ...
 
     async def snapshot_parts(self, index: int) -> tuple[SnapshotPart, ...]: ...
+
+    async def model_shape(self, index: int) -> ModelShape | None:
+        """Of the model that it trains; None: it has trained none yet."""
+
+    async def build_model(self, index: int) -> ModelShape | ErrorReport:
+        """Its task builds the model, of which nothing is kept. For a worker that is warm and not in `run`."""
 
     async def interrupt(self, index: int, generation: int) -> None: ...
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.supervisor.protocols import Fleet, WorkerDied
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.layout import fully_sharded
@@ -61,7 +62,7 @@ class FleetContract:
         raise NotImplementedError
 
     async def started(self, fleet: Fleet, index: int = 0) -> WorkerInfo:
-        await fleet.start(index, self.name(index), (), "")
+        await fleet.start(StartWorker(index, self.name(index)))
         info = await fleet.prepare(index)
         assert isinstance(info, WorkerInfo)
         return info
@@ -80,7 +81,7 @@ class FleetContract:
     def test_a_task_that_cannot_be_loaded_is_an_answer(self) -> None:
         async def main() -> None:
             fleet = self.make(can_load_task=False)
-            await fleet.start(0, self.name(0), (), "")
+            await fleet.start(StartWorker(0, self.name(0)))
             answer = await fleet.prepare(0)
             assert isinstance(answer, ErrorReport) and answer.phase is Phase.PREPARING
 
@@ -229,7 +230,7 @@ class FleetContract:
         async def main() -> None:
             fleet = self.make()
             info = await self.started(fleet)
-            await fleet.start(1, self.name(1), (), info.node_id)
+            await fleet.start(StartWorker(1, self.name(1), (), info.node_id))
             await fleet.prepare(1)
             assert await fleet.exit_words(info) is None, "it is alive"
             self.end_process(info)

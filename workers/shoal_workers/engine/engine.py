@@ -23,6 +23,7 @@ from shoal_workers.contract.errors.suspects import Collective, Link, Resource, S
 from shoal_workers.contract.messages import Assignment, ExitKind, Phase, Progress, WorkerExit
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.model.plan_of import plan_of
+from shoal_workers.contract.model.shape import ModelShape
 from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import GroupFormed
@@ -36,7 +37,8 @@ from shoal_workers.engine.group.network_interface import choose_interface
 from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.group.rendezvous import StoreConnections
 from shoal_workers.engine.group.store.server import StoreServer
-from shoal_workers.engine.model.build import build_runtime
+from shoal_workers.engine.model.build import build_runtime, shape_of
+from shoal_workers.engine.model.fast_build import build_for_restore
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.model.warm_up import warm_up
 from shoal_workers.engine.process.exits import GenerationEnd, classify
@@ -99,6 +101,7 @@ class Engine:
         self._scope: GenerationScope | None = None
         self._task: LoadedTask | None = None
         self._runtime: ModelRuntime | None = None
+        self._model_shape: ModelShape | None = None
         self._built_lr = 0.0
         """`optimizer.lr` for which the runtime was built."""
         self._memory_toucher: MemoryToucher | None = None
@@ -166,6 +169,26 @@ class Engine:
         gc.collect()
         gc.freeze()
         self._position.enter(Phase.IDLE)
+
+    def build_model(self) -> ModelShape:
+        """Training thread, when no generation runs: the shape of the task's model, of which nothing is kept.
+
+        Raises:
+            TaskFailed: the task's own code raised.
+        """
+        self.prepare()
+        assert self._task is not None
+        self._position.enter(Phase.BUILDING)
+        try:
+            with UserCode(lambda: self._position.phase, self._task.line_of):
+                return shape_of(build_for_restore(self._task.build_model))
+        finally:
+            self._position.enter(Phase.IDLE)
+
+    @property
+    def model_shape(self) -> ModelShape | None:
+        """Any thread: of the model that it has trained last; None: it has trained none."""
+        return self._model_shape
 
     def run(self, assignment: Assignment) -> WorkerExit:
         """Training thread: run one generation. Every expected end is a WorkerExit, never an exception."""
@@ -290,7 +313,7 @@ class Engine:
         )
         if runtime is None or not runtime.revive(meshes):
             runtime = build_runtime(generation)
-        self._runtime, self._built_lr = runtime, spec.optimizer.lr
+        self._runtime, self._built_lr, self._model_shape = runtime, spec.optimizer.lr, runtime.shape
         trainer = Trainer(generation, runtime, self._saver, self._snapshot_store, self._profiling)
         generation.check()
         built = time.perf_counter()

@@ -42,6 +42,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
         ),
         ("", held_back_text(job)),
         ("layout", status.layout),
+        ("code", _code(job)),
         ("step", f"{status.step}" + (f" of {status.total_steps}" if status.total_steps else "")),
         (
             "loss",
@@ -130,6 +131,15 @@ def _snapshots(job: JobView) -> str:
     pace = "after every step" if every == 1 else f"after every {every:g} steps"
     cost = f", {share:.2%} of the step time" if share is not None else ""
     return f"in memory of each worker, {pace}{cost}"
+
+
+def _code(job: JobView) -> str:
+    code = job.status.code
+    if code is None or not code.updating_to:
+        return code.version if code is not None else ""
+    if code.update == "warming":
+        return f"{code.version}; workers with {code.updating_to} start"
+    return f"{code.version}, on trial"
 
 
 def _node_loss(job: JobView) -> str:

@@ -22,6 +22,7 @@ from shoal_api.http.query.selection import LABEL_FORMS, MAX_SELECTORS, SEARCH_WO
 from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_api.http.routes.users import USER_NAME
 from shoal_api.http.streams import STREAMED, sse_response
+from shoal_service.control import submission
 from shoal_service.control.submission import Surroundings, dry_run, submit
 from shoal_service.core.access.roles import Permission
 from shoal_service.core.desired import Desired
@@ -156,12 +157,13 @@ def routes(context: Context) -> APIRouter:
         openapi_extra=body_of("JobPatch", PATCH_TYPES),
     )
     async def patch_job(request: Request, job_id: JobId, if_match: IfMatch = None) -> Response:
-        """Elasticity, parallelism, priority, deadline, the end, the learning rate and validation. Absent keys stay as
-        they are; `parallelism` and `stop` are replaced as a whole. A running job follows at a step boundary. With
-        `If-Match`, only if the ETag is still this one."""
+        """Elasticity, parallelism, priority, deadline, the end, the learning rate, validation and code. Absent keys
+        stay as they are; `parallelism` and `stop` are replaced as a whole. A running job follows at a step boundary.
+        With `If-Match`, only if the ETag is still this one."""
         patch = await read_model(request, JobPatch, PATCH_TYPES, invalid=Kind.INVALID_PATCH)
         tags = spec_tags(if_match)
-        job = await run_in_threadpool(store.patch_job, job_id, patch, if_match=tags, now=context.clock())
+        change = partial(submission.patch, store, job_id, patch, if_match=tags, now=context.clock())
+        job = await run_in_threadpool(change, places=context.places)
         return job_response(job, 200)
 
     def add_request(verb: str, desired: Desired, summary: str, description: str) -> None:

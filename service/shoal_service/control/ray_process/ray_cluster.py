@@ -44,7 +44,7 @@ from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
 from shoal_service.supervisor.config import Directive, SupervisorConfig
-from shoal_service.supervisor.copies.code_package import CodePackage, package_uri
+from shoal_service.supervisor.copies.code_package import CodePackage, package_uri, version_of
 from shoal_service.supervisor.copies.stored_config import StoredConfig
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal, num_lives
 from shoal_service.supervisor.workers.processes import (
@@ -335,7 +335,7 @@ class RayCluster:
             raise ClusterUnreachable(f"the request to the autoscaler failed: {error}") from error
 
     def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:
-        uri = package_uri(archive)
+        uri = package_uri(version_of(archive))
         packages, copies = gcs.GcsKeyValueStore(None), gcs.GcsKeyValueStore(JOURNAL_NAMESPACE)
         CodePackage(packages, copies, job_id, attempt, uri).store(archive)
         return uri

@@ -36,6 +36,10 @@ class StartWorker:
     """Node id on which it must be placed; empty: any other."""
     touches_memory: bool = True
     """It may touch the memory that it is expected to need while it waits for its first group."""
+    code: str = ""
+    """Version of the job's code; empty: the one that the attempt began with."""
+    is_beside: bool = False
+    """It takes the place of a worker that is still there: the cluster's scheduler counts no resources for it."""
     kind: Literal["start_worker"] = "start_worker"
 
 
@@ -87,6 +91,16 @@ class RequestSnapshotParts:
 
     index: int
     kind: Literal["request_snapshot_parts"] = "request_snapshot_parts"
+
+
+@dataclass(frozen=True, slots=True)
+class CompareModels:
+    """The worker builds the model of its code, and its parameters are compared with those of the model that worker
+    `trained` trains; answer ModelsCompared, or the loss of one of them."""
+
+    index: int
+    trained: int
+    kind: Literal["compare_models"] = "compare_models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +157,7 @@ Order = (
     | RequestYield
     | NoteCommit
     | RequestSnapshotParts
+    | CompareModels
     | Commit
     | ForgetDamaged
 )

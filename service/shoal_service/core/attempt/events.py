@@ -130,6 +130,23 @@ class SettingsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeChanged:
+    """Workers with the new code start beside the others, and take over at a step boundary."""
+
+    version: str
+    """SHA-256 of its archive; empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsCompared:
+    """Answer to CompareModels."""
+
+    index: int
+    difference: str
+    """In words; empty: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
 class DesiredChanged:
     desired: Desired
 
@@ -234,6 +251,8 @@ Event = (
     | ElasticityChanged
     | ParallelismChanged
     | SettingsChanged
+    | CodeChanged
+    | ModelsCompared
     | DesiredChanged
     | ServerStopping
     | Preempted

@@ -20,11 +20,13 @@ from itertools import groupby
 from typing import assert_never
 
 from shoal_service.core.attempt import booking, checkpoint_search, deadlines, reports, worker_pool
+from shoal_service.core.attempt.code import update
 from shoal_service.core.attempt.commands import Command, Emit, FindCheckpoint, ShowIncident
 from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
     ClockJumped,
+    CodeChanged,
     CommitFailed,
     DeathDated,
     DeathExplained,
@@ -33,6 +35,7 @@ from shoal_service.core.attempt.events import (
     Event,
     GrantChanged,
     InterruptAcknowledged,
+    ModelsCompared,
     NodesAvoided,
     NodesSilent,
     ParallelismChanged,
@@ -149,6 +152,7 @@ def _follow(turn: Turn) -> None:
         _when_all_left,
         checkpoint_search.repeat,
         forming.consider,
+        update.consider,
         switching.consider,
         worker_pool.replenish,
     ):
@@ -205,6 +209,11 @@ def _happen(turn: Turn, event: Event) -> None:
             turn.target = turn.target.with_parallelism(parallelism)
         case SettingsChanged(settings):
             turn.target = turn.target.with_settings(settings)
+        case CodeChanged(version):
+            update.wanted(turn, version)
+        case ModelsCompared(index, difference):
+            worker_pool.answered(turn, index)
+            update.models_compared(turn, index, difference)
         case DesiredChanged(desired):
             _desired(turn, desired)
         case ServerStopping(stops):

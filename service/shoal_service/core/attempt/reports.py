@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from shoal_service.core.attempt import validations, worker_pool
+from shoal_service.core.attempt.code import trial
 from shoal_service.core.attempt.faults import blame, hangs, stragglers, wrong_results
 from shoal_service.core.attempt.group import follow_up, saved_parts, snapshot_reports
 from shoal_service.core.attempt.state.stages import Running, Stage
@@ -52,6 +53,7 @@ def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
             _save_failed(turn, item)
         case StepSkipped():
             wrong_results.step_skipped(turn, item)
+            trial.step_skipped(turn, item)
         case ReplayMismatch():
             wrong_results.replay_differed(turn, item)
         case ReplicaMismatch():
@@ -64,6 +66,7 @@ def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
             snapshot_reports.stopped(turn, item)
         case ValidationReport():
             validations.judged(turn, item)
+            saved_parts.commit_whole(turn)
             follow_up.close_at_the_end(turn)
         case Profiled():
             pass  # it is the ProfileTaker's
@@ -136,6 +139,7 @@ def _formed(turn: Turn, item: GroupFormed) -> None:
         turn.show_incident()
     turn.group = replace(turn.group, is_formed=True, start_step=item.start_step)
     wrong_results.formed(turn, item)
+    trial.formed(turn)
     turn.history = replace(turn.history, has_formed=True, total_steps=item.total_steps)
     step = max([item.start_step, *(e.step for e in turn.group.exits.values())])
     turn.progress = replace(turn.progress, step=step, advanced_at=turn.now)
@@ -176,6 +180,8 @@ def _step_done(turn: Turn, item: StepReport) -> None:
     if turn.budgets.fruitless and is_new:
         turn.budgets = replace(turn.budgets, fruitless=0)
     stragglers.step_done(turn, item)
+    trial.step_done(turn, item)
+    saved_parts.commit_whole(turn)
     if state.health.hang is not None and item.step > state.health.hang.step:
         turn.health = replace(turn.health, hang=None)
     incident = state.incident

@@ -41,6 +41,7 @@ class Turn:
         self.history = state.history
         self.incident = state.incident
         self.progress = state.progress
+        self.code = state.code
         self.ledger = state.ledger
 
     @property
@@ -60,6 +61,7 @@ class Turn:
             history=self.history,
             incident=self.incident,
             progress=self.progress,
+            code=self.code,
             ledger=self.ledger,
         )
 

@@ -13,6 +13,7 @@ from typing import assert_never
 from shoal_service.core.attempt.commands import (
     Command,
     Commit,
+    CompareModels,
     FindCheckpoint,
     ForgetDamaged,
     Interrupt,
@@ -67,6 +68,9 @@ def _is_unanswered(order: Order, state: Attempt, in_run: frozenset[int]) -> bool
             return generation == state.group.generation and index in in_run and state.stage in _TRAINING
         case RequestSnapshotParts(index=index):
             return index in state.snapshots.requested and state.pool.worker(index) is not None
+        case CompareModels(index=index):
+            warming = state.code.warming
+            return warming is not None and warming.comparing and state.pool.worker(index) is not None
         case Commit(name=name):
             return name in state.checkpoints.committing and state.stage is not Stage.ENDED
         case KillWorker() | ForgetDamaged():

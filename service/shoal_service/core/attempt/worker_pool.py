@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from shoal_service.core.attempt import nodes
+from shoal_service.core.attempt.code import update
 from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.core.attempt.group import orphaned_snapshots, snapshot_reports
 from shoal_service.core.attempt.state.attempt import Attempt
@@ -53,7 +54,7 @@ def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
     """The task cannot be loaded. Before the first group the job fails; later only this worker is dropped, and so is one
     that failed for a reason outside the task's code."""
     worker = turn.pool.worker(index)
-    if worker is None:
+    if worker is None or update.failed_to_start(turn, worker, error):
         return
     if error.error_class is not ErrorClass.PLAIN:
         message = f"{error.type}: {error.message}"
@@ -83,6 +84,8 @@ def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
 def start_died(turn: Turn, worker: Worker, message: str) -> None:
     """A worker died before it was warm. Too many in a row end the attempt if no group runs; while one runs, the next
     start is delayed longer each time."""
+    if update.start_died(turn, worker, message):
+        return
     failed = turn.budgets.failed_starts + 1
     turn.budgets = replace(turn.budgets, failed_starts=failed)
     if turn.stage is Stage.RUNNING:
@@ -116,7 +119,8 @@ def replenish(turn: Turn) -> None:
     state = turn.state
     if state.stage not in _REPLENISHING or (state.stage is Stage.RUNNING and state.incident is not None):
         return
-    if not state.budgets.failed_starts or turn.now >= state.budgets.grow_not_before:
+    is_trial = state.code.trial is not None  # until it is over, the workers with the code before need their places
+    if not is_trial and (not state.budgets.failed_starts or turn.now >= state.budgets.grow_not_before):
         _start_missing(turn)
     if (
         state.stage is Stage.RUNNING
@@ -126,6 +130,7 @@ def replenish(turn: Turn) -> None:
         return  # until the new group has its own snapshot, the workers that leave may be needed to serve the old one
     _drop_leavers(turn)
     _drop_surplus(turn)
+    _drop_other_code(turn)
 
 
 def _drop_leavers(turn: Turn) -> None:
@@ -151,9 +156,10 @@ def _start_missing(turn: Turn) -> None:
         index = turn.pool.next_index
         worker_id = worker_name(state.config.job_id, state.config.attempt, index)
         only_on = orphaned_snapshots.next_node(turn.state)
-        worker = Worker(index=index, worker_id=worker_id, avoids=avoided, only_on=only_on)
+        code = turn.code.current
+        worker = Worker(index=index, worker_id=worker_id, avoids=avoided, only_on=only_on, code=code)
         turn.pool = replace(turn.pool, workers=(*turn.pool.workers, worker), next_index=index + 1)
-        turn.do(StartWorker(index, worker.worker_id, avoided, only_on, not turn.health.is_memory_scarce))
+        turn.do(StartWorker(index, worker.worker_id, avoided, only_on, not turn.health.is_memory_scarce, code))
 
 
 def _drop_surplus(turn: Turn) -> None:
@@ -170,12 +176,23 @@ def _drop_surplus(turn: Turn) -> None:
         turn.kill(worker.index, reason)
 
 
+def _drop_other_code(turn: Turn) -> None:
+    """Workers with a version of the code that is neither the current one nor needed by an update."""
+    state, update_ = turn.state, turn.code.update
+    kept = {state.code.current} | ({update_.version, update_.before} if update_ is not None else set())
+    for worker in _spare(state) if state.stage is Stage.RUNNING else ():
+        if worker.code not in kept:
+            reason = "it has another version of the code"
+            turn.emit(WorkerReleased(worker_id=worker.worker_id, reason=reason))
+            turn.kill(worker.index, reason)
+
+
 def _staying(state: Attempt) -> list[Worker]:
     """Workers that count for the target; the others are to be replaced. One that is left out is expected to answer
     again, unless no group can form without it."""
     is_short = state.stage is Stage.WAITING and state.num_usable < state.target.min_workers
     leaving = nodes.leaving_nodes(state)
-    return [p for p in state.pool.workers if not nodes.has_to_leave(p, leaving) and not (is_short and p.left_out)]
+    return [p for p in state.workers if not nodes.has_to_leave(p, leaving) and not (is_short and p.left_out)]
 
 
 def _spare(state: Attempt) -> list[Worker]:

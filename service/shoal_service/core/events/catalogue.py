@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shoal_service.core.events import checkpoints, generations, incidents, job, profiles, service, workers
+from shoal_service.core.events import checkpoints, code, generations, incidents, job, profiles, service, workers
 from shoal_service.core.events.base import JobEvent, Severity
 
 
@@ -27,6 +27,7 @@ TOPICS: dict[str, tuple[type[JobEvent], ...]] = {
     "The job": _declared_in(job),
     "Workers": _declared_in(workers),
     "Generations": _declared_in(generations),
+    "Code": _declared_in(code),
     "Incidents": _declared_in(incidents),
     "Checkpoints": _declared_in(checkpoints),
     "Profiles": _declared_in(profiles),

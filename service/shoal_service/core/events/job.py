@@ -145,12 +145,14 @@ class JobPatched(JobEvent):
     """Only the keys that were changed; `validation` and `optimizer` too."""
     validation: dict[str, str | int | float | None] | None = None
     optimizer: dict[str, float] | None = None
+    code: dict[str, str] | None = None
+    """`code.updated` says when the new code trains."""
     by: str | None = None
     """Name of the one who asked through the API."""
 
     def words(self) -> str:
-        keys = ("elasticity", "parallelism", "priority", "finish_by", "stop", "schedule", "validation", "optimizer")
-        changed = [name for name in keys if getattr(self, name) is not None]
+        others = {"spec_version", "by"}
+        changed = [name for name in type(self).model_fields if name not in others and getattr(self, name) is not None]
         return f"spec changed to version {self.spec_version}" + (f": {', '.join(changed)}" if changed else "")
 
 

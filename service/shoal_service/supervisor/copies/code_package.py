@@ -1,4 +1,5 @@
-"""CodePackage: the code of one attempt as a package of Ray's runtime environments, and a copy that Ray does not know.
+"""CodePackage: a version of an attempt's code as a package of Ray's runtime environments, and a copy that Ray does not
+know.
 
     control plane   store     package, and the copy beside the journal
     supervisor      restore   before each worker is created: the package again from the copy, if it is gone
@@ -20,9 +21,13 @@ from shoal_service.supervisor.journal import KeyValueStore
 _log = logging.getLogger(__name__)
 
 
-def package_uri(archive: bytes) -> str:
-    """The same for equal bytes."""
-    return f"gcs://_ray_pkg_{hashlib.sha256(archive).hexdigest()[:32]}.zip"
+def package_uri(version: str) -> str:
+    """`version`: SHA-256 of the archive."""
+    return f"gcs://_ray_pkg_{version[:32]}.zip"
+
+
+def version_of(archive: bytes) -> str:
+    return hashlib.sha256(archive).hexdigest()
 
 
 class CodePackage:
@@ -36,7 +41,7 @@ class CodePackage:
         """
         self._packages = packages
         self._copies = copies
-        self._copy = f"{job_id}/{attempt}/code".encode()
+        self._copy = f"{job_id}/{attempt}/code/{uri}".encode()
         self._uri = uri.encode()
 
     def store(self, archive: bytes) -> None:

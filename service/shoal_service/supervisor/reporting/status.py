@@ -12,13 +12,14 @@ from shoal_service.core.attempt.group.node_loss import node_loss_bound
 from shoal_service.core.attempt.group.orphaned_snapshots import waiting_until
 from shoal_service.core.attempt.group.ranks import next_workers
 from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.code import short
 from shoal_service.core.attempt.state.incident import Incident
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.waits import Wait, wait_of
 from shoal_service.core.desired import Desired
 from shoal_service.supervisor.reporting.shortage import shortage
-from shoal_service.views import Condition, ConditionType, IncidentView, JobStatus, WorkerState, WorkerView
+from shoal_service.views import CodeView, Condition, ConditionType, IncidentView, JobStatus, WorkerState, WorkerView
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Phase, Progress
@@ -132,7 +133,17 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
         snapshot_every_steps=readings.snapshots.every_steps if readings.snapshots and keeps_snapshots else None,
         snapshot_share=readings.snapshots.share if readings.snapshots else None,
         node_loss=node_loss_bound(state),
+        code=_code(state),
     )
+
+
+def _code(state: Attempt) -> CodeView | None:
+    code = state.code
+    if not code.current:
+        return None
+    if code.update is None:
+        return CodeView(version=short(code.current))
+    return CodeView(version=short(code.current), updating_to=short(code.update.version), update=code.update.phase.value)
 
 
 def job_state(state: Attempt) -> JobState:

@@ -26,9 +26,10 @@ from ray.exceptions import (
 
 import ray
 from shoal_service.cluster import gcs
+from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.planner import plan
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.copies.code_package import CodePackage
+from shoal_service.supervisor.copies.code_package import CodePackage, package_uri
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, end_replaced_process
 from shoal_service.supervisor.protocols import WorkerCallError, WorkerDied, WorkerUnavailable
 from shoal_service.supervisor.workers.processes import worker_environment
@@ -48,6 +49,7 @@ from shoal_workers.contract.messages import (
     WorkerStack,
 )
 from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
+from shoal_workers.contract.model.shape import ModelShape
 from shoal_workers.contract.placing import Placement, label_selector
 from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
@@ -104,18 +106,11 @@ class RayFleet:
         if worker.memory_gib:
             self._options["memory"] = int(worker.memory_gib * _GIB)
         self._rank_bytes = 0 if worker.gpus else _rank_bytes(config)
-        self._code: CodePackage | None = None
-        if config.code_uri is not None:
-            packages, copies = gcs.GcsKeyValueStore(None), gcs.GcsKeyValueStore(JOURNAL_NAMESPACE)
-            self._code = CodePackage(packages, copies, config.job_id, config.attempt, config.code_uri)
         self._actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(WorkerActor)
 
-    async def start(
-        self, index: int, worker_id: str, avoid_nodes: tuple[str, ...], only_on: str, touches_memory: bool = True
-    ) -> None:
-        creating = self._creating[index] = self._creators.submit(
-            self._create, worker_id, avoid_nodes, only_on, touches_memory
-        )
+    async def start(self, order: StartWorker) -> None:
+        index = order.index
+        creating = self._creating[index] = self._creators.submit(self._create, order)
         try:
             with _worker_errors():
                 handle = await asyncio.shield(asyncio.wrap_future(creating))
@@ -158,6 +153,14 @@ class RayFleet:
 
     async def snapshot_parts(self, index: int) -> tuple[SnapshotPart, ...]:
         answer: tuple[SnapshotPart, ...] = await self._answer(self._handles[index].snapshot_parts.remote(self._life))
+        return answer
+
+    async def model_shape(self, index: int) -> ModelShape | None:
+        answer: ModelShape | None = await self._answer(self._handles[index].model_shape.remote(self._life))
+        return answer
+
+    async def build_model(self, index: int) -> ModelShape | ErrorReport:
+        answer: ModelShape | ErrorReport = await self._answer(self._handles[index].build_model.remote(self._life))
         return answer
 
     async def interrupt(self, index: int, generation: int) -> None:
@@ -269,32 +272,45 @@ class RayFleet:
             except (RayError, TimeoutError, KeyError):
                 continue  # the helper has ended, or is stopped
 
-    def _create(self, worker_id: str, avoid_nodes: tuple[str, ...], only_on: str, touches_memory: bool) -> ActorHandle:
+    def _create(self, order: StartWorker) -> ActorHandle:
         """The worker of this name, which a predecessor may have started just before its death."""
         config = self._config
         options = dict(self._options)
         labels = node_labels(config.spec)
-        if only_on:
-            labels[_NODE_ID] = only_on
-        elif avoid_nodes:
-            labels[_NODE_ID] = f"!in({','.join(avoid_nodes)})"
+        if order.only_on:
+            labels[_NODE_ID] = order.only_on
+        elif order.avoid_nodes:
+            labels[_NODE_ID] = f"!in({','.join(order.avoid_nodes)})"
+        if order.is_beside:
+            options |= {"num_cpus": 0, "memory": None}
+        if order.code:
+            config = with_code(config, order.code)
+            options["runtime_env"] = worker_environment(config)
         if labels:
             options["label_selector"] = labels
-        if self._code is not None:
-            self._code.restore()
-        return self._actor_class.options(name=worker_id, get_if_exists=True, **options).remote(
+        if config.code_uri is not None:
+            packages, copies = gcs.GcsKeyValueStore(None), gcs.GcsKeyValueStore(JOURNAL_NAMESPACE)
+            CodePackage(packages, copies, config.job_id, config.attempt, config.code_uri).restore()
+        return self._actor_class.options(name=order.worker_id, get_if_exists=True, **options).remote(
             config.spec,
             WorkerConfig(
                 job_id=config.job_id,
                 attempt=config.attempt,
-                worker_id=worker_id,
+                worker_id=order.worker_id,
                 checkpoint_root=config.checkpoint_root,
                 snapshot_key=config.snapshot_key,
                 snapshot_scope=config.snapshot_scope,
-                expected_bytes=self._rank_bytes if touches_memory else 0,
+                expected_bytes=self._rank_bytes if order.touches_memory else 0,
                 logs=config.logs,
             ),
         )
+
+
+def with_code(config: SupervisorConfig, version: str) -> SupervisorConfig:
+    """With another version of the job's code."""
+    code = config.spec.code.model_copy(update={"archive": version})
+    spec = config.spec.model_copy(update={"code": code})
+    return config.model_copy(update={"spec": spec, "code_uri": package_uri(version)})
 
 
 def node_labels(spec: JobSpec) -> dict[str, str]:

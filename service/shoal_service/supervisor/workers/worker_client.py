@@ -15,11 +15,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from shoal_service.clock import Clock
+from shoal_service.core.attempt.commands import CompareModels, RequestSnapshotParts, StartWorker
 from shoal_service.core.attempt.events import (
     DeathDated,
     DeathExplained,
     Event,
     InterruptAcknowledged,
+    ModelsCompared,
     ProgressReported,
     ReportArrived,
     RunReturned,
@@ -37,6 +39,7 @@ from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import Assignment, ErrorReport, Phase, Progress, WorkerExit, WorkerInfo, WorkerPoll
+from shoal_workers.contract.model.shape import difference
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -87,9 +90,9 @@ class WorkerClient:
         self._received_seq = 0
         """Number of the last report or log line that was received."""
 
-    def start(self, avoid_nodes: tuple[str, ...], only_on: str, touches_memory: bool = True) -> None:
+    def start(self, order: StartWorker) -> None:
         """Start the worker and make it warm."""
-        self._spawn(self._start(avoid_nodes, only_on, touches_memory))
+        self._spawn(self._start(order))
 
     def adopt(self, generation: int) -> None:
         """After a restart of the supervisor, first of all: the worker obeys this one, and leaves every generation later
@@ -129,8 +132,12 @@ class WorkerClient:
     def note_commit(self, generation: int, step: int, error: str) -> None:
         self._spawn(self._note_commit(generation, step, error))
 
-    def request_snapshot_parts(self) -> None:
-        self._spawn(self._request_snapshot_parts())
+    def ask(self, order: RequestSnapshotParts | CompareModels) -> None:
+        match order:
+            case RequestSnapshotParts():
+                self._spawn(self._request_snapshot_parts())
+            case CompareModels(trained=trained):
+                self._spawn(self._compare_models(trained))
 
     @property
     def is_idle(self) -> bool:
@@ -171,9 +178,9 @@ class WorkerClient:
         with contextlib.suppress(WorkerCallError):  # its other calls fail too, and their errors are reported
             await self._insist(lambda: self._fleet.adopt(self.index, generation))
 
-    async def _start(self, avoid_nodes: tuple[str, ...], only_on: str, touches_memory: bool) -> None:
+    async def _start(self, order: StartWorker) -> None:
         try:
-            await self._fleet.start(self.index, self._worker_id, avoid_nodes, only_on, touches_memory)
+            await self._fleet.start(order)
         except WorkerCallError as error:
             self._lost(error, "start")
             return
@@ -303,6 +310,20 @@ class WorkerClient:
             self._lost(error, "snapshot parts call")
             return
         self._post(SnapshotPartsReported(self.index, snapshot_parts))
+
+    async def _compare_models(self, trained: int) -> None:
+        try:
+            theirs = await self._insist(lambda: self._fleet.model_shape(trained))
+            mine = await self._insist(lambda: self._fleet.build_model(self.index))
+        except WorkerCallError as error:
+            _log.info("worker.comparison_failed", extra=self._failure(error))
+            self._post(ModelsCompared(self.index, f"the models could not be compared: {error}"))
+            return
+        if isinstance(mine, ErrorReport):
+            words = f"it cannot build its model: {mine.sentence}"
+        else:
+            words = difference(theirs, mine) if theirs is not None else "the model that trains is not known"
+        self._post(ModelsCompared(self.index, words))
 
     async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeats a call, which must be idempotent, while the worker is unavailable."""

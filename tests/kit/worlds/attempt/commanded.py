@@ -21,6 +21,7 @@ from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import (
     Command,
     Commit,
+    CompareModels,
     Emit,
     End,
     FindCheckpoint,
@@ -41,6 +42,7 @@ from shoal_service.core.attempt.events import (
     CheckpointFound,
     Event,
     InterruptAcknowledged,
+    ModelsCompared,
     Reopened,
     SnapshotPartsReported,
     Tick,
@@ -100,6 +102,10 @@ class Commanded:
     data_before: str = ""
     """Content hash of the data of the checkpoint, if groups that form find that they read other data."""
     """(generation, step) of snapshots that are reported but can no longer be read."""
+
+    difference: str = ""
+    """Between the models of new code and of the code before."""
+    answers_comparisons: bool = True
 
     def __post_init__(self) -> None:
         self.watch = Watch(self)
@@ -168,7 +174,9 @@ class Commanded:
             case Run(index, assignment):
                 assert worker is not None
                 worker.run, worker.step, worker.yields, worker.fenced = assignment, 0, None, False
-            case Interrupt() | RequestYield() | RequestSnapshotParts() if worker is None or not worker.alive:
+            case Interrupt() | RequestYield() | RequestSnapshotParts() | CompareModels() if (
+                worker is None or not worker.alive
+            ):
                 return
             case Interrupt(index, generation) if not worker.is_stopped:
                 worker.fenced = True
@@ -183,7 +191,7 @@ class Commanded:
         runs = [c for c in commands if isinstance(c, Run)] if runs is None else runs
         for command in commands:
             match command:
-                case KillWorker() | Run() | Interrupt() | RequestSnapshotParts() | RequestYield() if (
+                case KillWorker() | Run() | Interrupt() | RequestSnapshotParts() | RequestYield() | CompareModels() if (
                     command.index in self.lost_in_turn
                 ):
                     # decided before its loss was handled: only a kill reaches a worker that was believed lost
@@ -231,6 +239,10 @@ class Commanded:
                         self.post(
                             f"held-{index}", SnapshotPartsReported(index, self.held_on(self.workers[index].node_id))
                         )
+                case CompareModels(index, trained):
+                    assert self.is_believed_alive(index) and self.is_believed_alive(trained)
+                    if self.answers_comparisons and not self.workers[index].is_stopped:
+                        self.post(f"compared-{index}", ModelsCompared(index, self.difference))
                 case SuspectNode() | NoteCommit():
                     pass
                 case RequestYield(index, generation, durable):

@@ -94,6 +94,8 @@ class Watch:
         for (better, generation, world_size), ranks in found.items():
             known = state.snapshots
             usable = generation >= known.oldest_generation and (generation, better) not in known.unreadable
+            out = known.discarded
+            usable = usable and not (out is not None and out.first <= generation <= out.last)
             usable = usable and generation == max(generation for generation, _ in world.states)
             assert better <= step or not usable or len(ranks) < world_size, f"step {better} is whole in memory"
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 
 import torch
+from torch import nn
 
+from shoal_workers.contract.model.shape import ModelShape
 from shoal_workers.engine.model.build_progress import noted
 from shoal_workers.engine.model.fast_build import build_for_restore
 from shoal_workers.engine.model.initial_weights import load_initial_weights
@@ -36,6 +38,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         load_initial_weights(model, spec.init_from, task.export, generation.position.note)
     with generation.user_code, noted(generation.position.note):
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        shape = shape_of(model)
         calls = ModelCalls(task.evaluate, model)
         assembly = assemble(model, spec, generation.plan, generation.meshes, task.shard_units)
         update = build_update(task, assembly, spec)
@@ -46,8 +49,15 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         calls=calls,
         update=update,
         state=DoubleBufferedState(assembly, update),
+        shape=shape,
         num_parameters=num_parameters,
     )
+
+
+def shape_of(model: nn.Module) -> ModelShape:
+    """Parameters and buffers, before the model is split."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return ModelShape(tensors={name: f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for name, t in tensors})
 
 
 def _choose_kernels(*, deterministic: bool) -> None:

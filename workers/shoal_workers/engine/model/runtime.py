@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from shoal_workers.contract.messages import Assignment
+from shoal_workers.contract.model.shape import ModelShape
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
@@ -43,8 +44,10 @@ class ModelRuntime:
     calls: ModelCalls
     update: Update
     state: DoubleBufferedState
-    num_parameters: int
+    shape: ModelShape
     """Of the whole model."""
+    num_parameters: int
+    """The same."""
 
     def fits(self, assignment: Assignment) -> bool:
         """Whether the next generation splits the state as this one did, so that only the groups are different."""

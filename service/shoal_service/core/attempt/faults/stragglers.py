@@ -122,4 +122,4 @@ def _median_without(ordered: Sequence[float], value: float) -> float:
 
 
 def _has_spare(turn: Turn, slow: Worker) -> bool:
-    return any(p.index not in turn.group.ranks and p.slow_until is None for p in turn.pool.usable if p != slow)
+    return any(p.index not in turn.group.ranks and p.slow_until is None for p in turn.state.usable if p != slow)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from shoal_service.core.attempt.code import trial
 from shoal_service.core.attempt.commands import FindCheckpoint, ForgetDamaged, KillWorker
 from shoal_service.core.attempt.faults import crashes, raised_errors, suspicion
 from shoal_service.core.attempt.faults.blame import blame, close
@@ -42,6 +43,13 @@ def follow_when_all_left(turn: Turn) -> None:
     if decision is None:
         return
     first = decision.exits[0] if decision.exits else None
+    if fault := trial.fault_of_the_new_code(turn.state, decision):
+        trial.roll_back(turn, fault, keeps_steps=False)
+        if turn.incident is None:
+            forming.plan_next(turn)
+        else:
+            _re_form(turn)
+        return
     match decision.outcome:
         case Outcome.USER_ERROR:
             failure = _most_frequent(decision.exits)

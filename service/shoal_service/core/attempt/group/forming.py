@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from shoal_service.core.attempt.code import trial
 from shoal_service.core.attempt.commands import Run
 from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults import hangs
@@ -57,6 +58,7 @@ def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
 
 def plan_next(turn: Turn) -> None:
     """A group has ended and may be followed by another: form it now, or wait for workers."""
+    trial.turn_over(turn)
     state = turn.state
     if orphaned_snapshots.is_worth_waiting(state):
         orphaned_snapshots.start_waiting(turn)

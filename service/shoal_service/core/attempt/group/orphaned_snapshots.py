@@ -80,7 +80,7 @@ def waiting_until(state: Attempt) -> float | None:
     until = state.current.orphans_until if isinstance(state.current, Waiting) else None
     if until is None:
         return None
-    there = {worker.index for worker in state.pool.workers if worker.only_on and not worker.warm}
+    there = {worker.index for worker in state.pool.workers if _is_for_snapshots(worker)}
     seen = [stamp.seen_at for index, stamp in state.progress.starting.items() if index in there]
     orphans_s = state.config.timeouts.orphans_s
     later = max(seen, default=until - orphans_s) + orphans_s
@@ -101,8 +101,13 @@ def stop_waiting(turn: Turn) -> None:
     if isinstance(turn.current, Waiting):
         turn.stay(replace(turn.current, orphans_until=None))
     for worker in turn.pool.workers:
-        if worker.only_on and not worker.warm:
+        if _is_for_snapshots(worker):
             turn.kill(worker.index, f"the snapshots on node {worker.only_on} are not waited for any longer")
+
+
+def _is_for_snapshots(worker: Worker) -> bool:
+    """It starts for the snapshots on its node."""
+    return bool(worker.only_on) and not worker.warm and not worker.is_beside
 
 
 def _silent_nodes(state: Attempt) -> tuple[str, ...]:

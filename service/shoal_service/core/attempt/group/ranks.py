@@ -27,7 +27,7 @@ def candidates(state: Attempt, now: float) -> list[Worker]:
     Workers that have to leave are taken only if the group would be below elasticity.min_workers without them, and not
     at all once their deadline has come."""
     order = state.group.ranks
-    usable = sorted(state.pool.usable, key=lambda p: (order.get(p.index, len(order)), p.index))
+    usable = sorted(state.usable, key=lambda p: (order.get(p.index, len(order)), p.index))
     leaving = nodes.leaving_nodes(state)
     staying = [p for p in usable if p.leave is None and p.info is not None and p.info.node_id not in leaving]
     chosen = [p for p in staying if p.slow_until is None]
@@ -42,10 +42,10 @@ def candidates(state: Attempt, now: float) -> list[Worker]:
 
 def is_settled(state: Attempt, now: float) -> bool:
     """No worker is missing, or none has become warm for a while: the first group waits longer than others."""
-    workers, timeouts = state.pool.workers, state.config.timeouts
+    workers, timeouts = state.workers, state.config.timeouts
     if len(workers) >= state.target.granted and all(worker.warm for worker in workers):
         return True
-    newest = max((worker.warm_at or 0.0 for worker in state.pool.warm), default=now)
+    newest = max((worker.warm_at or 0.0 for worker in workers if worker.warm), default=now)
     return now - newest >= (timeouts.gather_s if state.stage is Stage.STARTING else timeouts.settle_s)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shoal_service.core.attempt.commands import Commit, NoteCommit
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.worker_reports import SavedPart
@@ -22,9 +23,18 @@ def arrived(turn: Turn, part: SavedPart) -> None:
         return
     parts = {**state.checkpoints.parts.get(name, {}), part.rank: part}
     turn.checkpoints = replace(turn.checkpoints, parts={**turn.checkpoints.parts, name: parts})
-    if len(parts) == part.world_size:
-        turn.checkpoints = replace(turn.checkpoints, committing=(*turn.checkpoints.committing, name))
-        turn.do(Commit(name, tuple(parts[rank] for rank in sorted(parts))))
+    commit_whole(turn)
+
+
+def commit_whole(turn: Turn) -> None:
+    """Those of which every part is there. While new code is on trial, its checkpoints wait: they are not wanted if it
+    is rolled back."""
+    is_on_trial = turn.code.trial is not None and turn.stage is Stage.RUNNING and not turn.state.is_finishing
+    for name, parts in turn.checkpoints.parts.items():
+        is_whole = len(parts) == next(iter(parts.values())).world_size
+        if is_whole and not is_on_trial and name not in turn.checkpoints.committing:
+            turn.checkpoints = replace(turn.checkpoints, committing=(*turn.checkpoints.committing, name))
+            turn.do(Commit(name, tuple(parts[rank] for rank in sorted(parts))))
 
 
 def note_last_commit(turn: Turn, generation: int, step: int, error: str = "") -> None:

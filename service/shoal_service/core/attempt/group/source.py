@@ -73,7 +73,10 @@ def _whole(state: Attempt) -> Iterator[_Snapshot]:
 
 
 def _is_trusted(state: Attempt, generation: int, step: int) -> bool:
-    return generation >= state.snapshots.oldest_generation and (generation, step) not in state.snapshots.unreadable
+    known = state.snapshots
+    if known.discarded is not None and known.discarded.first <= generation <= known.discarded.last:
+        return False
+    return generation >= known.oldest_generation and (generation, step) not in known.unreadable
 
 
 def _snapshot_parts(state: Attempt) -> Iterator[SnapshotPart]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from shoal_service.core.attempt import nodes
+from shoal_service.core.attempt.code import trial, update
 from shoal_service.core.attempt.commands import RequestYield
 from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.group.ranks import is_settled, next_workers
@@ -52,6 +53,10 @@ def decide(state: Attempt, running: Running, now: float, plan: PlanLayout) -> Sw
         return SwitchDecision(True, f"shrink {num_workers} -> {state.target.granted}")
     if state.group.settings is not None and (changed := changes(state.group.settings, state.target.settings)):
         return SwitchDecision(True, ", ".join(changed))
+    if fault := trial.why_back(state):
+        return SwitchDecision(True, f"the new code is rolled back: {fault}")
+    if ready := update.readiness(state):
+        return SwitchDecision(True, ready.reason)
     drain = drain_decision(state, running, now)
     if drain:
         return SwitchDecision(True, drain.reason)
@@ -121,8 +126,8 @@ def _workers_to_replace(state: Attempt, now: float) -> list[Worker]:
 
 def _no_worker_is_expected(state: Attempt, since: float, now: float) -> bool:
     """No worker has become warm for a while, and those that are starting had their time."""
-    newest = max(since, *(worker.warm_at or 0.0 for worker in state.pool.warm))
-    is_starting = any(not worker.warm for worker in state.pool.workers)
+    newest = max(since, *(worker.warm_at or 0.0 for worker in state.workers if worker.warm))
+    is_starting = any(not worker.warm for worker in state.workers)
     timeouts = state.config.timeouts
     return now - newest >= (timeouts.gather_s if is_starting else timeouts.settle_s)
 

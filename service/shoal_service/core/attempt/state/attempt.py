@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from shoal_service.core.attempt.state.budgets import Budgets
 from shoal_service.core.attempt.state.checkpoints import CheckpointIndex
+from shoal_service.core.attempt.state.code import Code
 from shoal_service.core.attempt.state.group import Group
 from shoal_service.core.attempt.state.health import Health
 from shoal_service.core.attempt.state.history import History
@@ -20,7 +21,7 @@ from shoal_service.core.attempt.state.progress import GroupProgress
 from shoal_service.core.attempt.state.snapshots import SnapshotIndex
 from shoal_service.core.attempt.state.stages import CurrentStage, Stage
 from shoal_service.core.attempt.state.target import AttemptConfig, Target
-from shoal_service.core.attempt.state.worker import WorkerPool
+from shoal_service.core.attempt.state.worker import Worker, WorkerPool
 from shoal_service.core.goodput import Ledger
 
 
@@ -42,6 +43,7 @@ class Attempt:
     incident: Incident | None = None
     """The open one."""
     progress: GroupProgress = field(default_factory=GroupProgress)
+    code: Code = field(default_factory=Code)
     ledger: Ledger = field(default_factory=Ledger)
     """Where the worker-seconds went; kept by `booking`, never decided upon."""
 
@@ -70,7 +72,16 @@ class Attempt:
     @property
     def num_usable(self) -> int:
         """Workers that the grant allows to train."""
-        return min(self.target.granted, len(self.pool.usable))
+        return min(self.target.granted, len(self.usable))
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Those that may train: of the current version of the code. The others belong to an update of it."""
+        return tuple(worker for worker in self.pool.workers if worker.code == self.code.current)
+
+    @property
+    def usable(self) -> tuple[Worker, ...]:
+        return tuple(worker for worker in self.workers if worker.is_usable)
 
     @property
     def is_finishing(self) -> bool:

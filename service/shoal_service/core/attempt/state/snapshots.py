@@ -7,6 +7,14 @@ from dataclasses import dataclass, field
 from shoal_workers.contract.snapshots import SnapshotPart
 
 
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """Generations, both included, that trained with code that was rolled back."""
+
+    first: int
+    last: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotIndex:
     requested: dict[int, float] = field(default_factory=dict)
@@ -19,5 +27,7 @@ class SnapshotIndex:
     """The same, where a lost worker may have been the reason. A second failure makes them unreadable."""
     oldest_generation: int = 0
     """Snapshots of earlier generations may hold a wrong state and are not used."""
+    discarded: Discarded | None = None
+    """Snapshots of these generations are not used."""
     unreported_nodes: tuple[str, ...] = ()
     """Ids of nodes on which workers of the last group died before any worker reported the snapshots there."""

@@ -67,6 +67,10 @@ class Target:
     def with_settings(self, settings: TrainingSettings) -> Target:
         return replace(self, spec=with_settings(self.spec, settings))
 
+    def with_code(self, archive: str) -> Target:
+        code = self.spec.code.model_copy(update={"archive": archive or None})
+        return replace(self, spec=self.spec.model_copy(update={"code": code}))
+
     def with_elasticity(self, elasticity: ElasticitySpec) -> Target:
         return replace(self, spec=self.spec.model_copy(update={"elasticity": elasticity}))
 

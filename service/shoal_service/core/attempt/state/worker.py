@@ -45,6 +45,10 @@ class Worker:
     worker_id: str
     avoids: tuple[str, ...] = ()
     """Ids of the nodes on which it was not to be started."""
+    code: str = ""
+    """Version of the job's code that it has loaded."""
+    is_beside: bool = False
+    """It was started beside a worker whose place it takes, so the cluster's scheduler counts no resources for it."""
     only_on: str = ""
     """Id of the one node on which it was to be started, to serve the snapshots there; empty: any node with room."""
     info: WorkerInfo | None = None

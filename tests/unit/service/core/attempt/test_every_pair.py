@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from kit.worlds.attempt.parts import from_journal
+from kit.worlds.attempt.parts import error_of, from_journal
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import End
 from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
     ClockJumped,
+    CodeChanged,
     CommitFailed,
     DeathDated,
     DeathExplained,
@@ -22,6 +23,7 @@ from shoal_service.core.attempt.events import (
     Event,
     GrantChanged,
     InterruptAcknowledged,
+    ModelsCompared,
     NodesAvoided,
     NodesSilent,
     ParallelismChanged,
@@ -74,6 +76,7 @@ def worlds(new_world: NewWorld) -> Iterator[Any]:
     for memory in (False, True):
         yield from _worlds(lambda memory=memory, **more: new_world(memory=memory, **{"health": HEALTH, **more}))
     yield from _sick_worlds(new_world)
+    yield from _updated_worlds(new_world)
     yield from _silent_worlds(new_world)
 
 
@@ -99,6 +102,27 @@ def _sick_worlds(new_world: NewWorld) -> Iterator[Any]:
     world.die(1)
     world.recover()
     yield world
+
+
+def _updated_worlds(new_world: NewWorld) -> Iterator[Any]:
+    """New code: its workers start; they are warm; it is on trial; it is to be rolled back; it was rolled back."""
+    for until in ("started", "warm", "trial", "fault", "rolled back"):
+        world = new_world(workers=2, memory=True, health=HEALTH).open(then=6)
+        world.feed(CodeChanged("a" * 64))
+        if until != "started":
+            world.start_all()
+        if until in ("trial", "fault", "rolled back"):
+            world.run(1)
+            world.form()
+            world.deliver_all()
+        if until == "fault":
+            skipped = StepSkipped(generation=2, step=8, at=0, loss=None, grad_norm=None)
+            world.feed(ReportArrived(world.group()[0].index, skipped))
+        if until == "rolled back":
+            for worker in world.group():
+                world.leave(worker, ExitKind.USER_ERROR, error_of("ValueError", "no"))
+            world.deliver_all()
+        yield world
 
 
 def _silent_worlds(new_world: NewWorld) -> Iterator[Any]:
@@ -180,6 +204,8 @@ def events(state: Attempt) -> Iterator[Event]:
     for stops in (True, False):
         yield ServerStopping(stops)
         yield Preempted(stops)
+    for version in ("", "a" * 64, "b" * 64):
+        yield CodeChanged(version)
     yield PinsChanged(("step-000000000002-a0-g1",))
     for minimum in (1, 4):
         yield ElasticityChanged(ElasticitySpec(min_workers=minimum, max_workers=8))
@@ -199,6 +225,8 @@ def events(state: Attempt) -> Iterator[Event]:
     yield NodesAvoided((AvoidedNode(node_id="n0", reason="cordoned", keeps_workers=True),))
     for index in range(5):
         yield WorkerUnreachable(index)
+        for difference in ("", "weight is new"):
+            yield ModelsCompared(index, difference)
         yield SnapshotPartsReported(index, ())
         held = SnapshotPart(
             generation=state.group.generation, rank=0, world_size=1, step=step, num_bytes=1, node_id=f"n{index}"

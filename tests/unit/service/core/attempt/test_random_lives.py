@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kit.worlds.attempt.supervisor_rules import SupervisorRules
+from kit.worlds.attempt.code_rules import CodeRules
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.events import (
     DesiredChanged,
@@ -59,7 +59,7 @@ def lives_of(
 ) -> type[RuleBasedStateMachine]:
     """Without `fatal`, no event legitimately ends an attempt, so histories are long."""
 
-    class Life(SupervisorRules):
+    class Life(CodeRules):
         def __init__(self) -> None:
             super().__init__()
             health = {"hang_floor_s": 5.0, "non_finite": "roll_back" if memory else "stop"}

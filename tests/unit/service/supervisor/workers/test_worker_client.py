@@ -13,6 +13,7 @@ from doubles.fake_nodes import FakeProbe
 from doubles.fake_workers import FakeWorker, FakeWorkers
 from kit.contracts.fleet import assignment
 from kit.contracts.journal import CONFIG
+from shoal_service.core.attempt.commands import RequestSnapshotParts, StartWorker
 from shoal_service.core.attempt.events import (
     DeathDated,
     DeathExplained,
@@ -55,8 +56,7 @@ class Bench:
         self.killed: list[int] = []
         self.raylets: dict[str, tuple[str, int]] = {}
         self._spawned: set[asyncio.Task[None]] = set()
-        state = new_attempt(CONFIG, 1000.0)
-        reporter = Reporter(self.outbox, CONFIG, self.clock)
+        state, reporter = new_attempt(CONFIG, 1000.0), Reporter(self.outbox, CONFIG, self.clock)
         reporter.show(state)
         context = SupervisorContext(
             fleet=self.fleet,
@@ -77,7 +77,7 @@ class Bench:
         self._spawned.add(asyncio.ensure_future(work))
 
     async def start(self) -> FakeWorker:
-        self.client.start((), "")
+        self.client.start(StartWorker(0, NAME))
         await settle()
         return self.worker
 
@@ -96,7 +96,7 @@ class Bench:
 def test_a_started_worker_becomes_warm_is_polled_and_its_port_is_probed() -> None:
     async def main() -> None:
         bench = Bench()
-        bench.client.start(("bad-node",), "good-node")
+        bench.client.start(StartWorker(0, NAME, ("bad-node",), "good-node"))
         await settle()
         [start] = bench.fleet.starts
         assert (start.avoid_nodes, start.only_on) == (("bad-node",), "good-node")
@@ -272,7 +272,7 @@ def test_requests_are_passed_on() -> None:
         worker = await bench.start()
         bench.client.request_yield(1, True)
         bench.client.note_commit(1, 20, "disk full")
-        bench.client.request_snapshot_parts()
+        bench.client.ask(RequestSnapshotParts(0))
         await settle()
         assert worker.yields == [True]
         assert worker.commits == [(1, 20, "disk full")]
