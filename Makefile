@@ -51,8 +51,9 @@ bench-api: setup ## control plane: requests per second, lists, memory, scrapes, 
 bench-ray-process: setup ## what the process with the connection to Ray costs
 	@$(BIN)/python bench/ray_process/main.py
 
-bench-start: setup ## seconds until workers are ready: forked by the fork server, and as new interpreters
+bench-start: setup ## seconds until workers are ready, forked or as new interpreters; pauses of updates of the code
 	@$(BIN)/python bench/start.py
+	@$(BIN)/python bench/hot_update.py
 
 bench-busy-host: setup ## false node deaths and suspicions while 20 busy processes compete with a job (3 minutes)
 	@$(BIN)/python bench/busy_host.py
