@@ -21,7 +21,7 @@ from shoal_workers.contract.model.lm import LM_TASK, LanguageModelConfig, TextDa
 from shoal_workers.contract.spec import JobSpec
 
 M = TypeVar("M", bound=BaseModel)
-MAX_PROBLEMS = 50
+MAX_PROBLEMS = 40
 """A malicious document may have a million problems; further ones are not reported."""
 _MAX_DETAILS = 1000
 """Of pydantic's errors: several of them may concern one problem. Further ones are not read."""
