@@ -10,6 +10,7 @@ from kit.processes.server import Server
 
 _GIVE_UP_WHILE_RAY_CREATES_IT = """
 import asyncio, sys, time, ray
+from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.workers.ray_fleet import RayFleet
 from shoal_workers.contract.ids import NAMESPACE
@@ -18,7 +19,7 @@ from shoal_workers.contract.checks.spec_errors import parse_spec
 NAME = "shoal/given-up/1/worker-0"
 
 async def give_up(fleet):
-    starting = asyncio.create_task(fleet.start(0, NAME, (), ""))
+    starting = asyncio.create_task(fleet.start(StartWorker(0, NAME)))
     await asyncio.sleep(0)  # it waits for Ray now
     starting.cancel()
     await asyncio.create_task(fleet.kill(0))  # as the executor does: the one that was given up has its turn first
@@ -60,6 +61,7 @@ _START_AFTER_RAY_DELETED_THE_CODE = """
 import asyncio, io, sys, zipfile, ray
 from shoal_service.cluster.gcs import GcsKeyValueStore
 from shoal_service.control.ray_process.ray_cluster import RayCluster
+from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal
 from shoal_service.supervisor.workers.ray_fleet import RayFleet
@@ -78,7 +80,7 @@ fleet = RayFleet(SupervisorConfig(
 ))
 
 async def start():
-    await fleet.start(0, "shoal/deleted-code/1/worker-0", (), "")
+    await fleet.start(StartWorker(0, "shoal/deleted-code/1/worker-0"))
     answer = await fleet.prepare(0)
     await fleet.kill(0)
     return answer
@@ -104,6 +106,7 @@ def test_a_worker_starts_although_ray_has_deleted_the_code_of_its_job(shoal_serv
 
 _START_ON_A_NODE_THAT_IS_GONE = """
 import asyncio, sys, ray
+from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.protocols import WorkerDied
 from shoal_service.supervisor.workers.ray_fleet import RayFleet
@@ -117,7 +120,7 @@ fleet = RayFleet(SupervisorConfig(
 
 async def start():
     try:
-        await fleet.start(0, "shoal/gone-node/1/worker-0", (), "f" * 56)
+        await fleet.start(StartWorker(0, "shoal/gone-node/1/worker-0", only_on="f" * 56))
         await fleet.prepare(0)
     except WorkerDied as error:
         print(error.cause.value)

@@ -81,7 +81,7 @@ WITHOUT_METHOD = {
     *("POST /v1/session", "DELETE /v1/session"),
 }
 """Documentation, and what only browsers need."""
-COMBINED = {"jobs", "save_series", "events", "wait", "scale", "close", "base_url"}
+COMBINED = {"jobs", "save_series", "events", "wait", "scale", "update_code", "close", "base_url"}
 """Methods that call other methods, or send no request."""
 
 
