@@ -1,4 +1,4 @@
-"""RayFleet against a real cluster: workers killed while Ray creates them, and code that Ray has deleted."""
+"""RayFleet against a real cluster: a worker killed while Ray creates it, deleted code, a node that is gone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ import subprocess
 import time
 
 from kit.processes.server import Server
+
+
+def _printed(server: Server, script: str, *arguments: str) -> list[str]:
+    """The words that a driver of the server's cluster prints."""
+    assert server.note is not None
+    ran = subprocess.run(
+        [server.python, "-c", script, server.note["address"], *arguments],
+        env={**os.environ, **server.ray_environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout.split()
+
 
 _GIVE_UP_WHILE_RAY_CREATES_IT = """
 import asyncio, sys, time, ray
@@ -45,15 +60,7 @@ print("left behind" if is_known() else "gone")
 
 
 def test_a_worker_that_is_killed_while_ray_creates_it_does_not_remain(shoal_server: Server) -> None:
-    assert shoal_server.note is not None
-    ran = subprocess.run(
-        [shoal_server.python, "-c", _GIVE_UP_WHILE_RAY_CREATES_IT, shoal_server.note["address"]],
-        env={**os.environ, **shoal_server.ray_environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ran.stdout.split() == ["gone"], ran.stdout + ran.stderr
+    assert _printed(shoal_server, _GIVE_UP_WHILE_RAY_CREATES_IT) == ["gone"]
     shoal_server.wait_until_free()
 
 
@@ -92,15 +99,7 @@ GcsJournal(GcsKeyValueStore(JOURNAL_NAMESPACE), "deleted-code", 1).delete()
 
 def test_a_worker_starts_although_ray_has_deleted_the_code_of_its_job(shoal_server: Server) -> None:
     """A head that was started again counts no actors from before, and deletes a package with the next that dies."""
-    assert shoal_server.note is not None
-    ran = subprocess.run(
-        [shoal_server.python, "-c", _START_AFTER_RAY_DELETED_THE_CODE, shoal_server.note["address"], str(time.time())],
-        env={**os.environ, **shoal_server.ray_environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ran.stdout.split() == ["WorkerInfo"], ran.stdout + ran.stderr
+    assert _printed(shoal_server, _START_AFTER_RAY_DELETED_THE_CODE, str(time.time())) == ["WorkerInfo"]
     shoal_server.wait_until_free()
 
 
@@ -130,12 +129,4 @@ asyncio.run(start())
 
 
 def test_a_start_on_a_node_that_ray_no_longer_has_is_the_death_of_that_node(shoal_server: Server) -> None:
-    assert shoal_server.note is not None
-    ran = subprocess.run(
-        [shoal_server.python, "-c", _START_ON_A_NODE_THAT_IS_GONE, shoal_server.note["address"]],
-        env={**os.environ, **shoal_server.ray_environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ran.stdout.split() == ["node_died"], ran.stdout + ran.stderr
+    assert _printed(shoal_server, _START_ON_A_NODE_THAT_IS_GONE) == ["node_died"]

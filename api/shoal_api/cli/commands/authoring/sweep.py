@@ -35,7 +35,8 @@ def sweep(
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="So many jobs of the sweep have workers at a time.")
+        int | None,
+        typer.Option("--limit", min=1, help="Most jobs of the sweep that have workers at one time."),
     ] = None,
     prune: Annotated[
         str | None,
