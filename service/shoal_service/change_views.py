@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.course.sweep import SWEEP_NAME
 from shoal_workers.contract.placing import Moment
 from shoal_workers.contract.spec import ParallelismSpec, StopSpec
 
@@ -65,7 +66,8 @@ class CodePatch(Frozen):
 
 
 class JobPatch(Frozen):
-    """Changes of a job's spec. Absent keys stay as they are."""
+    """Changes of a job's spec. Absent keys stay as they are. Only `labels` and `annotations` of a job that has ended
+    can be changed."""
 
     elasticity: ElasticityPatch | None = None
     parallelism: Literal["auto"] | ParallelismSpec | None = None
@@ -83,6 +85,10 @@ class JobPatch(Frozen):
     code: CodePatch | None = None
     """New code. Workers with it start beside the others and take over at a step boundary. If it fails, or builds
     another model, the job trains on with the code before, which is then that of the spec again."""
+    labels: dict[str, str | None] | None = Field(None, max_length=64)
+    """Merged by name; null removes one. The rules for names and values are those of the spec."""
+    annotations: dict[str, str | None] | None = Field(None, max_length=64)
+    """Merged as labels."""
 
 
 class ExtendRequest(Frozen):
@@ -90,3 +96,22 @@ class ExtendRequest(Frozen):
 
     steps: int = Field(ge=1, le=2**53)
     """Optimizer steps that it is to complete in all."""
+
+
+class SweepRequest(Frozen):
+    """The request for a sweep: a job for each combination of the values of a grid, all or none."""
+
+    name: str | None = Field(None, pattern=SWEEP_NAME)
+    """Of the sweep, in its project; null: one is made from the name of the spec. The same request again submits
+    nothing twice."""
+    spec: dict[str, Any]
+    """The job spec that the jobs share. Their names are its name and a number."""
+    grid: dict[str, tuple[Any, ...]] = Field(min_length=1, max_length=16)
+    """By path of keys (`optimizer.lr`) the values of this key, all different; the last path changes fastest. Text is
+    read as in `--set`: "3e-4" is a number, and the job's label has it as it is written."""
+    limit: int | None = Field(None, ge=1, le=100_000)
+    """`sweep.limit` of each job."""
+    prune: Literal["median"] | None = None
+    """`sweep.prune` of each job."""
+    warmup_steps: int | None = Field(None, ge=1, le=2**53)
+    """`sweep.warmup_steps` of each job; null: its default."""

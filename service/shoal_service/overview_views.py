@@ -154,3 +154,26 @@ class FleetOverview(Frozen):
     nodes: tuple[FleetNode, ...]
     connected: bool
     """Whether the service is connected to the cluster."""
+
+
+class SweepSummary(Frozen):
+    """An entry of the list of sweeps."""
+
+    name: str
+    project: str
+    num_jobs: int
+    num_by_state: dict[JobState, int]
+    created_at: float
+    """Of its first job."""
+
+
+class SweepView(SweepSummary):
+    """A sweep: the jobs of a project with the same label `sweep`."""
+
+    limit: int | None
+    """`sweep.limit` of the newest job, as the next two."""
+    prune: str | None
+    warmup_steps: int | None
+    jobs: tuple[FleetJob, ...]
+    """The best first: by validation loss, then by loss. In the answer to a submission: the jobs of the request, in the
+    order of the grid. At most 1,000."""

@@ -210,6 +210,7 @@ ON_POSTGRES = {
     "test_pins",
     "test_projects",
     "test_stored_checkpoints",
+    "test_sweeps",
     "test_webhooks",
 }
 """Modules."""

@@ -128,6 +128,53 @@ def test_a_change_needs_the_tag_that_the_spec_has(service: Any, spec: dict[str, 
     assert service.client.patch(job.id, JobPatch(priority=1), if_match=merged.json()["etag"]).spec.priority == 1
 
 
+def test_labels_and_annotations_are_merged_and_null_removes_one(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit(spec | {"labels": {"team": "a", "draft": "1"}, "annotations": {"why": "x"}})
+    path = f"/v1/jobs/{job.id}"
+    changes = {"labels": {"draft": None, "lr": "3e-4", "absent": None}, "annotations": {"why": None, "what": "y\nz"}}
+    patched = service.http.patch(path, json=changes, headers={"If-Match": f'"{job.etag}"'})
+    changed = patched.json()["spec"]
+    assert (patched.status_code, changed["labels"]) == (200, {"team": "a", "lr": "3e-4"})
+    assert changed["annotations"] == {"what": "y\nz"}
+    stale = service.http.patch(path, json={"labels": {"x": "1"}}, headers={"If-Match": f'"{job.etag}"'})
+    assert (stale.status_code, stale.json()["code"]) == (412, "precondition-failed")
+    event = list(service.client.events(job.id))[-1]
+    assert event.message == "spec changed to version 2: labels, annotations"
+    assert (event.data["labels"], event.data["annotations"]) == (changes["labels"], ["what", "why"])
+    assert service.client.audit(job_id=job.id).items[0].operation == "PATCH /v1/jobs/{job_id}"
+
+
+def test_only_labels_and_annotations_of_an_ended_job_can_be_changed(service: Any, spec: dict[str, Any]) -> None:
+    path = f"/v1/jobs/{service.client.submit(spec).id}"
+    service.http.post(f"{path}/cancel")
+    assert service.http.patch(path, json={"labels": {"kept": "no"}}).json()["spec"]["labels"] == {"kept": "no"}
+    both = service.http.patch(path, json={"labels": {"kept": "yes"}, "priority": 3})
+    assert (both.status_code, both.json()["code"]) == (409, "job-ended")
+    assert "except its labels and annotations" in both.json()["detail"]
+    assert service.http.get(path).json()["spec"]["labels"] == {"kept": "no"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
+        ({"labels": {"-x": "1"}}, "labels", "label '-x': a name has at most 63 letters"),
+        ({"labels": {"x": "\n"}}, "labels", "a value has at most 255 printable characters"),
+        ({"labels": {f"n{i}": "1" for i in range(33)}}, "labels", "32"),
+        ({"annotations": {"x": "y" * 4097}}, "annotations", "at most 4096 characters"),
+        ({"labels": {"sweep": None}}, "labels.sweep", "set from sweep.name, which is 'mine': it cannot be removed"),
+        ({"labels": {"sweep": "other"}}, "labels", "Leave the label out"),
+    ],
+)
+def test_labels_that_a_spec_cannot_have_are_refused(
+    service: Any, spec: dict[str, Any], changes: dict[str, Any], path: str, words: str
+) -> None:
+    job = service.client.submit(spec | {"sweep": {"name": "mine"}})
+    refused = service.http.patch(f"/v1/jobs/{job.id}", json=changes)
+    assert refused.status_code == 422, refused.json()
+    assert any(words in error["message"] for error in refused.json()["errors"]), refused.json()
+    assert service.client.job(job.id).spec.labels == {"sweep": "mine"}
+
+
 @pytest.mark.parametrize("given", ["W/{}", 'W/{}, "other"', '"other", W/{}'])
 def test_a_weak_tag_allows_no_change(service: Any, spec: dict[str, Any], given: str) -> None:
     """RFC 9110, section 13.1.1: If-Match uses strong comparison."""

@@ -141,8 +141,8 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         "from step 61 on: stop.steps 120 -> 200, optimizer.lr 0.1 -> 0.01",
     ),
     (
-        JobPatched(spec_version=2, elasticity={"max_workers": 3}, priority=4),
-        "spec changed to version 2: elasticity, priority",
+        JobPatched(spec_version=2, elasticity={"max_workers": 3}, priority=4, labels={"draft": None}),
+        "spec changed to version 2: elasticity, priority, labels",
     ),
     (
         JobPreempted(workers=2, beneficiary="job-y", reason="priority 50 before 0."),

@@ -29,7 +29,7 @@ from shoal_api.cli.commands import (
 )
 from shoal_api.cli.commands.access import login, tokens
 from shoal_api.cli.commands.authoring import init, sweep
-from shoal_api.cli.commands.lifecycle import reopen, update
+from shoal_api.cli.commands.lifecycle import label, reopen, update
 from shoal_api.cli.commands.upkeep import backup, delete
 
 _HELP = """Elastic training on Ray: a job survives dead workers and produces the same model as an undisturbed run.
@@ -52,6 +52,8 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "scale": control.scale,
         "relayout": control.relayout,
         "update": update.update,
+        "label": label.label,
+        "annotate": label.annotate,
         "pause": control.pause,
         "resume": control.resume,
         "cancel": control.cancel,

@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal_api.cli.errors import CliError
 from shoal_service.control.spec_io import SpecFormat, decode
+from shoal_service.core.key_paths import NotASection, assign
 from shoal_workers.contract.checks.spec_errors import SpecError
 
 
@@ -20,10 +21,15 @@ def apply_overrides(spec: Mapping[str, Any], assignments: Iterable[str]) -> dict
     changed: dict[str, Any] = copy.deepcopy(dict(spec))
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
-        keys = path.strip().split(".")
-        if not equals or not all(keys):
+        if not equals or not all(path.strip().split(".")):
             raise CliError(f"--set {assignment!r} is not key.path=value", hint="for example: --set stop.steps=100")
-        _assign(changed, keys, _value(assignment, text))
+        try:
+            assign(changed, path.strip(), _value(assignment, text))
+        except NotASection as error:
+            raise CliError(
+                f"--set {error}",
+                hint="remove it from the spec, or set the whole section: --set parallelism='{dp_shard: 2}'",
+            ) from None
     return changed
 
 
@@ -35,16 +41,3 @@ def _value(assignment: str, text: str) -> Any:
             f"the value of --set {assignment!r} cannot be used: {error}",
             hint="quote text that has special characters: --set 'name=\"a: b\"'",
         ) from None
-
-
-def _assign(spec: dict[str, Any], keys: list[str], value: Any) -> None:
-    here = spec
-    for depth, key in enumerate(keys[:-1]):
-        section = here.setdefault(key, {})
-        if not isinstance(section, dict):
-            raise CliError(
-                f"--set {'.'.join(keys)}: {'.'.join(keys[: depth + 1])} is {section!r}, not a section with keys",
-                hint="remove it from the spec, or set the whole section: --set parallelism='{dp_shard: 2}'",
-            )
-        here = section
-    here[keys[-1]] = value

@@ -31,8 +31,10 @@ from shoal_api.client.operations import Operations
 from shoal_api.client.profiles import Profiles
 from shoal_api.client.scheduling import Scheduling
 from shoal_api.client.transport import DEFAULT_RETRY, RetryPolicy, Shown, Transport
+from shoal_service.change_views import SweepRequest
 from shoal_service.control.code_archive import pack
 from shoal_service.control.spec_io import SpecFormat, decode
+from shoal_service.overview_views import SweepView
 from shoal_service.queue_views import DryRun
 from shoal_service.views import (
     CodePatch,
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8470"
 _LONG_POLL_S = 30.0
+_SWEEP_S = 120.0
+"""The answer may take so long: every job is checked, and all are stored in one transaction."""
 
 
 class Client(Histories, Operations, Scheduling, Profiles, Access):
@@ -102,6 +106,28 @@ class Client(Histories, Operations, Scheduling, Profiles, Access):
         headers = JSON_CONTENT | {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         response = self._transport.send("POST", "/v1/jobs", headers=headers, content=body)
         return JobView.model_validate_json(response.content)
+
+    def submit_sweep(self, sweep: SweepRequest) -> SweepView:
+        """Submit a job for each combination of the grid, all or none; the jobs are in the order of the grid. The spec
+        is prepared as by `submit`; its `code.working_dir` is relative to the current directory.
+
+        A sweep without a name gets one here. A retry after a network error therefore never creates a second sweep.
+
+        Raises:
+            InvalidSpec: the spec of a job is not valid.
+            BadRequest: the grid is not valid.
+            Conflict: the project has another sweep with this name, or the queue has not enough room.
+            CodeArchiveError: the working directory cannot be packed.
+        """
+        from shoal_service.control.sweeps import with_name  # loads the planner, which no other verb needs
+
+        document = with_user(with_absolute_checkpoint(sweep.spec, self.base_url, Path.cwd()))
+        document = _with_archive(document, Path(), self.upload_code)
+        named = with_name(sweep).model_copy(update={"spec": document})
+        response = self._transport.send(
+            "POST", "/v1/sweeps", headers=JSON_CONTENT, content=named.model_dump_json().encode(), wait_s=_SWEEP_S
+        )
+        return SweepView.model_validate_json(response.content)
 
     def dry_run(self, spec: JobSpec | Mapping[str, Any] | str | Path) -> DryRun:
         """What `submit` would do with the spec, or how it would be refused: every check, the layouts, the expected

@@ -1,10 +1,11 @@
-"""The verbs about the queue, about projects and about users."""
+"""The verbs about the queue, about sweeps, about projects and about users."""
 
 from __future__ import annotations
 
 from urllib.parse import quote
 
 from shoal_api.client.endpoint import JSON_CONTENT, Endpoint
+from shoal_service.overview_views import SweepSummary, SweepView
 from shoal_service.queue_views import ProjectRules, ProjectView, QueueView, UserRules, UserView
 from shoal_service.views import Page
 
@@ -15,6 +16,27 @@ class Scheduling(Endpoint):
     def queue(self, *, limit: int = 1000) -> QueueView:
         """The queue in the order in which its jobs would start, and what each project uses."""
         return self._get("/v1/queue", QueueView, {"limit": limit})
+
+    def sweeps(
+        self,
+        *,
+        project: str | None = None,
+        name: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page[SweepSummary]:
+        """Newest first; `project` and `name` None: of all."""
+        params = {"project": project, "name": name, "limit": limit, "cursor": cursor}
+        return self._get("/v1/sweeps", Page[SweepSummary], params)
+
+    def sweep(self, project: str, name: str) -> SweepView:
+        """Its rules, and its jobs, the best first."""
+        return self._get(_sweep_path(project, name), SweepView)
+
+    def cancel_sweep(self, project: str, name: str) -> SweepView:
+        """Cancel those of its jobs that have not ended; they are the jobs of the answer."""
+        response = self._transport.send("POST", f"{_sweep_path(project, name)}/cancel")
+        return SweepView.model_validate_json(response.content)
 
     def projects(self) -> tuple[ProjectView, ...]:
         return self._get("/v1/projects", Page[ProjectView]).items
@@ -47,6 +69,10 @@ class Scheduling(Endpoint):
     def delete_user(self, name: str) -> None:
         """Delete the limits of a user; those of `default` then apply."""
         self._transport.send("DELETE", _user_path(name), idempotent=False)
+
+
+def _sweep_path(project: str, name: str) -> str:
+    return f"/v1/sweeps/{quote(project, safe='')}/{quote(name, safe='')}"
 
 
 def _user_path(name: str) -> str:

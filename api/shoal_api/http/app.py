@@ -43,6 +43,7 @@ from shoal_api.http.routes.access import audit, sessions, tokens
 from shoal_api.http.routes.lifecycle import routes as lifecycle
 from shoal_api.http.routes.profiles import routes as job_profiles
 from shoal_api.http.routes.retention import routes as retention_routes
+from shoal_api.http.routes.sweeps import routes as sweeps
 from shoal_api.http.streams import DEFAULT_PACE, Pace
 from shoal_service.clock import SystemClock
 from shoal_service.control.access.oidc import Issuer
@@ -139,6 +140,7 @@ def create_app(
     routers = (
         jobs.routes(context),
         lifecycle.routes(context),
+        sweeps.routes(context),
         histories.routes(context),
         series.routes(context),
         checkpoints.routes(context),

@@ -15,6 +15,7 @@ from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
 from shoal_service.control.retention.collector import RetentionCollector
 from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.control.storage.verifications import Verifications
+from shoal_service.control.submission import Surroundings
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.queue_views import StartForecast
@@ -72,6 +73,11 @@ class Context:
     clock: Callable[[], float] = time.time
     changes: Changes = field(default_factory=Changes)
     verifications: Verifications = field(default_factory=Verifications)
+
+    def surroundings(self, note: str) -> Surroundings:
+        """What is known now about where a submitted job will run; `note` begins that of its status."""
+        nodes = self.cluster.snapshot().nodes
+        return Surroundings(profiles=tuple(self.profiles.values()), nodes=nodes, note=note, places=self.places)
 
 
 def wants_events(request: Request) -> bool:

@@ -15,6 +15,7 @@ from shoal_api.answers import Problem
 from shoal_api.http.access.needs import Declarations
 from shoal_api.http.problem_types import Kind
 from shoal_service.access_views import SessionRequest, TokenRequest
+from shoal_service.change_views import SweepRequest
 from shoal_service.control.planning_request import PlanRequest
 from shoal_service.node_views import CordonRequest, NoticeRequest, WindowRequest
 from shoal_service.profile_views import ProfileBody
@@ -26,6 +27,7 @@ JSON = "application/json"
 _REF = "#/components/schemas/{model}"
 _TAGS = [
     {"name": "jobs", "description": "Submit, list, show, change, pause, resume and cancel training jobs."},
+    {"name": "sweeps", "description": "Jobs that try the values of a grid, submitted, shown and cancelled together."},
     {"name": "overviews", "description": "Everything that a page shows, in one document or stream."},
     {"name": "histories", "description": "Events, logs, series, workers, incidents and checkpoints of a job."},
     {"name": "inspection", "description": "What the workers of a running job do."},
@@ -38,14 +40,14 @@ _TAGS = [
 _MODELS = (
     *(Problem, JobSpec, JobPatch, DrainRequest, PlanRequest, ProjectRules, UserRules),
     *(CordonRequest, NoticeRequest, WindowRequest, ProfileBody, TokenRequest, SessionRequest),
-    ExtendRequest,
+    *(ExtendRequest, SweepRequest),
 )
 """Of the bodies that routes decode themselves, and of problems."""
 
 
 EXAMPLES: dict[str, Any] = {
     "JobSpec": {"name": "tiny", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 100}},
-    "JobPatch": {"elasticity": {"max_workers": 4}, "priority": 10},
+    "JobPatch": {"elasticity": {"max_workers": 4}, "priority": 10, "labels": {"team": "speech", "draft": None}},
     "DrainRequest": {"reason": "kernel update", "deadline_s": 600},
     "CordonRequest": {"reason": "a fan is loud"},
     "NoticeRequest": {"deadline_s": 120, "reason": "spot instance reclaimed"},
@@ -54,6 +56,14 @@ EXAMPLES: dict[str, Any] = {
         "workers": 8,
     },
     "ExtendRequest": {"steps": 2000},
+    "SweepRequest": {
+        "name": "rates",
+        "spec": {"name": "tiny", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 100}},
+        "grid": {"optimizer.lr": ["1e-3", "4e-3", "1e-2"], "seed": [1, 2]},
+        "limit": 4,
+        "prune": "median",
+        "warmup_steps": 40,
+    },
     "ProfileBody": {"steps": 3, "rank": 0},
     "TokenRequest": {"name": "ada", "role": "operator", "projects": ["vision"], "expires_in_s": 2592000},
     "SessionRequest": {"token": "shoal_3k9d2m7q_..."},
@@ -74,7 +84,9 @@ _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
     (r"(POST|PUT|PATCH|DELETE) ", (Kind.CROSS_ORIGIN, Kind.CSRF)),
     (r"\w+ (/v1/(?!whoami|session)|/metrics)", (Kind.FORBIDDEN,)),
     (r"\w+ /v1/", (Kind.STORE_UNAVAILABLE,)),
-    (r"GET /v1/jobs$", (Kind.INVALID_CURSOR,)),
+    (r"GET /v1/(jobs|sweeps)$", (Kind.INVALID_CURSOR,)),
+    (r"POST /v1/sweeps$", (Kind.INVALID_SPEC, Kind.CODE_UNKNOWN, Kind.SWEEP_CONFLICT, Kind.QUEUE_FULL)),
+    (r"\w+ /v1/sweeps/{", (Kind.SWEEP_NOT_FOUND,)),
     (r"POST /v1/jobs$", (Kind.INVALID_SPEC, Kind.CODE_UNKNOWN, Kind.IDEMPOTENCY_CONFLICT, Kind.QUEUE_FULL)),
     (r"\w+ /v1/jobs/{job_id}", (Kind.JOB_NOT_FOUND,)),
     (r"POST /v1/jobs/dry-run", (Kind.INVALID_SPEC, Kind.CODE_UNKNOWN, Kind.QUEUE_FULL)),

@@ -72,7 +72,12 @@ class Kind(Enum):
         "The job has changed",
         "If-Match does not name the current ETag. Read the job again, then repeat the change.",
     )
-    JOB_ENDED = ("job-ended", 409, "The job has ended", "A job that has ended can be read but not changed.")
+    JOB_ENDED = (
+        "job-ended",
+        409,
+        "The job has ended",
+        "A job that has ended can be read but not changed, except its labels and annotations.",
+    )
     REQUEST_CONFLICT = (
         "request-conflict",
         409,
@@ -85,6 +90,13 @@ class Kind(Enum):
         404,
         "No such project",
         "The project is not defined. GET /v1/projects lists the projects.",
+    )
+    SWEEP_NOT_FOUND = ("sweep-not-found", 404, "No such sweep", "GET /v1/sweeps lists the sweeps.")
+    SWEEP_CONFLICT = (
+        "sweep-conflict",
+        409,
+        "The name is that of another sweep",
+        "The project has a sweep with this name and other jobs. Use another name, or repeat the request as it was.",
     )
     USER_NOT_FOUND = (
         "user-not-found",

@@ -110,13 +110,20 @@ def submit(
             events, the directory cannot be packed, the model fits into no layout, or finish_by has passed.
         CodeUnknown, IdempotencyConflict, QueueFull
     """
+    spec, note = accepted(store, spec, now, surroundings)
+    return store.create_job(spec, idempotency_key=idempotency_key, now=now, note=note)
+
+
+def accepted(store: Store, spec: JobSpec, now: float, surroundings: Surroundings) -> tuple[JobSpec, str]:
+    """The spec as it is submitted, with its code stored, and the note of the job's status. Raises SpecError,
+    CodeUnknown."""
     note = _checked(store, spec, now, surroundings)
     if spec.code.archive is not None:
         _require_code(store, spec.code.archive)
     elif (archive := _packed(spec)) is not None:
         store.put_code(archive.sha256, archive.data, now)
         spec = _with_archive(spec, archive)
-    return store.create_job(spec, idempotency_key=idempotency_key, now=now, note=note)
+    return spec, note
 
 
 def dry_run(

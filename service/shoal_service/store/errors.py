@@ -5,6 +5,7 @@
     |-- NotFound
     |   |-- JobNotFound
     |   |-- ProjectNotFound
+    |   |-- SweepNotFound
     |   |-- UserNotFound
     |   |-- WindowNotFound
     |   |-- TokenNotFound
@@ -18,7 +19,9 @@
     |   |   |-- JobEnded          ... because the job has ended
     |   |   |-- JobNotEnded       ... because it has not
     |   |   `-- LifecycleConflict     the job cannot go on in this way; the message names the way out
+    |   |-- SweepConflict         the name is that of a sweep with other jobs
     |   |-- QueueFull             the project or the user has as many queued jobs as allowed
+    |   |   `-- SweepTooLarge         ... with the jobs of a sweep, of which none was submitted
     |   |-- CheckpointConflict    the checkpoint is damaged, deleted or was never committed
     |   |-- CheckpointKept        the checkpoint is pinned, or the job would resume from it
     |   |-- ProfileOpen           the profile before this one is not ended
@@ -72,6 +75,18 @@ class ProjectNotFound(NotFound):
 
     def __str__(self) -> str:
         return f"There is no project {self.name!r}. `shoal quota list` lists the projects."
+
+
+class SweepNotFound(NotFound):
+    code: ClassVar[str] = "sweep_not_found"
+
+    def __init__(self, project: str, name: str) -> None:
+        super().__init__(project, name)
+        self.project = project
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"Project {self.project} has no sweep {self.name!r}. `shoal jobs --label sweep` lists the jobs of all."
 
 
 class UserNotFound(NotFound):
@@ -216,6 +231,35 @@ class QueueFull(Conflict):
             f"Project {self.name} has {self.queued} queued jobs, and its max_queued is {self.max_queued}. Wait "
             f"until one has started, cancel one (`shoal queue --project {self.name}` lists them), or raise the "
             f"limit (`shoal quota set {self.name} --max-queued N`)."
+        )
+
+
+class SweepTooLarge(QueueFull):
+    code: ClassVar[str] = "sweep_too_large"
+
+    def __str__(self) -> str:
+        whose, way = ("user", "set-user") if self.is_user else ("project", "set")
+        return (
+            f"No job of the sweep was submitted: with all of them, {whose} {self.name} would have more queued "
+            f"jobs than its max_queued, which is {self.max_queued}. Leave values out of the grid, wait until others "
+            f"have started, or raise the limit (`shoal quota {way} {self.name} --max-queued N`)."
+        )
+
+
+class SweepConflict(Conflict):
+    code: ClassVar[str] = "sweep_conflict"
+
+    def __init__(self, project: str, name: str, number: int, job_id: str) -> None:
+        super().__init__(project, name, number, job_id)
+        self.project = project
+        self.name = name
+        self.number = number
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return (
+            f"Project {self.project} has a sweep {self.name!r} with another job number {self.number} ({self.job_id}). "
+            "Use another name for the sweep, or repeat the request as it was."
         )
 
 

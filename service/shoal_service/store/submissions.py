@@ -26,7 +26,7 @@ from shoal_service.store.errors import (
     PreconditionFailed,
     RequestConflict,
 )
-from shoal_service.store.lifecycle import code_versions, continuing
+from shoal_service.store.lifecycle import code_versions, continuing, labels
 from shoal_service.store.reads import cursor as page_cursors
 from shoal_service.store.reads.selection import selected
 from shoal_service.store.records import (
@@ -40,7 +40,7 @@ from shoal_service.store.records import (
     summary_of,
 )
 from shoal_service.store.scheduling import projects, users
-from shoal_service.store.tables import events, job_labels, job_specs, jobs
+from shoal_service.store.tables import events, job_specs, jobs
 from shoal_service.store.webhooks import cursors
 from shoal_service.views import Goodput, JobPatch, JobStatus, JobSummary, JobView, Page
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -108,9 +108,7 @@ def create(
     projects.require_room_in_queue(connection, spec.project)
     users.require_room_in_queue(connection, spec.user)
     connection.execute(_INSERT_SPEC, {"job_num": num, "version": 1, "accepted_at": now, "document": document})
-    if spec.labels:
-        labels = [{"job_num": num, "key": key, "value": value} for key, value in spec.labels.items()]
-        connection.execute(plain_insert(job_labels), labels)
+    labels.replace(connection, num, {}, spec.labels)
     cursors.begin(connection, num, len(spec.webhooks))
     audit.about(job_id)
     event = JobCreated(
@@ -177,8 +175,10 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
     job = load(connection, job_id, lock=True)
     if if_match is not None and not _matches(if_match, etag_of(job.id, job.spec_version)):
         raise PreconditionFailed(job_id, etag_of(job.id, job.spec_version), if_match)
-    if job.state.ended:
-        raise JobEnded(job_id, job.state, "be changed")
+    if job.state.ended and not labels.only_describes(changes):
+        raise JobEnded(job_id, job.state, "be changed, except its labels and annotations")
+    if job.deleting:
+        raise RequestConflict(job_id, job.state, "be changed: it is being deleted")
     stored = read_spec(connection, job.num, job.spec_version)
     if stored.problem:
         raise RequestConflict(job_id, job.state, f"be changed: its stored spec cannot be read ({stored.problem})")
@@ -189,6 +189,7 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
         version = job.spec_version + 1
         row = {"job_num": job.num, "version": version, "accepted_at": now, "document": after.model_dump_json()}
         connection.execute(_INSERT_SPEC, row)
+        labels.replace(connection, job.num, before.labels, after.labels)
         edit = JobEdit(connection, job, now)
         if job.state is JobState.QUEUED:
             edit.book()  # until now the job requested the old number of workers
@@ -239,6 +240,10 @@ def _changed(changes: JobPatch) -> dict[str, Any]:
         section = getattr(changes, key)
         if section is not None:
             data[key] = section.model_dump(mode="json", exclude_unset=True)
+    if changes.labels is not None:
+        data["labels"] = changes.labels
+    if changes.annotations is not None:
+        data["annotations"] = sorted(changes.annotations)
     return data
 
 
@@ -260,6 +265,11 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
             data[key] |= section.model_dump(mode="json", exclude_unset=True)
     if changes.code is not None:
         data["code"] |= changes.code.model_dump(mode="json")
+    if changes.labels is not None:
+        labels.require_label_of_sweep(spec, changes.labels)
+        data["labels"] = labels.merged(spec.labels, changes.labels)
+    if changes.annotations is not None:
+        data["annotations"] = labels.merged(spec.annotations, changes.annotations)
     return parse_spec(data)
 
 

@@ -1,10 +1,16 @@
-"""`submit --from`, `extend` and `retry` against a real server and store."""
+"""`submit --from`, `extend`, `retry`, `label` and `update` against a real server and store."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from shoal_service.access_views import TokenRequest
+from shoal_service.control.code_archive import pack
+from shoal_service.core.access.roles import Role
 from shoal_service.views import CheckpointView, JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -48,3 +54,74 @@ def test_an_ended_job_is_extended_and_a_failed_one_tried_again(shoal: Any, servi
     assert ran.code != 0 and "100 are done. Give more than 100" in ran.err
     assert "QUEUED  step 100 of 150" in shoal("extend", done.id, "--steps", "150").out
     assert service.store.get_job(done.id).spec.stop.steps == 150
+
+
+def test_labels_and_annotations_are_set_removed_and_shown(shoal: Any, service: Any) -> None:
+    job = service.add_job(labels={"team": "speech", "draft": "1"})
+    shown = shoal("label", job.id, "team=vision", "draft-", "lr=3e-4=x")
+    assert (shown.code, shown.out.splitlines()[1:]) == (0, ["lr=3e-4=x", "team=vision"])
+    assert [one["id"] for one in shoal("jobs", "--label", "team=vision", "--json").json()] == [job.id]
+    assert shoal("jobs", "--label", "draft", "--json").json() == []
+    shoal("annotate", job.id, "why=Is 3e-4 too much?")
+    assert "why: Is 3e-4 too much?" in shoal("show", job.id).out
+    shoal("cancel", job.id)
+    assert shoal("label", job.id, "team-", "lr-").out.splitlines()[1:] == ["no labels"]
+    assert shoal("annotate", job.id, "--json").json()["spec"]["annotations"] == {"why": "Is 3e-4 too much?"}
+
+
+def test_a_label_without_a_value_and_one_given_twice_are_refused(shoal: Any, service: Any) -> None:
+    job = service.add_job()
+    bare = shoal("label", job.id, "team")
+    assert bare.code == 2 and "shoal label JOB team=VALUE, or team- to remove it" in bare.err
+    assert "'team' is given twice" in shoal("label", job.id, "team=a", "team-").err
+    assert "a name has at most 63 letters" in shoal("label", job.id, "te am=a").err
+    assert service.store.get_job(job.id).spec_version == 1
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    directory = tmp_path / "new"
+    directory.mkdir()
+    (directory / "mine.py").write_text("VALUE = 2\n")
+    return directory
+
+
+def test_update_stores_the_directory_and_names_its_version(shoal: Any, service: Any, new: Path) -> None:
+    job = service.add_job(task="mine:Task", code={"archive": "a" * 64, "env": {"A": "1"}})
+    service.begin(job)
+    ran = shoal("update", job.name, "--code", str(new))
+    archive = pack(new)
+    assert ran.code == 0
+    assert ran.out.splitlines() == [
+        f"{job.id}  byte-lm  STARTING  code {archive.sha256[:12]}",
+        f"`shoal watch {job.id}` shows when it trains, or why it does not",
+    ]
+    assert service.store.get_code(archive.sha256) == archive.data
+    code = service.store.get_job(job.id).spec.code
+    assert (code.archive, code.env) == (archive.sha256, {"A": "1"})
+    assert "spec changed to version 2: code" in shoal("events", job.id).out
+
+
+def test_update_is_refused_in_words(shoal: Any, service: Any, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builtin = service.add_job(name="builtin")
+    gpu = service.add_job(name="gpu", task="mine:Task", code={"archive": "a" * 64}, worker={"gpus": 1})
+    service.begin(gpu)
+    code = ["--code", str(new)]
+    refused = shoal("update", gpu.id, *code)
+    assert refused.code == 2 and "Pause it, change the code, and resume it" in refused.err
+    refused = shoal("update", builtin.id, *code)
+    assert refused.code == 2 and "is not from code of its own" in refused.err
+    assert shoal("update", "nobody", *code).code == 4
+    assert shoal("update", gpu.id, "--code", str(new / "no")).code == 2
+    shoal("cancel", builtin.id)
+    refused = shoal("update", builtin.id, *code)
+    assert refused.code == 2 and "has ended" in refused.err
+    (new / "link").symlink_to("/etc/hostname")
+    refused = shoal("update", gpu.id, *code)
+    assert refused.code == 2 and "outside" in refused.err and "code.working_dir in the spec" not in refused.err
+    (new / "link").unlink()
+    made = service.store.create_token(TokenRequest(name="eve", role=Role.VIEWER), by="test", now=time.time())
+    monkeypatch.setenv("SHOAL_TOKEN", made.token)
+    refused = shoal("update", gpu.id, *code)
+    assert refused.code == 2 and "needs the role operator" in refused.err
+    assert [service.store.get_job(one.id).spec_version for one in (builtin, gpu)] == [1, 1]

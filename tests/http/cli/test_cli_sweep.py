@@ -46,6 +46,10 @@ def test_mistakes_are_refused_before_any_job_is_submitted(shoal: Any, spec_file:
     for arguments, words in (
         ((), "needs --grid"),
         (("--grid", "seed"), "KEY.PATH=VALUE"),
+        (("--grid", "seed=1,2", "--grid", "seed=3"), "names seed twice"),
+        (("--grid", "project=a,b"), "project cannot be varied, since a sweep is of one project"),
+        (("--grid", "data.corpus.x=1,2"), "not a section"),
+        (("a b", "--grid", "seed=1,2"), "NAME 'a b'"),
         (("--grid", "seed=1,x"), "seed"),
         (("--grid", "seed=1,2", "--prune", "mean"), "prune"),
     ):
@@ -54,13 +58,36 @@ def test_mistakes_are_refused_before_any_job_is_submitted(shoal: Any, spec_file:
     assert shoal("jobs", "--json").json() == []
 
 
-def test_a_full_queue_leaves_a_sweep_that_the_same_command_completes(shoal: Any, service: Any, spec_file: Path) -> None:
+def test_a_full_queue_takes_all_jobs_of_a_sweep_or_none(shoal: Any, service: Any, spec_file: Path) -> None:
     service.store.put_project("default", ProjectRules(max_queued=3))
     refused = shoal("sweep", str(spec_file), "rates", *GRID)
-    assert refused.code == 2 and "3 of 4 jobs of sweep rates were submitted" in refused.err
-    service.store.put_project("default", ProjectRules())
+    assert refused.code == 2 and "No job of the sweep was submitted" in refused.err and "which is 3" in refused.err
+    assert shoal("jobs", "--json").json() == []
+    service.store.put_project("default", ProjectRules(max_queued=4))
     assert len(shoal("sweep", str(spec_file), "rates", *GRID, "--json").json()["jobs"]) == 4
-    assert len(shoal("jobs", "--label", "sweep=rates", "--json").json()) == 4
+
+
+def test_the_name_of_another_sweep_is_refused_and_more_values_continue_one(
+    shoal: Any, service: Any, spec_file: Path
+) -> None:
+    first = shoal("sweep", str(spec_file), "rates", "--grid", "seed=1,2", "--json").json()["jobs"]
+    other = shoal("sweep", str(spec_file), "rates", "--grid", "seed=3,4")
+    assert other.code == 2 and f"another job number 1 ({first[0]})" in other.err
+    more = shoal("sweep", str(spec_file), "rates", "--grid", "seed=1,2,3", "--json").json()["jobs"]
+    assert (more[:2], len(more)) == (first, 3)
+
+
+def test_a_sweep_of_two_projects_is_shown_by_its_project(shoal: Any, service: Any, spec_file: Path) -> None:
+    for project in ("one", "two"):
+        ran = shoal("sweep", str(spec_file), "rates", "--grid", "seed=1,2", "--set", f"project={project}")
+        assert ran.code == 0, ran.err
+    both = shoal("sweep", "show", "rates")
+    assert both.code == 2 and "the projects one, two have a sweep 'rates'" in both.err
+    assert len(shoal("sweep", "show", "rates", "--project", "two", "--json").json()) == 2
+    assert shoal("sweep", "cancel", "rates", "--project", "one").out.startswith("cancelled 2 of 2 jobs")
+    assert shoal("sweep", "cancel", "rates", "--project", "one").out.startswith("cancelled 0 of 2 jobs")
+    states = {job["state"] for job in shoal("sweep", "show", "rates", "--project", "two", "--json").json()}
+    assert states == {"QUEUED"}
 
 
 def test_show_lists_the_best_first_and_cancel_ends_what_goes_on(shoal: Any, service: Any, spec_file: Path) -> None:

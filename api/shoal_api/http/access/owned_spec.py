@@ -36,14 +36,20 @@ def of_principal(spec: JobSpec, principal: Principal) -> OwnedSpec:
                 Kind.FORBIDDEN, f"{principal.name} may submit jobs of {shown}, not of the project {spec.project!r}."
             )
         changes["project"] = next(iter(principal.projects))
-    if spec.code.working_dir is not None and spec.code.archive is None and principal.role is not Role.ADMIN:
-        raise ProblemError(
-            Kind.FORBIDDEN,
-            f"code.working_dir {spec.code.working_dir!r} without code.archive is a directory of the server, which only "
-            "an admin may name. The command line and the Python client upload yours: PUT /v1/code/{sha256}.",
-        )
+    if spec.code.archive is None:
+        require_no_directory_of_server(spec.code.working_dir, principal)
     if principal.user and spec.user != principal.user:
         changes["user"] = principal.user
         if "user" in spec.model_fields_set:
             notes.append(f"user is {principal.user}, that of the token, not {spec.user}.")
     return OwnedSpec(spec.model_copy(update=changes) if changes else spec, " ".join(notes))
+
+
+def require_no_directory_of_server(working_dir: str | None, principal: Principal) -> None:
+    """Of `code` without an archive. Raises ProblemError: forbidden."""
+    if working_dir is not None and principal.role is not Role.ADMIN:
+        raise ProblemError(
+            Kind.FORBIDDEN,
+            f"code.working_dir {working_dir!r} without code.archive is a directory of the server, which only "
+            "an admin may name. The command line and the Python client upload yours: PUT /v1/code/{sha256}.",
+        )

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from shoal_api.http.access.authentication import principal_of
 from shoal_api.http.access.needs import needs, require_visible, visible_projects
-from shoal_api.http.access.owned_spec import OwnedSpec, of_principal
+from shoal_api.http.access.owned_spec import OwnedSpec, of_principal, require_no_directory_of_server
 from shoal_api.http.conditional import is_unchanged, job_response, spec_tags
 from shoal_api.http.context import Context, JobId, wants_events
 from shoal_api.http.documents import JSON_TYPES, PATCH_TYPES, YAML_TYPES, read_model, read_spec
@@ -23,7 +23,7 @@ from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_api.http.routes.users import USER_NAME
 from shoal_api.http.streams import STREAMED, sse_response
 from shoal_service.control import submission
-from shoal_service.control.submission import Surroundings, dry_run, submit
+from shoal_service.control.submission import dry_run, submit
 from shoal_service.core.access.roles import Permission
 from shoal_service.core.desired import Desired
 from shoal_service.queue_views import DryRun
@@ -153,14 +153,17 @@ def routes(context: Context) -> APIRouter:
         "/{job_id}",
         dependencies=[needs(Permission.JOBS_CHANGE)],
         response_model=JobView,
-        summary="Change the spec of a job that has not ended",
+        summary="Change the spec of a job",
         openapi_extra=body_of("JobPatch", PATCH_TYPES),
     )
     async def patch_job(request: Request, job_id: JobId, if_match: IfMatch = None) -> Response:
         """Elasticity, parallelism, priority, deadline, the end, the learning rate, validation and code. Absent keys
         stay as they are; `parallelism` and `stop` are replaced as a whole. A running job follows at a step boundary.
-        With `If-Match`, only if the ETag is still this one."""
+        `labels` and `annotations` are merged (null removes one), also those of a job that has ended. With `If-Match`,
+        only if the ETag is still this one."""
         patch = await read_model(request, JobPatch, PATCH_TYPES, invalid=Kind.INVALID_PATCH)
+        if patch.code is not None:
+            require_no_directory_of_server(patch.code.working_dir, principal_of(request))
         tags = spec_tags(if_match)
         change = partial(submission.patch, store, job_id, patch, if_match=tags, now=context.clock())
         job = await run_in_threadpool(change, places=context.places)
@@ -200,7 +203,7 @@ async def _owned(request: Request) -> OwnedSpec:
 
 
 def _submit(context: Context, owned: OwnedSpec, idempotency_key: str | None) -> tuple[JobView, bool]:
-    return submit(context.store, owned.spec, idempotency_key, context.clock(), _surroundings(context, owned))
+    return submit(context.store, owned.spec, idempotency_key, context.clock(), context.surroundings(owned.note))
 
 
 def _dry_run(context: Context, owned: OwnedSpec, uploads: bool) -> DryRun:
@@ -208,12 +211,7 @@ def _dry_run(context: Context, owned: OwnedSpec, uploads: bool) -> DryRun:
         context.store,
         owned.spec,
         context.clock(),
-        _surroundings(context, owned),
+        context.surroundings(owned.note),
         uploads=uploads,
         forecast=context.cluster.expected_start,
     )
-
-
-def _surroundings(context: Context, owned: OwnedSpec) -> Surroundings:
-    nodes = context.cluster.snapshot().nodes
-    return Surroundings(profiles=tuple(context.profiles.values()), nodes=nodes, note=owned.note, places=context.places)

@@ -23,11 +23,10 @@ const live = new Live({ fleet(fleet) {
 if (label) live.open(`/v1/overview?limit=200&label=${encodeURIComponent(label)}`);
 else newestSweeps();
 
-// Without a label: links to the sweeps of the newest jobs that have one.
+// Without a label: links to the newest sweeps.
 async function newestSweeps() {
-  const { items: jobs } = await request("/v1/overview?limit=200&label=sweep");
-  const names = [...new Set(jobs.map((job) => job.labels.sweep))];
-  if (names.length) fill("sweeps", names.map((name) => element("li", link(`${name} (${plural(jobs.filter((job) => job.labels.sweep === name).length, "job")})`, `/sweeps?label=${encodeURIComponent(`sweep=${name}`)}`))));
+  const { items: found } = await request("/v1/sweeps");
+  if (found.length) fill("sweeps", found.map(({ name, num_jobs }) => element("li", link(`${name} (${plural(num_jobs, "job")})`, `/sweeps?label=${encodeURIComponent(`sweep=${name}`)}`))));
 }
 
 // The labels that differ: the parameters of the sweep.

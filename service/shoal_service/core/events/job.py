@@ -129,7 +129,8 @@ class JobRetried(JobEvent):
 
 
 class JobPatched(JobEvent):
-    """A user changed the spec while the job had not ended. `generation.settings` says when training follows."""
+    """A user changed the spec; of an ended job only labels and annotations. `generation.settings` says when training
+    follows."""
 
     type: ClassVar[str] = "job.patched"
     severity: ClassVar[Severity] = Severity.INFO
@@ -147,6 +148,10 @@ class JobPatched(JobEvent):
     optimizer: dict[str, float] | None = None
     code: dict[str, str] | None = None
     """`code.updated` says when the new code trains."""
+    labels: dict[str, str | None] | None = None
+    """Only those that were changed; null: removed."""
+    annotations: tuple[str, ...] | None = None
+    """Names of those that were changed."""
     by: str | None = None
     """Name of the one who asked through the API."""
 

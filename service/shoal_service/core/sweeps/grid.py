@@ -5,10 +5,19 @@ A value is YAML, as in `--set`. Commas inside brackets, braces and quotes do not
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from itertools import product
+from typing import Any
+
+from shoal_service.core.key_paths import NotASection, assign
 
 MAX_JOBS = 1_000
+_NOT_OF_A_GRID = {
+    "name": "the jobs are numbered",
+    "sweep": "all jobs are of this one",
+    "project": "a sweep is of one project",
+}
 _OPENING, _CLOSING, _QUOTES = "[{(", "]})", "'\""
 
 
@@ -40,6 +49,27 @@ def combinations(axes: Sequence[tuple[str, tuple[str, ...]]]) -> list[dict[str, 
             f"The grid has {number:,} combinations, and a sweep at most {MAX_JOBS:,} jobs: leave some out."
         )
     return [dict(zip(keys, chosen, strict=True)) for chosen in product(*(values for _, values in axes))]
+
+
+def document_of(shared: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the spec that the jobs share, with these values by key path. Raises InvalidGrid."""
+    document: dict[str, Any] = copy.deepcopy(dict(shared))
+    for path, value in values.items():
+        top = path.partition(".")[0]
+        if not all(path.split(".")):
+            raise InvalidGrid(f"grid: {path!r} is not a path of keys, for example optimizer.lr.")
+        if top in _NOT_OF_A_GRID:
+            raise InvalidGrid(f"grid: {path} cannot be varied, since {_NOT_OF_A_GRID[top]}.")
+        try:
+            assign(document, path, copy.deepcopy(value))
+        except NotASection as error:
+            raise InvalidGrid(f"grid: {error}.") from None
+    return document
+
+
+def words(labels: Mapping[str, str]) -> str:
+    """The values of one job, for people."""
+    return " ".join(f"{name}={value}" for name, value in labels.items())
 
 
 def label_names(keys: Sequence[str]) -> dict[str, str]:

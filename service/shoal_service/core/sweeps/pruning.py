@@ -76,5 +76,12 @@ def verdict(job_id: str, step: int, values: Mapping[str, float]) -> Verdict | No
     return Verdict(step, values[job_id], middle, len(others))
 
 
+def rank(val_loss: float | None, loss: float | None) -> tuple[bool, float]:
+    """To sort the jobs of a sweep, the best first: by validation loss, where there is one; then by loss; then those
+    that have neither."""
+    value = val_loss if val_loss is not None else loss
+    return value is None, _or_worst(value) if value is not None else 0.0
+
+
 def _or_worst(value: float) -> float:
     return math.inf if math.isnan(value) else value

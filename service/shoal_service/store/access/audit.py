@@ -77,6 +77,13 @@ def about(job_id: str) -> None:
         deed.job_id = job_id
 
 
+def made(path: str) -> None:
+    """The request that is served has made this resource, which is no job."""
+    deed = CURRENT.get()
+    if deed is not None:
+        deed.job_id, deed.path = "", path
+
+
 def by() -> dict[str, Any]:
     """The field `by` of an event: who makes the request that is served, if there is one."""
     deed = CURRENT.get()

@@ -1,4 +1,5 @@
-"""What the store knows of sweeps: what their jobs have reached, and the end of a job that is worse than the others.
+"""Sweeps in the store: their jobs, submitted and cancelled together; what these have reached, and the end of one that
+is worse than the others.
 
-Methods of `Store`; the decision is `core/sweeps/pruning`, the control loop asks.
+Methods of `Store`, for the HTTP edge and the control loop; who is ended is decided in `core/sweeps/pruning`.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection, select
 
@@ -12,13 +13,16 @@ from shoal_service.core.events.catalogue import describe
 from shoal_service.core.events.job import JobOutperformed, JobRequested
 from shoal_service.core.job_machine import ACTIVE, Requested, step
 from shoal_service.core.sweeps.pruning import Rule, Verdict, step_to_compare, verdict
+from shoal_service.overview_views import SweepSummary, SweepView
 from shoal_service.store import lease as leases
 from shoal_service.store.database import Database
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.hub import Hub
 from shoal_service.store.records import load
-from shoal_service.store.sweeps import reads
+from shoal_service.store.sweeps import listing, reads, submitting
 from shoal_service.store.tables import events
+from shoal_service.views import Page
+from shoal_workers.contract.spec import JobSpec
 
 PRUNED = "pruned"
 """Reason of a job that was ended because others of its sweep are better."""
@@ -29,6 +33,44 @@ class SweepMethods:
 
     _database: Database
     _hub: Hub
+
+    def create_sweep(self, name: str, jobs: Sequence[tuple[JobSpec, str]], *, now: float) -> tuple[list[str], bool]:
+        """All jobs of a sweep, or none. `jobs`: their specs, all of one project, and the notes of their statuses.
+        Returns their ids in this order, and whether one is new. Raises SweepConflict, SweepTooLarge; SpecError, as
+        `create_job`."""
+        with self._database.write() as tx:
+            found = submitting.create(tx, name, jobs, now=now)
+        for job_id, created in found:
+            if created:
+                self._hub.publish(job_id, is_request=True)
+        return [job_id for job_id, _ in found], any(created for _, created in found)
+
+    def cancel_sweep(self, project: str, name: str, *, now: float) -> list[str]:
+        """Ends those of its jobs that have not ended; their ids. Raises SweepNotFound."""
+        with self._database.write() as tx:
+            cancelled = submitting.cancel(tx, project, name, now=now)
+        for job_id in cancelled:
+            self._hub.publish(job_id, is_request=True)
+        return cancelled
+
+    def list_sweeps(
+        self,
+        *,
+        project: str | None = None,
+        name: str | None = None,
+        visible: Collection[str] | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page[SweepSummary]:
+        """The newest first, by their first jobs. None: of all. Raises InvalidCursor."""
+        which = listing.Which(project, name, visible)
+        with self._database.read() as tx:
+            return listing.page(tx, which, limit=limit, cursor=cursor)
+
+    def get_sweep(self, project: str, name: str, order: Sequence[str] = ()) -> SweepView:
+        """Its jobs, the best first; `order`: only those with these ids, in this order. Raises SweepNotFound."""
+        with self._database.read() as tx:
+            return listing.view(tx, project, name, order)
 
     def compare(self, project: str, sweep: str, rules: dict[str, Rule]) -> dict[str, Verdict]:
         """Which of these jobs of a sweep are worse than the others, by their ids."""

@@ -7,6 +7,7 @@ import math
 from sqlalchemy import Connection, func, select
 
 from shoal_service.core.sweeps.pruning import AVERAGED_STEPS, Measure
+from shoal_service.store.errors import SweepNotFound
 from shoal_service.store.tables import job_labels, jobs, series, series_rollups
 from shoal_workers.contract.course.sweep import SWEEP_LABEL
 
@@ -58,3 +59,17 @@ def values(connection: Connection, nums: dict[str, int], step: int, measure: Mea
             series_rollups.c.bucket == step // AVERAGED_STEPS - 1,
         )
     return {ids[num]: math.nan if value is None else value for num, value in connection.execute(query)}
+
+
+def job_ids(connection: Connection, project: str, name: str) -> list[str]:
+    """Of all jobs of a sweep, oldest first. Raises SweepNotFound."""
+    query = (
+        select(jobs.c.id)
+        .join(job_labels, job_labels.c.job_num == jobs.c.num)
+        .where(job_labels.c.key == SWEEP_LABEL, job_labels.c.value == name, jobs.c.project == project)
+        .order_by(jobs.c.num)
+    )
+    found = list(connection.execute(query).scalars())
+    if not found:
+        raise SweepNotFound(project, name)
+    return found

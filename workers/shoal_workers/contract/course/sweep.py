@@ -12,10 +12,13 @@ SWEEP_LABEL = "sweep"
 """Each job of a sweep has this label; its value is the name of the sweep."""
 
 
+SWEEP_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+
+
 class SweepSpec(Frozen):
     """Jobs of one project with the same `sweep.name` are a sweep. `shoal sweep` sets it."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
+    name: str = Field(pattern=SWEEP_NAME)
     """Letters, digits, and inner dashes, dots and underscores. Also the value of the job's label `sweep`."""
     limit: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """The job starts only while fewer jobs of the sweep than this have workers; null: no limit."""

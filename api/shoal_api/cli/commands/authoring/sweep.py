@@ -1,12 +1,10 @@
 """`sweep`: submit a job for each combination of a grid, and show and cancel them together.
 
-The jobs carry all that makes them a sweep (`sweep` in their specs, and labels), so the server keeps to the limit and
-prunes whether or not this command goes on.
+The server makes the jobs of the grid, all or none, keeps to the limit and prunes, whether or not this command goes on.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +14,7 @@ from shoal_api.cli.session import DEFAULT_URL, JsonFlag, Session, UrlOption, com
 
 if TYPE_CHECKING:
     from shoal_api.client import Client
-    from shoal_service.overview_views import FleetJob
-
-_PAGE = 200
+    from shoal_service.change_views import SweepRequest
 
 
 def sweep(
@@ -51,6 +47,9 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check each job and show the grid; submit nothing.")
     ] = False,
+    project: Annotated[
+        str | None, typer.Option("--project", help="Of the sweep to show or to cancel, if several have this name.")
+    ] = None,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
@@ -60,69 +59,76 @@ def sweep(
     """
     with command(url, as_json) as session:
         if what in ("show", "cancel"):
-            _of_name(session, what, name)
+            _of_name(session, what, name, project)
             return
         rules = {"limit": limit, "prune": prune, "warmup_steps": warmup}
-        documents, labels = documents_of(what, name, grid or [], assignments or [], rules)
+        request = request_of(what, name, grid or [], assignments or [], rules)
         with session.open_client() as client:
             if dry_run:
-                found = [client.dry_run(document) for document in documents]
-                words = "\n".join((*(_words(one) for one in labels), f"{len(found)} jobs; nothing was submitted"))
-                session.output.document(found, lambda: words)
-                return
-            _submit(session, client, documents, labels)
+                _try(session, client, request)
+            else:
+                _submit(session, client, request)
 
 
-def documents_of(
+def request_of(
     source: str, name: str | None, grid: Sequence[str], assignments: Sequence[str], rules: dict[str, Any]
-) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    """The spec of each job, validated, and the labels with its values. Raises CliError, SpecError."""
+) -> SweepRequest:
+    """Raises CliError."""
+    from pydantic import ValidationError
+
     from shoal_api.cli.errors import CliError
-    from shoal_api.cli.overrides import apply_overrides
     from shoal_api.cli.spec_file import load_spec
-    from shoal_service.core.sweeps.grid import InvalidGrid, combinations, labels_of, parse_axis
-    from shoal_workers.contract.checks.spec_errors import parse_spec
+    from shoal_service.change_views import SweepRequest
+    from shoal_service.core.sweeps.grid import InvalidGrid, parse_axis
 
     if not grid:
         raise CliError("a sweep needs --grid", hint=f"for example: shoal sweep {source} --grid optimizer.lr=1e-4,3e-4")
+    axes: dict[str, tuple[str, ...]] = {}
+    for text in grid:
+        try:
+            key, values = parse_axis(text)
+        except InvalidGrid as error:
+            raise CliError(str(error)) from None
+        if key in axes:
+            raise CliError(f"--grid names {key} twice", hint="give all of its values in one --grid")
+        axes[key] = values
+    document = load_spec(source, assignments)
     try:
-        chosen = combinations([parse_axis(one) for one in grid])
+        return SweepRequest.model_validate({"name": name, "spec": document, "grid": axes, **rules})
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        place = str(first["loc"][0])
+        option = {"name": "NAME", "warmup_steps": "--warmup"}.get(place, f"--{place}")
+        raise CliError(f"{option} {first['input']!r}: {first['msg']}", hint="shoal sweep --help") from None
+
+
+def _try(session: Session, client: Client, request: SweepRequest) -> None:
+    from shoal_api.cli.errors import CliError
+    from shoal_service.control.sweeps import members, specs_of, with_name
+    from shoal_service.core.sweeps.grid import InvalidGrid, words
+
+    named = with_name(request)
+    try:
+        specs_of(named)
+        jobs = members(named)
     except InvalidGrid as error:
         raise CliError(str(error)) from None
-    shared = load_spec(source, assignments)
-    stem = str(shared.get("name", "job"))[:50]
-    name = name or f"{stem}-{secrets.token_hex(3)}"
-    section = {"name": name, **{key: value for key, value in rules.items() if value is not None}}
-    documents = []
-    for number, values in enumerate(chosen, 1):
-        document = apply_overrides(shared, [f"{key}={value}" for key, value in values.items()])
-        labels = {**(document.get("labels") or {}), **labels_of(values)}
-        documents.append({**document, "name": f"{stem}-{number}", "labels": labels, "sweep": section})
-        parse_spec(documents[-1])
-    return documents, [labels_of(values) for values in chosen]
+    found = [client.dry_run(job.document) for job in jobs]
+    lines = [*(words(job.labels) for job in jobs), f"{len(found)} jobs; nothing was submitted"]
+    session.output.document(found, lambda: "\n".join(lines))
 
 
-def _submit(session: Session, client: Client, documents: list[dict[str, Any]], labels: list[dict[str, str]]) -> None:
-    from shoal_api.cli.errors import CliError
-    from shoal_api.client import ApiError
+def _submit(session: Session, client: Client, request: SweepRequest) -> None:
+    from shoal_service.core.sweeps.grid import label_names, words
 
-    name, jobs = documents[0]["sweep"]["name"], []
-    for number, document in enumerate(documents):
-        try:
-            jobs.append(client.submit(document, idempotency_key=f"sweep/{name}/{number}"))
-        except ApiError as error:
-            if not jobs:
-                raise
-            raise CliError(
-                f"{len(jobs)} of {len(documents)} jobs of sweep {name} were submitted, then one was refused: {error}",
-                hint=f"repeat the command with the name {name} after the spec: it submits those that are missing",
-            ) from None
-    lines = [f"{job.id}  {job.name}  {_words(values)}" for job, values in zip(jobs, labels, strict=True)]
-    lines += [f"shoal sweep show {name}", f"shoal sweep cancel {name}"]
-    session.output.document({"sweep": name, "jobs": [job.id for job in jobs]}, lambda: "\n".join(lines))
+    view = client.submit_sweep(request)
+    names = list(label_names(list(request.grid)).values())
+    lines = [f"{job.id}  {job.name}  {words({name: job.labels.get(name, '-') for name in names})}" for job in view.jobs]
+    lines += [f"shoal sweep show {view.name}", f"shoal sweep cancel {view.name}"]
+    session.output.document({"sweep": view.name, "jobs": [job.id for job in view.jobs]}, lambda: "\n".join(lines))
 
 
-def _of_name(session: Session, what: str, name: str | None) -> None:
+def _of_name(session: Session, what: str, name: str | None, project: str | None) -> None:
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.exit_codes import ExitCode
     from shoal_api.cli.render.tables import sweep_table
@@ -130,35 +136,21 @@ def _of_name(session: Session, what: str, name: str | None) -> None:
     if name is None:
         raise CliError(f"which sweep? shoal sweep {what} NAME", hint="`shoal jobs --label sweep` lists the jobs of all")
     with session.open_client() as client:
-        jobs = _jobs_of(client, name)
-        if not jobs:
+        found = client.sweeps(name=name, project=project).items
+        if not found:
             hint = "`shoal jobs --label sweep` lists the jobs of all"
             raise CliError(f"there is no sweep {name!r}", exit_code=ExitCode.NOT_FOUND, hint=hint)
+        if len(found) > 1:
+            projects = ", ".join(sorted(one.project for one in found))
+            raise CliError(f"the projects {projects} have a sweep {name!r}", hint="choose one with --project")
+        [sweep] = found
         if what == "show":
-            best_first = sorted(jobs, key=_rank)
-            session.output.document(best_first, lambda: sweep_table(best_first))
+            view = client.sweep(sweep.project, name)
+            session.output.document(view.jobs, lambda: sweep_table(view.jobs))
             return
-        going_on = [job for job in jobs if not job.state.ended]
-        for job in going_on:
-            client.cancel(job.id)
-        ended = {"cancelled": [job.id for job in going_on]}
-        session.output.document(ended, lambda: f"cancelled {len(going_on)} of {len(jobs)} jobs; the others had ended")
-
-
-def _jobs_of(client: Client, name: str) -> list[FleetJob]:
-    jobs: list[FleetJob] = []
-    while True:
-        page = client.overview_of_all(label=f"sweep={name}", offset=len(jobs), limit=_PAGE)
-        jobs += page.items
-        if len(page.items) < _PAGE:
-            return jobs
-
-
-def _rank(job: FleetJob) -> tuple[bool, float]:
-    """By validation loss, where there is one; then by loss; then those that have neither."""
-    loss = job.val_loss if job.val_loss is not None else job.loss
-    return loss is None, loss if loss is not None else 0.0
-
-
-def _words(labels: dict[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in labels.items())
+        ended = client.cancel_sweep(sweep.project, name)
+    number = len(ended.jobs)
+    session.output.document(
+        {"cancelled": [job.id for job in ended.jobs]},
+        lambda: f"cancelled {number} of {ended.num_jobs} jobs; the others had ended",
+    )

@@ -23,8 +23,14 @@ def update(
     If it raises, is not finite, is slower or builds another model, the job trains on with the code before.
     """
     with command(url, as_json) as session:
+        from shoal_api.cli.errors import CliError
+        from shoal_service.control.code_archive import CodeArchiveError
+
         with session.open_client() as client:
-            view = client.update_code(session.job_id(client, job), code)
+            try:
+                view = client.update_code(session.job_id(client, job), code)
+            except CodeArchiveError as error:
+                raise CliError(f"--code {code} cannot be packed: {error}") from None
         version = (view.spec.code.archive or "")[:12]
         session.output.document(
             view,

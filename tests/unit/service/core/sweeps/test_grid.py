@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_service.core.sweeps.grid import InvalidGrid, combinations, labels_of, parse_axis
+from shoal_service.core.sweeps.grid import InvalidGrid, combinations, document_of, labels_of, parse_axis
 
 
 def test_values_are_separated_by_commas_outside_of_brackets_and_quotes() -> None:
@@ -34,3 +34,16 @@ def test_a_label_is_the_last_part_of_a_key_where_that_is_unique() -> None:
     assert labels_of({"optimizer.lr": "3e-4", "seed": "1"}) == {"lr": "3e-4", "seed": "1"}
     assert labels_of({"model.dim": "8", "data.dim": "'9'"}) == {"model.dim": "8", "data.dim": "9"}
     assert labels_of({"data.sweep": "8"}) == {"data.sweep": "8"}
+
+
+def test_a_document_has_the_values_at_their_paths_and_the_shared_one_stays() -> None:
+    shared = {"optimizer": {"lr": 1, "name": "adam"}}
+    found = document_of(shared, {"optimizer.lr": 2, "model.layers": [3]})
+    assert found == {"optimizer": {"lr": 2, "name": "adam"}, "model": {"layers": [3]}}
+    assert shared == {"optimizer": {"lr": 1, "name": "adam"}}
+
+
+@pytest.mark.parametrize("path", ["a..b", "", "name", "sweep.limit", "project", "optimizer.lr.x"])
+def test_a_path_that_cannot_be_varied_is_refused(path: str) -> None:
+    with pytest.raises(InvalidGrid, match="grid: "):
+        document_of({"optimizer": {"lr": 1}}, {path: 1})

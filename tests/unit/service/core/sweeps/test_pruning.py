@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.sweeps.pruning import AVERAGED_STEPS, Measure, Rule, rule_of, step_to_compare, verdict
+from shoal_service.core.sweeps.pruning import AVERAGED_STEPS, Measure, Rule, rank, rule_of, step_to_compare, verdict
 
 RULE = Rule(Measure.VALIDATION, every_steps=25, warmup_steps=50)
 
@@ -62,3 +62,8 @@ def test_a_loss_that_is_not_a_number_is_worse_than_every_number() -> None:
 def test_at_one_step_at_most_half_of_the_jobs_are_ended(values: dict[str, float]) -> None:
     ended = [job for job in values if verdict(job, 1, values) is not None]
     assert 2 * len(ended) <= len(values) and min(values, key=values.__getitem__) not in ended
+
+
+def test_the_best_job_is_first_and_those_without_a_loss_are_last() -> None:
+    values = {"a": (None, None), "b": (None, 2.0), "c": (1.0, 9.0), "d": (math.nan, 0.5), "e": (3.0, 0.1)}
+    assert sorted(values, key=lambda name: rank(*values[name])) == ["c", "b", "e", "d", "a"]
