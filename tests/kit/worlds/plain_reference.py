@@ -1,7 +1,7 @@
 """The undisturbed run in plain torch: one process, no groups, no sharding, no part of the engine.
 
-Shares with the engine only two pure functions of the contract (the samples of a micro-batch, and its seed)
-and the tasks.
+Shares with the engine only two pure functions of the contract (the samples of a micro-batch, and its seed), the tasks,
+and the values of initial weights.
 """
 
 import importlib
@@ -15,6 +15,8 @@ import torch
 
 from shoal_workers.contract.batch_partition import randomness_seed, sample_at, sample_positions
 from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.engine.model.draw import Box, draw
+from shoal_workers.engine.model.fast_build import build_undrawn
 from shoal_workers.tasks.balance import balance_experts, forget_load, share_of_step
 
 
@@ -50,8 +52,7 @@ def train(spec_data, steps):
     task = _task(spec)
     collate = _collate(task)
     data = task.build_dataset("train")
-    torch.manual_seed(spec.seed)
-    model = task.build_model()
+    model = whole_model(task, spec.seed)
     o, total_steps = spec.optimizer, spec.stop.steps
     if hasattr(task, "build_optimizer"):
         optimizer = task.build_optimizer(model, o.model_dump())
@@ -99,6 +100,23 @@ def train(spec_data, steps):
         scheduler.step()
         seen[step + 1] = (total, float(norm), lr, metrics)
     return seen, spec, task, model
+
+
+def whole_model(task, seed):
+    """With all weights in one process; those of a task with `deferred_init` are drawn by element."""
+
+    def build():
+        torch.manual_seed(seed)
+        return task.build_model()
+
+    if not getattr(task, "deferred_init", False):
+        return build()
+    model, distributions = build_undrawn(build)
+    for name, parameter in model.named_parameters():
+        if name in distributions:
+            shape = tuple(parameter.shape)
+            draw(distributions[name], seed, name, Box(shape, (0,) * len(shape), shape), parameter.detach())
+    return model
 
 
 def _split(returned):

@@ -1,4 +1,4 @@
-"""Reads tensors of safetensors files by name: `init_from`. Nothing is unpickled, and no library is needed.
+"""Reads tensors of safetensors files by name, whole or in part: `init_from`. Nothing is unpickled; needs no library.
 
     8 bytes   length of the header, little endian
     header    JSON: name -> {dtype, shape, data_offsets}
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -21,6 +22,7 @@ from shoal_workers.checkpoint.storage import Directory, open_directory
 
 _INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000
+_PIECE_BYTES = 16 << 20
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -72,16 +74,40 @@ class SafetensorsReader:
     def read(self, name: str) -> torch.Tensor:
         """One tensor, in its stored dtype."""
         stored = self.tensors[name]
-        data = bytearray(stored.num_bytes)
+        out = torch.empty(stored.shape, dtype=stored.dtype)
+        self.read_into(name, (0,) * len(stored.shape), out)
+        return out
+
+    def read_into(self, name: str, offsets: Sequence[int], out: torch.Tensor) -> None:
+        """The part of a tensor that begins at `offsets` and has the shape of `out`, converted to its dtype.
+
+        Reads the rows of the part, in pieces of some MiB; of a part that is narrower than its tensor, other columns
+        too."""
+        stored = self.tensors[name]
+        if out.numel() == 0:
+            return
+        if not stored.shape:
+            out.copy_(self._rows(name, 0, 1).view(()))
+            return
+        inner = tuple(slice(at, at + size) for at, size in zip(offsets[1:], out.shape[1:], strict=True))
+        at_once = max(1, _PIECE_BYTES * stored.shape[0] // stored.num_bytes)
+        for row in range(0, out.shape[0], at_once):
+            piece = out[row : row + at_once]
+            rows = self._rows(name, offsets[0] + row, len(piece)).view(len(piece), *stored.shape[1:])
+            piece.copy_(rows[(slice(None), *inner)])
+
+    def _rows(self, name: str, first: int, count: int) -> torch.Tensor:
+        """Flat; a tensor without dims has one row."""
+        stored = self.tensors[name]
+        row_bytes = stored.num_bytes // (stored.shape[0] if stored.shape else 1)
+        data = bytearray(count * row_bytes)
         try:
-            num_read = self._place.read_into(stored.file, stored.offset, memoryview(data)) if data else 0
+            num_read = self._place.read_into(stored.file, stored.offset + first * row_bytes, memoryview(data))
         except OSError as error:
             raise InitialWeightsUnusable(self._url, f"it cannot be read: {type(error).__name__}: {error}") from error
-        if num_read != stored.num_bytes:
+        if num_read != len(data):
             raise InitialWeightsUnusable(self._url, f"{stored.file} ends within {name}")
-        if not data:
-            return torch.empty(stored.shape, dtype=stored.dtype)
-        return torch.frombuffer(data, dtype=stored.dtype).view(stored.shape)
+        return torch.frombuffer(data, dtype=stored.dtype)
 
     def _files(self) -> list[str]:
         there = self._place.files()

@@ -46,6 +46,11 @@ class HuggingFaceLM(TextTask):
         super().__init__(TextDataConfig.model_validate(given), self.settings.seq_len)
         self.seed = seed
 
+    @property
+    def deferred_init(self) -> bool:
+        """Random weights are drawn after the model is split."""
+        return self.settings.path is None
+
     def build_model(self) -> nn.Module:
         """The model, with the directory's weights or with random ones from torch's global generator.
 

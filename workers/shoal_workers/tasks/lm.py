@@ -24,6 +24,8 @@ from shoal_workers.tasks.transformer import Transformer
 class LanguageModel(TextTask):
     """A decoder-only transformer, trained to predict the next token of a text corpus."""
 
+    deferred_init = True
+
     def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
         self.config = LanguageModelConfig.model_validate(model)
         super().__init__(TextDataConfig.model_validate(data), self.config.seq_len)

@@ -1,20 +1,23 @@
 """Builds the model, the optimizer and the state of one rank under a generation's layout. Called by the engine.
 
-Never restores: if the generation starts from a snapshot or a checkpoint, the parameters hold arbitrary values
-afterwards.
+Every rank builds the whole model, but writes only its own part of it, unless the task's weights must be drawn by its
+own code: see fast_build.py. Never restores: if the generation starts from a snapshot or a checkpoint, the parameters
+hold arbitrary values afterwards.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from shoal_workers.contract.model.shape import ModelShape
 from shoal_workers.engine.model.build_progress import noted
-from shoal_workers.engine.model.fast_build import build_for_restore
-from shoal_workers.engine.model.initial_weights import load_initial_weights
+from shoal_workers.engine.model.draw import Distribution
+from shoal_workers.engine.model.fast_build import build_for_restore, build_undrawn
+from shoal_workers.engine.model.initial_weights import InitialWeights, draw_weights
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.parallel.assemble import assemble
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
@@ -33,14 +36,20 @@ def build_runtime(generation: Generation) -> ModelRuntime:
     task, spec, assignment = generation.task, generation.spec, generation.assignment
     _choose_kernels(deterministic=spec.deterministic)
     with generation.user_code, noted(generation.position.note):
-        model = build_for_restore(task.build_model) if is_restoring(assignment) else task.build_model()
+        model, distributions = _built(generation)
+    weights = None
     if spec.init_from is not None and not is_restoring(assignment):
-        load_initial_weights(model, spec.init_from, task.export, generation.position.note)
+        weights = InitialWeights(model, spec.init_from, task.export, generation.position.note)
     with generation.user_code, noted(generation.position.note):
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         shape = shape_of(model)
         calls = ModelCalls(task.evaluate, model)
         assembly = assemble(model, spec, generation.plan, generation.meshes, task.shard_units)
+    if weights is not None:
+        weights.read_into(assembly)
+    else:
+        draw_weights(assembly, distributions, spec.seed)
+    with generation.user_code:
         update = build_update(task, assembly, spec)
     return ModelRuntime(
         rank=assignment.rank,
@@ -52,6 +61,14 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         shape=shape,
         num_parameters=num_parameters,
     )
+
+
+def _built(generation: Generation) -> tuple[nn.Module, Mapping[str, Distribution]]:
+    """The whole model, and what is to be drawn in this rank's part of it."""
+    task = generation.task
+    if is_restoring(generation.assignment) or generation.spec.init_from is not None:
+        return build_for_restore(task.build_model), {}
+    return build_undrawn(task.build_model) if task.has_deferred_init else (task.build_model(), {})
 
 
 def shape_of(model: nn.Module) -> ModelShape:

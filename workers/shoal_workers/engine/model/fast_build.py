@@ -1,34 +1,103 @@
-"""Builds a model without drawing its initial weights, for a generation whose restore overwrites all of them.
+"""Builds a model without writing its parameters: their memory is only reserved, and no random values are drawn.
 
-Drawing 10 M normal numbers takes 90 ms; leaving the memory untouched takes 1 ms. A dispatch mode skips the random fills
-of parameters. It also gives every large empty tensor a mapping of its own: the whole model is built only to be split,
-and if it took the memory that the worker keeps (warm_memory.py), its parts would go to pages that were never touched.
-Other random values of the task's code (a random mask, a buffer that no checkpoint holds) would then come from another
-position of the random stream, so a model that draws any is built again in full. Called by `build_runtime` and
-`warm_up`.
+Every worker builds the whole model and keeps its part of it, so whatever a build writes, each worker holds whole for a
+moment. Within a dispatch mode, large empty tensors get mappings of their own, which take no memory until they are
+written, and fills of whole parameters are skipped. What they would have drawn is recorded, so that the part can be
+drawn later (draw.py).
+
+    for a restore, or other weights   the values do not matter: `build_for_restore`
+    for a new model                   each parameter's last fill: `build_undrawn`
+
+The device "meta" would do the same for plain models, but functions of torch.nn.init (trunc_normal_, orthogonal_) leave
+such tensors alone without an error, and the values of other tensors may depend on parameters. Here such a use is
+noticed, and the model is built in full. The same holds for other random values of the task's code (a random mask, a
+buffer that no checkpoint holds), which would come from another position of the random stream. Called by
+`build_runtime`, the engine and `warm_up`.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from shoal_workers.engine.model.draw import Constant, Distribution, Normal, Uniform
 
 _LARGE_BYTES = 64 << 10
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Linux: pages that are never written do not count as promised. Python names it from 3.13 on."""
 _FILLS = frozenset({"aten::normal_", "aten::uniform_", "aten::random_", "aten::exponential_", "aten::bernoulli_"})
+_CONSTANTS = frozenset({"aten::zero_", "aten::fill_"})
+_VIEWS = frozenset({"aten::detach", "aten::alias"})
 
 
-class _SkipInit(TorchDispatchMode):
-    """Records whether random values were drawn for anything but a parameter."""
+def build_for_restore(build: Callable[[], nn.Module]) -> nn.Module:
+    """`build()`, which must seed the random generators. Parameters hold arbitrary values, everything else is as usual.
+
+    The model does not use the pages that the worker keeps: those are for the parts that are split off and written.
+    """
+    with _skipped_fills() as mode:
+        model = build()
+    return build() if mode.drew_elsewhere else model
+
+
+def build_undrawn(build: Callable[[], nn.Module]) -> tuple[nn.Module, Mapping[str, Distribution]]:
+    """`build()`, and the distributions of the parameters that hold no values yet, by name.
+
+    A tied parameter has its first name. Empty: the model has been built in full, with torch's generator, because the
+    values of a parameter are more than one distribution of all its elements, or because something else was drawn.
+    """
+    with _skipped_fills() as mode:
+        model = build()
+    if mode.drew_elsewhere or mode.used_undrawn:
+        return build(), {}
+    return model, {
+        name: distribution
+        for name, parameter in model.named_parameters()
+        if (distribution := mode.distribution_of(parameter)) is not None
+    }
+
+
+@contextmanager
+def _skipped_fills() -> Iterator[_SkipFills]:
+    mode = _SkipFills()
+    handle = register_module_parameter_registration_hook(lambda _module, _name, parameter: mode.know(parameter))
+    try:
+        with mode:
+            yield mode
+    finally:
+        handle.remove()
+
+
+class _SkipFills(TorchDispatchMode):
+    """Skips and records what would fill whole parameters."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.drew_elsewhere = False
+        """Random values were drawn for anything but a parameter."""
+        self.used_undrawn = False
+        """A parameter was read, or written in part, whose fill was skipped; or it has no such distribution."""
+        self._parameters: dict[int, Tensor] = {}
+        """By their memory. They are kept, so that it is not used again."""
+        self._filled: dict[int, Distribution] = {}
+
+    def know(self, parameter: nn.Parameter | None) -> None:
+        """A module has this parameter; code may fill it through its `data`."""
+        if parameter is not None and parameter.layout is torch.strided:
+            self._parameters.setdefault(_memory(parameter), parameter)
+
+    def distribution_of(self, parameter: Tensor) -> Distribution | None:
+        """None: it holds its values."""
+        return self._filled.get(_memory(parameter)) if parameter.layout is torch.strided else None
 
     def __torch_dispatch__(
         self,
@@ -37,14 +106,60 @@ class _SkipInit(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        kwargs, name = kwargs or {}, func._schema.name
         if torch.Tag.nondeterministic_seeded in func.tags:
-            if func._schema.name in _FILLS and isinstance(args[0], nn.Parameter):
+            if name in _FILLS and self._is_parameter(args[0]):
+                self._fill(args[0], _distribution(name, args, kwargs))
                 return args[0]
             self.drew_elsewhere = True
-        kwargs = kwargs or {}
+        elif name in _CONSTANTS and self._is_skipped_constant(args):
+            self._fill(args[0], Constant(float(args[1]) if len(args) > 1 else 0.0))
+            return args[0]
+        elif name not in _VIEWS and self._filled and self._has_filled((args, kwargs)):
+            self.used_undrawn = True
         if func is torch.ops.aten.empty.memory_format and _is_large(args[0], **kwargs):
             return _separate_mapping(args[0], kwargs.get("dtype") or torch.get_default_dtype())
         return func(*args, **kwargs)
+
+    def _is_parameter(self, tensor: Tensor) -> bool:
+        if isinstance(tensor, nn.Parameter):
+            self.know(tensor)
+            return True
+        return tensor.layout is torch.strided and _memory(tensor) in self._parameters
+
+    def _is_skipped_constant(self, args: Sequence[Any]) -> bool:
+        """Small parameters without a skipped fill are written: code may read the weights of a norm."""
+        tensor, value = args[0], args[1] if len(args) > 1 else 0.0
+        if isinstance(value, Tensor) or not self._is_parameter(tensor):
+            return False
+        return _memory(tensor) in self._filled or tensor.nbytes >= _LARGE_BYTES
+
+    def _fill(self, tensor: Tensor, distribution: Distribution | None) -> None:
+        is_whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+        if distribution is None or not is_whole or not tensor.is_floating_point():
+            self.used_undrawn = True
+        else:
+            self._filled[_memory(tensor)] = distribution
+
+    def _has_filled(self, values: Any) -> bool:
+        return any(
+            isinstance(leaf, Tensor) and leaf.layout is torch.strided and _memory(leaf) in self._filled
+            for leaf in tree_leaves(values)
+        )
+
+
+def _memory(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _distribution(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Distribution | None:
+    """None: it is none of those that can be drawn by element."""
+    first, second = {"aten::normal_": ("mean", "std"), "aten::uniform_": ("from", "to")}.get(name, ("", ""))
+    if not first or kwargs.get("generator") is not None:
+        return None
+    given = {**dict(zip(("self", first, second), args, strict=False)), **kwargs}
+    low, high = float(given.get(first, 0.0)), float(given.get(second, 1.0))
+    return Normal(low, high) if name == "aten::normal_" else Uniform(low, high)
 
 
 def _is_large(
@@ -63,15 +178,5 @@ def _is_large(
 
 def _separate_mapping(size: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Zeros that take no memory until they are written. The memory returns to the kernel with the tensor."""
-    memory = mmap.mmap(-1, prod(size) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=dtype).view(size)
-
-
-def build_for_restore(build: Callable[[], nn.Module]) -> nn.Module:
-    """`build()`, which must seed the random generators. Parameters hold arbitrary values, everything else is as usual.
-
-    The model does not use the pages that the worker keeps: those are for the parts that are split off and written.
-    """
-    with _SkipInit() as mode:
-        model = build()
-    return build() if mode.drew_elsewhere else model
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    return torch.frombuffer(mmap.mmap(-1, prod(size) * dtype.itemsize, flags=flags), dtype=dtype).view(size)

@@ -1,53 +1,104 @@
-"""`init_from`: the weights of a safetensors file in place of those that the seed draws. The optimizer begins anew.
+"""The values that a new model begins with, written into this rank's part of it; no worker holds more than that.
 
-Every rank builds the whole model before it keeps its part, so every rank reads all tensors. Names are those of the
-model's state, or those of `shoal export` and of transformers, which the task's `export` translates. Called by
-`build_runtime` for a generation that begins at step 0.
+    draw_weights     what the seed draws, for parameters that `build_undrawn` left without values
+    InitialWeights   `init_from`: the tensors of a safetensors file in place of those. The optimizer begins anew
+
+Names are those of the model's state, or those of `shoal export` and of transformers, which the task's `export`
+translates. Called by `build_runtime` for a generation that begins at step 0.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.errors import InitialWeightsUnusable
 from shoal_workers.checkpoint.safetensors_reader import SafetensorsReader
+from shoal_workers.checkpoint.save_plan import local_tensor
+from shoal_workers.engine.model.draw import Box, Distribution, draw
+from shoal_workers.engine.parallel.assembly import Assembly
 
 
-def load_initial_weights(
-    model: nn.Module, url: str, described: Mapping[str, Any] | None, note: Callable[[str], None]
-) -> None:
-    """`described`: the task's `export`. Raises InitialWeightsUnusable: a tensor is missing, or has another shape."""
-    note(f"reading the initial weights from {url}")
-    reader = SafetensorsReader(url)
-    renames = (described or {}).get("renames", ())
-    state = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
-    found = {name: stored for name in state if (stored := _stored_name(name, renames, reader)) is not None}
-    loaded = {state[name].data_ptr() for name in found}
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    missing = [name for name in parameters if name not in found and parameters[name].data_ptr() not in loaded]
-    problems = [f"it has no {name}" for name in missing]
-    problems += [
-        f"{stored} is {list(reader.tensors[stored].shape)} in it, {list(state[name].shape)} here"
-        for name, stored in found.items()
-        if reader.tensors[stored].shape != tuple(state[name].shape)
-    ]
-    if problems:
-        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise InitialWeightsUnusable(url, f"it does not fit the model: {'; '.join(problems[:5])}{more}")
-    with torch.no_grad():
-        for name, stored in found.items():
-            state[name].copy_(reader.read(stored))
+def draw_weights(assembly: Assembly, distributions: Mapping[str, Distribution], seed: int) -> None:
+    """The values are those of the whole model in every layout, bit by bit. No communication.
+
+    `distributions`: of the whole model, as from `build_undrawn`.
+    """
+    for name, parameter in assembly.all_parameters():
+        distribution, box = distributions.get(name), box_of(parameter)
+        if distribution is not None and box is not None:
+            draw(distribution, seed, name, box, local_tensor(parameter))
 
 
-def _stored_name(name: str, renames: Any, reader: SafetensorsReader) -> str | None:
-    if name in reader.tensors:
-        return name
-    given = name
-    for pattern, replacement in renames:
-        given = re.sub(pattern, replacement, given)
-    return given if given in reader.tensors else None
+def box_of(tensor: Tensor) -> Box | None:
+    """This rank's part of a tensor. None: it has none."""
+    if not isinstance(tensor, DTensor):
+        return Box(tuple(tensor.shape), (0,) * tensor.ndim, tuple(tensor.shape))
+    if tensor.device_mesh.get_coordinate() is None:
+        return None
+    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    return Box(tuple(tensor.shape), tuple(chunk.offsets), tuple(chunk.sizes)) if chunk.sizes.numel() else None
+
+
+class InitialWeights:
+    """The tensors of a file that a model begins with."""
+
+    def __init__(
+        self, model: nn.Module, url: str, described: Mapping[str, Any] | None, note: Callable[[str], None]
+    ) -> None:
+        """`model`: before it is split, so that every rank finds the same. `described`: the task's `export`.
+
+        Raises InitialWeightsUnusable: a tensor is missing, or has another shape."""
+        note(f"reading the initial weights from {url}")
+        self._reader = SafetensorsReader(url)
+        renames = (described or {}).get("renames", ())
+        self._sources: dict[str, str] = {}
+        """Name of the model's tensor, the first one if it is tied -> name in the file."""
+        problems, missing = [], []
+        parameters = {id(parameter) for parameter in model.parameters()}
+        for names, value in _named_tensors(model):
+            stored = next((one for name in names if (one := self._stored_name(name, renames)) is not None), None)
+            if stored is None:
+                missing += [names[0]] if id(value) in parameters else []
+            elif self._reader.tensors[stored].shape != tuple(value.shape):
+                shape = list(self._reader.tensors[stored].shape)
+                problems.append(f"{stored} is {shape} in it, {list(value.shape)} here")
+            else:
+                self._sources[names[0]] = stored
+        problems = [f"it has no {name}" for name in missing] + problems
+        if problems:
+            more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+            raise InitialWeightsUnusable(url, f"it does not fit the model: {'; '.join(problems[:5])}{more}")
+
+    @torch.no_grad()
+    def read_into(self, assembly: Assembly) -> None:
+        """No communication. Raises InitialWeightsUnusable: the file is damaged."""
+        for name, tensor in assembly.named_tensors():
+            source, box = self._sources.get(name), box_of(tensor)
+            if source is not None and box is not None:
+                self._reader.read_into(source, box.offsets, local_tensor(tensor))
+        for parameter, tied_copy in assembly.tied_copies():
+            local_tensor(tied_copy).copy_(local_tensor(parameter))
+
+    def _stored_name(self, name: str, renames: Any) -> str | None:
+        if name in self._reader.tensors:
+            return name
+        for pattern, replacement in renames:
+            name = re.sub(pattern, replacement, name)
+        return name if name in self._reader.tensors else None
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
+    """All names of each parameter and persistent buffer."""
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, Tensor] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if isinstance(value, Tensor):
+            names.setdefault(id(value), []).append(name)
+            tensors[id(value)] = value
+    return ((own, tensors[key]) for key, own in names.items())

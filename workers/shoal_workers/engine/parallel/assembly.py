@@ -48,12 +48,17 @@ class Assembly:
 
     def parameters(self) -> list[nn.Parameter]:
         """All, including tied copies."""
-        return [parameter for _, parameter in self._all_parameters()]
+        return [parameter for _, parameter in self.all_parameters()]
+
+    def all_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Including tied copies, each under the name of what it is a copy of."""
+        for part in self.parts:
+            yield from self._all_parameters_of(part)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Without tied copies."""
         seen: set[str] = set()
-        for name, parameter in self._all_parameters():
+        for name, parameter in self.all_parameters():
             if name not in seen:
                 seen.add(name)
                 yield name, parameter
@@ -61,7 +66,7 @@ class Assembly:
     def tied_copies(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
         """(parameter, its tied copy on this rank)."""
         first: dict[str, nn.Parameter] = {}
-        for name, parameter in self._all_parameters():
+        for name, parameter in self.all_parameters():
             if name in first:
                 yield first[name], parameter
             first.setdefault(name, parameter)
@@ -72,7 +77,7 @@ class Assembly:
         The order is the same at both ends."""
         if self.num_stages == 1 or self.is_first == self.is_last:
             return
-        by_name = dict(self._all_parameters())
+        by_name = dict(self.all_parameters())
         for owner in sorted(set(self.tied.values())):
             if owner in by_name:
                 yield by_name[owner]
@@ -134,10 +139,6 @@ class Assembly:
             return set()
         aliases = set(self.tied.values())
         return {id(p) for name, p in self._all_parameters_of(self.parts[-1]) if name in aliases}
-
-    def _all_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for part in self.parts:
-            yield from self._all_parameters_of(part)
 
     def _all_parameters_of(self, part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         for name, parameter in part.named_parameters():

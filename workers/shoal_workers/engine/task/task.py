@@ -49,6 +49,9 @@ class Task(Protocol):
             Default: AdamW. `settings` is the spec's `optimizer` section. The parameters are DTensors at this point.
         elementwise_optimizer: bool = False
             Whether that optimizer is pure and elementwise: see docs/tasks.md.
+        deferred_init: bool = False
+            Whether Shoal may draw the weights after it has split the model, from the distributions that build_model
+            fills parameters with: then no worker holds the whole model. See docs/tasks.md.
         collate(samples: list) -> batch
             Default: torch.utils.data.default_collate.
         shard_units(model: nn.Module) -> Iterable[nn.Module]
@@ -182,6 +185,10 @@ class LoadedTask:
     @property
     def has_elementwise_optimizer(self) -> bool:
         return bool(getattr(self._task, "elementwise_optimizer", False))
+
+    @property
+    def has_deferred_init(self) -> bool:
+        return bool(getattr(self._task, "deferred_init", False))
 
     def shard_units(self, model: nn.Module) -> Sequence[nn.Module]:
         units: Callable[[nn.Module], Iterable[nn.Module]] = getattr(self._task, "shard_units", default_shard_units)

@@ -1,14 +1,16 @@
-"""engine/model/fast_build.py: a model that will be restored is built without drawing its weights."""
+"""engine/model/fast_build.py: models are built without drawing their weights, to be restored or drawn in part."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from shoal_workers.engine.model.fast_build import build_for_restore
+from shoal_workers.engine.model.draw import Constant, Normal, Uniform
+from shoal_workers.engine.model.fast_build import build_for_restore, build_undrawn
 
 LARGE = 4096  # squared, times 4 bytes: 64 MiB
 
@@ -102,3 +104,98 @@ def test_tensors_that_are_not_plain_cpu_memory_are_not_changed() -> None:
     model = build_for_restore(Elsewhere)
     assert model.meta.device.type == "meta"
     assert model.last.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_plain_model_is_built_without_values_and_its_distributions_are_known() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    model, distributions = build_undrawn(Rotated)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert distributions.keys() == {"linear.weight", "linear.bias"}
+    for distribution in distributions.values():
+        assert isinstance(distribution, Uniform)
+        assert (distribution.low, distribution.high) == pytest.approx((-(300**-0.5), 300**-0.5))
+    assert torch.equal(model.norm.weight, torch.ones(300))
+    assert torch.equal(model.angles, Rotated().angles)
+
+
+def test_the_last_fill_counts_also_through_data_and_of_a_tied_weight() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Embedding(40, 30)
+            self.head = nn.Linear(30, 40, bias=False)
+            self.head.weight = self.first.weight
+            self.large = nn.Parameter(torch.empty(300, 300))
+            self.small = nn.Parameter(torch.empty(3))
+            self.head.weight.data.normal_(mean=0.5, std=0.25)
+            nn.init.zeros_(self.large)
+            nn.init.ones_(self.small)
+
+    model, distributions = build_undrawn(Tied)
+    assert distributions == {"first.weight": Normal(0.5, 0.25), "large": Constant(0.0)}
+    assert torch.equal(model.small, torch.ones(3))
+
+
+def _truncated(weight: nn.Parameter) -> None:
+    nn.init.trunc_normal_(weight, std=0.02)
+
+
+def _orthogonal(weight: nn.Parameter) -> None:
+    nn.init.orthogonal_(weight)
+
+
+def _in_part(weight: nn.Parameter) -> None:
+    nn.init.normal_(weight)
+    with torch.no_grad():
+        weight[0].fill_(0)
+
+
+def _scaled(weight: nn.Parameter) -> None:
+    nn.init.normal_(weight)
+    weight.data.mul_(0.5)
+
+
+def _copied(weight: nn.Parameter) -> None:
+    weight.data.copy_(torch.randn(weight.shape))
+
+
+def _from_a_generator(weight: nn.Parameter) -> None:
+    nn.init.normal_(weight, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("fill", [_truncated, _orthogonal, _in_part, _scaled, _copied, _from_a_generator])
+def test_values_that_are_no_distribution_of_the_elements_are_drawn_in_full(fill: Callable[..., None]) -> None:
+    class Unusual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(200, 200)
+            fill(self.linear.weight)
+
+    def build() -> nn.Module:
+        torch.manual_seed(1)
+        return Unusual()
+
+    usual = build()
+    model, distributions = build_undrawn(build)
+    assert distributions == {}
+    assert torch.equal(model.linear.weight, usual.linear.weight)
+    assert torch.equal(model.linear.bias, usual.linear.bias)
+
+
+def test_other_random_values_make_the_build_a_full_one() -> None:
+    def build() -> Masked:
+        torch.manual_seed(1)
+        return Masked()
+
+    usual, (built, distributions) = build(), build_undrawn(build)
+    assert distributions == {}
+    assert torch.equal(built.linear.weight, usual.linear.weight)
+    assert torch.equal(built.mask, usual.mask)
+
+
+def test_a_model_without_values_costs_no_memory() -> None:
+    before = _resident_bytes()
+    model, distributions = build_undrawn(lambda: nn.Linear(LARGE, LARGE))
+    assert set(distributions) == {"weight", "bias"}
+    assert _resident_bytes() - before < model.weight.nbytes / 4
