@@ -14,8 +14,11 @@ from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.reports import SupervisorReports
+from shoal_service.signing.calls import CallName, PullArguments, ReleaseArguments, SignedCall, StacksArguments
+from shoal_service.signing.gate import Gate
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
 from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.messages import Stacks
 
 
@@ -32,6 +35,9 @@ class FakeSupervisor:
     epoch: int = 0
     _error: ClusterError | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._gate = Gate(self.config.public_key, self.config.job_id, self.config.attempt)
 
     def report(self, *items: Any) -> None:
         self.outbox.add(*items)
@@ -52,7 +58,8 @@ class FakeSupervisor:
     def reconnect(self) -> None:
         self._error = None
 
-    async def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
+    async def pull(self, after: int, wait_s: float, epoch: int, signed: SignedCall | None = None) -> SupervisorReports:
+        self._admit(CallName.PULL, signed, PullArguments)
         self.pulls.append(after)
         while True:
             self._check(epoch)
@@ -62,16 +69,28 @@ class FakeSupervisor:
             self._changed.clear()
             await self._changed.wait()
 
-    async def direct(self, directive: Directive) -> None:
+    async def direct(self, directive: Directive, signed: SignedCall | None = None) -> None:
+        self._admit(CallName.DIRECT, signed, Directive)
         self._check(directive.epoch)
+        self._gate.require_order(directive.epoch, directive.number)
         self.directives.append(directive)
 
-    async def stacks(self, rank: int | None, native: bool, epoch: int) -> Stacks | None:
+    async def stacks(
+        self, rank: int | None, native: bool, epoch: int, signed: SignedCall | None = None
+    ) -> Stacks | None:
+        self._admit(CallName.STACKS, signed, StacksArguments)
         self._check(epoch)
         return Stacks(at=0.0, generation=1, reason="requested", clusters=(), summary=f"rank {rank}")
 
-    async def release(self, epoch: int) -> None:
+    async def release(self, epoch: int, signed: SignedCall | None = None) -> None:
+        self._admit(CallName.RELEASE, signed, ReleaseArguments)
         self.is_released = True
+
+    def _admit(self, name: CallName, signed: SignedCall | None, kind: type[Frozen]) -> None:
+        if signed is None:
+            self._gate.require_no_key(name)
+        else:
+            self._gate.opened(signed, name, kind)
 
     def _check(self, epoch: int) -> None:
         if self._error is not None:
@@ -156,10 +175,11 @@ class FakeCluster:
     def silent_supervisor(self, job_id: str, attempt: int) -> str:
         return self.silent_node if (job_id, attempt) in self.supervisors else ""
 
-    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str) -> bool:
+    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, public_key: str) -> bool:
         """The successor continues with the predecessor's reports, as one does that reads the journal."""
         old = self.supervisors.pop((job_id, attempt))
-        new = self.start_supervisor(old.config, avoid_nodes=frozenset({silent_node}), places={})
+        config = old.config.model_copy(update={"public_key": public_key})
+        new = self.start_supervisor(config, avoid_nodes=frozenset({silent_node}), places={})
         new.outbox, self.silent_node = old.outbox, ""
         return True
 

@@ -60,6 +60,8 @@ from shoal_service.core.events.service import (
     NodeCordoned,
     NodeSuspected,
     SupervisorMoved,
+    SupervisorRefusedCall,
+    SupervisorRekeyed,
     SupervisorRestarted,
     SupervisorStartFailed,
     WebhookGaveUp,
@@ -321,6 +323,19 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     (
         CheckpointUnpinned(name="step-000000000010-a1-g1", step=10),
         "checkpoint of step 10 is no longer pinned: retention may delete it",
+    ),
+    (
+        SupervisorRefusedCall(
+            call="direct",
+            refusal="unsigned",
+            number=3,
+            message="the supervisor refuses the call direct: it has no signature",
+        ),
+        "the supervisor refuses the call direct: it has no signature (3 so far)",
+    ),
+    (
+        SupervisorRekeyed(message="the supervisor refuses the call pull: it has no signature"),
+        "supervisor restarted with a new key: the supervisor refuses the call pull: it has no signature",
     ),
     (SupervisorMoved(node_id="ab12"), "supervisor moved: its host, node ab12, does not answer"),
     (

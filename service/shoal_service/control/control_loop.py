@@ -13,6 +13,7 @@ changed that it depends on besides progress, or after some seconds.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -88,6 +89,7 @@ class ControlLoop:
         self._lease: Lease | None = None
         self._renewed_mono = 0.0
         self._drivers: dict[tuple[str, int], tuple[Driver, asyncio.Task[None]]] = {}
+        self._directive_numbers = itertools.count(1)
         self._quarantined: frozenset[str] = frozenset()
         self._probation = Probation(store, cluster, clock)
         self._times = times or PassTimes()
@@ -317,7 +319,15 @@ class ControlLoop:
         """One driver per attempt; an existing one gets the newest row."""
         key = (row.id, row.attempt)
         if key not in self._drivers:
-            driver = Driver(self._store, self._cluster, self._clock, self._config, row, epoch=lease.epoch)
+            driver = Driver(
+                self._store,
+                self._cluster,
+                self._clock,
+                self._config,
+                row,
+                epoch=lease.epoch,
+                numbers=self._directive_numbers,
+            )
             driver.expect(places)
             driver.update(row, avoid, server_stops=self._show_saving is not None)
             task = asyncio.get_running_loop().create_task(driver.run(), name=f"drive {row.id}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, SupervisorGone, SupervisorUnavailable
@@ -17,12 +17,16 @@ from shoal_service.control.config import ControlConfig
 from shoal_service.control.market.build import is_preempted
 from shoal_service.control.profile_store import measured_profile
 from shoal_service.control.protocols import Cluster, SupervisorHandle
+from shoal_service.control.supervisor_calls import SupervisorCalls
 from shoal_service.core import supervisor_starts
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.events.service import SupervisorMoved, SupervisorStartFailed
+from shoal_service.core.events.base import JobEvent
+from shoal_service.core.events.service import SupervisorMoved, SupervisorRekeyed, SupervisorStartFailed
 from shoal_service.core.supervisor_starts import StartDecision
 from shoal_service.reports import SupervisorReports
+from shoal_service.signing.calls import CallRefused, Refusal
+from shoal_service.signing.signer import Signer, new_seed
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.store import Store
 from shoal_service.supervisor.config import Directive, SupervisorConfig, checkpoint_root
@@ -57,8 +61,17 @@ class Driver:
     """Cancelled when the lease is lost; the supervisor goes on without it."""
 
     def __init__(
-        self, store: Store, cluster: Cluster, clock: Clock, config: ControlConfig, row: DriveRow, *, epoch: int
+        self,
+        store: Store,
+        cluster: Cluster,
+        clock: Clock,
+        config: ControlConfig,
+        row: DriveRow,
+        *,
+        epoch: int,
+        numbers: Iterator[int],
     ) -> None:
+        """`numbers`: of signed directives; they rise over all drivers of the epoch."""
         self._store = store
         self._cluster = cluster
         self._clock = clock
@@ -76,7 +89,11 @@ class Driver:
         self._num_failed = 0
         self._unrecorded: int | None = None
         """Starts that were not recorded when the supervisor last answered; None: unknown."""
-        self._supervisor: SupervisorHandle | None = None
+        self._supervisor: SupervisorCalls | None = None
+        self._numbers = numbers
+        self._signer: Signer | None = None
+        """None: the attempt began without a key."""
+        self._is_rekeyed = False
         self._stored_code: str | None = None
         """The version of the job's code that was stored in the cluster last."""
 
@@ -86,7 +103,7 @@ class Driver:
         Raises SupervisorUnavailable, SupervisorGone."""
         if self._supervisor is None:
             return None
-        return await self._supervisor.stacks(rank, native, self._epoch)
+        return await self._supervisor.stacks(rank, native)
 
     def expect(self, places: Mapping[str, int]) -> None:
         """Before `run`: how many workers are expected on which node, once others have given these places back."""
@@ -108,12 +125,17 @@ class Driver:
             except _HostSilent as error:
                 await self._replace(error.node_id)
                 continue
+            except CallRefused as error:
+                if await self._rekey(error):
+                    continue
+                await self._requeue("does not obey", error)
+                return
             except _StartsInVain as error:
                 await self._end(str(error))
                 return
             except SupervisorGone as error:
                 if self._has_reported:
-                    await self._requeue(error)
+                    await self._requeue("is gone", error)
                     return
                 self._num_failed += 1
                 decision = supervisor_starts.after_failure(self._num_failed, str(error))
@@ -133,13 +155,13 @@ class Driver:
             steering.cancel()
             await asyncio.gather(steering, return_exceptions=True)
 
-    async def _requeue(self, error: SupervisorGone) -> None:
+    async def _requeue(self, what: str, error: Exception) -> None:
         await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
         await asyncio.to_thread(
             self._store.requeue,
             self._row.id,
             reason=EndReason.SUPERVISOR_LOST,
-            message=f"the supervisor of attempt {self._row.attempt} is gone: {error}",
+            message=f"the supervisor of attempt {self._row.attempt} {what}: {error}",
             epoch=self._epoch,
             now=self._clock.time(),
         )
@@ -160,23 +182,39 @@ class Driver:
             after_s=decision.after_s if decision.again else None,
             message=decision.reason,
         )
-        now = self._clock.time()
-        await asyncio.to_thread(self._store.record_event, self._row.id, event, epoch=self._epoch, now=now)
+        await self._record(event)
 
-    async def _attach(self) -> SupervisorHandle:
+    async def _attach(self) -> SupervisorCalls:
         """Find the supervisor; start it if nothing was ever pulled from one."""
+        seed = await asyncio.to_thread(self._store.signing_key, self._row.id, self._row.attempt)
+        self._signer = self._signer_of(seed) if seed is not None else None
+        handle = await self._find_or_start()
+        return SupervisorCalls(handle, self._signer, self._epoch, self._numbers)
+
+    async def _find_or_start(self) -> SupervisorHandle:
         row = self._row
         found = await asyncio.to_thread(self._cluster.find_supervisor, row.id, row.attempt)
         if found is not None:
             return found
         if self._pulled > 0:
             raise SupervisorGone("no actor of that name is in the cluster")
+        if self._signer is None:
+            await self._make_key()
         config = await asyncio.to_thread(self._supervisor_config)
         avoid = frozenset(node.node_id for node in self._avoid)
         places, self._places = self._places, {}
         return await asyncio.to_thread(self._cluster.start_supervisor, config, avoid_nodes=avoid, places=places)
 
-    async def _follow(self, supervisor: SupervisorHandle) -> None:
+    async def _make_key(self) -> None:
+        """Stored before a supervisor has it: another control plane may have to go on from here."""
+        seed = new_seed()
+        await asyncio.to_thread(self._store.keep_signing_key, self._row.id, self._row.attempt, seed, epoch=self._epoch)
+        self._signer = self._signer_of(seed)
+
+    def _signer_of(self, seed: str) -> Signer:
+        return Signer(seed, self._row.id, self._row.attempt, self._epoch)
+
+    async def _follow(self, supervisor: SupervisorCalls) -> None:
         while True:
             try:
                 reports = await self._pull(supervisor, self._pulled)
@@ -188,14 +226,14 @@ class Driver:
             await asyncio.to_thread(self._store.apply, self._row.id, reports, epoch=self._epoch, now=now)
             self._pulled = reports.seq
             if reports.end is not None:
-                await supervisor.release(self._epoch)
+                await supervisor.release()
                 await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
                 return
             await self._clock.sleep(_PULL_PAUSE_S)
 
-    async def _pull(self, supervisor: SupervisorHandle, after: int) -> SupervisorReports:
+    async def _pull(self, supervisor: SupervisorCalls, after: int) -> SupervisorReports:
         """Ray keeps a call until a process of the supervisor answers it, however many have died before."""
-        pull = asyncio.ensure_future(supervisor.pull(after, _PULL_WAIT_S, self._epoch))
+        pull = asyncio.ensure_future(supervisor.pull(after, _PULL_WAIT_S))
         checked_mono = self._clock.monotonic()
         try:
             while True:
@@ -220,18 +258,34 @@ class Driver:
     async def _replace(self, node_id: str) -> None:
         """Ray would do so too, but only after its verdict (decision 0018). Nothing is lost if the host was only slow to
         answer: the new supervisor claims the next life, and the workers refuse the old one."""
+        if await self._start_another(node_id):
+            await self._record(SupervisorMoved(node_id=node_id))
+
+    async def _rekey(self, error: CallRefused) -> bool:
+        """The key of this attempt is not the supervisor's: the database was restored, or the row was lost. Another
+        supervisor gets a new one, and the workers train on. False: that was done before, or cannot be done."""
+        if self._is_rekeyed:
+            return False
+        self._is_rekeyed = True
+        await self._make_key()
+        if not await self._start_another(""):
+            return False
+        await self._record(SupervisorRekeyed(message=str(error)))
+        return True
+
+    async def _start_another(self, silent_node: str) -> bool:
+        key = self._signer.public_key if self._signer is not None else ""
         while True:
             try:
-                is_replaced = await asyncio.to_thread(
-                    self._cluster.replace_supervisor, self._row.id, self._row.attempt, node_id
+                return await asyncio.to_thread(
+                    self._cluster.replace_supervisor, self._row.id, self._row.attempt, silent_node, key
                 )
-                break
             except ClusterUnreachable:
                 await self._clock.sleep(_RETRY_S)
-        if is_replaced:
-            event = SupervisorMoved(node_id=node_id)
-            now = self._clock.time()
-            await asyncio.to_thread(self._store.record_event, self._row.id, event, epoch=self._epoch, now=now)
+
+    async def _record(self, event: JobEvent) -> None:
+        now = self._clock.time()
+        await asyncio.to_thread(self._store.record_event, self._row.id, event, epoch=self._epoch, now=now)
 
     async def _check_starts(self) -> None:
         try:
@@ -244,7 +298,7 @@ class Driver:
         if not decision.again:
             raise _StartsInVain(decision.reason)
 
-    async def _steer(self, supervisor: SupervisorHandle) -> None:
+    async def _steer(self, supervisor: SupervisorCalls) -> None:
         """Send a directive each time that one of its values changes."""
         while True:
             directive = self._directive(self._row)
@@ -254,6 +308,11 @@ class Driver:
                     await supervisor.direct(directive)
                 except SupervisorGone:
                     return  # the next `pull` of `_follow` raises the same error
+                except CallRefused as error:
+                    if error.refusal is not Refusal.REPLAYED:
+                        return  # `_follow` gets the same answer
+                    await self._clock.sleep(_RETRY_S)
+                    continue
                 except (SupervisorUnavailable, ClusterUnreachable):
                     await self._clock.sleep(_RETRY_S)
                     continue
@@ -300,6 +359,7 @@ class Driver:
             goodput=row.status.goodput,
             lost=row.status.lost,
             standing=row.status.best,
+            public_key=self._signer.public_key if self._signer is not None else "",
             snapshot_key=secrets.token_hex(16),
             profile=measured_profile(self._config.profiles, has_gpu=row.spec.worker.gpus > 0),
             fork_workers=self._config.fork_workers,

@@ -13,6 +13,7 @@ from shoal_service.control.market.demand import RoomKind
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.reports import SupervisorReports
+from shoal_service.signing.calls import SignedCall
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_workers.contract.messages import Stacks
 
@@ -42,17 +43,22 @@ class ClusterSnapshot:
 
 class SupervisorHandle(Protocol):
     """One attempt's supervisor. `pull`, `direct` and `stacks` raise SupervisorGone (the actor is dead, and Ray does
-    not restart it), SupervisorUnavailable and StaleEpoch."""
+    not restart it), SupervisorUnavailable, StaleEpoch and CallRefused.
 
-    async def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
+    `signed`: the same call with its signature, which is then all that the supervisor reads. None: the attempt began
+    without a key."""
+
+    async def pull(self, after: int, wait_s: float, epoch: int, signed: SignedCall | None = None) -> SupervisorReports:
         """Long poll: everything reported after sequence number `after`, which acknowledges everything up to it."""
 
-    async def direct(self, directive: Directive) -> None: ...
+    async def direct(self, directive: Directive, signed: SignedCall | None = None) -> None: ...
 
-    async def stacks(self, rank: int | None, native: bool, epoch: int) -> Stacks | None:
+    async def stacks(
+        self, rank: int | None, native: bool, epoch: int, signed: SignedCall | None = None
+    ) -> Stacks | None:
         """What all workers do now, or one rank; None: the attempt is over."""
 
-    async def release(self, epoch: int) -> None:
+    async def release(self, epoch: int, signed: SignedCall | None = None) -> None:
         """The attempt's end is stored: the supervisor may go."""
 
 
@@ -89,9 +95,10 @@ class Cluster(Protocol):
         """The node of the attempt's supervisor, if its host answers no connect for 1.5 s although the head answers;
         else empty."""
 
-    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str) -> bool:
-        """Starts a supervisor on another node, in the place of the one on `silent_node`, with the same configuration.
-        May be repeated. False: that configuration is not known."""
+    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, public_key: str) -> bool:
+        """Starts a supervisor with the same configuration and this key, on another node in the place of the one on
+        `silent_node`; if that is empty, in the place of the one that there is. May be repeated. False: that
+        configuration is not known."""
 
     def unrecorded_starts(self, job_id: str, attempt: int) -> int:
         """Processes of the attempt's supervisor that were started and have not recorded it; one of them may be about to

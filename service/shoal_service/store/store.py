@@ -43,6 +43,7 @@ from shoal_service.store.reports import DropReason, exemplars_of
 from shoal_service.store.retention.methods import RetentionMethods
 from shoal_service.store.scheduling.methods import SchedulingMethods
 from shoal_service.store.scheduling.node_methods import NodeMethods
+from shoal_service.store.signing.methods import SigningMethods
 from shoal_service.store.sweeps.methods import SweepMethods
 from shoal_service.store.webhooks.methods import WebhookMethods
 from shoal_service.telemetry.metric import Exemplar
@@ -74,6 +75,7 @@ class Store(
     AccessMethods,
     LifecycleMethods,
     SweepMethods,
+    SigningMethods,
 ):
     def __init__(self, database: Database) -> None:
         self._database = database

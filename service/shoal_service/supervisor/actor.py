@@ -12,6 +12,7 @@ from shoal_service.cluster.gcs import GcsKeyValueStore
 from shoal_service.cluster.node_watch import GcsNodeWatch
 from shoal_service.core.attempt.commands import Command
 from shoal_service.reports import SupervisorReports
+from shoal_service.signing.calls import SignedCall
 from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal
@@ -28,7 +29,7 @@ CONCURRENCY_GROUPS = {"pull": 4, "direct": 4, "inspect": 2}
 
 
 class SupervisorActor:
-    """See Supervisor for each method."""
+    """See Supervisor for each method. A call without `signed_` is of an attempt that began without a key."""
 
     def __init__(self, config: SupervisorConfig) -> None:
         exit_with_raylet()
@@ -64,14 +65,30 @@ class SupervisorActor:
     def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
         return self._supervisor.pull(after, wait_s, epoch)
 
+    @ray.method(concurrency_group="pull")
+    def signed_pull(self, call: SignedCall) -> SupervisorReports:
+        return self._supervisor.signed_pull(call)
+
     @ray.method(concurrency_group="direct")
     def direct(self, directive: Directive) -> None:
         self._supervisor.direct(directive)
+
+    @ray.method(concurrency_group="direct")
+    def signed_direct(self, call: SignedCall) -> None:
+        self._supervisor.signed_direct(call)
 
     @ray.method(concurrency_group="inspect")
     def stacks(self, rank: int | None, native: bool, epoch: int) -> Stacks | None:
         return self._supervisor.stacks(rank, native, epoch)
 
+    @ray.method(concurrency_group="inspect")
+    def signed_stacks(self, call: SignedCall) -> Stacks | None:
+        return self._supervisor.signed_stacks(call)
+
     @ray.method(concurrency_group="direct")
     def release(self, epoch: int) -> None:
         self._supervisor.release(epoch)
+
+    @ray.method(concurrency_group="direct")
+    def signed_release(self, call: SignedCall) -> None:
+        self._supervisor.signed_release(call)

@@ -37,6 +37,8 @@ class SupervisorConfig(Frozen):
     code_uri: str | None = None
     """`gcs://...zip`, for the runtime environment of the workers."""
     timeouts: Timeouts = Timeouts()
+    public_key: str = ""
+    """Of the control plane's calls, in hexadecimal digits; see `signing/`. Empty: the attempt began without a key."""
     snapshot_key: str = ""
     """Shared secret of the attempt's workers; see WorkerConfig."""
     avoid: tuple[AvoidedNode, ...] = ()
@@ -70,6 +72,8 @@ class Directive(Frozen):
     """All that the control plane wants. Each one is complete, so a repeated or late one does no harm."""
 
     epoch: int
+    number: int = 0
+    """Rises with each signed directive of an epoch; 0: it is not signed."""
     version: int = 1
     """Of the wire: that of the control plane's release; see WIRE_VERSION."""
     granted: int

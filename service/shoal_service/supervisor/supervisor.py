@@ -9,13 +9,24 @@ import asyncio
 import logging
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from shoal_service.clock import Clock
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.events.service import SupervisorRefusedCall
 from shoal_service.planner import plan_ahead
-from shoal_service.reports import SupervisorReports
+from shoal_service.reports import PendingEvent, SupervisorReports
+from shoal_service.signing.calls import (
+    CallName,
+    CallRefused,
+    PullArguments,
+    ReleaseArguments,
+    SignedCall,
+    StacksArguments,
+)
+from shoal_service.signing.gate import Gate, RefusedCalls
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
 from shoal_service.supervisor.executor import Executor
 from shoal_service.supervisor.new_attempt import new_attempt
@@ -33,7 +44,8 @@ _SEQ_JUMP = 1 << 32
 class Supervisor:
     """Obeys the control plane with the newest lease epoch; calls with an older one raise StaleEpoch.
 
-    `pull`, `direct` and `release` may be called from any thread.
+    If the attempt has a key, only calls that it has signed are obeyed; others raise CallRefused, and an event says so.
+    The methods for calls may be called from any thread.
     """
 
     def __init__(
@@ -47,6 +59,10 @@ class Supervisor:
         self._make_world = make_world
         self._epoch = config.epoch
         self._outbox = Outbox(config.attempt)
+        self._gate = Gate(config.public_key, config.job_id, config.attempt)
+        self._refused = RefusedCalls()
+        self._lock = threading.Lock()
+        """Of the epoch and of `_refused`."""
         self._executor: Executor | None = None
         self._executor = self._prepare()
 
@@ -67,30 +83,87 @@ class Supervisor:
 
     def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
         """Long poll: everything reported after sequence number `after`, which acknowledges everything up to it."""
-        self._check(epoch)
-        return self._outbox.pull(after, wait_s)
+        with self._refusals():
+            self._gate.require_no_key(CallName.PULL)
+        return self._pull(after, wait_s, epoch)
+
+    def signed_pull(self, call: SignedCall) -> SupervisorReports:
+        with self._refusals():
+            epoch, wanted = self._gate.opened(call, CallName.PULL, PullArguments)
+        return self._pull(wanted.after, wanted.wait_s, epoch)
 
     def direct(self, directive: Directive) -> None:
-        self._check(directive.epoch)
-        if self._executor is not None:
-            self._executor.direct(directive)
+        with self._refusals():
+            self._gate.require_no_key(CallName.DIRECT)
+        self._direct(directive, directive.epoch)
+
+    def signed_direct(self, call: SignedCall) -> None:
+        with self._refusals():
+            epoch, directive = self._gate.opened(call, CallName.DIRECT, Directive)
+        self._direct(directive, epoch)
 
     def stacks(self, rank: int | None, native: bool, epoch: int) -> Stacks | None:
         """What all workers do now, or one rank; None: the attempt is over. Takes some seconds at most."""
-        self._check(epoch)
-        return self._executor.inspection.stacks.requested(rank, native=native) if self._executor is not None else None
+        with self._refusals():
+            self._gate.require_no_key(CallName.STACKS)
+        return self._stacks(rank, native, epoch)
+
+    def signed_stacks(self, call: SignedCall) -> Stacks | None:
+        with self._refusals():
+            epoch, wanted = self._gate.opened(call, CallName.STACKS, StacksArguments)
+        return self._stacks(wanted.rank, wanted.native, epoch)
 
     def release(self, epoch: int) -> None:
         """The end is stored: the journal is not needed any more."""
+        with self._refusals():
+            self._gate.require_no_key(CallName.RELEASE)
+        self._release(epoch)
+
+    def signed_release(self, call: SignedCall) -> None:
+        with self._refusals():
+            epoch, _ = self._gate.opened(call, CallName.RELEASE, ReleaseArguments)
+        self._release(epoch)
+
+    def _pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
+        self._check(epoch)
+        return self._outbox.pull(after, wait_s)
+
+    def _direct(self, directive: Directive, epoch: int) -> None:
+        self._check(epoch)
+        with self._refusals():
+            self._gate.require_order(epoch, directive.number)
+        if self._executor is not None:
+            self._executor.direct(directive)
+
+    def _stacks(self, rank: int | None, native: bool, epoch: int) -> Stacks | None:
+        self._check(epoch)
+        return self._executor.inspection.stacks.requested(rank, native=native) if self._executor is not None else None
+
+    def _release(self, epoch: int) -> None:
         self._check(epoch)
         self._journal.delete()
 
     def _check(self, epoch: int) -> None:
-        if epoch < self._epoch:
-            raise StaleEpoch(epoch, self._epoch)
-        if epoch > self._epoch:
-            self._journal.obey(epoch)  # before it is obeyed: a restarted supervisor must not obey an older one again
-            self._epoch = epoch
+        with self._lock:
+            if epoch < self._epoch:
+                raise StaleEpoch(epoch, self._epoch)
+            if epoch > self._epoch:
+                self._journal.obey(epoch)  # before it is obeyed: a restarted supervisor must not obey an older one
+                self._epoch = epoch
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """A refused call becomes an event, and its caller is told."""
+        try:
+            yield
+        except CallRefused as error:
+            with self._lock:
+                number = self._refused.add(error, self._clock.monotonic())
+            if number is not None:
+                event = SupervisorRefusedCall(call=error.call, refusal=error.refusal, number=number, message=str(error))
+                _log.warning("supervisor.refused_call", extra={"error": str(error), "number": number})
+                self._outbox.add(PendingEvent.of(event, self._clock.time()))
+            raise
 
     def _prepare(self) -> Executor | None:
         """None: the attempt has ended. Nothing is raised: an actor whose constructor raises cannot report why."""
@@ -103,6 +176,8 @@ class Supervisor:
     def _open(self) -> Executor | None:
         config, beginning = self._config, self._journal.begin(self._clock.time())
         entry, self._epoch = beginning.entry, max(config.epoch, beginning.epoch)
+        if entry is not None and entry.directive is not None:
+            self._gate.require_order(entry.directive.epoch, entry.directive.number)
         if entry is not None:
             # items may have been numbered since the entry was written: the jump goes far beyond their numbers
             self._outbox = Outbox(config.attempt, seq=entry.seq + _SEQ_JUMP, unacknowledged=entry.unacknowledged)

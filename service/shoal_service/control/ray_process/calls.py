@@ -23,6 +23,7 @@ from shoal_service.control.market.demand import RoomKind
 from shoal_service.control.protocols import ClusterSnapshot
 from shoal_service.core.nodes import Node
 from shoal_service.reports import SupervisorReports
+from shoal_service.signing.calls import CallName, CallRefused, Refusal, SignedCall
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.messages import Stacks
@@ -76,6 +77,7 @@ class SilentSupervisor(OfAttempt):
 
 class ReplaceSupervisor(OfAttempt):
     silent_node: str
+    public_key: str
 
 
 class UnrecordedStarts(OfAttempt):
@@ -103,20 +105,24 @@ class Pull(OfAttempt):
     after: int
     wait_s: float
     epoch: int
+    signed: SignedCall | None
 
 
 class Direct(OfAttempt):
     directive: Directive
+    signed: SignedCall | None
 
 
 class TakeStacks(OfAttempt):
     rank: int | None
     native: bool
     epoch: int
+    signed: SignedCall | None
 
 
 class Release(OfAttempt):
     epoch: int
+    signed: SignedCall | None
 
 
 NODES_CHANGED = 0
@@ -157,12 +163,16 @@ class Failure(Frozen):
     words: Words
     epochs: tuple[int, int] | None = None
     """Of StaleEpoch: that of the call, and the current one."""
+    refused: tuple[CallName, Refusal] | None = None
+    """Of CallRefused."""
 
     @staticmethod
     def of(error: Exception) -> Failure:
         words = (str(error) or type(error).__name__)[:MAX_WORDS]
         if isinstance(error, StaleEpoch):
             return Failure(kind="StaleEpoch", words=words, epochs=(error.epoch, error.current))
+        if isinstance(error, CallRefused):
+            return Failure(kind="CallRefused", words=words, refused=(error.call, error.refusal))
         if (kind := type(error).__name__) in _ERRORS:
             return Failure(kind=kind, words=words)
         return Failure(kind=RayCallFailed.__name__, words=f"{type(error).__name__}: {words}"[:MAX_WORDS])
@@ -170,6 +180,8 @@ class Failure(Frozen):
     def error(self) -> Exception:
         if self.epochs is not None:
             return StaleEpoch(*self.epochs)
+        if self.refused is not None:
+            return CallRefused(*self.refused)
         return _ERRORS.get(self.kind, RayCallFailed)(self.words)
 
 

@@ -7,19 +7,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
-from ray.actor import ActorHandle
 from ray.autoscaler.sdk import request_resources
-from ray.exceptions import (
-    ActorUnavailableError,
-    ActorUnschedulableError,
-    RayActorError,
-    RayError,
-    RaySystemError,
-    RpcError,
-)
+from ray.exceptions import RayError, RaySystemError, RpcError
 
 import ray
 from shoal_service.cluster import gcs
@@ -28,8 +19,6 @@ from shoal_service.cluster.errors import (
     ClusterUnreachable,
     ConnectionStale,
     GcsUnavailable,
-    SupervisorGone,
-    SupervisorUnavailable,
 )
 from shoal_service.cluster.node_test import fault_of_node
 from shoal_service.cluster.node_watch import GcsNodeWatch
@@ -38,12 +27,12 @@ from shoal_service.cluster.process_sessions import listens
 from shoal_service.cluster.reserve import SupervisorReserve
 from shoal_service.control.market.demand import RoomKind
 from shoal_service.control.protocols import ClusterSnapshot, Reservation
+from shoal_service.control.ray_process.supervisor_handle import RaySupervisorHandle
 from shoal_service.core import reachability
 from shoal_service.core.nodes import Drain, DrainSource, Node
 from shoal_service.core.scheduling.market import WorkerNeed
-from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
-from shoal_service.supervisor.config import Directive, SupervisorConfig
+from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.copies.code_package import CodePackage, package_uri, version_of
 from shoal_service.supervisor.copies.stored_config import StoredConfig
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal, num_lives
@@ -54,7 +43,6 @@ from shoal_service.supervisor.workers.processes import (
     supervisor_environment,
 )
 from shoal_workers.contract.ids import NAMESPACE, job_of_worker, supervisor_name
-from shoal_workers.contract.messages import Stacks
 from shoal_workers.forkserver import PATIENCE_S
 
 _GIB = 1 << 30
@@ -63,34 +51,6 @@ _FORGET_S = 2.0
 _FREE_S = 5.0
 _UNANSWERED_S = 5.0
 """A restarted head accepts its old clients within a second or two."""
-
-
-class RaySupervisorHandle:
-    """The real `protocols.SupervisorHandle`."""
-
-    def __init__(self, actor: ActorHandle) -> None:
-        self._actor = actor
-
-    async def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
-        with supervisor_errors():
-            reports: SupervisorReports = await self._actor.pull.remote(after, wait_s, epoch)
-        return reports
-
-    async def direct(self, directive: Directive) -> None:
-        with supervisor_errors():
-            await self._actor.direct.remote(directive)
-
-    async def stacks(self, rank: int | None, native: bool, epoch: int) -> Stacks | None:
-        with supervisor_errors():
-            stacks: Stacks | None = await self._actor.stacks.remote(rank, native, epoch)
-        return stacks
-
-    async def release(self, epoch: int) -> None:
-        try:
-            await self._actor.release.remote(epoch)
-        except RayError:
-            pass  # it has ended; `reap` deletes its journal entry
-        ray.kill(self._actor, no_restart=True)
 
 
 class RayCluster:
@@ -196,7 +156,9 @@ class RayCluster:
         nodes of control planes, which have no CPU to give, may have no torch, and come and go with their server."""
         try:
             stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), config.job_id, config.attempt)
-            handle = self._start_supervisor(stored.first(config), avoid_nodes)
+            # job code may write the store: the key is the control plane's own
+            first = stored.first(config).model_copy(update={"public_key": config.public_key})
+            handle = self._start_supervisor(first, avoid_nodes)
             if places and config.forks_workers:
                 self._prestart_workers(config, places)
             return handle
@@ -265,7 +227,7 @@ class RayCluster:
             raise ClusterUnreachable(str(error)) from error
         return node_id
 
-    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str) -> bool:
+    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, public_key: str) -> bool:
         """The head forgets the old actor at once, also if nobody reaches its process, and frees its name."""
         name = supervisor_name(job_id, attempt)
         try:
@@ -274,13 +236,14 @@ class RayCluster:
                 return False
             try:
                 old = ray.get_actor(name, namespace=NAMESPACE)
-                if gcs.node_of(old._actor_id.hex()) == silent_node:
+                if not silent_node or gcs.node_of(old._actor_id.hex()) == silent_node:
                     ray.kill(old, no_restart=True)
                     _wait_until_free(name)
             except ValueError:
                 pass  # an earlier call was interrupted after the kill
-            config = config.model_copy(update={"silent": (silent_node,)})
-            self._start_supervisor(config, frozenset({silent_node, *(node.node_id for node in config.avoid)}))
+            silent = (silent_node,) if silent_node else ()
+            config = config.model_copy(update={"silent": silent, "public_key": public_key})
+            self._start_supervisor(config, frozenset({*silent, *(node.node_id for node in config.avoid)}))
         except GcsUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
         return True
@@ -339,17 +302,6 @@ class RayCluster:
         packages, copies = gcs.GcsKeyValueStore(None), gcs.GcsKeyValueStore(JOURNAL_NAMESPACE)
         CodePackage(packages, copies, job_id, attempt, uri).store(archive)
         return uri
-
-
-@contextmanager
-def supervisor_errors() -> Iterator[None]:
-    """Ray's errors as those of `cluster/errors.py`."""
-    try:
-        yield
-    except ActorUnavailableError as error:
-        raise SupervisorUnavailable(str(error)) from error
-    except (RayActorError, ActorUnschedulableError) as error:  # the second: Ray could not start a process for it
-        raise SupervisorGone(str(error)) from error
 
 
 def _wait_until_free(name: str) -> None:

@@ -29,6 +29,7 @@ from shoal_service.control.ray_process import calls
 from shoal_service.control.ray_process.frames import Frame, FrameError, receive
 from shoal_service.core.nodes import Node
 from shoal_service.reports import SupervisorReports
+from shoal_service.signing.calls import SignedCall
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.log_settings import LogSettings
@@ -47,21 +48,23 @@ class RemoteSupervisorHandle:
         self._cluster = cluster
         self._of = {"job_id": job_id, "attempt": attempt}
 
-    async def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
-        request = calls.Pull(**self._of, after=after, wait_s=wait_s, epoch=epoch)  # type: ignore[arg-type]
+    async def pull(self, after: int, wait_s: float, epoch: int, signed: SignedCall | None = None) -> SupervisorReports:
+        request = calls.Pull(**self._of, after=after, wait_s=wait_s, epoch=epoch, signed=signed)  # type: ignore[arg-type]
         reports: SupervisorReports = await self._ask(request)
         return reports
 
-    async def direct(self, directive: Directive) -> None:
-        await self._ask(calls.Direct(**self._of, directive=directive))  # type: ignore[arg-type]
+    async def direct(self, directive: Directive, signed: SignedCall | None = None) -> None:
+        await self._ask(calls.Direct(**self._of, directive=directive, signed=signed))  # type: ignore[arg-type]
 
-    async def stacks(self, rank: int | None, native: bool, epoch: int) -> Stacks | None:
-        request = calls.TakeStacks(**self._of, rank=rank, native=native, epoch=epoch)  # type: ignore[arg-type]
+    async def stacks(
+        self, rank: int | None, native: bool, epoch: int, signed: SignedCall | None = None
+    ) -> Stacks | None:
+        request = calls.TakeStacks(**self._of, rank=rank, native=native, epoch=epoch, signed=signed)  # type: ignore[arg-type]
         stacks: Stacks | None = await self._ask(request)
         return stacks
 
-    async def release(self, epoch: int) -> None:
-        await self._ask(calls.Release(**self._of, epoch=epoch))  # type: ignore[arg-type]
+    async def release(self, epoch: int, signed: SignedCall | None = None) -> None:
+        await self._ask(calls.Release(**self._of, epoch=epoch, signed=signed))  # type: ignore[arg-type]
 
     async def _ask(self, request: Frozen) -> Any:
         try:
@@ -149,8 +152,10 @@ class RemoteCluster:
     def silent_supervisor(self, job_id: str, attempt: int) -> str:
         return str(self._block(calls.SilentSupervisor(job_id=job_id, attempt=attempt)))
 
-    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str) -> bool:
-        request = calls.ReplaceSupervisor(job_id=job_id, attempt=attempt, silent_node=silent_node)
+    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, public_key: str) -> bool:
+        request = calls.ReplaceSupervisor(
+            job_id=job_id, attempt=attempt, silent_node=silent_node, public_key=public_key
+        )
         return bool(self._block(request))
 
     def unrecorded_starts(self, job_id: str, attempt: int) -> int:

@@ -81,15 +81,16 @@ class Responder:
         match request:
             case calls.Pull():
                 handle = await self._handle(request)
-                return await handle.pull(request.after, request.wait_s, request.epoch)
+                return await handle.pull(request.after, request.wait_s, request.epoch, request.signed)
             case calls.Direct():
-                return await (await self._handle(request)).direct(request.directive)
+                return await (await self._handle(request)).direct(request.directive, request.signed)
             case calls.TakeStacks():
-                return await (await self._handle(request)).stacks(request.rank, request.native, request.epoch)
+                handle = await self._handle(request)
+                return await handle.stacks(request.rank, request.native, request.epoch, request.signed)
             case calls.Release():
                 handle = await self._handle(request)
                 self._handles.pop((request.job_id, request.attempt), None)
-                return await handle.release(request.epoch)
+                return await handle.release(request.epoch, request.signed)
             case calls.FaultOfNode():
                 return await self._cluster.fault_of_node(request.suspect, request.partner)
             case calls.StartSupervisor():
@@ -123,7 +124,9 @@ class Responder:
             case calls.SilentSupervisor():
                 return cluster.silent_supervisor(request.job_id, request.attempt)
             case calls.ReplaceSupervisor():
-                return cluster.replace_supervisor(request.job_id, request.attempt, request.silent_node)
+                return cluster.replace_supervisor(
+                    request.job_id, request.attempt, request.silent_node, request.public_key
+                )
             case calls.UnrecordedStarts():
                 return cluster.unrecorded_starts(request.job_id, request.attempt)
             case calls.Reap():

@@ -2,95 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from doubles.driver_bench import END, LOGS, DriverBench, event
 from doubles.event_loop import run, settle, until
-from doubles.fake_clock import FakeClock
-from doubles.fake_cluster import FakeCluster, FakeSupervisor
 from shoal_service.cluster.errors import SupervisorGone
 from shoal_service.control.code_archive import pack
-from shoal_service.control.config import ControlConfig
-from shoal_service.control.driver import Driver
 from shoal_service.core.attempt.state.worker import AvoidedNode
-from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS
-from shoal_service.reports import PendingEvent
-from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.store import Store
 from shoal_service.supervisor.config import StaleEpoch
 from shoal_service.views import JobPatch, JobStatus
-from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import EndReason, JobState
-from shoal_workers.contract.log_settings import LogFormat, LogSettings
-
-LOGS = LogSettings(format=LogFormat.JSON)
-CONFIG = ControlConfig(owner="me", lease_ttl_s=10.0, checkpoint_url="/checkpoints/", logs=LOGS)
-SPEC: dict[str, Any] = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 4}}
-END = AttemptEnd(reason=EndReason.FINISHED, message="done", step=4)
-
-
-class Bench:
-    """A job with an attempt, and its driver."""
-
-    def __init__(self, store: Store, **spec: Any) -> None:
-        self.store = store
-        self.clock = FakeClock()
-        self.cluster = FakeCluster()
-        lease = store.acquire_lease("me", ttl_s=600, now=self.clock.time())
-        assert lease is not None
-        self.epoch = lease.epoch
-        job, _ = store.create_job(parse_spec({**SPEC, **spec}), idempotency_key=None, now=self.clock.time())
-        self.job_id = job.id
-        store.begin_attempt(job.id, workers=2, epoch=self.epoch, now=self.clock.time())
-        self.driver = self.make_driver()
-
-    def make_driver(self) -> Driver:
-        return Driver(self.store, self.cluster, self.clock, CONFIG, self.row, epoch=self.epoch)
-
-    def start(self) -> asyncio.Task[None]:
-        self.task = asyncio.create_task(self.driver.run())
-        return self.task
-
-    async def stop(self) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
-
-    async def started(self) -> FakeSupervisor:
-        """The supervisor, once the driver follows it and it has a status."""
-        self.start()
-        await until(lambda: self.cluster.supervisors)
-        supervisor = self.supervisor
-        supervisor.outbox.set_status(JobStatus(state=JobState.RUNNING, step=1), ())
-        return supervisor
-
-    @property
-    def row(self) -> DriveRow:
-        [row] = self.store.jobs_to_drive()
-        return row
-
-    @property
-    def supervisor(self) -> FakeSupervisor:
-        return self.cluster.supervisors[self.job_id, 1]
-
-    def failed_starts(self) -> list[Any]:
-        return [event.data for event in self.store.events(self.job_id) if event.type == "supervisor.start_failed"]
-
-    def events(self) -> list[Any]:
-        return [event.data["n"] for event in self.store.events(self.job_id) if event.type == "worker.started"]
-
-
-def event(number: int) -> PendingEvent:
-    return PendingEvent(at=1.0, type="worker.started", data={"n": number})
 
 
 def test_a_supervisor_is_started_with_what_the_job_and_the_control_plane_say(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         bench.driver.update(bench.row, (AvoidedNode(node_id="bad", reason="drain requested"),))
         supervisor = await bench.started()
         config = supervisor.config
@@ -109,7 +40,7 @@ def test_the_job_s_own_checkpoint_url_wins_and_its_code_is_uploaded(store: Store
     async def main() -> None:
         archive = pack(tmp_path)
         store.put_code(archive.sha256, archive.data, 1.0)
-        bench = Bench(store, checkpoint={"url": "s3://bucket/run"}, code={"archive": archive.sha256})
+        bench = DriverBench(store, checkpoint={"url": "s3://bucket/run"}, code={"archive": archive.sha256})
         config = (await bench.started()).config
         assert config.checkpoint_root == f"s3://bucket/run/{bench.job_id}"
         assert bench.cluster.uploads == [archive.data] and config.code_uri == "gcs://code-1.zip"
@@ -119,7 +50,7 @@ def test_the_job_s_own_checkpoint_url_wins_and_its_code_is_uploaded(store: Store
 
 def test_a_live_supervisor_is_found_and_not_started_again(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         supervisor = await bench.started()
         await bench.stop()
         bench.driver = bench.make_driver()
@@ -133,7 +64,7 @@ def test_a_live_supervisor_is_found_and_not_started_again(store: Store) -> None:
 
 def test_reports_are_pulled_and_stored_once_and_acknowledged_by_the_next_pull(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         supervisor = await bench.started()
         supervisor.report(event(1), event(2))
         await until(lambda: bench.events() == [1, 2])
@@ -149,7 +80,7 @@ def test_reports_are_pulled_and_stored_once_and_acknowledged_by_the_next_pull(st
 
 def test_a_restarted_driver_continues_after_the_stored_reports(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         supervisor = await bench.started()
         supervisor.report(event(1))
         await until(lambda: bench.events() == [1])
@@ -166,7 +97,7 @@ def test_a_restarted_driver_continues_after_the_stored_reports(store: Store) -> 
 
 def test_the_end_is_stored_then_the_supervisor_is_released_and_the_attempt_is_reaped(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         supervisor = await bench.started()
         supervisor.end(END)
         await bench.clock.advance(1.0)
@@ -179,7 +110,7 @@ def test_the_end_is_stored_then_the_supervisor_is_released_and_the_attempt_is_re
 
 def test_an_unavailable_supervisor_is_asked_again(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         supervisor = await bench.started()
         await settle()
         supervisor.cut_off()
@@ -195,7 +126,7 @@ def test_an_unavailable_supervisor_is_asked_again(store: Store) -> None:
 
 def test_a_directive_that_an_unavailable_supervisor_missed_is_sent_again(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         supervisor = await bench.started()
         await settle()
         supervisor.cut_off()
@@ -212,7 +143,7 @@ def test_a_directive_that_an_unavailable_supervisor_missed_is_sent_again(store: 
 
 def test_a_dead_supervisor_s_job_goes_back_to_the_queue(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         supervisor = await bench.started()
         supervisor.report(event(1))
         await until(lambda: bench.events() == [1])
@@ -228,7 +159,7 @@ def test_a_dead_supervisor_s_job_goes_back_to_the_queue(store: Store) -> None:
 
 def test_a_supervisor_that_cannot_be_created_is_started_again_with_pauses_and_not_without_limit(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         bench.cluster.start_error = SupervisorGone("no module named shoal_service")
         bench.start()
         for pause_s in (1.0, 2.0, 4.0, 8.0):
@@ -251,7 +182,7 @@ def test_a_supervisor_that_cannot_be_created_is_started_again_with_pauses_and_no
 
 def test_a_supervisor_that_starts_at_the_second_try_is_followed(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         bench.cluster.start_error = SupervisorGone("the node is gone")
         bench.start()
         await until(bench.failed_starts)
@@ -270,7 +201,7 @@ def test_a_supervisor_whose_processes_die_before_they_record_their_start_ends_th
     """Ray starts them again without limit, and keeps the call."""
 
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         bench.start()
         await until(lambda: bench.cluster.supervisors)
         bench.cluster.num_unrecorded = MAX_UNRECORDED_STARTS
@@ -290,7 +221,7 @@ def test_a_supervisor_whose_processes_die_before_they_record_their_start_ends_th
 
 def test_starts_that_failed_before_the_supervisor_last_answered_do_not_count(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         supervisor = await bench.started()
         supervisor.report(event(1))
         await until(lambda: bench.events() == [1])
@@ -306,7 +237,7 @@ def test_starts_that_failed_before_the_supervisor_last_answered_do_not_count(sto
 
 def test_a_supervisor_that_is_missing_after_it_has_reported_is_not_started_again(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         supervisor = await bench.started()
         supervisor.report(event(1))
         await until(lambda: bench.events() == [1])
@@ -322,7 +253,7 @@ def test_a_supervisor_that_is_missing_after_it_has_reported_is_not_started_again
 
 def test_a_directive_is_sent_when_one_of_its_values_changes_and_only_then(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store, elasticity={"min_workers": 1, "max_workers": 2})
+        bench = DriverBench(store, elasticity={"min_workers": 1, "max_workers": 2})
         supervisor = await bench.started()
         await settle()
         for _ in range(3):
@@ -341,7 +272,7 @@ def test_a_directive_is_sent_when_one_of_its_values_changes_and_only_then(store:
 
 def test_a_driver_without_the_lease_stores_nothing_more(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         supervisor = await bench.started()
         await settle()
         store.release_lease("me")
@@ -357,7 +288,7 @@ def test_a_driver_without_the_lease_stores_nothing_more(store: Store) -> None:
 
 def test_a_supervisor_that_obeys_a_newer_control_plane_ends_the_driver(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         supervisor = await bench.started()
         await settle()
         supervisor.epoch = bench.epoch + 1
@@ -372,7 +303,7 @@ def test_a_supervisor_that_obeys_a_newer_control_plane_ends_the_driver(store: St
 
 def test_a_supervisor_on_a_silent_host_is_replaced_and_its_successor_is_followed(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         (first := await bench.started()).report(event(1))
         await until(lambda: bench.events() == [1])
         bench.cluster.silent_node = "cut-off"
@@ -391,7 +322,7 @@ def test_a_supervisor_on_a_silent_host_is_replaced_and_its_successor_is_followed
 
 def test_a_late_supervisor_on_a_host_that_answers_is_awaited(store: Store) -> None:
     async def main() -> None:
-        bench = Bench(store)
+        bench = DriverBench(store)
         first = await bench.started()
         await bench.clock.advance(4.0)
         assert bench.supervisor is first

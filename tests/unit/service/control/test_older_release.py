@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import inspect
+import itertools
 import json
 import pickle
 from pathlib import Path
@@ -15,6 +16,7 @@ from doubles.fake_cluster import FakeCluster, FakeSupervisor
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.driver import Driver
 from shoal_service.reports import SupervisorReports
+from shoal_service.signing.calls import SignedCall
 from shoal_service.store.store import Store
 from shoal_service.supervisor.actor import SupervisorActor
 from shoal_service.supervisor.config import SupervisorConfig
@@ -40,7 +42,8 @@ def sent(name: str) -> Any:
 class OldSupervisor(FakeSupervisor):
     """Answers with what a supervisor of wire version 1 has sent."""
 
-    async def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
+    async def pull(self, after: int, wait_s: float, epoch: int, signed: SignedCall | None = None) -> SupervisorReports:
+        assert signed is None, "its actor has no method for signed calls"
         reports: SupervisorReports = sent("reports")
         return reports
 
@@ -57,7 +60,7 @@ def test_the_reports_of_a_running_supervisor_of_the_release_before_are_stored(st
         config: SupervisorConfig = sent("config")
         cluster.supervisors[job.id, 1] = OldSupervisor(config, Outbox(1))
         plane = ControlConfig(owner="me", lease_ttl_s=600.0, checkpoint_url="/checkpoints")
-        await Driver(store, cluster, clock, plane, row, epoch=lease.epoch).run()
+        await Driver(store, cluster, clock, plane, row, epoch=lease.epoch, numbers=itertools.count(1)).run()
         view = store.get_job(job.id)
         assert (view.status.state, view.status.step) == (JobState.SUCCEEDED, 12)
         assert [incident.worker_ids for incident in store.incidents(job.id)] == [("b",)]

@@ -1,0 +1,79 @@
+"""DriverBench: a job with an attempt, its driver, a real store and a fake cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+from doubles.event_loop import until
+from doubles.fake_clock import FakeClock
+from doubles.fake_cluster import FakeCluster, FakeSupervisor
+from shoal_service.control.config import ControlConfig
+from shoal_service.control.driver import Driver
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.reports import PendingEvent
+from shoal_service.store.driving import DriveRow
+from shoal_service.store.store import Store
+from shoal_service.views import JobStatus
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.log_settings import LogFormat, LogSettings
+
+LOGS = LogSettings(format=LogFormat.JSON)
+CONFIG = ControlConfig(owner="me", lease_ttl_s=10.0, checkpoint_url="/checkpoints/", logs=LOGS)
+SPEC: dict[str, Any] = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 4}}
+END = AttemptEnd(reason=EndReason.FINISHED, message="done", step=4)
+
+
+class DriverBench:
+    def __init__(self, store: Store, **spec: Any) -> None:
+        self.store = store
+        self.clock = FakeClock()
+        self.cluster = FakeCluster()
+        lease = store.acquire_lease("me", ttl_s=600, now=self.clock.time())
+        assert lease is not None
+        self.epoch = lease.epoch
+        job, _ = store.create_job(parse_spec({**SPEC, **spec}), idempotency_key=None, now=self.clock.time())
+        self.job_id = job.id
+        store.begin_attempt(job.id, workers=2, epoch=self.epoch, now=self.clock.time())
+        self.numbers = itertools.count(1)
+        self.driver = self.make_driver()
+
+    def make_driver(self) -> Driver:
+        return Driver(self.store, self.cluster, self.clock, CONFIG, self.row, epoch=self.epoch, numbers=self.numbers)
+
+    def start(self) -> asyncio.Task[None]:
+        self.task = asyncio.create_task(self.driver.run())
+        return self.task
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    async def started(self) -> FakeSupervisor:
+        """The supervisor, once the driver follows it and it has a status."""
+        self.start()
+        await until(lambda: self.cluster.supervisors)
+        supervisor = self.supervisor
+        supervisor.outbox.set_status(JobStatus(state=JobState.RUNNING, step=1), ())
+        return supervisor
+
+    @property
+    def row(self) -> DriveRow:
+        [row] = self.store.jobs_to_drive()
+        return row
+
+    @property
+    def supervisor(self) -> FakeSupervisor:
+        return self.cluster.supervisors[self.job_id, 1]
+
+    def failed_starts(self) -> list[Any]:
+        return [event.data for event in self.store.events(self.job_id) if event.type == "supervisor.start_failed"]
+
+    def events(self) -> list[Any]:
+        return [event.data["n"] for event in self.store.events(self.job_id) if event.type == "worker.started"]
+
+
+def event(number: int) -> PendingEvent:
+    return PendingEvent(at=1.0, type="worker.started", data={"n": number})
