@@ -48,8 +48,9 @@ bench-overhead: setup ## Shoal against the same training loop under plain torchr
 bench-api: setup ## control plane: requests per second, lists, memory, scrapes, pages, 200 open streams
 	@$(BIN)/python bench/api/main.py
 
-bench-ray-process: setup ## what the process with the connection to Ray costs
+bench-ray-process: setup ## what the process with the connection to Ray costs, and the signatures of its calls
 	@$(BIN)/python bench/ray_process/main.py
+	@$(BIN)/python bench/ray_process/signed_calls.py
 
 bench-start: setup ## seconds until workers are ready, forked or as new interpreters; pauses of updates of the code
 	@$(BIN)/python bench/start.py

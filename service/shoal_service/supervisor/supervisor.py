@@ -153,7 +153,7 @@ class Supervisor:
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
-        """A refused call becomes an event, and its caller is told."""
+        """A refused call becomes an event, and its caller gets the error."""
         try:
             yield
         except CallRefused as error:
