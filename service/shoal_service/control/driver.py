@@ -17,7 +17,7 @@ from shoal_service.control.config import ControlConfig
 from shoal_service.control.market.build import is_preempted
 from shoal_service.control.profile_store import measured_profile
 from shoal_service.control.protocols import Cluster, SupervisorHandle
-from shoal_service.control.supervisor_calls import SupervisorCalls
+from shoal_service.control.supervisors.calls import SupervisorCalls
 from shoal_service.core import supervisor_starts
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.endings import AttemptEnd
