@@ -103,7 +103,10 @@ class Driver:
         Raises SupervisorUnavailable, SupervisorGone."""
         if self._supervisor is None:
             return None
-        return await self._supervisor.stacks(rank, native)
+        try:
+            return await self._supervisor.stacks(rank, native)
+        except CallRefused as error:  # soon replaced by one that knows the key
+            raise SupervisorUnavailable(str(error)) from error
 
     def expect(self, places: Mapping[str, int]) -> None:
         """Before `run`: how many workers are expected on which node, once others have given these places back."""

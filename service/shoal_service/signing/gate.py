@@ -25,9 +25,11 @@ def verified(signed: SignedCall, public_key: str, *, job_id: str, attempt: int, 
     CallRefused."""
     try:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
-        key.verify(bytes.fromhex(signed.signature), CONTEXT + signed.text.encode())
-        call = Call.model_validate_json(signed.text, extra="ignore")
-    except (InvalidSignature, ValidationError, ValueError):  # the last one: no digits, no key, no UTF-8
+        text = signed.text.encode()
+        key.verify(bytes.fromhex(signed.signature), CONTEXT + text)
+        call = Call.model_validate_json(text, extra="ignore")
+    except (InvalidSignature, ValidationError, ValueError, TypeError, AttributeError):
+        # also: no digits, no UTF-8, no key, and whatever else a caller passes in place of a signed call
         raise CallRefused(name, Refusal.FORGED) from None
     if (call.job_id, call.attempt, call.name) != (job_id, attempt, name):
         raise CallRefused(name, Refusal.MISDIRECTED)

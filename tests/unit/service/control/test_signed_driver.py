@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from doubles.driver_bench import DriverBench, event
 from doubles.event_loop import run, settle, until
 from doubles.fake_cluster import FakeSupervisor
+from shoal_service.cluster.errors import SupervisorUnavailable
 from shoal_service.control.driver import Driver
+from shoal_service.signing.gate import Gate
 from shoal_service.signing.signer import Signer, new_seed
 from shoal_service.store.store import Store
 from shoal_service.views import JobStatus
@@ -87,6 +91,17 @@ def test_with_a_lost_key_another_supervisor_gets_a_new_one_and_the_attempt_goes_
         new.report(event(2))
         await until(lambda: bench.events() == [1, 2])
         assert store.get_job(bench.job_id).status.state is JobState.RUNNING and bench.cluster.reaped == []
+
+    run(main())
+
+
+def test_stacks_are_not_there_while_the_supervisor_refuses_the_key(store: Store) -> None:
+    async def main() -> None:
+        bench = DriverBench(store)
+        supervisor = await followed(bench)
+        supervisor._gate = Gate(Signer(new_seed(), bench.job_id, 1, 1).public_key, bench.job_id, 1)
+        with pytest.raises(SupervisorUnavailable, match="its signature does not fit"):
+            await bench.driver.stacks(None, native=False)
 
     run(main())
 

@@ -86,6 +86,11 @@ def test_a_text_that_is_not_utf_8_is_refused() -> None:
     assert refusal(SIGNED.model_copy(update={"text": "\ud800"})) is Refusal.FORGED
 
 
+@pytest.mark.parametrize("signed", [None, "text", {}, SIGNED.model_copy(update={"signature": None, "text": 5})])
+def test_what_is_no_signed_call_is_refused(signed: Any) -> None:
+    assert refusal(signed) is Refusal.FORGED
+
+
 def test_a_signature_by_another_key_is_refused() -> None:
     forged = Signer(new_seed(), "j1", 2, 5).sign(CallName.DIRECT, ARGUMENTS)
     assert refusal(forged) is Refusal.FORGED
