@@ -1,5 +1,6 @@
-"""The supervisor and the control plane of a job with thousands of workers. `main.py` is the command.
+"""The supervisor and the control plane of a job with thousands of workers, and real workers in numbers.
 
-Called by `make bench-scale`. `world` has the shipped supervisor with workers that only answer, `control_plane` stores
-its reports. It trains nothing, and starts neither Ray nor torch.
+Called by `make bench-scale`. `main.py` and `passes.py` train nothing, and start neither Ray nor torch: `world` has the
+shipped supervisor with workers that only answer, `control_plane` stores its reports. `real_workers.py` kills workers of
+a real job.
 """

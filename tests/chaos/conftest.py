@@ -1,6 +1,9 @@
-"""The cluster of the fault matrix: a head that runs no work, and three nodes of two CPUs, each of which may die.
+"""Clusters of several nodes, each of which may die, with a head that runs no work.
 
-They belong to a server of their own, from the same wheel as the session's.
+    arena         three nodes of two CPUs, for the session
+    wide_arena    four nodes of four CPUs, for a module
+
+Each belongs to a server of its own, from the same wheel as the session's.
 """
 
 from __future__ import annotations
@@ -8,47 +11,66 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kit.processes.ray_nodes import Nodes
 
-_NODE_IPS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
-_CPUS_PER_NODE = 2
 _PATIENCE_S = 60.0
 
 
 class Arena:
     """A control plane and its cluster. Faults may hit both; `mend` repairs them before the next cell."""
 
-    def __init__(self, server: Any) -> None:
+    def __init__(self, server: Any, num_nodes: int, cpus_per_node: int) -> None:
         self.server = server
         self.nodes = Nodes(server.state_dir, python=server.python)
+        self._ips = [f"127.0.0.{2 + number}" for number in range(num_nodes)]
+        self._cpus_per_node = cpus_per_node
 
     def mend(self) -> None:
         """Every node that was taken away comes back, and the control plane, which looks once a while, has seen it."""
-        for ip in [ip for ip in _NODE_IPS if not self.nodes.is_alive(ip)]:
-            self.nodes.remove(ip)
-            self.nodes.add(ip, num_cpus=_CPUS_PER_NODE)
+        for ip in self._ips:
+            if not self.nodes.is_alive(ip) or self._cpus_of(ip) != self._cpus_per_node:
+                self.nodes.remove(ip)
+                self.nodes.add(ip, num_cpus=self._cpus_per_node)
         deadline = time.monotonic() + _PATIENCE_S
         while not self._is_whole():
             assert time.monotonic() < deadline, f"the control plane does not see all nodes within {_PATIENCE_S:g} s"
             time.sleep(0.05)
 
+    def _cpus_of(self, ip: str) -> float:
+        with self.server.client as client:
+            return sum(node.cpus for node in client.cluster().nodes if node.alive and node.ip == ip)
+
     def _is_whole(self) -> bool:
         with self.server.client as client:
             seen = client.cluster()
-        alive = [node.ip for node in seen.nodes if node.alive and node.cpus]
-        return seen.connected and sorted(alive) == sorted(_NODE_IPS)
+        alive = [(node.ip, node.cpus) for node in seen.nodes if node.alive and node.cpus]
+        return seen.connected and sorted(alive) == [(ip, self._cpus_per_node) for ip in self._ips]
 
 
 @pytest.fixture(scope="session")
 def arena(shoal_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
-    options = [f"--num-cpus={_CPUS_PER_NODE * len(_NODE_IPS)}", f"--nodes={len(_NODE_IPS)}", "--leave-dead-nodes"]
+    with _running(shoal_server, tmp_path_factory.mktemp("arena"), num_nodes=3, cpus_per_node=2) as arena:
+        yield arena
+
+
+@pytest.fixture(scope="module")
+def wide_arena(shoal_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    with _running(shoal_server, tmp_path_factory.mktemp("wide"), num_nodes=4, cpus_per_node=4) as arena:
+        yield arena
+
+
+@contextmanager
+def _running(shoal_server: Any, state_dir: Path, *, num_nodes: int, cpus_per_node: int) -> Iterator[Arena]:
+    options = [f"--num-cpus={num_nodes * cpus_per_node}", f"--nodes={num_nodes}", "--leave-dead-nodes"]
     environment = {"SHOAL_SNAPSHOT_SCOPE": "node"}  # each node stands for a machine, which dies with its memory
-    server = type(shoal_server)(shoal_server.python, tmp_path_factory.mktemp("arena"), options, environment)
-    arena = Arena(server)
+    server = type(shoal_server)(shoal_server.python, state_dir, options, environment)
+    arena = Arena(server, num_nodes, cpus_per_node)
     scratch = None
     try:
         server.start().wait_for_cluster()

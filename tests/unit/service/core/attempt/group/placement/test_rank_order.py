@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.worlds.placements import layouts_of_16, usual_order
 from shoal_service.core.attempt.group.placement.rank_order import (
     Candidate,
     fewest_crossing,
@@ -60,19 +61,6 @@ def problems(draw: st.DrawFn, *, whole_nodes: bool = False) -> Problem:
         known = st.sampled_from([c.index for c in candidates])
         former = draw(st.lists(known | st.integers(1000, 1099), min_size=1, max_size=2 * world, unique=True))
     return usual_order(candidates, former), former, layout
-
-
-def usual_order(candidates: list[Candidate], former: list[int]) -> list[Candidate]:
-    """Survivors in the order of their ranks, others in the places of lost workers, then at the end."""
-    by_index = {c.index: c for c in candidates}
-    others = [c for c in candidates if c.index not in former]
-    usual = []
-    for index in former:
-        if index in by_index:
-            usual.append(by_index[index])
-        elif others:
-            usual.append(others.pop(0))
-    return [*usual, *others]
 
 
 @given(problems())
@@ -170,19 +158,6 @@ def test_pipelines_stay_on_a_node_before_data_ranks_do() -> None:
     assert order_of(nodes, "", Layout(dp_shard=2, cp=2, tp=2)) == "0 1 2 3 4 5 6 7"
     assert order_of(nodes, "", Layout(dp_shard=4, ep=2, tp=2)) == "0 1 2 3 4 5 6 7"
     assert order_of("0A 1B 2A 3B 4A 5B 6A 7B", "", Layout(dp_shard=4, ep=4, cp=2)) == "0 2 4 6 1 3 5 7"
-
-
-def layouts_of_16() -> list[Layout]:
-    degrees = [1, 2, 4, 8, 16]
-    return [
-        Layout(pp=pp, dp_replicate=replicas, dp_shard=16 // (pp * replicas * cp * tp), cp=cp, tp=tp, ep=ep)
-        for pp in degrees
-        for replicas in degrees
-        for cp in degrees
-        for tp in degrees
-        for ep in degrees
-        if 16 % (pp * replicas * cp * tp) == 0 and 16 // (pp * replicas * cp * tp) % ep == 0
-    ]
 
 
 @pytest.mark.parametrize("layout", layouts_of_16(), ids=Layout.describe)
