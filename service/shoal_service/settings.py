@@ -125,6 +125,10 @@ class Settings(BaseSettings):
     other machines. node: only by workers of their own Ray node, as if each node were a machine; for experiments with
     several nodes on one machine."""
 
+    rack_label: str = "rack"
+    """The label of a Ray node (`ray start --labels rack=r1`) whose value names its rack. Workers of one rack get
+    neighbouring ranks. Nodes without the label count as one rack."""
+
     checkpoint_url: str = Field(default_factory=lambda given: str(_below_state(given, "checkpoints")))
     """Checkpoint directory of jobs without a checkpoint.url. Default: checkpoints/ in state_dir."""
 

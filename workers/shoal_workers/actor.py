@@ -113,6 +113,7 @@ class WorkerActor:
             device="cuda" if self._spec.worker.gpus else "cpu",
             snapshot_port=self._snapshot_store.port if self._snapshot_store is not None else 0,
             machine_id=self._snapshot_store.memory_id if self._snapshot_store is not None else "",
+            rack=ray.get_runtime_context().get_node_labels().get(self._config.rack_label, ""),
         )
 
     @ray.method(concurrency_group="train")

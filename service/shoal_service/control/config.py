@@ -24,6 +24,8 @@ class ControlConfig:
     fork_workers: bool = True
     """See SupervisorConfig."""
     snapshot_scope: SnapshotScope = SnapshotScope.MACHINE
+    rack_label: str = ""
+    """See SupervisorConfig."""
     scale_out: bool = False
     """Unmet demand is asked of Ray's autoscaler."""
     logs: LogSettings = field(default_factory=LogSettings)

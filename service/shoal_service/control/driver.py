@@ -367,6 +367,7 @@ class Driver:
             profile=measured_profile(self._config.profiles, has_gpu=row.spec.worker.gpus > 0),
             fork_workers=self._config.fork_workers,
             snapshot_scope=self._config.snapshot_scope,
+            rack_label=self._config.rack_label,
             logs=self._config.logs,
             avoid=self._avoid,
             pinned=row.pins,

@@ -53,6 +53,8 @@ class SupervisorConfig(Frozen):
     """Workers are forked from a process of their node that has imported torch; see shoal_workers.forkserver."""
     snapshot_scope: SnapshotScope = SnapshotScope.MACHINE
     """Which workers share the snapshots in shared memory."""
+    rack_label: str = ""
+    """Name of the label of a Ray node that says in which rack it is."""
     logs: LogSettings = LogSettings()
     """How the supervisor and its workers write their logs."""
     goodput: Goodput | None = None

@@ -46,6 +46,8 @@ class WorkerConfig(Frozen):
     expected_bytes: int = 0
     """Predicted memory of a rank without a GPU, beyond what the idle process uses; 0: unknown."""
     logs: LogSettings = LogSettings()
+    rack_label: str = ""
+    """Name of the label of a Ray node that says in which rack it is; empty: racks are not known."""
 
 
 class WorkerInfo(Frozen):
@@ -65,6 +67,8 @@ class WorkerInfo(Frozen):
     """Port on which it serves the snapshots of its node; 0: it keeps none."""
     machine_id: str = ""
     """Equal for workers that share one memory, also if they are on several nodes; empty: its node's id."""
+    rack: str = ""
+    """Value of its node's label for racks; empty: the node has no such label."""
 
 
 class Assignment(Frozen):

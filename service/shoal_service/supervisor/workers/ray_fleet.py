@@ -302,6 +302,7 @@ class RayFleet:
                 snapshot_scope=config.snapshot_scope,
                 expected_bytes=self._rank_bytes if order.touches_memory else 0,
                 logs=config.logs,
+                rack_label=config.rack_label,
             ),
         )
 

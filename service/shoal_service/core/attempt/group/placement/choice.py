@@ -64,7 +64,7 @@ def _with(turn: Turn, usual: Sequence[Worker], ranks_per_node: int | None) -> Ch
 def _candidate(worker: Worker) -> Candidate:
     info = worker.info
     assert info is not None, "only usable workers are candidates, and they have described themselves"
-    return Candidate(worker.index, info.node_id, machine_of(info))
+    return Candidate(worker.index, info.node_id, machine_of(info), info.rack)
 
 
 def _next_smaller_tp(usual: Sequence[Worker], planned: PlannedLayout, above: int) -> int:

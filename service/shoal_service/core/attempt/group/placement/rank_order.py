@@ -1,7 +1,8 @@
 """Which worker gets which rank, so that the busiest axes do not leave a node. Pure; `choice` calls it.
 
-tp communicates in every layer, cp and ep in every block, pp between stages, and the data axes once a step. So a first
-group is filled node by node: as many whole blocks as fit of the largest size, then of the next smaller one.
+tp communicates in every layer, cp and ep in every block, pp between stages, and the data axes once a step. Links inside
+a node are the fastest, those inside a rack faster than those between racks. So a first group is filled rack by rack,
+and each rack node by node: as many whole blocks as fit of the largest size, then of the next smaller one.
 
     pp2 x fsdp2 x tp2              rank   0   1 | 2   3 | 4   5 | 6   7
     node A has workers 0 to 3    worker   0   1 | 4   5 | 2   3 | 6   7
@@ -16,14 +17,15 @@ keeps its rank.
     node B: 2 3     so     0 9 | 2 3
 
 Whole groups go to nodes first. Groups for which no node has enough workers are formed inside a machine if possible,
-which may run several nodes, and the rest across machines. The sizes divide each other, so this order of choices never
-costs a whole group: no order of the candidates has fewer tp groups that cross nodes. Time: O(n log n) for n workers.
+which may run several nodes, then inside a rack, and the rest across racks. The sizes divide each other, so this order
+of choices never costs a whole group: no order of the candidates has fewer tp groups that cross nodes. Time:
+O(n log n) for n workers.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from itertools import product
 
@@ -37,6 +39,8 @@ class Candidate:
     index: int
     node: str
     machine: str
+    rack: str = ""
+    """Empty: unknown. All such candidates count as one rack."""
 
 
 def rank_order(candidates: Sequence[Candidate], previous: Sequence[int], layout: Layout) -> tuple[Candidate, ...]:
@@ -46,7 +50,7 @@ def rank_order(candidates: Sequence[Candidate], previous: Sequence[int], layout:
     previous: indexes of the last group's workers, in rank order.
     """
     usual = tuple(candidates[: layout.world_size])
-    if layout.tp == layout.cp == layout.ep == 1:
+    if layout.world_size == layout.dp_shard and layout.ep == 1:
         return usual
     former = {index: rank for rank, index in enumerate(previous)}
     survives = any(candidate.index in former for candidate in candidates)
@@ -67,51 +71,83 @@ def fewest_crossing(candidates: Sequence[Candidate], layout: Layout) -> int:
 
 
 class _Allotment:
-    """Gives all tp groups to places: first to nodes, then to machines, then to the whole cluster."""
+    """Gives all tp groups to places: first to nodes, then to machines, to racks and to the whole cluster."""
 
     def __init__(self, candidates: Sequence[Candidate], former: dict[int, int], layout: Layout) -> None:
         self._layout = layout
         self._former = former
         """By worker index: its rank in the last group."""
-        places = {(c.machine, c.node): None for c in candidates}
-        machines = {machine: number for number, machine in enumerate(dict.fromkeys(m for m, _ in places))}
-        order = {place: number for number, place in enumerate(sorted(places, key=lambda p: machines[p[0]]))}
-        self._waiting = sorted(candidates, key=lambda c: order[c.machine, c.node])
-        """Candidates without a rank: node by node, the nodes of a machine together, in the usual order in each."""
+        self._waiting = _neighbours_together(candidates)
+        """Candidates without a rank: node by node, in the usual order in each."""
         self._ranks: list[Candidate | None] = [None] * layout.world_size
         self._groups = _by_locality(layout)
         """All tp groups; group g has the ranks from g * tp on."""
+        self._position = {group: position for position, group in enumerate(self._groups)}
         self._open = self._groups
         """Those without workers."""
 
     def order(self) -> tuple[Candidate, ...]:
-        whereabouts: tuple[Callable[[Candidate], str], ...] = (lambda c: c.node, lambda c: c.machine, lambda _: "")
-        for place_of in whereabouts:
+        for place_of in (_node, _machine, _rack, _cluster):
             if self._open:
                 self._fill(place_of, self._homes(place_of))
         return tuple(candidate for candidate in self._ranks if candidate is not None)
 
-    def _homes(self, place_of: Callable[[Candidate], str]) -> dict[int, str]:
+    def _homes(self, place_of: PlaceOf) -> dict[int, str]:
         """By tp group: the place that has workers for all of it."""
         tp, is_open = self._layout.tp, set(self._open)
         room = {place: size // tp for place, size in Counter(place_of(c) for c in self._waiting).items()}
-        homes: dict[int, str] = {}
-        known = [c for c in self._waiting if c.index in self._former]
-        survivors = Counter((self._former[c.index] // tp, place_of(c)) for c in known)
-        for (group, place), _ in sorted(survivors.items(), key=lambda item: (-item[1], item[0][0])):
-            if room[place] and group in is_open and group not in homes:
-                homes[group] = place
-                room[place] -= 1
-        for size in _block_sizes(self._layout):
-            whole = (self._groups[first : first + size] for first in range(0, len(self._groups), size))
-            blocks = deque(block for block in whole if all(g in is_open and g not in homes for g in block))
-            for place in room:
-                while blocks and room[place] >= size:
-                    homes.update(dict.fromkeys(blocks.popleft(), place))
-                    room[place] -= size
+        homes = self._homes_of_survivors(place_of, is_open, room)
+        racks = {place_of(c): "" if place_of is _cluster else c.rack for c in self._waiting}
+        room_of_rack: dict[str, dict[str, int]] = {}
+        for place, number in room.items():
+            room_of_rack.setdefault(racks[place], {})[place] = number
+        totals = {rack: sum(rooms.values()) for rack, rooms in room_of_rack.items()}
+        groups_of: dict[str, set[int]] = {rack: set() for rack in totals}
+        for group, rack in self._in_blocks(is_open - homes.keys(), totals).items():
+            groups_of[rack].add(group)
+        for rack, rooms in room_of_rack.items():
+            homes |= self._in_blocks(groups_of[rack], rooms)
         return homes
 
-    def _fill(self, place_of: Callable[[Candidate], str], homes: dict[int, str]) -> None:
+    def _homes_of_survivors(self, place_of: PlaceOf, groups: Set[int], room: dict[str, int]) -> dict[int, str]:
+        """Each of these tp groups where most of its survivors are. If several groups want one place, those first that
+        would keep the fewest survivors elsewhere. `room` is used up."""
+        found: dict[int, Counter[str]] = defaultdict(Counter)
+        for candidate in self._waiting:
+            rank = self._former.get(candidate.index)
+            if rank is not None and rank // self._layout.tp in groups:
+                found[rank // self._layout.tp][place_of(candidate)] += 1
+        homes: dict[int, str] = {}
+
+        def dispensable(group: int) -> tuple[int, int]:
+            most = [number for _, number in found[group].most_common(2)]
+            return sum(most[1:]) - most[0], group
+
+        for group in sorted(found, key=dispensable):
+            home = next((place for place, _ in found[group].most_common() if room[place]), None)
+            if home is not None:
+                homes[group] = home
+                room[home] -= 1
+        return homes
+
+    def _in_blocks(self, groups: Set[int], room: dict[str, int]) -> dict[int, str]:
+        """The place of each of these tp groups, or of as many as there is room for, in blocks as large as possible.
+        `room`: by place, in tp groups; it is used up."""
+        homes: dict[int, str] = {}
+        remaining = sorted(self._position[group] for group in groups)
+        for size in _block_sizes(self._layout):
+            number_in = Counter(position // size for position in remaining)
+            blocks = deque(block for block, number in number_in.items() if number == size)
+            given = set()
+            for place in room:
+                while blocks and room[place] >= size:
+                    given.add(block := blocks.popleft())
+                    homes.update(dict.fromkeys(self._groups[block * size : (block + 1) * size], place))
+                    room[place] -= size
+            remaining = [position for position in remaining if position // size not in given]
+        return homes
+
+    def _fill(self, place_of: PlaceOf, homes: dict[int, str]) -> None:
         """Workers of its place for each group that has one: survivors on their ranks, then the others in order."""
         tp = self._layout.tp
         others: dict[str, deque[Candidate]] = defaultdict(deque)
@@ -127,6 +163,32 @@ class _Allotment:
                     self._ranks[rank] = others[homes[group]].popleft()
         self._waiting = [candidate for remaining in others.values() for candidate in remaining]
         self._open = [group for group in self._open if group not in homes]
+
+
+PlaceOf = Callable[[Candidate], str]
+
+
+def _node(candidate: Candidate) -> str:
+    return candidate.node
+
+
+def _machine(candidate: Candidate) -> str:
+    return candidate.machine
+
+
+def _rack(candidate: Candidate) -> str:
+    return candidate.rack
+
+
+def _cluster(_: Candidate) -> str:
+    return ""
+
+
+def _neighbours_together(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The nodes of a machine and the machines of a rack together, each kind of place in the usual order."""
+    racks, machines, nodes = ({place_of(c): None for c in candidates} for place_of in (_rack, _machine, _node))
+    places = [{name: number for number, name in enumerate(names)} for names in (racks, machines, nodes)]
+    return sorted(candidates, key=lambda c: (places[0][c.rack], places[1][c.machine], places[2][c.node]))
 
 
 def _block_sizes(layout: Layout) -> list[int]:

@@ -130,9 +130,9 @@ def test_a_tp_group_that_has_survived_on_one_node_keeps_its_ranks_or_moves_as_us
 
 
 @given(problems())
-def test_without_tp_cp_and_ep_the_order_is_the_usual_one(problem: Problem) -> None:
+def test_with_shards_alone_the_order_is_the_usual_one(problem: Problem) -> None:
     candidates, previous, layout = problem
-    plain = Layout(pp=layout.pp, dp_replicate=layout.dp_replicate, dp_shard=layout.dp_shard)
+    plain = Layout(dp_shard=layout.world_size)
     assert list(rank_order(candidates, previous, plain)) == candidates[: plain.world_size]
 
 
