@@ -156,9 +156,7 @@ class RayCluster:
         nodes of control planes, which have no CPU to give, may have no torch, and come and go with their server."""
         try:
             stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), config.job_id, config.attempt)
-            # job code may write the store: the key is the control plane's own
-            first = stored.first(config).model_copy(update={"public_key": config.public_key})
-            handle = self._start_supervisor(first, avoid_nodes)
+            handle = self._start_supervisor(stored.first(config), avoid_nodes)
             if places and config.forks_workers:
                 self._prestart_workers(config, places)
             return handle
@@ -231,7 +229,7 @@ class RayCluster:
         """The head forgets the old actor at once, also if nobody reaches its process, and frees its name."""
         name = supervisor_name(job_id, attempt)
         try:
-            config = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt).read()
+            config = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt).read(public_key)
             if config is None:
                 return False
             try:
@@ -242,7 +240,7 @@ class RayCluster:
             except ValueError:
                 pass  # an earlier call was interrupted after the kill
             silent = (silent_node,) if silent_node else ()
-            config = config.model_copy(update={"silent": silent, "public_key": public_key})
+            config = config.model_copy(update={"silent": silent})
             self._start_supervisor(config, frozenset({*silent, *(node.node_id for node in config.avoid)}))
         except GcsUnavailable as error:
             raise ClusterUnreachable(str(error)) from error

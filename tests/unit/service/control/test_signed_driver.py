@@ -168,5 +168,9 @@ def test_an_attempt_that_began_without_a_key_is_driven_without_one(store: Store)
         await settle()
         assert config.public_key == "" and store.signing_key(bench.job_id, 1) is None
         assert [directive.number for directive in supervisor.directives] == [0]
+        bench.cluster.silent_node = "cut-off"
+        await bench.clock.advance(2.0)
+        await until(lambda: bench.supervisor is not supervisor)
+        assert bench.supervisor.config == config, "its successor on another node has none either"
 
     run(main())
