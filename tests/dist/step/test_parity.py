@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from kit.tasks import biased_tasks
 from kit.worlds import plain_reference
 from shoal_workers.contract.layout import Layout, ShardLevel
 from shoal_workers.contract.messages import ExitKind
@@ -42,6 +43,24 @@ def test_gradient_norm_and_learning_rate_are_those_of_torch(make_job: Any) -> No
     assert [r.grad_norm for r in reports] == pytest.approx([plain[r.step][1] for r in reports], rel=1e-4)
     assert [r.lr for r in reports] == pytest.approx([plain[r.step][2] for r in reports], rel=1e-9)
     assert max(r.grad_norm for r in reports) > 0.5, "clipping was never at work"
+
+
+@pytest.mark.parametrize("layout", [Layout(dp_shard=2, tp=2), Layout(tp=4)], ids=Layout.describe)
+def test_a_bias_that_shards_and_tp_both_split_counts_once_in_the_norm(make_job: Any, layout: Layout) -> None:
+    spec = {
+        **SPEC,
+        "task": "biased_tasks:Biased",
+        "plan": biased_tasks.PLAN,
+        "batch": {"global_size": 4, "micro_size": 1},
+    }
+    found = []
+    for root, degrees in (("one", Layout()), ("split", layout)):
+        job = make_job(root, **spec)
+        workers = job.workers(degrees.world_size)
+        assert {e.kind for e in job.run(workers, layout=degrees)} == {ExitKind.FINISHED}
+        found.append([(report.loss, report.grad_norm) for report in job.reported(workers, StepReport)])
+    one, split = found
+    assert split == [pytest.approx(expected, rel=1e-5) for expected in one]
 
 
 def test_five_micro_batches_over_four_ranks_are_each_trained_once(make_job: Any, reference: Any) -> None:

@@ -130,7 +130,8 @@ class Assembly:
         num_shards = 1
         if isinstance(parameter, DTensor):
             for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
-                num_shards *= size if placement.is_shard() else 1
+                # a dim that tp and FSDP2 both split has torch's _StridedShard, which is no Shard
+                num_shards *= 1 if placement.is_replicate() else size
         return num_shards * self.layout.pp / self.layout.world_size
 
     def copies(self) -> set[int]:
