@@ -8,6 +8,7 @@ import pytest
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.events.job import JobPreempted
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.store import Lease, LeaseLost, RequestConflict, Store
 from shoal_service.views import JobPatch
@@ -184,6 +185,16 @@ class TestAttempts:
         after = store.jobs_to_drive()
         assert [row.id for row in after] == [quiet, busy]
         assert after[0] is before[0] and after[1].priority == -1
+
+    def test_a_row_whose_other_columns_change_is_the_same_value_and_one_whose_status_changes_is_not(
+        self, store: Store, lease: Lease, submit: Submit
+    ) -> None:
+        job_id = submit()
+        [before] = store.jobs_to_drive()
+        store.record_event(job_id, JobPreempted(workers=1, beneficiary="b", reason="r"), epoch=lease.epoch, now=3.0)
+        assert store.jobs_to_drive()[0] is before, "only its event_seq, log_seq and updated_at are new"
+        store.quarantine({job_id: "unreadable"}, epoch=lease.epoch, now=4.0)
+        assert (before.status.message, store.jobs_to_drive()[0].status.message) == ("", "unreadable")
 
 
 class TestQueue:

@@ -68,9 +68,13 @@ def current(connection: Connection) -> Lease | None:
 
 def hold(connection: Connection, epoch: int) -> None:
     """Locks the lease until this transaction ends. Raises LeaseLost: the lease has another epoch."""
-    row = connection.execute(select(lease.c.epoch, lease.c.owner).with_for_update(read=True)).one()
+    row = connection.execute(_HELD).one()
     if row.epoch != epoch:
         raise LeaseLost(epoch, row.epoch, row.owner)
+
+
+_HELD = select(lease.c.epoch, lease.c.owner).with_for_update(read=True)
+"""Built once: every write of the control loop runs it."""
 
 
 class LeaseMethods:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, bindparam, select
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import JobStanding
@@ -77,11 +77,15 @@ class JobRecord:
 
 def load(connection: Connection, job_id: str, *, lock: bool = False) -> JobRecord:
     """The row of a job, locked until the transaction ends if `lock`. Raises JobNotFound."""
-    query = select(jobs).where(jobs.c.id == job_id)
-    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"job_id": job_id}).one_or_none()
     if row is None:
         raise JobNotFound(job_id)
     return record_of(row)
+
+
+_BY_ID = select(jobs).where(jobs.c.id == bindparam("job_id"))
+"""Built once: to build the statement takes as long as to run it, and reports read a row each."""
+_BY_ID_LOCKED = _BY_ID.with_for_update()
 
 
 def load_spec(connection: Connection, num: int, version: int) -> JobSpec:
@@ -192,12 +196,12 @@ def record_of(row: Row[Any]) -> JobRecord:
         sampled_at=row.sampled_at,
         sampled_productive=row.sampled_productive,
         sampled_total=row.sampled_total,
-        status=_status_of(row),
+        status=status_of(row),
         status_document=row.status,
         workers_document=row.workers,
         step_times=row.step_times,
         pins=pins_of(row.pins),
-        profile=_profile_of(row.profile),
+        profile=profile_of(row.profile),
         deleting=row.deleting,
     )
 
@@ -318,7 +322,8 @@ def plain_text(text: str) -> str:
     return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
-def _status_of(row: Row[Any]) -> JobStatus:
+def status_of(row: Row[Any]) -> JobStatus:
+    """From the columns status, failure, state, attempt and granted_workers."""
     columns: dict[str, Any] = {
         "state": JobState(row.state),
         "attempt": row.attempt,
@@ -333,7 +338,7 @@ def pins_of(document: str) -> tuple[str, ...]:
     return tuple(json.loads(document))
 
 
-def _profile_of(document: str) -> ProfileRequest | None:
+def profile_of(document: str) -> ProfileRequest | None:
     """One that this release cannot read is none: it only describes what a person wanted to see."""
     try:
         return ProfileRequest.model_validate_json(document) if document else None
