@@ -28,6 +28,7 @@ from shoal_service.clock import SystemClock
 from shoal_service.cluster import hardware
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
+from shoal_service.collector import spare_what_exists
 from shoal_service.control.access.admin_token import ensure_admin_token
 from shoal_service.control.access.oidc import Issuer, IssuerConfig
 from shoal_service.control.config import ControlConfig
@@ -164,6 +165,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         collecting = asyncio.create_task(retention.run(stop.now, lambda: control.lease))
         stopping = asyncio.create_task(_stop(server, stop, acting, settings.stop_s))
         lock.listens_at(f"http://{host}:{port}")
+        spare_what_exists()
         _say(f"listening on {wire.scheme}://{host}:{port}")
         console.start()
         try:

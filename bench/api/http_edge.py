@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
+from shoal_service.collector import spare_what_exists
 from shoal_service.control.profile_store import planning_profile
 from shoal_service.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
@@ -60,6 +61,7 @@ def main() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     print(port, flush=True)
+    spare_what_exists()  # as `shoal serve` does
     make_server(app, host="127.0.0.1", port=port).run(sockets=[listener])
 
 

@@ -1,24 +1,51 @@
-"""Pauses the garbage collector around a short computation that makes many objects and no cycles, as a decision does.
+"""Pauses the garbage collector around a short computation that makes many objects and no cycles, as a decision and a
+scrape do, and keeps it from what a process has made to start.
 
 A scheduling decision for 10,000 jobs makes about 80,000 objects. They are freed when it is done, without the collector;
 but meanwhile they trigger passes over the whole heap, which take as long as the decision itself.
-Called by the control loop, and by bench/schedule, which measures what the control loop pays.
+Called by the control loop, the exposition of metrics, and by benchmarks, which measure what the service pays.
 """
 
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class _Pauses:
+    """Of this process."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    count: int = 0
+    was_on: bool = True
+
+
+_PAUSES = _Pauses()
 
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """Cycles of any thread stay until afterwards. Not to be nested, and for one thread at a time."""
-    was_on = gc.isenabled()
-    gc.disable()
+    """Cycles of any thread stay until afterwards: until the last of the blocks that threads are in at the same time."""
+    with _PAUSES.lock:
+        if not _PAUSES.count:
+            _PAUSES.was_on = gc.isenabled()
+            gc.disable()
+        _PAUSES.count += 1
     try:
         yield
     finally:
-        if was_on:
-            gc.enable()
+        with _PAUSES.lock:
+            _PAUSES.count -= 1
+            if not _PAUSES.count and _PAUSES.was_on:
+                gc.enable()
+
+
+def spare_what_exists() -> None:
+    """What there is now, modules above all, stays as long as the process: later passes leave it out. Call it once, when
+    the process has started."""
+    gc.collect()
+    gc.freeze()

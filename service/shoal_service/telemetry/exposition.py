@@ -17,6 +17,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
+from shoal_service.collector import paused_collector
 from shoal_service.store import Store
 from shoal_service.store.reads.metrics_snapshot import Snapshot
 from shoal_service.telemetry.families import Family, Scene, families, project_families
@@ -79,6 +80,10 @@ class Exposition:
         Raises:
             StoreUnavailable
         """
+        with paused_collector():
+            return self._render(accept, projects)
+
+    def _render(self, accept: str, projects: Collection[str] | None) -> tuple[bytes, str]:
         encode, media_type = choose_encoder(accept)
         openmetrics = media_type.startswith("application/openmetrics-text")
         snapshot = self._snapshot()

@@ -7,10 +7,11 @@ Labels are `job_id`, the rank, closed sets of words, node ids, and names of a ta
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
-from shoal_service.telemetry.metric import Histogram, Kind, LiveJob, Metric, Values
+from shoal_service.telemetry.metric import Histogram, Kind, LiveJob, Metric, Values, WorkerSample
 from shoal_service.telemetry.step_times import STEP_BOUNDS_S
-from shoal_service.views import ConditionType, JobStatus, WorkerView
+from shoal_service.views import ConditionType, JobStatus
 from shoal_workers.contract.checks.metric_names import MAX_METRICS
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.worker_use import WorkerUse
@@ -18,6 +19,9 @@ from shoal_workers.contract.worker_use import WorkerUse
 _JOB = ("job_id",)
 _RANK = ("job_id", "rank")
 _SHOWN_STATES = [state for state in JobState if state not in (JobState.QUEUED, JobState.PAUSED)]
+_ONE_OF_STATES: Mapping[JobState, Values] = {
+    now: {(state.value,): int(state is now) for state in _SHOWN_STATES} for now in JobState
+}
 
 
 def _gauge(name: str, help: str, of_job: Callable[[LiveJob], Values], *labels: str) -> Metric:
@@ -53,17 +57,26 @@ def _task_metrics(job: LiveJob) -> Mapping[tuple[str, ...], float]:
     return {(name, split): value for split, metrics in splits.items() for name, value in metrics.items()}
 
 
+@cache
+def _label(rank: int) -> tuple[str, ...]:
+    """One object for all jobs, and all scrapes."""
+    return (str(rank),)
+
+
 def _by_rank(of_use: Callable[[WorkerUse], float | None]) -> Callable[[LiveJob], Values]:
     """Of the workers of the group."""
 
     def values(job: LiveJob) -> Mapping[tuple[str, ...], float]:
-        found = {(str(w.rank),): of_use(w.use) for w in job.workers if w.rank is not None and w.use is not None}
-        return {rank: value for rank, value in found.items() if value is not None}
+        return {
+            _label(worker.rank): value
+            for worker in job.workers
+            if worker.rank is not None and worker.use is not None and (value := of_use(worker.use)) is not None
+        }
 
     return values
 
 
-def _node_of(worker: WorkerView) -> tuple[str, ...]:
+def _node_of(worker: WorkerSample) -> tuple[str, ...]:
     return (str(worker.rank), worker.node_id)
 
 
@@ -79,7 +92,7 @@ JOB_INFO = _gauge(
 JOB_STATE = _gauge(
     "shoal_job_state",
     "1 for the state that a job is in, 0 for the others.",
-    lambda job: {(state.value,): int(state is job.status.state) for state in _SHOWN_STATES},
+    lambda job: _ONE_OF_STATES[job.state],
     "state",
 )
 JOB_START = _gauge(
@@ -141,7 +154,7 @@ JOB_SAMPLES_PER_SECOND = _gauge(
 JOB_MFU = _gauge(
     "shoal_job_mfu_ratio",
     "Model FLOPs utilisation: the planner's FLOPs per token times tokens per second, over the peak of the profile.",
-    lambda job: job.mfu,
+    lambda job: None,  # JobSeries has the planner's numbers, which a job has not
 )
 JOB_STEP_SECONDS = Metric(
     "shoal_job_step_seconds",

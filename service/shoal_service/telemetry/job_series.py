@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from shoal_service.telemetry.job_metrics import JOB_MFU
 from shoal_service.telemetry.metric import Histogram, LiveJob, Metric
 from shoal_service.telemetry.metric_names import OF_JOBS
 from shoal_service.telemetry.text_format import header, series
 from shoal_service.telemetry.utilisation import Utilisation
+
+_VALUES = [metric.of_job for metric in OF_JOBS if metric.of_job is not None]
+_MFU = OF_JOBS.index(JOB_MFU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,8 @@ class JobSeries:
         return "".join(header(metric, openmetrics=openmetrics) + "".join(lines) for metric, lines in families)
 
     def _render(self, job: LiveJob, before: _Rendered | None) -> _Rendered:
-        shown = replace(job, mfu=self._utilisation.of(job))
-        values = [metric.of_job(shown) for metric in OF_JOBS if metric.of_job is not None]
+        values = [of_job(job) for of_job in _VALUES]
+        values[_MFU] = self._utilisation.of(job)
         if before is None:
             lines = [_lines(metric, job.job_id, now) for metric, now in zip(OF_JOBS, values, strict=True)]
         else:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from shoal_service.telemetry.step_times import StepTimes
-from shoal_service.views import JobStatus, WorkerView
+from shoal_service.views import JobStatus
+from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.worker_use import WorkerUse
 
 Labels = tuple[str, ...]
 
@@ -40,21 +42,30 @@ class NewestCheckpoint:
     committed_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerSample:
+    """What the metrics show of a worker: a part of WorkerView, since each report changes the rest."""
+
+    rank: int | None
+    node_id: str
+    use: WorkerUse | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveJob:
     """A job that has an attempt, or has just ended: the source of the metrics with the label `job_id`."""
 
     job_id: str
+    state: JobState
+    """The column; `status` has no state of its own."""
     spec: JobSpec
     attempt: int
     granted_workers: int
     started_at: float | None
     status: JobStatus
-    workers: tuple[WorkerView, ...]
+    workers: tuple[WorkerSample, ...]
     checkpoint: NewestCheckpoint | None
     step_times: StepTimes
-    mfu: float | None = None
-    """Model FLOPs utilisation; None: the planner does not know the model, or nothing was measured yet."""
 
 
 @dataclass(frozen=True, slots=True)

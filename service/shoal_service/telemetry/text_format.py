@@ -7,7 +7,8 @@ prometheus_client's own generators make an object per sample, which takes most o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Mapping
 from functools import lru_cache
 
 from shoal_service.telemetry.metric import Exemplar, Histogram, Kind, Labels, Metric, Value
@@ -37,9 +38,9 @@ def series(metric: Metric, labels: Labels, value: Value, *, exemplar: Exemplar |
     """The lines of one series; `labels` in the order of the metric's."""
     pairs = _pairs(metric.labels, labels)
     if isinstance(value, Histogram):
-        return "".join(_histogram(metric, pairs, value, exemplar))
-    braces = f"{{{pairs}}}" if pairs else ""
-    return f"{metric.name}{braces} {number(value)}{_exemplar(exemplar)}\n"
+        return _histogram(metric, pairs, value, exemplar)
+    words = "" if exemplar is None else _exemplar(exemplar)
+    return f"{metric.name}{{{pairs}}} {number(value)}{words}\n" if pairs else f"{metric.name} {number(value)}{words}\n"
 
 
 @lru_cache(maxsize=1 << 17)
@@ -54,21 +55,29 @@ def number(value: float) -> str:
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
-def _histogram(metric: Metric, pairs: str, value: Histogram, exemplar: Exemplar | None) -> Iterable[str]:
+def _histogram(metric: Metric, pairs: str, value: Histogram, exemplar: Exemplar | None) -> str:
+    counts = (*value.counts, value.count)
+    text = _template(metric.name, metric.buckets, pairs) % (*counts, value.count, number(value.total))
+    if exemplar is None:
+        return text
+    lines = text.split("\n")
+    named = bisect_left(metric.buckets, exemplar.value)
+    lines[named] += _exemplar(exemplar) if counts[named] else ""
+    return "\n".join(lines)
+
+
+@lru_cache(maxsize=1 << 13)
+def _template(name: str, buckets: tuple[float, ...], pairs: str) -> str:
+    """The lines of a histogram, with places for the cumulative counts, the count and the sum."""
+    pairs = pairs.replace("%", "%%")
     before = f"{pairs}," if pairs else ""
     braces = f"{{{pairs}}}" if pairs else ""
-    bounds = [*map(float, metric.buckets), math.inf]
-    counts = (*value.counts, value.count)
-    named = next((i for i, bound in enumerate(bounds) if exemplar is not None and exemplar.value <= bound), -1)
-    for i, (bound, count) in enumerate(zip(bounds, counts, strict=True)):
-        words = _exemplar(exemplar) if i == named and count else ""
-        yield f'{metric.name}_bucket{{{before}le="{number(bound)}"}} {count}{words}\n'
-    yield f"{metric.name}_count{braces} {value.count}\n{metric.name}_sum{braces} {number(value.total)}\n"
+    bounds = [*map(float, buckets), math.inf]
+    lines = [f'{name}_bucket{{{before}le="{number(bound)}"}} %d\n' for bound in bounds]
+    return "".join([*lines, f"{name}_count{braces} %d\n{name}_sum{braces} %s\n"])
 
 
-def _exemplar(exemplar: Exemplar | None) -> str:
-    if exemplar is None:
-        return ""
+def _exemplar(exemplar: Exemplar) -> str:
     pairs = ",".join(f'{name}="{_escaped(label)}"' for name, label in exemplar.labels.items())
     return f" # {{{pairs}}} {number(exemplar.value)} {exemplar.at:.3f}"
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from pydantic import TypeAdapter
 from sqlalchemy import Connection, Row, select
 
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.store.driving import SpecCache
 from shoal_service.store.reads.documents import read
-from shoal_service.store.records import read_status, workers_of
+from shoal_service.store.records import read_status
 from shoal_service.store.tables import checkpoints, jobs
-from shoal_service.telemetry.metric import LiveJob, NewestCheckpoint
+from shoal_service.telemetry.metric import LiveJob, NewestCheckpoint, WorkerSample
 from shoal_service.telemetry.step_times import StepTimes
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.job import JobState
@@ -43,6 +44,7 @@ _LIVE = select(
     _NEWEST.label("checkpoint"),
 ).order_by(jobs.c.num)
 
+_WORKERS = TypeAdapter(tuple[WorkerSample, ...])
 
 _Known = tuple[Row[*tuple[Any, ...]], LiveJob]
 """A job, and the row that it was made of."""
@@ -73,15 +75,15 @@ class LiveJobs:
     def _job(self, connection: Connection, row: Row[*tuple[Any, ...]], known: _Known | None) -> LiveJob:
         """Parses only the documents that have changed: with most steps that is the status alone."""
         before, job = known or (row, None)
-        status = read_status(row.status).model_copy(update={"state": JobState(row.state), "attempt": row.attempt})
         return LiveJob(
             job_id=row.id,
+            state=JobState(row.state),
             spec=self._specs.get(connection, row.num, row.spec_version).value,
             attempt=row.attempt,
             granted_workers=row.granted_workers,
             started_at=row.started_at,
-            status=status,
-            workers=job.workers if job and before.workers == row.workers else tuple(workers_of(row.workers)),
+            status=read_status(row.status),
+            workers=job.workers if job and before.workers == row.workers else _WORKERS.validate_json(row.workers),
             checkpoint=job.checkpoint if job and before.checkpoint == row.checkpoint else _newest(row.checkpoint),
             step_times=StepTimes.read(row.step_times),
         )
