@@ -104,6 +104,12 @@ class Limits:
     """Ranks of a node, since tp communicates in every layer."""
     fixed: ParallelismSpec | None = None
     """Degrees and choices that the spec fixes."""
+    nodes: tuple[int, ...] = ()
+    """Workers of each node, if they are known: they must have room for all tp groups, none of them on two nodes."""
+
+    def holds(self, tp: int, world: int) -> bool:
+        """Whether the nodes have room for all tp groups of a world."""
+        return tp <= self.max_tp and (not self.nodes or sum(size // tp for size in self.nodes) >= world // tp)
 
 
 def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offload: bool = False) -> Candidates:
@@ -149,7 +155,12 @@ def _degrees(limits: Limits, world: int) -> Iterator[tuple[int, int, int, int, i
     legal, fixed = limits.degrees, limits.fixed
     for tp, cp, pp in product(_of(legal.tp, fixed, "tp"), _of(legal.cp, fixed, "cp"), _of(legal.pp, fixed, "pp")):
         ranks, left = divmod(world, tp * cp * pp)
-        if left or not 1 <= ranks <= limits.num_micro_batches or tp > limits.max_tp or not legal.together(tp, cp):
+        if (
+            left
+            or not 1 <= ranks <= limits.num_micro_batches
+            or not limits.holds(tp, world)
+            or not legal.together(tp, cp)
+        ):
             continue
         for shard in _divisors(ranks):
             if fixed is not None and (fixed.dp_replicate != ranks // shard or fixed.dp_shard not in ("auto", shard)):

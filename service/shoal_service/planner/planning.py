@@ -49,20 +49,19 @@ class Plan:
     """Predicted to fit into memory, or the sizes of the model are unknown."""
 
 
-def plan(
-    spec: JobSpec, world_size: int, profile: HardwareProfile | None = None, ranks_per_node: int | None = None
-) -> Plan:
+def plan(spec: JobSpec, world_size: int, profile: HardwareProfile | None = None, nodes: tuple[int, ...] = ()) -> Plan:
     """The layout for `world_size` workers, of which some may stay idle, and the reason. The last answers are cached.
 
     `profile`: of the nodes. Default: h100 for workers with a GPU, else cores of a CPU.
-    `ranks_per_node`: the most ranks that share a node, if that is fewer than the profile says; tp is limited to it.
+    `nodes`: the usable workers of each node, at least `world_size` in all; (): not known, as many as the profile says.
+    A planned tp leaves no tp group on two nodes, unless no such layout is predicted to fit and another one is.
     """
     assert world_size >= 1
     profile = profile_for(spec, profile)
-    if ranks_per_node is not None and ranks_per_node < profile.ranks_per_node:
-        profile = profile.model_copy(update={"ranks_per_node": ranks_per_node})
     text = spec.model_dump_json(include=_DECIDES)
-    return _remembered(_Question(text, world_size, profile.model_dump_json(), spec, profile))
+    if all(size % profile.ranks_per_node == 0 for size in nodes):
+        nodes = ()  # whole nodes, as assumed without them
+    return _remembered(_Question(text, world_size, profile.model_dump_json(), tuple(sorted(nodes)), spec, profile))
 
 
 _DECIDES = {"task", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic"}
@@ -103,6 +102,7 @@ class _Question:
     spec_text: str
     world_size: int
     profile_text: str
+    nodes: tuple[int, ...]
     spec: JobSpec = field(compare=False)
     profile: HardwareProfile = field(compare=False)
 
@@ -119,15 +119,20 @@ def _remembered(question: _Question) -> Plan:
         if requested is not None:
             return requested
         why_not = f"; planned again, since the degrees of parallelism need a multiple of {fixed.unit} workers"
-    best = _best(spec, world_size, profile)
+    best = _best(spec, world_size, profile, question.nodes)
+    if question.nodes and not best.fits:
+        across_nodes = _best(spec, world_size, profile, ())
+        best = across_nodes if across_nodes.fits else best
     return replace(best, reason=best.reason + why_not)
 
 
-def _best(spec: JobSpec, world_size: int, profile: HardwareProfile) -> Plan:
+def _best(spec: JobSpec, world_size: int, profile: HardwareProfile, nodes: tuple[int, ...]) -> Plan:
     shape = shape_of(spec)
     if shape is None:
         return _fully_sharded(spec, world_size, Preference.UNKNOWN_MODEL, "the sizes of the model are unknown")
-    task = Task(spec, shape, profile)
+    if nodes:
+        profile = profile.model_copy(update={"ranks_per_node": min(max(nodes), profile.ranks_per_node)})
+    task = Task(spec, shape, profile, nodes=nodes)
     if prefers_data_axes(profile, world_size, spec.batch.num_micro_batches):
         sharded = _sharded_only(predict_layouts(task, [world_size]), world_size)
         if len(sharded) and sharded.num_fitting:

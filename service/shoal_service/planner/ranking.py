@@ -32,6 +32,8 @@ class Task:
     shape: ModelShape
     profile: HardwareProfile
     fixed: ParallelismSpec | None = None
+    nodes: tuple[int, ...] = ()
+    """Workers of each node; (): not known."""
 
     @property
     def work(self) -> Work:
@@ -41,7 +43,7 @@ class Task:
 
     def limits(self) -> Limits:
         degrees = legal_degrees(self.spec, plan_of(self.spec))
-        return Limits(degrees, self.spec.batch.num_micro_batches, self.profile.ranks_per_node, self.fixed)
+        return Limits(degrees, self.spec.batch.num_micro_batches, self.profile.ranks_per_node, self.fixed, self.nodes)
 
 
 @dataclass(frozen=True)

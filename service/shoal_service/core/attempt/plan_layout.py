@@ -21,7 +21,7 @@ class PlannedLayout(Protocol):
 
 class PlanLayout(Protocol):
     def __call__(
-        self, spec: JobSpec, world_size: int, profile: HardwareProfile | None, ranks_per_node: int | None = None, /
+        self, spec: JobSpec, world_size: int, profile: HardwareProfile | None, nodes: tuple[int, ...] = (), /
     ) -> PlannedLayout:
         """The layout for at most `world_size` workers: a function of its arguments, which always has an answer.
-        `ranks_per_node`: what nodes hold, if it is fewer than the profile says."""
+        `nodes`: the usable workers of each node."""

@@ -8,7 +8,8 @@ goes to a warm spare; if there is none, the later ranks close up, in order.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable
 
 from shoal_service.core.attempt import nodes
 from shoal_service.core.attempt.state.attempt import Attempt
@@ -38,6 +39,11 @@ def candidates(state: Attempt, now: float) -> list[Worker]:
         stay = {p.index for p in staying}
         chosen += [p for p in usable if p.index not in stay and not nodes.is_due(state, p, now)][:missing]
     return chosen
+
+
+def node_sizes(workers: Iterable[Worker]) -> tuple[int, ...]:
+    """How many of these workers each node has."""
+    return tuple(Counter(worker.info.node_id for worker in workers if worker.info is not None).values())
 
 
 def is_settled(state: Attempt, now: float) -> bool:

@@ -1,7 +1,7 @@
 """On which rank each worker is, and with which layout: `group.forming` calls `choice.choose` for each group.
 
     rank_order     candidates on nodes, the last group, a layout -> candidates by rank
-    choice         layout and workers of the next group; plans again if a tp group would cross nodes
+    choice         layout, planned for the nodes, and workers of the next group
 
 Pure. Starts no worker and chooses no node: it orders workers that are there.
 """

@@ -30,10 +30,10 @@ class CountingPlanner:
         self.asked: list[int] = []
 
     def __call__(
-        self, spec: JobSpec, world_size: int, profile: HardwareProfile | None, ranks_per_node: int | None = None, /
+        self, spec: JobSpec, world_size: int, profile: HardwareProfile | None, nodes: tuple[int, ...] = (), /
     ) -> PlannedLayout:
         self.asked.append(world_size)
-        return plan(spec, world_size, profile, ranks_per_node)
+        return plan(spec, world_size, profile, nodes)
 
 
 def after(state: Attempt, planner: CountingPlanner, *events: Event, now: float) -> Attempt:

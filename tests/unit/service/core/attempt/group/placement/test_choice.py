@@ -59,7 +59,7 @@ def test_a_fixed_tp_that_has_to_cross_nodes_is_remarked(new_world: NewWorld) -> 
 
 @pytest.mark.parametrize(
     ("nodes", "layout"),
-    [(1, "fsdp2 x tp4"), (2, "fsdp2 x tp4"), (4, "pp4 x tp2"), (8, "pp8")],
+    [(1, "fsdp2 x tp4"), (2, "pp2 x tp4"), (4, "pp4 x tp2"), (8, "pp8")],
 )
 def test_a_planned_tp_is_no_larger_than_the_nodes(new_world: NewWorld, nodes: int, layout: str) -> None:
     world = trained(new_world(workers=8, nodes=nodes, **LARGE))

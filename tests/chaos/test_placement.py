@@ -1,0 +1,155 @@
+"""16 workers on four nodes of four: no tp group crosses nodes after losses and growth, and the losses stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kit.processes.server import until
+from shoal_api.client import Client
+from shoal_workers.contract.job import IncidentCause
+
+WORKERS, PER_NODE, STEPS = 16, 4, 16
+STACKED: dict[str, Any] = {
+    "task": "stacked:Stacked",
+    "plan": {
+        "blocks": "blocks",
+        "num_blocks": 4,
+        "first": ["inlet"],
+        "last": ["outlet"],
+        "hidden_size": 12,
+        "tensor": {"blocks.*.up": "column", "blocks.*.down": "row"},
+        "widths": {"width of a block": 20},
+    },
+    "batch": {"global_size": 8, "micro_size": 1},
+    "steps": STEPS,
+}
+
+
+@pytest.fixture
+def client(wide_arena: Any) -> Iterator[Client]:
+    wide_arena.mend()
+    with wide_arena.server.client as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def losses_of_one_worker(wide_arena: Any, submit_for_module: Any) -> dict[int, float]:
+    with wide_arena.server.client as client:
+        run = submit_for_module(to=client, workers=1, **STACKED)
+        run.finish()
+        losses: dict[int, float] = run.losses()
+    return losses
+
+
+def start(submit: Any, client: Client, parallelism: dict[str, int], strikes: list[dict[str, Any]]) -> Any:
+    """Workers without a place in the layout stay idle, so that the degrees remain."""
+    return submit(
+        to=client,
+        workers=WORKERS,
+        min_workers=4,
+        waves=[WORKERS],
+        parallelism={**parallelism, "otherwise": "idle"},
+        strikes=strikes,
+        **STACKED,
+    )
+
+
+def hold(step: int) -> dict[str, Any]:
+    return {"at": "step", "rank": 0, "n": step, "do": "hold"}
+
+
+def nodes_by_rank(client: Client, run: Any, world_size: int) -> list[str]:
+    """Once the service shows all workers of the group."""
+
+    def ranked() -> list[Any]:
+        found = sorted((w for w in client.workers(run.id) if w.rank is not None), key=lambda w: w.rank)
+        return found if [w.rank for w in found] == list(range(world_size)) else []
+
+    return [worker.node_ip for worker in until(ranked, f"{world_size} workers of {run.id} have ranks")]
+
+
+def assert_inside_nodes(nodes: list[str], tp: int) -> None:
+    groups = [nodes[first : first + tp] for first in range(0, len(nodes), tp)]
+    assert all(len(set(group)) == 1 for group in groups), groups
+
+
+def assert_same(run: Any, reference: dict[int, float]) -> None:
+    losses = run.losses()
+    assert list(losses) == list(range(1, STEPS + 1))
+    assert losses == pytest.approx(reference, rel=1e-5, abs=1e-6)
+    assert [event.data["remark"] for event in run.events("generation.forming")] == [""] * 3
+
+
+def layouts(run: Any) -> list[str]:
+    return [event.data["layout"] for event in run.events("generation.formed")]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("parallelism", "before", "meanwhile"),
+    [({"tp": 4}, "fsdp4 x tp4", "fsdp3 x tp4"), ({"pp": 2, "tp": 2}, "pp2 x fsdp4 x tp2", "pp2 x fsdp3 x tp2")],
+    ids=["tp4", "pp2 x tp2"],
+)
+def test_a_worker_is_lost_and_replaced(
+    client: Client,
+    submit: Any,
+    losses_of_one_worker: dict[int, float],
+    parallelism: dict[str, int],
+    before: str,
+    meanwhile: str,
+) -> None:
+    kill = {"at": "step", "rank": 5, "n": 7, "do": "kill"}
+    run = start(submit, client, parallelism, [hold(5), kill, hold(8), hold(14)])
+    run.wait_at("step-5-0")
+    first = nodes_by_rank(client, run, WORKERS)
+    assert_inside_nodes(first, parallelism["tp"])
+    pids = run.pids()
+    run.release("step-5-0")
+    run.wait_at("step-8-0")
+    assert_inside_nodes(nodes_by_rank(client, run, 12), parallelism["tp"])
+    assert set(run.pids().values()) < set(pids.values()) - {pids[5]}, "survivors only"
+    run.wait_for_event("generation.switching")
+    run.release("step-8-0")
+    run.wait_at("step-14-0")
+    assert_inside_nodes(nodes_by_rank(client, run, WORKERS), parallelism["tp"])
+    run.release("step-14-0")
+    run.finish()
+    assert layouts(run) == [before, meanwhile, before]
+    [incident] = client.incidents(run.id)
+    assert incident.ranks == (5,) and incident.state_source == "memory"
+    assert_same(run, losses_of_one_worker)
+
+
+@pytest.mark.matrix
+def test_a_node_is_lost_and_half_a_node_comes(
+    client: Client, wide_arena: Any, submit: Any, losses_of_one_worker: dict[int, float]
+) -> None:
+    run = start(submit, client, {"tp": 2}, [hold(5), hold(10), hold(14)])
+    run.wait_at("step-5-0")
+    nodes = nodes_by_rank(client, run, WORKERS)
+    assert_inside_nodes(nodes, PER_NODE)
+    victim = next(node for node in nodes if node != nodes[0])
+    wide_arena.nodes.kill_raylet(victim)
+    run.wait_for_event("incident.opened")
+    run.release("step-5-0")
+    run.wait_at("step-10-0")
+    survivors = nodes_by_rank(client, run, 12)
+    assert_inside_nodes(survivors, 2)
+    assert set(survivors) == set(nodes) - {victim}
+    wide_arena.nodes.remove(victim)
+    wide_arena.nodes.add(victim, num_cpus=PER_NODE // 2)
+    run.wait_for_event("generation.switching")
+    run.release("step-10-0")
+    run.wait_at("step-14-0")
+    grown = nodes_by_rank(client, run, 14)
+    assert_inside_nodes(grown, 2)
+    assert grown[:12] == survivors and set(grown[12:]) == {victim}
+    run.release("step-14-0")
+    run.finish()
+    assert layouts(run) == ["fsdp8 x tp2", "fsdp6 x tp2", "fsdp7 x tp2"]
+    [incident] = client.incidents(run.id)
+    assert incident.cause is IncidentCause.NODE_DIED and incident.state_source == "memory"
+    assert_same(run, losses_of_one_worker)
