@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from kit.worlds.whole_states import whole
 from shoal_workers.checkpoint.reader import load
 from shoal_workers.contract.layout import Layout, Schedule
 from shoal_workers.contract.messages import ExitKind
@@ -103,12 +104,34 @@ def test_exported_models_can_be_trained_further(make_job: Any, text: str, tmp_pa
     export(checkpoint, tmp_path / "out")
     again = {**spec, "model": {"path": str(tmp_path / "out"), "seq_len": 16}}
     job = make_job("again", **again)
-    workers = job.workers(2)
-    assert all(one.kind is ExitKind.FINISHED for one in job.run(workers, layout=LAYOUTS["tp2"]))
-    trained = _trained(spec, checkpoint)
-    loaded = _task(again).build_model()
-    for (name, parameter), (_, other) in zip(trained.named_parameters(), loaded.named_parameters(), strict=True):
-        assert torch.equal(parameter, other), name
+    begun = _begun_with(job, LAYOUTS["tp2"])
+    for name, parameter in _trained(spec, checkpoint).named_parameters():
+        assert begun[f"model.{name}"].tobytes() == parameter.detach().numpy().tobytes(), name
+
+
+@pytest.mark.parametrize(("layout", "dtype"), [("fsdp2", torch.float32), ("tp2", torch.bfloat16)])
+def test_each_worker_reads_its_part_of_a_directory(
+    make_job: Any, text: str, tmp_path: Path, layout: str, dtype: torch.dtype
+) -> None:
+    """Bit by bit; the names of a base model's directory are converted by transformers, which reads all of it."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model("llama", **SIZES)
+    torch.manual_seed(5)
+    network = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    network.save_pretrained(tmp_path / "all", max_shard_size="20KB")
+    network.model.save_pretrained(tmp_path / "base")
+    expected = {f"model.network.{name}": value.float() for name, value in network.state_dict().items()}
+    for directory in ("all", "base"):
+        spec = {**_spec(text), "model": {"path": str(tmp_path / directory), "seq_len": 16}}
+        found = _begun_with(make_job(directory, **spec), LAYOUTS[layout])
+        stored = {name for name in expected if directory == "all" or "lm_head" not in name}
+        assert len(stored) == (21 if directory == "all" else 20)
+        for name in stored:
+            assert found[name].tobytes() == expected[name].numpy().tobytes(), name
+        task = _task(spec)
+        task.build_model()
+        assert task.initial_weights == (str(tmp_path / "all") if directory == "all" else None)
 
 
 def test_the_built_in_model_is_exported_as_a_llama(make_job: Any, text: str, tmp_path: Path) -> None:
@@ -123,6 +146,15 @@ def test_the_built_in_model_is_exported_as_a_llama(make_job: Any, text: str, tmp
     tokens = torch.arange(32).reshape(2, 16)
     with torch.no_grad():
         torch.testing.assert_close(loaded(tokens).logits, trained(tokens), atol=1e-5, rtol=1e-5)
+
+
+def _begun_with(job: Any, layout: Layout) -> dict[str, Any]:
+    """All tensors before the first step."""
+    workers = job.workers(layout.world_size)
+    for worker in workers:
+        worker.strike("forward", 0, "dump")
+    assert {one.kind for one in job.run(workers, layout=layout)} == {ExitKind.FINISHED}
+    return whole([worker.dumped() for worker in workers])
 
 
 def _task(spec: dict[str, Any]) -> Any:

@@ -103,15 +103,16 @@ def train(spec_data, steps):
 
 
 def whole_model(task, seed):
-    """With all weights in one process; those of a task with `deferred_init` are drawn by element."""
+    """With all weights in one process; those of a task with `deferred_init` are drawn by element. Reads no file."""
 
     def build():
         torch.manual_seed(seed)
         return task.build_model()
 
-    if not getattr(task, "deferred_init", False):
+    undrawn = build_undrawn(build) if getattr(task, "deferred_init", False) else None
+    if undrawn is None:
         return build()
-    model, distributions = build_undrawn(build)
+    model, distributions = undrawn
     for name, parameter in model.named_parameters():
         if name in distributions:
             shape = tuple(parameter.shape)

@@ -3,8 +3,9 @@
     model: {path: /models/tiny-llama}                      config.json and weights from a local directory
     model: {config: {model_type: llama, hidden_size: ...}}  random weights
 
-Nothing is downloaded, and no code from a model's directory is run. Parameters are fp32, whatever the dtype in the
-files. The extra `hf` installs the requirements. Loaded by the engine by its name.
+Nothing is downloaded, and no code from a model's directory is run. Weights are drawn, and those of a directory read,
+after the model is split, so that no worker holds all of them. Parameters are fp32, whatever the dtype in the files. The
+extra `hf` installs the requirements. Loaded by the engine by its name.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal_workers.checkpoint.errors import InitialWeightsUnusable
+from shoal_workers.checkpoint.safetensors_reader import SafetensorsReader
 from shoal_workers.contract.model.hf import (
     CONFIG_NAME,
     PREFIX,
@@ -39,20 +42,20 @@ class HuggingFaceLM(TextTask):
     """Any architecture of AutoModelForCausalLM. The text is read with the directory's own tokenizer, unless
     `data.tokenizer` names another."""
 
+    deferred_init = True
+
     def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
         self.settings = HuggingFaceConfig.model_validate(model)
         own = Path(self.settings.path).expanduser() / TOKENIZER_NAME if self.settings.path else None
         given = {"tokenizer": str(own), **data} if own is not None and own.is_file() else data
         super().__init__(TextDataConfig.model_validate(given), self.settings.seq_len)
         self.seed = seed
-
-    @property
-    def deferred_init(self) -> bool:
-        """Random weights are drawn after the model is split."""
-        return self.settings.path is None
+        self.initial_weights: str | None = None
+        """Once a model is built: the directory, if its files hold the model's tensors under their own names. Otherwise
+        transformers has read and converted all of them."""
 
     def build_model(self) -> nn.Module:
-        """The model, with the directory's weights or with random ones from torch's global generator.
+        """The model. Its weights are random, also if `initial_weights` says afterwards that others belong to it.
 
         Raises:
             ImportError: the extra `hf` is not installed.
@@ -104,15 +107,21 @@ class HuggingFaceLM(TextTask):
             from transformers import AutoConfig, AutoModelForCausalLM
         except ImportError as error:
             raise ImportError(f"task HuggingFaceLM needs transformers ({error}): pip install 'shoal[hf]'.") from error
-        path = self.settings.path
-        if path is None:
+        self.initial_weights = None
+        if self.settings.path is None:
             config = AutoConfig.for_model(**(self.settings.config or {}))
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        directory = Path(path).expanduser()
+        directory = Path(self.settings.path).expanduser()
         if not (directory / CONFIG_NAME).is_file():
             raise FileNotFoundError(
-                f"model.path {path!r} has no {CONFIG_NAME} on this node. Name a directory that every node can read."
+                f"model.path {self.settings.path!r} has no {CONFIG_NAME} on this node. Name a directory that every "
+                "node can read."
             )
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        network = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        if _are_stored(network, directory):
+            self.initial_weights = str(directory)
+            return network
         return AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
@@ -131,6 +140,17 @@ class CausalLM(nn.Module):
         logits: Tensor = self.network(input_ids=tokens, use_cache=False).logits
         # transformers slices what goes into the head, and zero-bubble schedules cannot detach views in place
         return logits.clone() if logits._is_view() else logits
+
+
+def _are_stored(network: nn.Module, directory: Path) -> bool:
+    """Whether the directory's files hold all tensors of the model under its own names."""
+    try:
+        stored = SafetensorsReader(str(directory)).tensors
+    except InitialWeightsUnusable:
+        return False
+    state = network.state_dict(keep_vars=True)
+    held = {id(value) for name, value in state.items() if name in stored and stored[name].shape == tuple(value.shape)}
+    return all(id(value) in held for value in state.values())
 
 
 def _is_tied(network: Any) -> bool:

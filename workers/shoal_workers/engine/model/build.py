@@ -14,17 +14,20 @@ import torch
 from torch import nn
 
 from shoal_workers.contract.model.shape import ModelShape
-from shoal_workers.engine.model.build_progress import noted
+from shoal_workers.engine.model.build_progress import noted, refused_if_too_large
 from shoal_workers.engine.model.draw import Distribution
 from shoal_workers.engine.model.fast_build import build_for_restore, build_undrawn
 from shoal_workers.engine.model.initial_weights import InitialWeights, draw_weights
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.parallel.assemble import assemble
+from shoal_workers.engine.process.memory_limit import available_bytes
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.update import build_update
 from shoal_workers.engine.task.model_calls import ModelCalls
+
+_NOTABLE_BYTES = 256 << 20
 
 
 def build_runtime(generation: Generation) -> ModelRuntime:
@@ -37,9 +40,9 @@ def build_runtime(generation: Generation) -> ModelRuntime:
     _choose_kernels(deterministic=spec.deterministic)
     with generation.user_code, noted(generation.position.note):
         model, distributions = _built(generation)
-    weights = None
-    if spec.init_from is not None and not is_restoring(assignment):
-        weights = InitialWeights(model, spec.init_from, task.export, generation.position.note)
+    weights, url = None, spec.init_from or task.initial_weights
+    if url is not None and not is_restoring(assignment):
+        weights = InitialWeights(model, url, task.export, generation.position.note)
     with generation.user_code, noted(generation.position.note):
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         shape = shape_of(model)
@@ -68,7 +71,17 @@ def _built(generation: Generation) -> tuple[nn.Module, Mapping[str, Distribution
     task = generation.task
     if is_restoring(generation.assignment) or generation.spec.init_from is not None:
         return build_for_restore(task.build_model), {}
-    return build_undrawn(task.build_model) if task.has_deferred_init else (task.build_model(), {})
+    if task.has_deferred_init and (undrawn := build_undrawn(task.build_model)) is not None:
+        return undrawn
+    with refused_if_too_large(available_bytes):
+        model = task.build_model()
+    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    if generation.rank == 0 and num_bytes >= _NOTABLE_BYTES:
+        generation.outbox.log_text(
+            f"every worker has built the whole model, {num_bytes / (1 << 30):,.1f} GiB of parameters, and keeps its "
+            "part: docs/tasks.md, deferred_init, tells how to do without this memory."
+        )
+    return model, {}
 
 
 def shape_of(model: nn.Module) -> ModelShape:

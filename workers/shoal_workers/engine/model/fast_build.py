@@ -10,8 +10,8 @@ drawn later (draw.py).
 
 The device "meta" would do the same for plain models, but functions of torch.nn.init (trunc_normal_, orthogonal_) leave
 such tensors alone without an error, and the values of other tensors may depend on parameters. Here such a use is
-noticed, and the model is built in full. The same holds for other random values of the task's code (a random mask, a
-buffer that no checkpoint holds), which would come from another position of the random stream. Called by
+noticed, and the model must be built in full. The same holds for other random values of the task's code (a random mask,
+a buffer that no checkpoint holds), which would come from another position of the random stream. Called by
 `build_runtime`, the engine and `warm_up`.
 """
 
@@ -49,16 +49,16 @@ def build_for_restore(build: Callable[[], nn.Module]) -> nn.Module:
     return build() if mode.drew_elsewhere else model
 
 
-def build_undrawn(build: Callable[[], nn.Module]) -> tuple[nn.Module, Mapping[str, Distribution]]:
+def build_undrawn(build: Callable[[], nn.Module]) -> tuple[nn.Module, Mapping[str, Distribution]] | None:
     """`build()`, and the distributions of the parameters that hold no values yet, by name.
 
-    A tied parameter has its first name. Empty: the model has been built in full, with torch's generator, because the
-    values of a parameter are more than one distribution of all its elements, or because something else was drawn.
+    A tied parameter has its first name. None: the model must be built in full, because the values of a parameter are
+    more than one distribution of all its elements, or because something else was drawn.
     """
     with _skipped_fills() as mode:
         model = build()
     if mode.drew_elsewhere or mode.used_undrawn:
-        return build(), {}
+        return None
     return model, {
         name: distribution
         for name, parameter in model.named_parameters()

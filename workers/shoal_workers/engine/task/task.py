@@ -52,6 +52,9 @@ class Task(Protocol):
         deferred_init: bool = False
             Whether Shoal may draw the weights after it has split the model, from the distributions that build_model
             fills parameters with: then no worker holds the whole model. See docs/tasks.md.
+        initial_weights: str | None = None
+            A safetensors file or directory, read after build_model has returned: the model begins with these weights,
+            as with the spec's `init_from`, which takes precedence.
         collate(samples: list) -> batch
             Default: torch.utils.data.default_collate.
         shard_units(model: nn.Module) -> Iterable[nn.Module]
@@ -185,6 +188,11 @@ class LoadedTask:
     @property
     def has_elementwise_optimizer(self) -> bool:
         return bool(getattr(self._task, "elementwise_optimizer", False))
+
+    @property
+    def initial_weights(self) -> str | None:
+        """Final once a model has been built."""
+        return getattr(self._task, "initial_weights", None)
 
     @property
     def has_deferred_init(self) -> bool:

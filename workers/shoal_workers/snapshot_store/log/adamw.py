@@ -7,11 +7,13 @@ process. They may depend on the instruction set and on the number of threads: `r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+_AT_ONCE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,28 @@ def update(
 
     `counts`: per parameter, the number of its updates, this one included.
     """
+    for batch in _batches(gradients):
+        _update(group, gradients[batch], counts[batch], sources[batch], targets[batch])
+
+
+def _batches(gradients: Sequence[Tensor]) -> Iterator[slice]:
+    """Parameters that are updated together: the temporaries of all at once would be as large as the gradients."""
+    first = size = 0
+    for index, gradient in enumerate(gradients):
+        if size and size + gradient.nbytes > _AT_ONCE_BYTES:
+            yield slice(first, index)
+            first, size = index, 0
+        size += gradient.nbytes
+    yield slice(first, len(gradients))
+
+
+def _update(
+    group: AdamWGroup,
+    gradients: list[Tensor],
+    counts: Sequence[float],
+    sources: Sequence[ParameterBuffers],
+    targets: Sequence[ParameterBuffers],
+) -> None:
     for gradient, old, new in zip(gradients, sources, targets, strict=True):
         if group.weight_decay != 0:
             torch.mul(old.parameter, 1 - group.lr * group.weight_decay, out=new.parameter)
