@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-scale bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-culprit bench-ray-process bench-gpu docs site picture screenshots clean
+.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-culprit bench-ray-process bench-gpu docs site picture screenshots clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -37,7 +37,7 @@ lint: setup types ## ruff, mypy strict, import-linter
 types: setup     ## mypy strict
 	@$(BIN)/mypy
 
-bench: bench-overhead bench-api bench-start bench-forming bench-scale bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-ray-process bench-gpu ## every benchmark; recovery and layouts in a short form
+bench: bench-overhead bench-api bench-start bench-forming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-ray-process bench-gpu ## every benchmark; recovery and layouts in a short form
 	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1
 	@$(BIN)/python bench/recovery/takeover.py --trials 1 --databases sqlite
 	@$(BIN)/python bench/layouts/main.py --parts relayout,moving,planner
@@ -63,6 +63,9 @@ bench-scale: setup ## how the work of a supervisor grows with its workers, a pas
 	@mkdir -p build && $(BIN)/python bench/scale/main.py --out build/scale.json
 	@$(BIN)/python bench/scale/passes.py
 	@$(BIN)/python bench/scale/real_workers.py --out build/real-workers.json
+
+bench-big-start: setup ## memory of eight workers while a model of 1 B parameters starts, and of 0.5 B until the first step (ten minutes)
+	@$(BIN)/python bench/scale/big_start.py
 
 bench-forming: setup ## seconds to form a group of 4, 16 and 32 processes, with Shoal's store and with torch's TCPStore
 	@$(BIN)/python bench/forming.py
