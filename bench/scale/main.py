@@ -41,7 +41,9 @@ FIGURES = {
     "kill_turn_p99_ms": "turn p99 in a kill, ms",
     "nodes_s": "1 % of nodes -> last run, s",
     "journal_bytes": "journal entry, bytes",
-    "journal_writes": "entries per kill",
+    "journal_writes": "records per kill",
+    "journal_kill_bytes": "bytes of these",
+    "journal_event_bytes": "journal, bytes per event",
     "store_p50_ms": "control plane: reports stored, p50 ms",
     "memory_mib": "memory, MiB",
 }
@@ -97,15 +99,18 @@ async def _figures(world: ScaleWorld, control_plane: ControlPlane, train_s: floa
     found["cpu_per_event_ms"] = 1e3 * cpu_s / max(1, world.turns.num_events)
     found["turn_p50_ms"], found["turn_p99_ms"] = (1e3 * _quantile(world.turns.seconds, q) for q in (0.5, 0.99))
     kill_s, turns = [], []
-    writes = world.store.num_writes
+    writes, num_bytes, num_events = world.store.num_writes, world.store.num_bytes, 0
     for number in range(kills):
         world.turns.clear()
         kill_s.append(await world.lose_worker(rank=number + 1))
         turns += world.turns.seconds
+        num_events += world.turns.num_events
         await world.train(1.0)
     found["kill_s"] = statistics.median(kill_s)
     found["kill_turn_p99_ms"] = 1e3 * _quantile(turns, 0.99)
     found["journal_writes"] = (world.store.num_writes - writes) / kills
+    found["journal_kill_bytes"] = (world.store.num_bytes - num_bytes) / kills
+    found["journal_event_bytes"] = (world.store.num_bytes - num_bytes) / num_events
     found["nodes_s"] = await world.lose_nodes(0.01)
     found["journal_bytes"] = max(len(value) for value in world.store.values.values())
     found["memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,7 +1,8 @@
 """The journal: what a supervisor must still know after its own death, and which supervisor of an attempt is the last.
 
     JOB/ATTEMPT/life/000002      claimed by the second supervisor: created only if absent, so by one process only
-    JOB/ATTEMPT/entry/000002     its newest entry; only that process writes it
+    JOB/ATTEMPT/entry/000002     its newest whole entry; only that process writes it
+    JOB/ATTEMPT/change/000002/000007   what has changed since: its seventh record of changes (journaling/records.py)
     JOB/ATTEMPT/epoch            the highest lease epoch that a supervisor has obeyed
 
 It lies in the cluster's key-value store (GCS), and exists as long as the cluster. Without the cluster there is no
@@ -12,6 +13,10 @@ A supervisor whose node was cut off is started again on another node and cannot 
 next life and then reads the entry of the last life that has one. What the predecessor writes afterwards is never read,
 since each life writes only its own key. `require_current` asks for the next life's key: the fence before every write
 that outlives the attempt.
+
+A whole entry replaces the one before when the changes since are as long. It is put before the changes are deleted, and
+each change names the entry it belongs to, so a death in between leaves no mixture. A reader that finds that the entry
+has been replaced meanwhile reads again.
 
 While the Ray head is away nothing can be written, and training must not stop for that: `write` waits a moment, then
 lets the commands go ahead, and the newest entry is written when the head is back. A supervisor that dies during that
@@ -27,8 +32,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
@@ -39,6 +44,8 @@ from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, SuspectedNode
 from shoal_service.supervisor.config import Directive
+from shoal_service.supervisor.journaling.changes import changed_fields
+from shoal_service.supervisor.journaling.records import digest_of, encode, is_entry_due, replayed
 from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract.base import WIRE_VERSION, Frozen
 from shoal_workers.contract.profiling.messages import Profiled
@@ -160,15 +167,27 @@ class GcsJournal:
         self._life = 0
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._entry: bytes | None = None
+        self._entry: JournalEntry | None = None
         """The newest one that is not written yet."""
+        self._records = _Records()
+        self._put_mono: float | None = None
+        """Since when the head has been asked to put or delete a record; None: it is not asked for anything."""
         self._is_behind = False
         self._writer: threading.Thread | None = None
 
     def read(self) -> JournalEntry | None:
         newest = max(self._keys("entry"), default=None)
-        raw = self._insist(lambda: self._store.get(newest if newest is not None else self._root.encode()))
-        return None if raw is None else parse_entry(raw)
+        if newest is None:
+            raw = self._insist(lambda: self._store.get(self._root.encode()))
+            return None if raw is None else parse_entry(raw)
+        while (raw := self._get(newest)) is not None:
+            records = [self._get(key) for key in self._keys(f"change/{_number(newest):06d}")]
+            if raw == self._get(newest):  # else a predecessor that still runs may have deleted some of these records
+                found = replayed(raw, [record for record in records if record is not None])
+                if found.num_lost:
+                    _log.error("journal.damaged", extra={"read": found.num_changes, "lost": found.num_lost})
+                return parse_entry(found.entry)
+        return None
 
     def begin(self, now: float) -> Beginning:
         life = max((_number(key) for key in self._keys("life")), default=0) + 1
@@ -204,13 +223,23 @@ class GcsJournal:
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_forever, name="journal", daemon=True)
                 self._writer.start()
-            self._entry = entry.model_dump_json().encode()
+            self._entry = entry
             self._changed.notify_all()
             if self._is_behind or not wait:
                 return
-            if not self._changed.wait_for(lambda: self._entry is None, timeout=_WRITE_WAIT_S):
+            if not self._is_written():
                 self._is_behind = True
                 _log.warning("journal.behind", extra={"reason": "the Ray head does not answer"})
+
+    def _is_written(self) -> bool:
+        """Waits for it. False: the head has not answered for a moment. The time to make the record, which grows with
+        the number of workers, does not count."""
+        while self._entry is not None:
+            waited_s = time.monotonic() - self._put_mono if self._put_mono is not None else 0.0
+            if waited_s >= _WRITE_WAIT_S:
+                return False
+            self._changed.wait(_WRITE_WAIT_S - waited_s)
+        return True
 
     def delete(self) -> None:
         try:
@@ -236,42 +265,60 @@ class GcsJournal:
                     self._entry = None
                     self._is_behind = False
                     self._changed.notify_all()
+            self._put_mono = time.monotonic()  # the head is asked here, too
+            self._delete_changes()
             if is_first:
                 self._delete_older_entries()
                 is_first = False
+            self._put_mono = None
 
-    def _put(self, entry: bytes, *, was_away: bool) -> None:
-        """A supervisor that was cut off learns here that it has a successor."""
-        while True:
+    def _put(self, entry: JournalEntry, *, was_away: bool) -> None:
+        """The entry, or what has changed since the last one. A supervisor that was cut off learns here that it has a
+        successor."""
+        number, record = self._records.next(entry)
+        key = self._key("entry", self._life)
+        if number is not None:
+            key = f"{self._root}/change/{self._life:06d}/{number:06d}".encode()
+        self._put_mono = time.monotonic()
+        while record:
             if was_away:
                 self.require_current()
             try:
-                self._store.put(self._key("entry", self._life), entry)
-                return
+                self._store.put(key, record)
+                break
             except GcsUnavailable:
                 was_away = True
                 time.sleep(_RETRY_S)
+        self._put_mono = None
+
+    def _delete_changes(self) -> None:
+        """Those since the entry before the newest. They are not read again: they name that entry."""
+        with suppress(GcsUnavailable):  # they go with the attempt
+            for number in self._records.take_void():
+                self._store.delete(f"{self._root}/change/{self._life:06d}/{number:06d}".encode())
 
     def _delete_older_entries(self) -> None:
         """They are never read again."""
-        try:
+        with suppress(GcsUnavailable):  # they go with the attempt
             for key in self._store.keys(f"{self._root}/entry/".encode()):
                 if _number(key) < self._life:
                     self._store.delete(key)
-        except GcsUnavailable:
-            pass  # they go with the attempt
+                    self._store.delete_all(f"{self._root}/change/{_number(key):06d}/".encode())
 
     def _starts(self) -> list[float]:
         before = self._insist(lambda: self._store.get(f"{self._root}/starts".encode()))  # of an older release
         starts = _STARTS.validate_json(before) if before is not None else []
         for key in self._keys("life")[-_MAX_STARTS:]:
-            raw = self._insist(partial(self._store.get, key))
+            raw = self._get(key)
             if raw is not None:
                 starts.append(float(raw))
         return starts[-_MAX_STARTS:]
 
     def _keys(self, what: str) -> list[bytes]:
         return sorted(self._insist(lambda: self._store.keys(f"{self._root}/{what}/".encode())))
+
+    def _get(self, key: bytes) -> bytes | None:
+        return self._insist(lambda: self._store.get(key))
 
     def _key(self, what: str, life: int) -> bytes:
         return f"{self._root}/{what}/{life:06d}".encode()
@@ -282,6 +329,47 @@ class GcsJournal:
                 return call()
             except GcsUnavailable:
                 time.sleep(_RETRY_S)  # the head does not announce its return
+
+
+class _Records:
+    """Which record is the next one. Used by the thread that writes."""
+
+    def __init__(self) -> None:
+        self._entry: JournalEntry | None = None
+        self._base, self._entry_bytes, self._changes_bytes = "", 0, 0
+        self._num_all = 0
+        """Records of changes so far, of all entries: their keys are never used twice ..."""
+        self._first = 1
+        """... and the first of the current entry."""
+        self._void: list[int] = []
+
+    def next(self, entry: JournalEntry) -> tuple[int | None, bytes]:
+        """The number and the bytes of a record of changes, empty if there are none; or None, and a whole entry."""
+        before, self._entry = self._entry, entry
+        num_changes = self._num_all - self._first + 1
+        if before is None or is_entry_due(self._entry_bytes, num_changes, self._changes_bytes):
+            return None, self._whole(entry)
+        change = changed_fields(before, entry, JournalEntry.model_fields)
+        if change is None:
+            return self._num_all, b""
+        record = encode(self._base, num_changes + 1, change)
+        if len(record) >= self._entry_bytes:
+            return None, self._whole(entry)
+        self._num_all += 1
+        self._changes_bytes += len(record)
+        return self._num_all, record
+
+    def take_void(self) -> list[int]:
+        """Numbers of the records that can be deleted once the newest entry is written."""
+        void, self._void = self._void, []
+        return void
+
+    def _whole(self, entry: JournalEntry) -> bytes:
+        raw = entry.model_dump_json().encode()
+        self._base, self._entry_bytes, self._changes_bytes = digest_of(raw), len(raw), 0
+        self._void += range(self._first, self._num_all + 1)
+        self._first = self._num_all + 1
+        return raw
 
 
 def _number(key: bytes) -> int:

@@ -37,7 +37,8 @@ class Outbox:
         self._attempt = attempt
         self._seq = seq
         self._acknowledged = 0
-        self._durable: deque[tuple[int, Durable]] = deque((u.seq, u.item) for u in unacknowledged)
+        self._durable: deque[tuple[int, Unacknowledged]] = deque((one.seq, one) for one in unacknowledged)
+        """The same objects as long as they are here: the journal then writes each of them once."""
         self._series: deque[tuple[int, SeriesPoint]] = deque(maxlen=_MAX_SERIES)
         self._logs: deque[tuple[int, PendingLog]] = deque(maxlen=_MAX_LOGS)
         self._end = end
@@ -64,7 +65,7 @@ class Outbox:
                 elif isinstance(item, PendingLog):
                     self._logs.append((self._seq, item))
                 else:
-                    self._durable.append((self._seq, item))
+                    self._durable.append((self._seq, Unacknowledged(seq=self._seq, item=item)))
             self._changed.notify_all()
 
     def set_status(self, status: JobStatus, workers: tuple[WorkerView, ...]) -> None:
@@ -91,7 +92,7 @@ class Outbox:
     def unacknowledged(self) -> tuple[int, tuple[Unacknowledged, ...], AttemptEnd | None]:
         """For the journal."""
         with self._changed:
-            return self._seq, tuple(Unacknowledged(seq=seq, item=item) for seq, item in self._durable), self._end
+            return self._seq, tuple(item for _, item in self._durable), self._end
 
     def _has_reports(self, after: int) -> bool:
         """Not before the first status: an empty one would reset the job's step and loss for a moment."""
@@ -108,7 +109,7 @@ class Outbox:
         for queue in (self._durable, self._series, self._logs):
             if len(queue) > _MAX_PER_PULL:
                 seq = min(seq, queue[_MAX_PER_PULL - 1][0])
-        durable = [item for number, item in self._durable if number <= seq]
+        durable = [one.item for number, one in self._durable if number <= seq]
         return SupervisorReports(
             attempt=self._attempt,
             version=WIRE_VERSION,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from kit.worlds.attempt.kept_journal import KeptJournal
 from kit.worlds.attempt.parts import (
     TICK_S,
     TOTAL_STEPS,
@@ -109,6 +110,7 @@ class Commanded:
 
     def __post_init__(self) -> None:
         self.watch = Watch(self)
+        self.journal = KeptJournal()
 
     def feed(self, *events: Event) -> tuple[Command, ...]:
         """Several events are one turn."""
@@ -119,6 +121,7 @@ class Commanded:
             assert machine.step_all(before, events, self.now, plan) == (after, commands), "not a function of its input"
         if after.stage is not before.stage or len(self.history) % 8 == 0:
             assert from_journal(after) == after, "the journal would lose something"
+            assert self.journal.written(after) == after, "the changes since an entry would lose something"
         self.state = after
         self.history += events
         for event in events:

@@ -86,6 +86,90 @@ def test_deleting_without_the_head_leaves_the_entry_and_does_not_wait() -> None:
     assert store.values
 
 
+def changes_in(store: FakeKeyValueStore) -> list[bytes]:
+    """Keys of the records of changes, oldest first."""
+    return sorted(key for key in store.values if b"/change/" in key)
+
+
+def written_until(mine: GcsJournal, last: int) -> None:
+    for number in range(1, last + 1):
+        mine.write(entry(number))
+
+
+def test_only_what_has_changed_is_written_after_the_first_entry() -> None:
+    store = FakeKeyValueStore()
+    mine = journal(store)
+    mine.begin(1.0)
+    written_until(mine, 3)
+    whole = store.values[b"j1/1/entry/000001"]
+    assert [len(store.values[key]) < len(whole) / 3 for key in changes_in(store)] == [True, True]
+    assert journal(store).read() == entry(3)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_supervisor_that_dies_between_a_new_entry_and_the_end_of_the_old_changes_loses_nothing(
+    is_killed: bool,
+) -> None:
+    class Killed(FakeKeyValueStore):
+        def delete(self, key: bytes) -> None:
+            if not is_killed:
+                super().delete(key)
+
+    store = Killed()
+    mine = journal(store)
+    mine.begin(1.0)
+    mine.write(entry(0))
+    first = store.values[b"j1/1/entry/000001"]
+    number = 0
+    while store.values[b"j1/1/entry/000001"] == first:
+        number += 1
+        mine.write(entry(number))
+    assert 1 < number <= 65
+    assert journal(store).read() == entry(number)
+    mine.write(entry(number))  # equal to the one before: nothing to put, but the records that are void go
+    if is_killed:
+        assert len(changes_in(store)) == number - 1, "they are still there, and void"
+    mine.write(entry(number + 1))
+    assert journal(store).read() == entry(number + 1)
+
+
+def test_a_torn_last_record_is_dropped_and_a_damaged_one_before_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    store = FakeKeyValueStore()
+    mine = journal(store)
+    mine.begin(1.0)
+    written_until(mine, 5)
+    second, last = changes_in(store)[1], changes_in(store)[-1]
+    store.values[last] = store.values[last][:-20]
+    assert journal(store).read() == entry(4) and not caplog.records
+    store.values[second] = b"damaged"
+    assert journal(store).read() == entry(2)
+    assert [(record.message, vars(record)["lost"]) for record in caplog.records] == [("journal.damaged", 1)]
+
+
+def test_a_reader_that_meets_a_new_entry_reads_again() -> None:
+    """A predecessor that still runs may replace its entry, and delete the changes, while its successor reads."""
+
+    class Compacting(FakeKeyValueStore):
+        def __init__(self) -> None:
+            super().__init__()
+            self.newer: dict[bytes, bytes] = {}
+
+        def keys(self, prefix: bytes) -> list[bytes]:
+            if b"/change/" in prefix and (newer := dict(self.newer)):
+                self.newer.clear()
+                self.values = newer
+            return super().keys(prefix)
+
+    store, later = Compacting(), FakeKeyValueStore()
+    mine, same = journal(store), journal(later)
+    mine.begin(1.0)
+    written_until(mine, 3)
+    same.begin(1.0)
+    same.write(entry(4))
+    store.newer = dict(later.values)
+    assert journal(store).read() == entry(4)
+
+
 SPEC: dict[str, Any] = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 4}}
 
 
