@@ -104,7 +104,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     delivery = WebhookDelivery(store, SystemClock(), hooks, lease=lambda: control.lease, tallies=tallies)
     storage, removals = JobStorage(settings.checkpoint_url), RemovalTallies()
     rules = RetentionConfig(rules=settings.retention, every_s=settings.gc_every_s)
-    retention = RetentionCollector(store, storage, SystemClock(), rules, removals)
+    retention = RetentionCollector(store, storage, SystemClock(), rules, removals, cluster)
     exposition = Exposition(
         Sources(
             store=store,

@@ -165,6 +165,8 @@ class Settings(BaseSettings):
     """Days after its end after which a job is deleted with its checkpoints, but for pinned ones."""
     retain_archives_days: float = Field(DEFAULT_RULES.archives_days, ge=0, allow_inf_nan=False)
     """Days after its last upload after which a code archive that no job names is deleted."""
+    retain_packages_days: float = Field(DEFAULT_RULES.packages_days, ge=0, allow_inf_nan=False)
+    """Days after their last use after which packages of `code.pip` that no worker uses are deleted from a node."""
     retain_audit_days: float = Field(DEFAULT_RULES.audit_days, ge=0, allow_inf_nan=False)
     """Days for which the audit is kept; at least 30. 0: for ever. What is deleted leaves a record in the audit."""
     gc_every_s: float = Field(DEFAULT_EVERY_S, ge=0, allow_inf_nan=False)
@@ -190,6 +192,7 @@ class Settings(BaseSettings):
             events_days=self.retain_events_days,
             jobs_days=self.retain_jobs_days,
             archives_days=self.retain_archives_days,
+            packages_days=self.retain_packages_days,
             audit_days=self.retain_audit_days,
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal_service.cluster.errors import ClusterError, SupervisorGone, SupervisorUnavailable
 from shoal_service.control.market.demand import RoomKind
-from shoal_service.control.protocols import ClusterSnapshot, Reservation
+from shoal_service.control.protocols import ClusterSnapshot, Reservation, UnusedPackages
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
@@ -123,6 +123,8 @@ class FakeCluster:
         self.num_reconnects = 0
         self.tested: list[tuple[str, str | None]] = []
         """Nodes that were tested, each with its partner."""
+        self.packages: list[UnusedPackages] = []
+        """On its nodes, by nobody used."""
         self.fault = ""
         """The outcome of every node test."""
         self.error: ClusterError | None = None
@@ -189,6 +191,18 @@ class FakeCluster:
     def reap(self, job_id: str, attempt: int) -> int:
         self.reaped.append((job_id, attempt))
         return 1 if self.supervisors.pop((job_id, attempt), None) is not None else 0
+
+    async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
+        if self.error is not None:
+            raise self.error
+        return tuple(one for one in self.packages if one.unused_s >= for_s)
+
+    async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
+        if self.error is not None:
+            raise self.error
+        kept = [one for one in self.packages if (one.node_id, one.name) != (node_id, name) or one.unused_s < for_s]
+        found, self.packages = len(kept) < len(self.packages), kept
+        return found
 
     async def fault_of_node(self, suspect: Node, partner: str | None) -> str:
         self.tested.append((suspect.node_id, partner))

@@ -101,11 +101,13 @@ def _refused(task: str, failed: dict[str, Any]) -> CliError:
     if not failed["is_the_tasks"]:
         words = f"{task} was not tried to the end: {failed['sentence']}"
         return CliError(words, details=tuple(failed["traceback"].splitlines()), exit_code=ExitCode.FAILED)
-    return CliError(
+    refusal = CliError(
         f"{task} does not train ({failed['phase']}): {failed['sentence']}",
         details=() if failed["mistake"] else tuple(failed["traceback"].splitlines()),
         exit_code=ExitCode.FAILED,
     )
+    refusal.add_note(failed["traceback"])  # SHOAL_DEBUG=1 shows it
+    return refusal
 
 
 def _crashed(task: str, code: int, last: dict[str, Any], printed: str) -> CliError:

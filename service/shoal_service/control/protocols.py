@@ -41,6 +41,27 @@ class ClusterSnapshot:
     """Of the workers of all jobs."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnusedPackages:
+    """A set of packages of `code.pip` on a node that no process uses."""
+
+    node_id: str
+    node_ip: str
+    name: str
+    num_bytes: int
+    unused_s: float
+
+
+class PackageStores(Protocol):
+    """The packages that jobs have had installed on the nodes. Each method may raise ClusterUnreachable."""
+
+    async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
+        """Of all living nodes that answer: those that no process has used for so long."""
+
+    async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
+        """False: they were used meanwhile, or the node does not answer."""
+
+
 class SupervisorHandle(Protocol):
     """One attempt's supervisor. `pull`, `direct` and `stacks` raise SupervisorGone (the actor is dead, and Ray does
     not restart it), SupervisorUnavailable, StaleEpoch and CallRefused.
@@ -62,8 +83,8 @@ class SupervisorHandle(Protocol):
         """The attempt's end is stored: the supervisor may go."""
 
 
-class Cluster(Protocol):
-    """A connection to one Ray cluster. All methods but `fault_of_node` block; each may raise ClusterUnreachable."""
+class Cluster(PackageStores, Protocol):
+    """A connection to one Ray cluster. All methods that are no coroutines block; each may raise ClusterUnreachable."""
 
     address: str
 

@@ -9,21 +9,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from shoal_api.cli.task_trial import describe
 from shoal_workers.crash_place import place_of_crash
 
 TASKS = Path(__file__).parents[2] / "kit" / "tasks"
 
 
+def check(task: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shoal_api.cli.main", "check", task, *options]
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment}
+    return subprocess.run(command, cwd=TASKS, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
 def test_a_crash_is_reported_with_signal_phase_and_line() -> None:
-    command = [sys.executable, "-m", "shoal_api.cli.main", "check", "mistaken_tasks:Crash", "--json"]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
-    }
-    command += ["--set", "validation.samples=4"]
-    done = subprocess.run(command, cwd=TASKS, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = check("mistaken_tasks:Crash", "--json", "--set", "validation.samples=4")
     assert done.returncode == 1, done.stderr
     error = json.loads(done.stdout)["error"]
     assert re.fullmatch(
@@ -32,6 +34,18 @@ def test_a_crash_is_reported_with_signal_phase_and_line() -> None:
         error["message"],
     ), error
     assert error["details"] == []
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_a_failed_install_is_one_sentence_and_has_its_traceback_where_that_is_asked_for(
+    tmp_path: Path, debug: str
+) -> None:
+    (tmp_path / "wheels").mkdir()
+    options = ["--set", "code.pip=[nowhere-to-be-found]", "--set", f"code.wheels={tmp_path / 'wheels'}"]
+    done = check("tiny_tasks:Counting", *options, HOME=str(tmp_path), SHOAL_DEBUG=debug)
+    sentence = "code.pip: nowhere-to-be-found cannot be installed from code.wheels"
+    assert done.returncode == 1 and sentence in done.stderr, done.stderr
+    assert ("Traceback" in done.stderr, "in _install" in done.stderr) == (debug == "1", debug == "1")
 
 
 def test_the_place_of_a_crash_is_that_of_the_training_thread() -> None:

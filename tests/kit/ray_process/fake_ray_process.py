@@ -18,6 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from doubles.fake_cluster import FakeCluster, FakeSupervisor
+from shoal_service.control.protocols import UnusedPackages
 from shoal_service.control.ray_process import calls
 from shoal_service.control.ray_process.child import serve
 from shoal_service.control.ray_process.frames import Frame, receive
@@ -25,6 +26,7 @@ from shoal_service.core.nodes import Node
 from shoal_service.reports import PendingEvent
 from shoal_service.views import SeriesPoint
 
+PACKAGES = UnusedPackages("a", "127.0.0.1", "f" * 32, 1_000, 60.0)
 NODE = Node(node_id="a", ip="127.0.0.1", alive=True, cpus=2.0, gpus=0.0, memory_gib=1.0, labels={"zone": "x"})
 
 
@@ -33,6 +35,7 @@ class Served(FakeCluster):
 
     def connect(self, address: str) -> None:
         self.address = address
+        self.packages = [PACKAGES]
 
     def disconnect(self) -> None:
         pass

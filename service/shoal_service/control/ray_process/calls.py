@@ -20,7 +20,7 @@ from shoal_service.cluster.errors import (
     SupervisorUnavailable,
 )
 from shoal_service.control.market.demand import RoomKind
-from shoal_service.control.protocols import ClusterSnapshot
+from shoal_service.control.protocols import ClusterSnapshot, UnusedPackages
 from shoal_service.core.nodes import Node
 from shoal_service.reports import SupervisorReports
 from shoal_service.signing.calls import CallName, CallRefused, Refusal, SignedCall
@@ -97,6 +97,16 @@ class FaultOfNode(Frozen):
     partner: str | None
 
 
+class ListUnusedPackages(Frozen):
+    for_s: float
+
+
+class RemovePackages(Frozen):
+    node_id: str
+    name: str
+    for_s: float
+
+
 class RequestRoom(Frozen):
     workers: tuple[tuple[RoomKind, int], ...]
 
@@ -142,6 +152,8 @@ ANSWERS: Mapping[type[Frozen], TypeAdapter[Any]] = {
     Reap: TypeAdapter(Count),
     UploadCode: TypeAdapter(Words),
     FaultOfNode: TypeAdapter(Words),
+    ListUnusedPackages: TypeAdapter(tuple[UnusedPackages, ...]),
+    RemovePackages: TypeAdapter(bool),
     RequestRoom: TypeAdapter(None),
     Pull: TypeAdapter(SupervisorReports),
     Direct: TypeAdapter(None),

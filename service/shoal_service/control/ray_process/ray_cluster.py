@@ -5,6 +5,7 @@ Made and called in the Ray process (`child.py`), for the control loop, its drive
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -26,7 +27,8 @@ from shoal_service.cluster.prestart import prestart
 from shoal_service.cluster.process_sessions import listens
 from shoal_service.cluster.reserve import SupervisorReserve
 from shoal_service.control.market.demand import RoomKind
-from shoal_service.control.protocols import ClusterSnapshot, Reservation
+from shoal_service.control.protocols import ClusterSnapshot, Reservation, UnusedPackages
+from shoal_service.control.ray_process.packages import remove_packages, unused_packages
 from shoal_service.control.ray_process.supervisor_handle import RaySupervisorHandle
 from shoal_service.core import reachability
 from shoal_service.core.nodes import Drain, DrainSource, Node
@@ -283,6 +285,13 @@ class RayCluster:
 
     async def fault_of_node(self, suspect: Node, partner: str | None) -> str:
         return await fault_of_node(suspect.node_id, partner, has_gpu=suspect.gpus > 0)
+
+    async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
+        nodes = [node for node in await asyncio.to_thread(self._nodes) if node.alive]
+        return await unused_packages([(node.node_id, node.ip) for node in nodes], for_s)
+
+    async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
+        return await remove_packages(node_id, name, for_s)
 
     def request_room(self, workers: Mapping[RoomKind, int]) -> None:
         """The first version of Ray's autoscaler takes no notice of the labels."""

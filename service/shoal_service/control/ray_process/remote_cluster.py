@@ -24,7 +24,7 @@ from pydantic_core import to_json
 
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale, RayCallFailed, SupervisorUnavailable
 from shoal_service.control.market.demand import RoomKind
-from shoal_service.control.protocols import ClusterSnapshot
+from shoal_service.control.protocols import ClusterSnapshot, UnusedPackages
 from shoal_service.control.ray_process import calls
 from shoal_service.control.ray_process.frames import Frame, FrameError, receive
 from shoal_service.core.nodes import Node
@@ -167,6 +167,19 @@ class RemoteCluster:
     async def fault_of_node(self, suspect: Node, partner: str | None) -> str:
         try:
             return str(await self.ask(calls.FaultOfNode(suspect=suspect, partner=partner)))
+        except ConnectionStale as error:
+            raise ClusterUnreachable(str(error)) from error
+
+    async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
+        try:
+            found: tuple[UnusedPackages, ...] = await self.ask(calls.ListUnusedPackages(for_s=for_s))
+        except ConnectionStale as error:
+            raise ClusterUnreachable(str(error)) from error
+        return found
+
+    async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
+        try:
+            return bool(await self.ask(calls.RemovePackages(node_id=node_id, name=name, for_s=for_s)))
         except ConnectionStale as error:
             raise ClusterUnreachable(str(error)) from error
 

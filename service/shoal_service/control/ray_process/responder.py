@@ -93,6 +93,10 @@ class Responder:
                 return await handle.release(request.epoch, request.signed)
             case calls.FaultOfNode():
                 return await self._cluster.fault_of_node(request.suspect, request.partner)
+            case calls.ListUnusedPackages():
+                return await self._cluster.unused_packages(request.for_s)
+            case calls.RemovePackages():
+                return await self._cluster.remove_packages(request.node_id, request.name, request.for_s)
             case calls.StartSupervisor():
                 config = request.config
                 started = await self._blocking(

@@ -3,6 +3,7 @@
     deletions that were begun      ->  continued
     ended jobs, page by page       ->  core/retention/ended_jobs.py::due  ->  one removal after the other
     archives that no job names     ->  deleted
+    packages that no worker uses   ->  deleted from the nodes
 
 `run` is a task of the control plane: it works while this process holds the lease. A round may also be asked for by a
 user, on any control plane: every step can be repeated. Used on the event loop.
@@ -17,8 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from shoal_service.clock import Clock
+from shoal_service.cluster.errors import ClusterUnreachable
+from shoal_service.control.protocols import PackageStores, UnusedPackages
 from shoal_service.control.retention.deleter import JobDeleter
 from shoal_service.control.storage.job_storage import JobStorage, StorageAway
+from shoal_service.core.quantities import size_text
 from shoal_service.core.retention.ended_jobs import DEFAULT_EVERY_S, DEFAULT_RULES, Kind, Removal, RetentionRules, due
 from shoal_service.retention_views import GcView, RemovalView
 from shoal_service.store.errors import Conflict, NotFound, StoreError
@@ -51,13 +55,23 @@ class RetentionCollector:
     """`run` returns after `stop` is set."""
 
     def __init__(
-        self, store: Store, storage: JobStorage, clock: Clock, config: RetentionConfig, tallies: RemovalTallies
+        self,
+        store: Store,
+        storage: JobStorage,
+        clock: Clock,
+        config: RetentionConfig,
+        tallies: RemovalTallies,
+        packages: PackageStores | None = None,
     ) -> None:
+        """`packages`: on the nodes; None: this process has no connection to a cluster."""
         self._store = store
         self._storage = storage
         self._clock = clock
         self._config = config
         self._tallies = tallies
+        self._packages = packages
+        self._packages_mono = float("-inf")
+        """When they were last looked for."""
         self.deleter = JobDeleter(store, storage, clock, tallies)
 
     async def run(self, stop: asyncio.Event, lease: Callable[[], Lease | None]) -> None:
@@ -85,6 +99,7 @@ class RetentionCollector:
         found: list[RemovalView] = []
         if not dry_run:
             await self._continue_deletions()
+        self._packages_mono = float("-inf")
         async for removal in self._due():
             if len(found) >= limit or self._clock.monotonic() > end_mono:
                 return GcView(dry_run=dry_run, removals=tuple(found), is_complete=False)
@@ -115,7 +130,8 @@ class RetentionCollector:
             reason = f"no job names it, and retain_archives_days is {rules.archives_days:g}"
             for sha256 in await asyncio.to_thread(partial(self._store.unused_archives, before=before)):
                 yield Removal(kind=Kind.ARCHIVE, name=sha256, reason=reason)
-
+        for removal in await self._due_packages():
+            yield removal
         if rules.audit_days > 0:
             before = now - rules.audit_days * _DAY_S
             old = await asyncio.to_thread(partial(self._store.old_audit_events, before=before - _DAY_S))
@@ -123,11 +139,24 @@ class RetentionCollector:
                 reason = f"older than retain_audit_days, {rules.audit_days:g}"
                 yield Removal(kind=Kind.AUDIT, name="audit", reason=reason)
 
+    async def _due_packages(self) -> list[Removal]:
+        """Once a day, since a process has to start on each node; and whenever a user asks."""
+        days, mono = self._config.rules.packages_days, self._clock.monotonic()
+        if self._packages is None or days <= 0 or mono - self._packages_mono < _DAY_S:
+            return []
+        try:
+            found = await self._packages.unused_packages(days * _DAY_S)
+        except ClusterUnreachable as error:
+            _log.warning("retention.packages_unknown", extra={"error": str(error)})
+            return []
+        self._packages_mono = mono
+        return [_of_packages(one, days) for one in found]
+
     async def _remove(self, removal: Removal) -> RemovalView:
         view = _view(removal)
         try:
             rows = await self._carry_out(removal)
-        except (StorageAway, FileNotFoundError) as error:
+        except (StorageAway, FileNotFoundError, ClusterUnreachable) as error:
             view = view.model_copy(update={"error": str(error)})
         except (NotFound, Conflict):
             pass  # a user has deleted it meanwhile, pinned it, or let the job go on
@@ -138,7 +167,7 @@ class RetentionCollector:
         return view
 
     async def _carry_out(self, removal: Removal) -> int:
-        """Rows that it removed. Raises StorageAway, NotFound."""
+        """Rows that it removed. Raises StorageAway, NotFound, ClusterUnreachable."""
         now, store = self._clock.time(), self._store
         match removal.kind:
             case Kind.JOB:
@@ -159,6 +188,13 @@ class RetentionCollector:
                 return int(gone)
             case Kind.AUDIT:
                 return await self._remove_audit(removal, now)
+            case Kind.PACKAGES:
+                assert self._packages is not None
+                node_id, _, name = removal.name.partition("/")
+                for_s = self._config.rules.packages_days * _DAY_S
+                gone = await self._packages.remove_packages(node_id, name, for_s)
+                self._tallies.removed(Kind.PACKAGES, int(gone))
+                return 0
             case Kind.LOGS | Kind.SERIES | Kind.EVENTS:
                 return await self._remove_part(removal, now)
 
@@ -194,3 +230,11 @@ class RetentionCollector:
 
 def _view(removal: Removal) -> RemovalView:
     return RemovalView(kind=removal.kind, job_id=removal.job_id, name=removal.name, reason=removal.reason)
+
+
+def _of_packages(one: UnusedPackages, days: float) -> Removal:
+    reason = (
+        f"{size_text(one.num_bytes)} on {one.node_ip}, last used {one.unused_s / _DAY_S:.0f} days ago, and "
+        f"retain_packages_days is {days:g}"
+    )
+    return Removal(kind=Kind.PACKAGES, name=f"{one.node_id}/{one.name}", reason=reason)

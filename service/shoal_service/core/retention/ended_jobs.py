@@ -32,6 +32,7 @@ class Kind(StrEnum):
     EVENTS = "events"
     ARCHIVE = "archive"
     AUDIT = "audit"
+    PACKAGES = "packages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,8 @@ class RetentionRules:
     jobs_days: float = 0
     archives_days: float = 30
     """After the archive was last uploaded, if no job names it."""
+    packages_days: float = 30
+    """After a process of a node has begun to use a set of packages of `code.pip`, if none uses it."""
     audit_days: float = 365
     """After the record; never fewer than LEAST_AUDIT_DAYS."""
 

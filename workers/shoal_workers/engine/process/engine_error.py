@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 
 from shoal_workers.contract.errors.classes import Link, Origin, error_class_of
+from shoal_workers.contract.errors.mistakes import REFUSED
 from shoal_workers.contract.messages import ErrorReport, Phase
 from shoal_workers.engine.process.packages import PackagesNotInstalled
 from shoal_workers.engine.process.secrets import SecretUnreadable
@@ -21,4 +22,5 @@ def engine_error(error: Exception, phase: Phase) -> ErrorReport:
         phase=phase,
         error_class=error_class_of([Link(type(error).__name__, str(error), number)]),
         origin=Origin.TASK if is_users else Origin.ENGINE,
+        mistake=REFUSED if is_users else "",
     )

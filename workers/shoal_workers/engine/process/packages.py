@@ -3,10 +3,10 @@
     worker 0 of a node | lock | pip: what is missing? | pip install --target | rename | sys.path
     worker 1           | waits for the lock ................................ | sys.path
 
-The directory is named by a hash of the list, the wheels and the interpreter, so jobs that ask for the same share it.
-It is never changed after the rename. pip first says what it would install beside what the interpreter has: packages
-that are installed already are not installed twice, and those that this process has imported keep their version.
-Called by the engine on the training thread, before the task is imported.
+The directory is named by a hash of the list, the wheels and the interpreter, so jobs that ask for the same share it;
+`package_sets` knows who uses it. It is never changed after the rename. pip first says what it would install beside what
+the interpreter has: packages that are installed already are not installed twice, and those that this process has
+imported keep their version. Called by the engine on the training thread, before the task is imported.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 from shoal_workers.contract.code.spec import CodeSpec
 from shoal_workers.data.lock import node_lock
+from shoal_workers.package_sets import hold, root_of_node
 
-ROOT = "~/.cache/shoal/packages"
+_held: dict[Path, IO[bytes]] = {}
+"""The locks that show that this process uses its packages; until it ends."""
 _MISSING = re.compile(r"(?:No matching distribution found for|satisfies the requirement) ([^\s(;]+)")
 _CONFLICT = re.compile(r"Cannot install (.+?) because")
 _MAX_ERROR = 600
@@ -46,7 +49,7 @@ def add_packages(code: CodeSpec, note: Callable[[str], None], root: Path | None 
     """
     if not code.pip:
         return None
-    directory = installed(code, note, root or Path(ROOT).expanduser())
+    directory = installed(code, note, root or root_of_node())
     if str(directory) not in sys.path:
         before = next((at for at, entry in enumerate(sys.path) if entry.endswith("-packages")), len(sys.path))
         sys.path.insert(before, str(directory))  # after the job's own code, before what the interpreter has
@@ -58,10 +61,13 @@ def add_packages(code: CodeSpec, note: Callable[[str], None], root: Path | None 
 
 def installed(code: CodeSpec, note: Callable[[str], None], root: Path) -> Path:
     """Raises PackagesNotInstalled."""
-    directory = root / _key(code)
+    key = _key(code)
+    directory = root / key
+    root.mkdir(parents=True, exist_ok=True)
+    if directory not in _held:
+        _held[directory] = hold(root, key, lambda _: note("packages that were not used for long are being removed"))
     if directory.is_dir():
         return directory
-    root.mkdir(parents=True, exist_ok=True)
 
     def wait(text: str) -> None:
         note(f"another worker of this node installs packages{': ' if text else ''}{text}")

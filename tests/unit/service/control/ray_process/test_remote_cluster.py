@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.ray_process.fake_ray_process import NODE
+from kit.ray_process.fake_ray_process import NODE, PACKAGES
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale, RayCallFailed, SupervisorUnavailable
 from shoal_service.control.market.demand import RoomKind
 from shoal_service.control.protocols import ClusterSnapshot
@@ -88,6 +88,9 @@ def test_every_call_has_the_answer_of_the_cluster(make: Make) -> None:
         assert (stale.value.epoch, stale.value.current) == (2, 3)
         await supervisor.release(3)
         assert await cluster.fault_of_node(NODE, None) == ""
+        assert await cluster.unused_packages(30.0) == (PACKAGES,)
+        assert await cluster.remove_packages("a", PACKAGES.name, 30.0)
+        assert await cluster.unused_packages(30.0) == ()
 
     asyncio.run(of_the_supervisor())
     with pytest.raises(RayCallFailed, match="ValueError: a bug") as failed:

@@ -106,10 +106,10 @@ def test_a_failed_install_names_the_package_and_is_the_users(
         installed(CodeSpec(pip=(wanted,), wheels=str(wheels)), lambda _: None, tmp_path / "packages")
     assert all(one in str(raised.value) for one in words), str(raised.value)
     report = engine_error(raised.value, Phase.PREPARING)
-    assert report.origin is Origin.TASK and report.message == str(raised.value)
-    assert [path for path in (tmp_path / "packages").iterdir() if path.suffix not in (".lock", ".progress")] == [], (
-        "nothing half done"
-    )
+    assert report.origin is Origin.TASK and report.sentence == str(raised.value), "without the name of an exception"
+    assert [
+        path for path in (tmp_path / "packages").iterdir() if path.suffix not in (".lock", ".progress", ".use")
+    ] == [], "nothing half done"
 
 
 def test_a_missing_directory_and_an_interpreter_without_pip_are_named(
