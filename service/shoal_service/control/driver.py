@@ -18,6 +18,7 @@ from shoal_service.control.market.build import is_preempted
 from shoal_service.control.profile_store import measured_profile
 from shoal_service.control.protocols import Cluster, SupervisorHandle
 from shoal_service.control.supervisors.calls import SupervisorCalls
+from shoal_service.control.supervisors.finishing import to_its_end
 from shoal_service.core import supervisor_starts
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.endings import AttemptEnd
@@ -43,6 +44,8 @@ _UNANSWERED_S = 5.0
 """A supervisor that leaves a pull unanswered for this long may be one that dies at every start."""
 _PULL_PAUSE_S = 0.1
 """Between two pulls, so that the steps of a fast job are stored in batches and not in one transaction each."""
+_FINISH_S = 5.0
+"""For so long a server that stops waits for the release of a supervisor whose end has arrived."""
 
 
 class _HostSilent(Exception):
@@ -225,14 +228,21 @@ class Driver:
                 await self._clock.sleep(_RETRY_S)
                 continue
             self._has_reported, self._unrecorded = True, None
-            now = self._clock.time()
-            await asyncio.to_thread(self._store.apply, self._row.id, reports, epoch=self._epoch, now=now)
-            self._pulled = reports.seq
             if reports.end is not None:
-                await supervisor.release()
-                await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
+                await to_its_end(self._finish(supervisor, reports), self._clock, _FINISH_S)
                 return
+            await self._apply(reports)
             await self._clock.sleep(_PULL_PAUSE_S)
+
+    async def _apply(self, reports: SupervisorReports) -> None:
+        now = self._clock.time()
+        await asyncio.to_thread(self._store.apply, self._row.id, reports, epoch=self._epoch, now=now)
+        self._pulled = reports.seq
+
+    async def _finish(self, supervisor: SupervisorCalls, reports: SupervisorReports) -> None:
+        await self._apply(reports)
+        await supervisor.release()
+        await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
 
     async def _pull(self, supervisor: SupervisorCalls, after: int) -> SupervisorReports:
         """Ray keeps a call until a process of the supervisor answers it, however many have died before."""
