@@ -56,7 +56,7 @@ class PackageStores(Protocol):
     """The packages that jobs have had installed on the nodes. Each method may raise ClusterUnreachable."""
 
     async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
-        """Of all living nodes that answer: those that no process has used for so long."""
+        """Of all nodes that are alive and answer: those that no process has used for so long."""
 
     async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
         """False: they were used meanwhile, or the node does not answer."""
