@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from shoal_service.core.hardware_profile import GIB, DeviceKind
@@ -68,9 +69,23 @@ def _offload(task: Task, world_size: int) -> str:
     if task.profile.kind is not DeviceKind.GPU:
         return ""
     found = predict_layouts(task, [world_size], offload=True)
-    if not len(found) or not found.num_fitting:
+    if not len(found):
         return ""
+    if not found.num_fitting:
+        return _more_host_memory(found)
     best = found.best(1)[0]
     return (
         f"parallelism.offload: true ({best.memory_bytes / GIB:,.1f} GiB with {best.name}, {best.step_s:,.1f} s a step)"
+    )
+
+
+def _more_host_memory(found: LayoutTable) -> str:
+    """Offloading, if only `worker.memory_gib` forbids it."""
+    on_device = found.memory_bytes <= found.task.profile.usable_bytes
+    if not on_device.any():
+        return ""
+    least = float(found.host_bytes[on_device].min()) / GIB
+    return (
+        f"parallelism.offload: true with worker.memory_gib {math.ceil(least)} (16 bytes for each parameter of a worker "
+        f"are {least:,.1f} GiB with the process; worker.memory_gib is {found.task.spec.worker.memory_gib:g})"
     )

@@ -29,10 +29,13 @@ import numpy as np
 from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.planner.candidates import LEVELS, RECOMPUTES, Candidates
 from shoal_service.planner.collectives import Floats, Ints
+from shoal_service.planner.gpus import CPU
 from shoal_service.planner.shape import BlockShape, ModelShape, SavedTensors
 from shoal_workers.contract.layout import Recompute, Schedule, ShardLevel
 
 _FP32 = 4
+_OFFLOADED = 16
+"""Bytes of a parameter whose weight, gradient and moments are in the host's memory."""
 _LOGIT_COPIES = 12
 """Bytes per logit in the loss: log-probabilities, their gradient, and the logits' gradient, in fp32."""
 
@@ -95,6 +98,18 @@ def memory(
         most = np.maximum(most, total)
     assert worst is not None
     return most, worst
+
+
+def host_memory(shape: ModelShape, columns: Candidates) -> Floats:
+    """Bytes of host memory of the rank that needs the most, of workers with a GPU: what is offloaded, and the process.
+
+    The start needs no more: a worker draws or reads its own part of the weights, piece by piece, onto the GPU.
+    """
+    largest: Floats = np.zeros(len(columns))
+    for index in range(3):
+        dense, experts = rank_params(shape, columns, content_columns(columns, "extremes", index))
+        largest = np.maximum(largest, dense / columns.shards + experts * columns.ep / columns.shards)
+    return largest * _OFFLOADED * columns.offload + CPU.reserved_bytes
 
 
 def rank_params(shape: ModelShape, columns: Candidates, content: ContentColumns) -> tuple[Floats, Floats]:

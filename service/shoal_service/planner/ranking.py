@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal_service.core.hardware_profile import HardwareProfile
+from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile
 from shoal_service.planner.candidates import Candidates, Limits, candidates, select_rows
 from shoal_service.planner.collectives import Floats
-from shoal_service.planner.memory import BytesPart, Work, memory
+from shoal_service.planner.memory import BytesPart, Work, host_memory, memory
 from shoal_service.planner.prediction import Prediction
 from shoal_service.planner.preferences import reasons
 from shoal_service.planner.shape import ModelShape
@@ -54,6 +54,10 @@ class LayoutTable:
     columns: Candidates
     step_s: Floats
     memory_bytes: Floats
+    host_bytes: Floats
+    """Host memory of workers with a GPU; 0 for others, whose memory is the host's."""
+    fits: np.ndarray
+    """A mask: both are within what a worker may use. The host's is limited by `worker.memory_gib`, if that is set."""
     order: np.ndarray
     """Row numbers, best first."""
     seconds: dict[SecondsPart, Floats]
@@ -64,7 +68,7 @@ class LayoutTable:
 
     @property
     def num_fitting(self) -> int:
-        return int(np.sum(self.memory_bytes <= self.task.profile.usable_bytes))
+        return int(np.sum(self.fits))
 
     def best(self, count: int) -> tuple[Prediction, ...]:
         """The best layout of each combination of degrees, at most `count`."""
@@ -100,7 +104,7 @@ class LayoutTable:
             seconds=seconds,
             memory_bytes=num_bytes,
             bytes=parts,
-            fits=num_bytes <= task.profile.usable_bytes,
+            fits=bool(self.fits[row]),
             tokens_per_s=tokens / step_s,
             mfu=task.shape.flops_per_token * tokens / step_s / peak,
             reasons=reasons(layout, task.profile, seconds, parts, partitioned(task.spec, layout.num_data_ranks, fed)),
@@ -129,15 +133,19 @@ def partitioned(spec: JobSpec, num_data_ranks: int, fed: int) -> str:
 def _predicted(task: Task, columns: Candidates) -> LayoutTable:
     num_bytes, byte_parts = memory(task.shape, task.work, task.profile, columns)
     step_s, seconds = step_time(task.shape, task.work, task.spec.precision, task.profile, columns)
-    order = _order(columns, step_s, num_bytes, task.profile.usable_bytes)
-    return LayoutTable(task, columns, step_s, num_bytes, order, seconds, byte_parts)
+    fits, host_bytes = num_bytes <= task.profile.usable_bytes, np.zeros(len(columns))
+    if task.profile.kind is DeviceKind.GPU:
+        host_bytes = host_memory(task.shape, columns)
+        host_gib = task.spec.worker.memory_gib
+        fits &= host_bytes <= (host_gib * GIB if host_gib else np.inf)
+    order = _order(columns, step_s, num_bytes, fits)
+    return LayoutTable(task, columns, step_s, num_bytes, host_bytes, fits, order, seconds, byte_parts)
 
 
-def _order(columns: Candidates, step_s: Floats, num_bytes: Floats, usable: float) -> np.ndarray:
+def _order(columns: Candidates, step_s: Floats, num_bytes: Floats, fits: np.ndarray) -> np.ndarray:
     """FITS_FIRST, FASTEST, SIMPLEST_OF_EQUALS; then the degrees, so that equal input always gives the same order."""
     if not len(columns):
         return np.zeros(0, np.int64)
-    fits = num_bytes <= usable
     axes = sum((getattr(columns, axis) > 1).astype(np.int64) for axis in AXES if axis != "dp_shard")
     model_axes = [axis for axis in reversed(AXES) if not axis.startswith("dp_")]
     coarse = np.floor(np.log(step_s) / np.log1p(_EQUAL))

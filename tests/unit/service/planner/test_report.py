@@ -52,6 +52,16 @@ def test_for_a_model_that_is_too_large_the_report_names_what_would_fit() -> None
     assert "parallelism.offload: true" in found.note
 
 
+def test_what_is_offloaded_must_fit_into_the_memory_of_the_host() -> None:
+    spec = _example("llama-70b")
+    little = spec.model_copy(update={"worker": spec.worker.model_copy(update={"memory_gib": 32.0})})
+    enough = spec.model_copy(update={"worker": spec.worker.model_copy(update={"memory_gib": 67.0})})
+    note = rank(little, 16, PROFILES["l40s"]).note
+    assert "parallelism.offload: true with worker.memory_gib 67 (16 bytes for each parameter of a worker are" in note
+    assert "worker.memory_gib is 32" in note
+    assert "parallelism.offload: true (" in rank(enough, 16, PROFILES["l40s"]).note
+
+
 def test_smaller_micro_batches_are_a_way_out(job: Any) -> None:
     model = {"seq_len": 4096, "vocab_size": 50_000, "num_layers": 1}
     spec = job(model, batch={"global_size": 64, "micro_size": 64}, worker={"memory_gib": 4})
