@@ -1,5 +1,5 @@
 // The buttons of a job. Each says what will happen and what it costs before it does anything.
-import { $, element } from "./dom.js";
+import { $, element, fill } from "./dom.js";
 import { ask, refresh } from "./dialog.js";
 import { jobPath, request } from "./api.js";
 import { number, plural, seconds, whole } from "./format.js";
@@ -12,10 +12,10 @@ export function showActions(state) {
   shown = state;
   if ($("actions").dataset.about !== `${now} ${workers}`) refresh();
   $("actions").dataset.about = `${now} ${workers}`;
-  const usable = [...(ENDED.has(now) ? [] : ["scale", "relayout", "priority", ...(RUNNING.has(now) ? ["profile"] : []), ...(now === "PAUSED" || now === "PAUSING" ? ["resume"] : ["pause"]), "cancel"])];
+  const usable = [...(ENDED.has(now) ? [] : ["scale", "relayout", "priority", now === "PAUSED" || now === "PAUSING" ? "resume" : "pause", ...(RUNNING.has(now) ? ["profile"] : []), "cancel"])];
   if ($("actions").dataset.usable === usable.join()) return;
   $("actions").dataset.usable = usable.join();
-  $("actions").replaceChildren(...usable.map((name) => element("button", ACTIONS[name].title, { type: "button", class: name === "cancel" ? "danger" : "", "data-action": name, click: () => open(name) })));
+  fill("actions", usable.map((name) => element("button", ACTIONS[name].title, { type: "button", class: name === "cancel" ? "danger" : "", "data-action": name, click: () => open(name) })));
 }
 
 const RUNNING = new Set(["STARTING", "RUNNING", "RECOVERING", "RESIZING", "WAITING"]);

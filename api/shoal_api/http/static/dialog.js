@@ -1,7 +1,7 @@
 // The dialog of the buttons: what will happen and what it costs, in words, before anything does.
-import { $ } from "./dom.js";
+import { $, placeOf, returnTo } from "./dom.js";
 
-let current = null;
+let current = null, opener = null;
 
 // { title, confirm, input: [nodes], words: async (value) => text, send: async (value) => done }; the value is that of #dialog-value.
 export function ask(action) {
@@ -13,6 +13,7 @@ export function ask(action) {
   $("dialog-error").textContent = "";
   $("dialog-value")?.addEventListener("input", explain);
   explain();
+  opener = placeOf(document.activeElement);
   $("dialog").showModal();
 }
 
@@ -29,8 +30,10 @@ async function explain() {
 }
 
 $("dismiss").addEventListener("click", () => $("dialog").close());
+$("dialog").addEventListener("close", () => returnTo(opener));  // the browser does it, unless the opener was replaced meanwhile
 $("confirm").addEventListener("click", async () => {
   $("confirm").disabled = true;
   try { await current.send($("dialog-value")?.value); $("dialog").close(); } catch (error) { $("dialog-error").textContent = error.message; }
   $("confirm").disabled = false;
+  if ($("dialog").open) $("confirm").focus();  // a disabled button has lost the focus
 });

@@ -21,8 +21,38 @@ export function svg(name, attributes, children = []) {
 
 export const row = (cells, attributes = {}) => element("tr", cells.map((cell) => cell instanceof HTMLTableCellElement ? cell : element("td", cell)), attributes);
 export const link = (text, href, attributes = {}) => element("a", text, { href, ...attributes });
-export const fill = (id, rows) => $(id).replaceChildren(...rows);
 export const facts = (pairs) => pairs.map(([name, value]) => element("div", [element("dt", name), element("dd", value)]));
+
+// Replaces the children. If one of their controls had the focus, the control that takes its place gets it.
+export function fill(id, rows) {
+  const focused = placeOf(document.activeElement);
+  $(id).replaceChildren(...rows);
+  returnTo(focused);
+}
+
+// Facts that change while one looks at them: only those with another text are replaced, so that a selection survives.
+export function fillFacts(id, pairs) {
+  const made = facts(pairs), shown = [...$(id).children], names = pairs.map(([name]) => name).join();
+  if ($(id).dataset.names !== names) fill(id, made);
+  else made.forEach((one, index) => { if (one.textContent !== shown[index].textContent) shown[index].replaceWith(one); });
+  $(id).dataset.names = names;
+}
+
+// Where a control is, so that the focus finds the way back after the control was replaced: by its words, else by its place,
+// where Enter must not do harm.
+export function placeOf(control) {
+  const holder = control?.closest("[id]");
+  return { control, holder, words: control && wordsOf(control), index: holder ? controlsIn(holder).indexOf(control) : -1 };
+}
+
+export function returnTo({ control, holder, words, index }) {
+  if (index < 0 || control.isConnected) return;
+  const found = controlsIn(holder), harmless = found.filter((one) => !one.classList.contains("danger"));
+  (found.find((one) => wordsOf(one) === words) ?? harmless[Math.min(index, harmless.length - 1)])?.focus();
+}
+
+const controlsIn = (holder) => [...holder.querySelectorAll("a, button")];
+const wordsOf = (control) => control.getAttribute("aria-label") ?? control.textContent;
 
 // Replaces the children only if the text differs, so that a selection or the focus in it survives.
 export function refill(target, rows) {

@@ -1,5 +1,5 @@
 // What the job is and does, in words and numbers.
-import { $, element, facts } from "./dom.js";
+import { $, element, fillFacts } from "./dom.js";
 import { moment, number, percent, progressOf, seconds, steps, whole } from "./format.js";
 import { badge } from "./states.js";
 
@@ -9,13 +9,13 @@ export function showHead(job) {
   $("title").replaceChildren(`${job.name} `, badge(status.state, job.queue?.position));
   $("progress").value = progressOf(status) ?? 0;
   $("message").textContent = [status.message, status.note].filter(Boolean).join(" ");
-  $("facts").replaceChildren(...facts([["Id", job.id], ["User", job.spec.user], ["Project", job.spec.project], ["Priority", job.spec.priority], ...queue(job.queue), ["Step", steps(status)],
+  fillFacts("facts", [["Id", job.id], ["User", job.spec.user], ["Project", job.spec.project], ["Priority", job.spec.priority], ...queue(job.queue), ["Step", steps(status)],
     ["Loss", number(status.loss)], ["Validation loss", number(status.val_loss)], ["Validation bits/byte", number(status.val_bits_per_byte)],
     ["Tokens/s", number(status.tokens_per_s)], ["Workers", `${status.workers} of ${status.desired_workers} granted`], ...heldBack(status.held_back), ["Layout", status.layout || "–"], ["Remaining", seconds(status.eta_s)],
     ["Incidents", whole(status.incidents)], ["Steps lost", whole(status.steps_lost)], ["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"],
     ["Snapshots", snapshots(status)], ["A lost node costs", nodeLoss(status)], ["Checkpoint at step", whole(status.checkpoint_step)], ["Parameters", number(status.num_parameters)],
     ["Attempt, generation", `${status.attempt}, ${status.generation}`], ...origin(job.spec), ...best(job), ["Submitted", moment(job.created_at)], ...(job.ended_at ? [["Ended", moment(job.ended_at)]] : []),
-    ...Object.entries(job.spec.labels || {}).map(([key, value]) => [`Label ${key}`, value])]));
+    ...Object.entries(job.spec.labels || {}).map(([key, value]) => [`Label ${key}`, value])]);
   $("failure").hidden = !status.failure;
   if (status.failure) $("failure").textContent = `ranks ${status.failure.ranks.join(", ")} at step ${status.failure.step}\n${status.failure.traceback || status.failure.message}`;
 }
