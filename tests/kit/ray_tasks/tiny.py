@@ -53,6 +53,7 @@ class Tiny:
         self.waves = data.get("waves", [])
         self.step_s = data.get("step_s", 0.0)
         self.has_metrics = data.get("metrics", False)
+        self.validates = data.get("validates", False)
         self.builds = 0
         self.optimizer = None
         self.struck_in = None
@@ -80,7 +81,7 @@ class Tiny:
 
     def build_dataset(self, split):
         if split != "train":
-            return None
+            return Points(20) if self.validates else None
         self.arrive()
         return Points(50)
 
