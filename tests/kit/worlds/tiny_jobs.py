@@ -89,7 +89,12 @@ class Run:
         raise AssertionError(f"{count} {type_} did not come: {self.now().status}")
 
     def pids(self) -> dict[int, int]:
-        """Pids of the group's workers, ordered by rank."""
+        """Pids of the group's workers, ordered by rank. Waits until the service knows them: a worker may hold
+        at a step before that."""
+        until(lambda: bool(self._pids()) or self._ended(), f"the service knows the workers of {self.id}")
+        return self._pids()
+
+    def _pids(self) -> dict[int, int]:
         return {worker.rank: worker.pid for worker in self.client.workers(self.id) if worker.rank is not None}
 
     def world_sizes(self) -> list[int]:
