@@ -29,6 +29,8 @@ from shoal_workers.contract.worker_use import WorkerUse
 NUM_JOBS, NUM_STEPS = 1_000, 1_000_000
 _WORKERS = 4
 _SCRAPES, _VIEWS = 12, 12
+_APART_S = 1.1
+"""Between two scrapes: the service keeps what it has read for a second, and each scrape is to read anew."""
 _AT_ONCE = 2_000
 _PAGE_PARTS = 8
 """Events of a stream's first answer: job, series, samples, incidents, workers, checkpoints, events, logs."""
@@ -40,11 +42,12 @@ def measure_scrape(folder: Path) -> dict[str, Any]:
     jobs = [_Attempt(store, f"job-{number}") for number in range(NUM_JOBS)]
     for job in jobs:
         job.report(step=1, incidents=_incidents(1), checkpoints=_checkpoints(2))
-    times_s, cpu_s, size = [], 0.0, 0
+    times_s, cpu_s, size, begun_mono = [], 0.0, 0, 0.0
     with _http_edge(store, url) as edge:
         for turn in range(_SCRAPES):
             for job in jobs:
                 job.report(step=2 + turn, series=(_point(2 + turn),))
+            time.sleep(max(0.0, begun_mono + _APART_S - time.monotonic()))
             begun_mono, before_s = time.monotonic(), edge.cpu_s()
             size = len(_get(edge, "/metrics", accept="application/openmetrics-text;version=1.0.0"))
             times_s.append(time.monotonic() - begun_mono)
