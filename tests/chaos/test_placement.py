@@ -8,24 +8,12 @@ from typing import Any
 import pytest
 
 from kit.processes.server import until
+from kit.worlds.tiny_jobs import STACKED
 from shoal_api.client import Client
 from shoal_workers.contract.job import IncidentCause
 
 WORKERS, PER_NODE, STEPS = 16, 4, 16
-STACKED: dict[str, Any] = {
-    "task": "stacked:Stacked",
-    "plan": {
-        "blocks": "blocks",
-        "num_blocks": 4,
-        "first": ["inlet"],
-        "last": ["outlet"],
-        "hidden_size": 12,
-        "tensor": {"blocks.*.up": "column", "blocks.*.down": "row"},
-        "widths": {"width of a block": 20},
-    },
-    "batch": {"global_size": 8, "micro_size": 1},
-    "steps": STEPS,
-}
+PLACED: dict[str, Any] = {**STACKED, "batch": {"global_size": 8, "micro_size": 1}, "steps": STEPS}
 
 
 @pytest.fixture
@@ -38,7 +26,7 @@ def client(wide_arena: Any) -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def losses_of_one_worker(wide_arena: Any, submit_for_module: Any) -> dict[int, float]:
     with wide_arena.server.client as client:
-        run = submit_for_module(to=client, workers=1, **STACKED)
+        run = submit_for_module(to=client, workers=1, **PLACED)
         run.finish()
         losses: dict[int, float] = run.losses()
     return losses
@@ -53,7 +41,7 @@ def start(submit: Any, client: Client, parallelism: dict[str, int], strikes: lis
         waves=[WORKERS],
         parallelism={**parallelism, "otherwise": "idle"},
         strikes=strikes,
-        **STACKED,
+        **PLACED,
     )
 
 

@@ -9,22 +9,10 @@ from typing import Any
 
 import pytest
 
+from kit.worlds.tiny_jobs import STACKED
 from shoal_api.client import Client
 from shoal_service.views import JobPatch
 from shoal_workers.contract.spec import ParallelismSpec
-
-STACKED: dict[str, Any] = {
-    "task": "stacked:Stacked",
-    "plan": {
-        "blocks": "blocks",
-        "num_blocks": 4,
-        "first": ["inlet"],
-        "last": ["outlet"],
-        "hidden_size": 12,
-        "tensor": {"blocks.*.up": "column", "blocks.*.down": "row"},
-        "widths": {"width of a block": 20},
-    },
-}
 
 
 @pytest.fixture

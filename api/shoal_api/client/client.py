@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8470"
 _LONG_POLL_S = 30.0
 _SWEEP_S = 120.0
-"""The answer may take so long: every job is checked, and all are stored in one transaction."""
+"""Seconds to wait for the answer: every job is checked, and all are stored in one transaction."""
 
 
 class Client(Histories, Operations, Scheduling, Profiles, Access):

@@ -16,6 +16,19 @@ from shoal_service.views import EventView, JobView
 from shoal_workers.contract.job import JobState
 
 TASKS = Path(__file__).parents[1] / "ray_tasks"
+STACKED: dict[str, Any] = {
+    "task": "stacked:Stacked",
+    "plan": {
+        "blocks": "blocks",
+        "num_blocks": 4,
+        "first": ["inlet"],
+        "last": ["outlet"],
+        "hidden_size": 12,
+        "tensor": {"blocks.*.up": "column", "blocks.*.down": "row"},
+        "widths": {"width of a block": 20},
+    },
+}
+"""A task of four equal blocks that can be split by tp and pp."""
 
 
 @dataclass

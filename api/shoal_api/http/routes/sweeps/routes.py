@@ -46,7 +46,7 @@ def routes(context: Context) -> APIRouter:
     )
     async def create_sweep(request: Request) -> Response:
         """A job for each combination of the grid, all or none, in one transaction. The answer has the jobs in the order
-        of the grid, and its address is in `Location`. The server keeps to the limit and prunes by itself."""
+        of the grid, and its address is in `Location`. The server keeps to the limit and prunes."""
         wanted = with_name(await read_model(request, SweepRequest))
         owned = await run_in_threadpool(_owned, wanted, request)
         for job_id in sorted({one.spec.continue_from.job for one in owned if one.spec.continue_from is not None}):
