@@ -224,7 +224,7 @@ def test_an_unresponsive_worker_logs_its_stack(make_job: Any) -> None:
     workers[0].strike("forward", 4, "hold")
     generation = job.start(workers)
     workers[0].reached()
-    for worker in workers:
+    for worker in reversed(workers):  # rank 1 first: it waits for rank 0, whose interrupt would fail its collective
         worker.call("interrupt", generation)
     lines: list[str] = []
     deadline = time.monotonic() + 20
