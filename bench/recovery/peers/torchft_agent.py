@@ -30,7 +30,7 @@ def main() -> None:
     folder = sys.argv[1]
     lighthouse = LighthouseServer(
         bind="127.0.0.1:0",
-        min_replicas=1,
+        min_replicas=3,
         join_timeout_ms=_JOIN_MS,
         quorum_tick_ms=_TICK_MS,
         heartbeat_timeout_ms=_HEARTBEAT_MS,
