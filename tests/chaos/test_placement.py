@@ -1,8 +1,10 @@
-"""16 workers on four nodes of four: no tp group crosses nodes after losses and growth, and the losses stay the same."""
+"""No tp group crosses nodes at the start, after losses and after growth, and the losses stay the same: six workers on
+three nodes of two in two racks, and 16 workers on four nodes of four."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from shoal_api.client import Client
 from shoal_workers.contract.job import IncidentCause
 
 WORKERS, PER_NODE, STEPS = 16, 4, 16
+LABELLED = "127.0.0.3"
 PLACED: dict[str, Any] = {**STACKED, "batch": {"global_size": 8, "micro_size": 1}, "steps": STEPS}
 
 
@@ -21,6 +24,19 @@ def client(wide_arena: Any) -> Iterator[Client]:
     wide_arena.mend()
     with wide_arena.server.client as client:
         yield client
+
+
+@pytest.fixture
+def racks(arena: Any) -> Iterator[Client]:
+    """A client of a cluster of three nodes of two CPUs, of which the second is in a rack of its own."""
+    arena.mend()
+    arena.nodes.remove(LABELLED)
+    arena.nodes.add(LABELLED, num_cpus=2, labels="rack=r2")
+    arena.mend()
+    with arena.server.client as client:
+        yield client
+    arena.nodes.remove(LABELLED)
+    arena.mend()
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +89,37 @@ def assert_same(run: Any, reference: dict[int, float]) -> None:
 
 def layouts(run: Any) -> list[str]:
     return [event.data["layout"] for event in run.events("generation.formed")]
+
+
+def test_a_worker_is_lost_and_replaced_on_small_nodes_in_racks(racks: Client, submit: Any) -> None:
+    run = submit(
+        to=racks,
+        workers=6,
+        min_workers=2,
+        waves=[6],
+        parallelism={"tp": 2, "otherwise": "idle"},
+        strikes=[hold(3), {"at": "step", "rank": 3, "n": 4, "do": "kill"}, hold(5), hold(7)],
+        **PLACED | {"steps": 8},
+    )
+    run.wait_at("step-3-0")
+    first = nodes_by_rank(racks, run, 6)
+    assert_inside_nodes(first, 2)
+    known = {event.data["node_ip"]: event.data["rack"] for event in run.events("worker.started")}
+    assert known == {"127.0.0.2": "", LABELLED: "r2", "127.0.0.4": ""}
+    assert len([rack for rack, _ in groupby(first, key=lambda ip: known[ip])]) == 2, "rack by rack"
+    pids = run.pids()
+    run.release("step-3-0")
+    run.wait_at("step-5-0")
+    assert_inside_nodes(nodes_by_rank(racks, run, 4), 2)
+    assert set(run.pids().values()) < set(pids.values()) - {pids[3]}, "survivors only"
+    run.wait_for_event("generation.switching")
+    run.release("step-5-0")
+    run.wait_at("step-7-0")
+    assert_inside_nodes(nodes_by_rank(racks, run, 6), 2)
+    run.release("step-7-0")
+    run.finish()
+    assert layouts(run) == ["fsdp3 x tp2", "fsdp2 x tp2", "fsdp3 x tp2"]
+    assert [event.data["remark"] for event in run.events("generation.forming")] == [""] * 3
 
 
 @pytest.mark.matrix

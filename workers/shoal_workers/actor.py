@@ -42,6 +42,7 @@ from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import PreemptionNotice
 from shoal_workers.engine.process.engine_error import engine_error
+from shoal_workers.engine.process.memory_limit import total_bytes
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.secrets import Mask, read_secrets
 from shoal_workers.engine.process.tee import Tee
@@ -103,6 +104,7 @@ class WorkerActor:
         except Exception as error:
             report = getattr(error, "report", None)
             return self._masked(report if isinstance(report, ErrorReport) else engine_error(error, Phase.PREPARING))
+        gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         return WorkerInfo(
             version=WIRE_VERSION,
             worker_id=self._config.worker_id,
@@ -114,6 +116,8 @@ class WorkerActor:
             snapshot_port=self._snapshot_store.port if self._snapshot_store is not None else 0,
             machine_id=self._snapshot_store.memory_id if self._snapshot_store is not None else "",
             rack=ray.get_runtime_context().get_node_labels().get(self._config.rack_label, ""),
+            slot=next((int(gpu) for gpu in gpus if gpu.isdecimal()), -1),
+            memory_bytes=total_bytes(),
         )
 
     @ray.method(concurrency_group="train")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -159,8 +159,12 @@ class Client(Histories, Operations, Scheduling, Profiles, Access):
         gpus: int | None = None,
         gpu: str | None = None,
         top: int = 10,
+        racks: Sequence[Sequence[int]] = (),
     ) -> PlanAnswer:
         """Plan a spec for a number of workers, or for `gpus` GPUs of type `gpu`; nothing is submitted.
+
+        Args:
+            racks: by rack, the number of workers on each of its nodes.
 
         Raises:
             InvalidSpec: the spec is not valid; the error lists every problem.
@@ -170,7 +174,14 @@ class Client(Histories, Operations, Scheduling, Profiles, Access):
             PlanRequest,
         )
 
-        request = PlanRequest(spec=_document_of(spec)[0], workers=workers, gpus=gpus, gpu=gpu, top=top)
+        request = PlanRequest(
+            spec=_document_of(spec)[0],
+            workers=workers,
+            gpus=gpus,
+            gpu=gpu,
+            top=top,
+            racks=tuple(tuple(nodes) for nodes in racks),
+        )
         body = request.model_dump_json().encode()
         response = self._transport.send("POST", "/v1/plans", headers=JSON_CONTENT, content=body)
         return PlanAnswer.model_validate_json(response.content)

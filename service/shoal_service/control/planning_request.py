@@ -6,7 +6,7 @@ The number of workers comes from the request, not from the spec's `elasticity`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -34,6 +34,8 @@ class PlanRequest(Frozen):
     """Name of a GPU's hardware profile."""
     top: int = Field(10, ge=1, le=100)
     """Number of layouts in the answer."""
+    racks: tuple[tuple[Annotated[int, Field(ge=1)], ...], ...] = Field((), max_length=MAX_RANKS)
+    """By rack: the number of workers on each of its nodes. Default: one rack of nodes of the profile's size."""
 
 
 class Choice(Frozen):
@@ -70,12 +72,15 @@ def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> Pla
     if request.gpu is not None and request.gpus is None:
         raise _problem("gpu", f"gpu {request.gpu!r} needs gpus, the number of them.")
     world_size = request.workers or request.gpus or 1
+    room = sum(size for rack in request.racks for size in rack)
+    if request.racks and room < world_size:
+        raise _problem("racks", f"racks have room for {room} workers, of {world_size} that the plan is for.")
     spec = _spec(request.spec, world_size)
     if request.gpus is not None:
         spec = spec.model_copy(update={"worker": spec.worker.model_copy(update={"gpus": 1})})
     profile = _profile(spec.worker.gpus > 0, request.gpu, profiles)
-    ranking = rank(spec, world_size, profile, request.top)
-    planned = plan(spec, world_size, profile)
+    ranking = rank(spec, world_size, profile, request.top, request.racks)
+    planned = plan(spec, world_size, profile, request.racks)
     layout = planned.layout
     sequence = ranking.predictions[0].tokens_per_s * ranking.predictions[0].step_s if ranking.predictions else 0
     return PlanAnswer(

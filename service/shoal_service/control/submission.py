@@ -15,7 +15,7 @@ from shoal_service.control.deadline import check_deadline
 from shoal_service.control.profile_store import measured_profile
 from shoal_service.control.webhooks.check import check_webhooks
 from shoal_service.core.nodes import Node
-from shoal_service.planner import HardwareProfile, plan, refusal
+from shoal_service.planner import HardwareProfile, memory_note, plan, refusal
 from shoal_service.queue_views import DryRun, PlannedSize, StartForecast
 from shoal_service.store import JobNotFound, Store
 from shoal_service.views import CodePatch, JobPatch, JobView
@@ -173,7 +173,10 @@ def _checked(store: Store, spec: JobSpec, now: float, surroundings: Surroundings
         raise SpecError((SpecProblem(path="model", message=too_large),))
     deadline = check_deadline(spec, surroundings.profiles, now)
     room = [(node.cpus, node.gpus) for node in surroundings.nodes if node.alive]
-    notes = (surroundings.note, deadline, capacity_remark(spec, room) if room else "", *remarks(spec))
+    memory = [(node.cpus, node.gpus, node.memory_gib) for node in surroundings.nodes if node.alive and node.memory_gib]
+    profile = measured_profile(surroundings.profiles, has_gpu=spec.worker.gpus > 0)
+    capacity = capacity_remark(spec, room) if room else ""
+    notes = (surroundings.note, deadline, capacity, memory_note(spec, memory, profile), *remarks(spec))
     return " ".join(filter(None, notes))
 
 

@@ -18,10 +18,37 @@ from shoal_workers.contract.spec import Precision
 
 GIB = 1 << 30
 
+Racks = tuple[tuple[int, ...], ...]
+"""By rack: the number of workers of each of its nodes. (): not known."""
+
+_OVERSUBSCRIPTION = 2.0
+"""Assumed bandwidth of the nodes of a rack, relative to its uplinks, if a profile has no `between_racks`. Clusters are
+built with 1 (as much bandwidth up as down) to several."""
+
 
 class DeviceKind(StrEnum):
     CPU = "cpu"
     GPU = "gpu"
+
+
+class LinkClass(StrEnum):
+    """The links that a group of ranks uses: the slowest that it crosses. From the fastest to the slowest."""
+
+    INSIDE_NODE = "inside_node"
+    BETWEEN_NODES = "between_nodes"
+    """Of one rack."""
+    BETWEEN_RACKS = "between_racks"
+
+    @property
+    def words(self) -> str:
+        return _LINK_WORDS[self]
+
+
+_LINK_WORDS = {
+    LinkClass.INSIDE_NODE: "inside nodes",
+    LinkClass.BETWEEN_NODES: "between nodes",
+    LinkClass.BETWEEN_RACKS: "between racks",
+}
 
 
 class Link(Frozen):
@@ -75,7 +102,10 @@ class HardwareProfile(Frozen):
     inside: Link
     """Between ranks of one node."""
     between: Link
-    """Between nodes: the share of the network cards of one rank."""
+    """Between nodes of a rack: the share of the network cards of one rank."""
+    between_racks: Link | None = None
+    """Between racks: the share of the rack's uplinks of one rank. Without it: half the bandwidth of `between`, and its
+    latency."""
     ranks_per_node: int = Field(ge=1)
     processors_per_node: int = Field(0, ge=0)
     """Processors that the ranks of a node share; 0: each rank has its own."""
@@ -91,6 +121,17 @@ class HardwareProfile(Frozen):
     @property
     def usable_bytes(self) -> float:
         return self.usable * self.memory_bytes
+
+    def link(self, crossed: LinkClass) -> Link:
+        match crossed:
+            case LinkClass.INSIDE_NODE:
+                return self.inside
+            case LinkClass.BETWEEN_NODES:
+                return self.between
+            case LinkClass.BETWEEN_RACKS:
+                if self.between_racks is not None:
+                    return self.between_racks
+                return self.between.model_copy(update={"bandwidth": self.between.bandwidth / _OVERSUBSCRIPTION})
 
     def sharing(self, world_size: int) -> float:
         """Number of ranks of a node that compete for one processor."""

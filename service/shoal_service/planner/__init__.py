@@ -7,8 +7,8 @@ It runs nothing, needs no GPU and never imports torch or Ray: it is arithmetic w
     gpus           built-in hardware profiles (`core/hardware_profile.py` defines them)
     cuts           which blocks each pipeline stage gets
     candidates     all legal layouts, one array per column
-    memory         bytes of one rank
-    step_time      seconds of one step, with `collectives`
+    memory         bytes of one rank, with `host_memory`
+    step_time      seconds of one step, with `collectives` and `links`
     preferences    the rules of thumb by name, and the reasons that people read
     ranking        candidates, memory and step time together, in order
     planning       `plan`: one layout for a job and a number of workers
@@ -21,6 +21,6 @@ from __future__ import annotations
 from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.planner.planning import plan, plan_ahead, plans
 from shoal_service.planner.prediction import Prediction, Ranking
-from shoal_service.planner.report import rank, refusal
+from shoal_service.planner.report import memory_note, rank, refusal
 
-__all__ = ["HardwareProfile", "Prediction", "Ranking", "plan", "plan_ahead", "plans", "rank", "refusal"]
+__all__ = ["HardwareProfile", "Prediction", "Ranking", "memory_note", "plan", "plan_ahead", "plans", "rank", "refusal"]

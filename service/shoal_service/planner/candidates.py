@@ -101,15 +101,23 @@ class Limits:
     degrees: LegalDegrees
     num_micro_batches: int
     max_tp: int
-    """Ranks of a node, since tp communicates in every layer."""
+    """Ranks of a node, since tp communicates in every layer. A fixed degree may be larger."""
     fixed: ParallelismSpec | None = None
     """Degrees and choices that the spec fixes."""
     nodes: tuple[int, ...] = ()
-    """Workers of each node, if they are known: they must have room for all tp groups, none of them on two nodes."""
+    """Workers of each node. (): as many nodes of `max_tp` workers as are needed."""
+    tp_may_cross: bool = False
+    """tp groups may be on several nodes."""
 
     def holds(self, tp: int, world: int) -> bool:
-        """Whether the nodes have room for all tp groups of a world."""
-        return tp <= self.max_tp and (not self.nodes or sum(size // tp for size in self.nodes) >= world // tp)
+        """Whether the nodes have room for all tp groups of a world, none of them on two nodes, or need not have it."""
+        if self.fixed is not None:
+            return True
+        if self.tp_may_cross or tp > self.max_tp:
+            return tp <= self.max_tp
+        if not self.nodes:
+            return self.max_tp // tp * -(-world // self.max_tp) >= world // tp
+        return sum(size // tp for size in self.nodes) >= world // tp
 
 
 def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offload: bool = False) -> Candidates:

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from shoal_service.core.hardware_profile import GIB, DeviceKind
+from shoal_service.planner.host_memory import STATE_BYTES, gpu_host_bytes, own_copies
 from shoal_service.planner.prediction import Prediction
 from shoal_service.planner.ranking import LayoutTable, Task, predict_layouts
 
@@ -18,7 +19,12 @@ def too_large(task: Task, world_size: int, table: LayoutTable) -> str:
     usable = task.profile.usable_bytes / GIB
     least = table.least_memory()
     have = task.profile.memory_bytes / GIB
-    tries = (_more_ranks(task, world_size, is_gpu), _smaller_batch(task, world_size), _offload(task, world_size))
+    tries = (
+        _more_ranks(task, world_size, is_gpu),
+        _smaller_batch(task, world_size),
+        _without_snapshots(task, world_size),
+        _offload(task, world_size),
+    )
     ways = [way for way in tries if way]
     return (
         f"{task.shape.params / 1e9:,.3g} B parameters do not fit on {_ranks(world_size, is_gpu)} of {have:,.3g} GiB, "
@@ -65,6 +71,17 @@ def _smaller_batch(task: Task, world_size: int) -> str:
     return f"batch.micro_size 1 ({found.best(1)[0].memory_bytes / GIB:,.1f} GiB with {found.best(1)[0].name})"
 
 
+def _without_snapshots(task: Task, world_size: int) -> str:
+    if not task.spec.snapshot.enabled:
+        return ""
+    snapshot = task.spec.snapshot.model_copy(update={"enabled": False})
+    found = predict_layouts(replace(task, spec=task.spec.model_copy(update={"snapshot": snapshot})), [world_size])
+    if not len(found) or not found.num_fitting:
+        return ""
+    best = found.best(1)[0]
+    return f"snapshot.enabled: false ({best.memory_bytes / GIB:,.1f} GiB with {best.name})"
+
+
 def _offload(task: Task, world_size: int) -> str:
     if task.profile.kind is not DeviceKind.GPU:
         return ""
@@ -84,8 +101,10 @@ def _more_host_memory(found: LayoutTable) -> str:
     on_device = found.memory_bytes <= found.task.profile.usable_bytes
     if not on_device.any():
         return ""
-    least = float(found.host_bytes[on_device].min()) / GIB
+    spec, params = found.task.spec, found.shard_params[on_device]
+    least = float(gpu_host_bytes(spec, params, offload=True).min()) / GIB
+    kept = f" and {STATE_BYTES * own_copies(spec)} of its snapshots" if own_copies(spec) else ""
     return (
-        f"parallelism.offload: true with worker.memory_gib {math.ceil(least)} (16 bytes for each parameter of a worker "
-        f"are {least:,.1f} GiB with the process; worker.memory_gib is {found.task.spec.worker.memory_gib:g})"
+        f"parallelism.offload: true with worker.memory_gib {math.ceil(least)} (16 bytes for each parameter of a worker"
+        f"{kept} are {least:,.1f} GiB with the process; worker.memory_gib is {spec.worker.memory_gib:g})"
     )

@@ -13,6 +13,7 @@ What the engine holds (FSDP2 with fp32 parameters and optimizer state; computati
     activations   saved for the backward pass, times the micro-batches in flight, plus what one block recomputes
     logits        of one micro-batch, with the copies that the loss makes
     exchange      tokens on their way to experts and back
+    snapshots     on a CPU: of the own state, beyond the one that is trained (`host_memory`)
     reserved      from the profile
 
 The temporaries of the optimizer (4 bytes per parameter of the rank, foreach) exist when activations do not, so the
@@ -29,13 +30,11 @@ import numpy as np
 from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.planner.candidates import LEVELS, RECOMPUTES, Candidates
 from shoal_service.planner.collectives import Floats, Ints
-from shoal_service.planner.gpus import CPU
+from shoal_service.planner.host_memory import STATE_BYTES
 from shoal_service.planner.shape import BlockShape, ModelShape, SavedTensors
 from shoal_workers.contract.layout import Recompute, Schedule, ShardLevel
 
 _FP32 = 4
-_OFFLOADED = 16
-"""Bytes of a parameter whose weight, gradient and moments are in the host's memory."""
 _LOGIT_COPIES = 12
 """Bytes per logit in the loss: log-probabilities, their gradient, and the logits' gradient, in fp32."""
 
@@ -48,6 +47,7 @@ class BytesPart(StrEnum):
     ACTIVATIONS = "activations"
     LOGITS = "logits"
     EXCHANGE = "exchange"
+    SNAPSHOTS = "snapshots"
     RESERVED = "reserved"
 
 
@@ -59,6 +59,8 @@ class Work:
     num_micro_batches: int
     compute_bytes: int
     """Bytes of one number in the forward and backward pass."""
+    snapshot_copies: int = 0
+    """Copies of a rank's state that its snapshots need in the memory in which it trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +102,13 @@ def memory(
     return most, worst
 
 
-def host_memory(shape: ModelShape, columns: Candidates) -> Floats:
-    """Bytes of host memory of the rank that needs the most, of workers with a GPU: what is offloaded, and the process.
-
-    The start needs no more: a worker draws or reads its own part of the weights, piece by piece, onto the GPU.
-    """
+def shard_params(shape: ModelShape, columns: Candidates) -> Floats:
+    """Parameters of the rank that holds the most, as the data axes shard them."""
     largest: Floats = np.zeros(len(columns))
     for index in range(3):
         dense, experts = rank_params(shape, columns, content_columns(columns, "extremes", index))
         largest = np.maximum(largest, dense / columns.shards + experts * columns.ep / columns.shards)
-    return largest * _OFFLOADED * columns.offload + CPU.reserved_bytes
+    return largest
 
 
 def rank_params(shape: ModelShape, columns: Candidates, content: ContentColumns) -> tuple[Floats, Floats]:
@@ -196,6 +195,7 @@ def _parts(
         BytesPart.ACTIVATIONS: activations,
         BytesPart.LOGITS: logits,
         BytesPart.EXCHANGE: exchange,
+        BytesPart.SNAPSHOTS: cut_params * STATE_BYTES * work.snapshot_copies,
         BytesPart.RESERVED: np.full(len(columns), float(profile.reserved_bytes)),
     }
 

@@ -11,12 +11,15 @@ it is the one that needs the least memory, and the reason says so. If the layout
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
-from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile
+from shoal_service.core.attempt.plan_layout import UNKNOWN_NEED, HostNeed
+from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, Racks
 from shoal_service.planner.gpus import CPU, DEFAULT_GPU, PROFILES
+from shoal_service.planner.host_memory import least_need, num_params_of
 from shoal_service.planner.memory import BytesPart
 from shoal_service.planner.prediction import Prediction
 from shoal_service.planner.preferences import Preference, prefers_data_axes
@@ -44,28 +47,41 @@ class Plan:
     layout: Layout
     reason: str
     rank_bytes: int = 0
-    """Predicted bytes of the rank that needs the most, without those of a process that has no model; 0: unknown."""
+    """Predicted bytes of the rank that needs the most, without those of a process that has no model and without
+    snapshots; 0: unknown."""
     fits: bool = True
     """Predicted to fit into memory, or the sizes of the model are unknown."""
+    host: HostNeed = UNKNOWN_NEED
+    """Host memory of a worker; all zero: not known."""
 
 
-def plan(spec: JobSpec, world_size: int, profile: HardwareProfile | None = None, nodes: tuple[int, ...] = ()) -> Plan:
+def plan(spec: JobSpec, world_size: int, profile: HardwareProfile | None = None, racks: Racks = ()) -> Plan:
     """The layout for `world_size` workers, of which some may stay idle, and the reason. The last answers are cached.
 
     `profile`: of the nodes. Default: h100 for workers with a GPU, else cores of a CPU.
-    `nodes`: the usable workers of each node, at least `world_size` in all; (): not known, as many as the profile says.
-    A planned tp leaves no tp group on two nodes, unless no such layout is predicted to fit and another one is.
+    `racks`: where the usable workers are, at least `world_size` of them; (): not known, nodes of the profile's size in
+    one rack. A planned tp leaves no tp group on two nodes, unless no such layout is predicted to fit and another is.
     """
     assert world_size >= 1
     profile = profile_for(spec, profile)
     text = spec.model_dump_json(include=_DECIDES)
-    if all(size % profile.ranks_per_node == 0 for size in nodes):
-        nodes = ()  # whole nodes, as assumed without them
-    return _remembered(_Question(text, world_size, profile.model_dump_json(), tuple(sorted(nodes)), spec, profile))
+    racks = normal_racks(racks, profile)
+    return _remembered(_Question(text, world_size, profile.model_dump_json(), racks, spec, profile))
 
 
-_DECIDES = {"task", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic"}
+_SECTIONS = ("task", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic")
+_DECIDES: Mapping[str, Any] = {
+    **dict.fromkeys((*_SECTIONS, "reduce_precision", "snapshot"), True),
+    "optimizer": {"fused"},
+}
 """The keys of a spec that a plan depends on. A change of another one, such as `elasticity`, keeps cached plans."""
+
+
+def normal_racks(racks: Racks, profile: HardwareProfile) -> Racks:
+    """Sorted; (): whole nodes of one rack, as assumed without them."""
+    racks = tuple(sorted(tuple(sorted(rack)) for rack in racks if rack))
+    is_as_assumed = len(racks) == 1 and set(racks[0]) == {profile.ranks_per_node}
+    return () if is_as_assumed else racks
 
 
 def plans(spec: JobSpec, world_sizes: Iterable[int], profile: HardwareProfile | None = None) -> dict[int, Plan]:
@@ -102,7 +118,7 @@ class _Question:
     spec_text: str
     world_size: int
     profile_text: str
-    nodes: tuple[int, ...]
+    racks: Racks
     spec: JobSpec = field(compare=False)
     profile: HardwareProfile = field(compare=False)
 
@@ -115,29 +131,38 @@ def _remembered(question: _Question) -> Plan:
     fixed = spec.parallelism if isinstance(spec.parallelism, ParallelismSpec) else None
     why_not = ""
     if fixed is not None:
-        requested = _as_requested(spec, fixed, world_size, profile)
+        requested = _as_requested(spec, fixed, world_size, profile, question.racks)
         if requested is not None:
             return requested
         why_not = f"; planned again, since the degrees of parallelism need a multiple of {fixed.unit} workers"
-    best = _best(spec, world_size, profile, question.nodes)
-    if question.nodes and not best.fits:
-        across_nodes = _best(spec, world_size, profile, ())
+    best = _best(spec, world_size, profile, question.racks)
+    if question.racks and not best.fits:
+        across_nodes = _best(spec, world_size, profile, question.racks, tp_may_cross=True)
         best = across_nodes if across_nodes.fits else best
     return replace(best, reason=best.reason + why_not)
 
 
-def _best(spec: JobSpec, world_size: int, profile: HardwareProfile, nodes: tuple[int, ...]) -> Plan:
+def _best(
+    spec: JobSpec, world_size: int, profile: HardwareProfile, racks: Racks, *, tp_may_cross: bool = False
+) -> Plan:
     shape = shape_of(spec)
     if shape is None:
         return _fully_sharded(spec, world_size, Preference.UNKNOWN_MODEL, "the sizes of the model are unknown")
-    if nodes:
-        profile = profile.model_copy(update={"ranks_per_node": min(max(nodes), profile.ranks_per_node)})
-    task = Task(spec, shape, profile, nodes=nodes)
+    if not tp_may_cross:
+        profile = on_nodes(profile, racks)
+    task = Task(spec, shape, profile, racks=racks, tp_may_cross=tp_may_cross)
     if prefers_data_axes(profile, world_size, spec.batch.num_micro_batches):
         sharded = _sharded_only(predict_layouts(task, [world_size]), world_size)
         if len(sharded) and sharded.num_fitting:
             return _plan_from(sharded.best(1)[0], world_size, f"{Preference.DATA_AXES_ON_CPU}")
     return _of_worlds(task, world_size)
+
+
+def on_nodes(profile: HardwareProfile, racks: Racks) -> HardwareProfile:
+    """With the size of the largest node, if the nodes are known."""
+    if not racks:
+        return profile
+    return profile.model_copy(update={"ranks_per_node": max(size for rack in racks for size in rack)})
 
 
 def _of_worlds(task: Task, world_size: int) -> Plan:
@@ -183,7 +208,9 @@ def _is_clearly_better(rival: Prediction, best: Prediction) -> bool:
     return rival.step_s < _CLEARLY_FASTER * best.step_s
 
 
-def _as_requested(spec: JobSpec, fixed: ParallelismSpec, world_size: int, profile: HardwareProfile) -> Plan | None:
+def _as_requested(
+    spec: JobSpec, fixed: ParallelismSpec, world_size: int, profile: HardwareProfile, racks: Racks
+) -> Plan | None:
     """The plan with the fixed degrees; None: they do not fit the world, and others may be chosen."""
     worlds = [world_size]
     if fixed.otherwise == "idle":
@@ -195,13 +222,15 @@ def _as_requested(spec: JobSpec, fixed: ParallelismSpec, world_size: int, profil
         if layout is None:
             continue
         if shape is not None:
-            found = predict_layouts(Task(spec, shape, profile, fixed), [world], offload=fixed.offload)
+            task = Task(spec, shape, on_nodes(profile, racks), fixed, racks)
+            found = predict_layouts(task, [world], offload=fixed.offload)
             if len(found):
                 return _plan_from(found.best(1)[0], world_size, f"{Preference.AS_REQUESTED}")
         elif not violations(layout, spec, known):
             fed = micro_batches_fed(layout, spec.batch.num_micro_batches)
             reason = partitioned(spec, layout.num_data_ranks, fed)
-            return Plan(layout, f"{reason}; {Preference.AS_REQUESTED}{_idle(world, world_size)}")
+            reason = f"{reason}; {Preference.AS_REQUESTED}{_idle(world, world_size)}"
+            return Plan(layout, reason, host=least_need(spec, layout, num_params_of(spec)))
     return None
 
 
@@ -209,7 +238,9 @@ def _fully_sharded(spec: JobSpec, world_size: int, rule: Preference, why: str) -
     ranks = min(world_size, spec.batch.num_micro_batches)
     layout = Layout(dp_shard=ranks)
     fed = micro_batches_fed(layout, spec.batch.num_micro_batches)
-    return Plan(layout, f"{partitioned(spec, ranks, fed)}; {rule}: {why}{_idle(ranks, world_size)}")
+    reason = f"{partitioned(spec, ranks, fed)}; {rule}: {why}{_idle(ranks, world_size)}"
+    shape = shape_of(spec)
+    return Plan(layout, reason, host=least_need(spec, layout, num_params_of(spec) if shape is None else shape.params))
 
 
 def _sharded_only(table: LayoutTable, world_size: int) -> LayoutTable:
@@ -223,7 +254,8 @@ def _plan_from(best: Prediction, world_size: int, rule: str) -> Plan:
         fits += ", which is predicted not to fit"
     parts = [*best.reasons, *([rule] if rule else []), f"predicted {best.step_s:.3g} s a step, {fits}"]
     reason = "; ".join(parts) + _idle(best.layout.world_size, world_size)
-    return Plan(best.layout, reason, best.memory_bytes - best.bytes[BytesPart.RESERVED], best.fits)
+    touched = best.memory_bytes - best.bytes[BytesPart.RESERVED] - best.bytes[BytesPart.SNAPSHOTS]
+    return Plan(best.layout, reason, touched, best.fits, best.host)
 
 
 def _idle(used: int, world_size: int) -> str:

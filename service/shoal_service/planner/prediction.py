@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
+from shoal_service.core.attempt.plan_layout import UNKNOWN_NEED, HostNeed
+from shoal_service.core.hardware_profile import LinkClass
 from shoal_service.planner.memory import BytesPart
 from shoal_service.planner.step_time import SecondsPart
 from shoal_workers.contract.base import Frozen
@@ -26,10 +30,14 @@ class Prediction(Frozen):
     """Their parts; they add up to memory_bytes, apart from rounding."""
     fits: bool
     """memory_bytes is within the usable memory."""
+    host: HostNeed = UNKNOWN_NEED
+    """Host memory of a worker."""
     tokens_per_s: float
     """Tokens per second of the whole job."""
     mfu: float
     """Model FLOPs utilisation: FLOP/s of the model, without recomputation, over the peak of all ranks."""
+    links: dict[str, LinkClass] = Field(default_factory=dict)
+    """By axis of more than one rank: the slowest class of links that its groups cross."""
     reasons: tuple[str, ...] = ()
     """`rule: sentence`."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile
+from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, LinkClass
 from shoal_service.planner.memory import BytesPart
 from shoal_service.planner.step_time import SecondsPart
 from shoal_workers.contract.layout import Layout, Recompute, ShardLevel
@@ -16,7 +16,7 @@ from shoal_workers.contract.layout import Layout, Recompute, ShardLevel
 
 class Preference(StrEnum):
     TP_INSIDE_NODE = "tp_inside_node"
-    """tp communicates in every layer, so it never goes over the network."""
+    """tp communicates in every layer, so it goes over the network only if nothing else fits into memory."""
     DATA_AXES_ON_CPU = "data_axes_on_cpu"
     """Workers without a GPU stay on the data axes while each has a micro-batch, because their links are slow."""
     FITS_FIRST = "fits_first"
@@ -40,33 +40,33 @@ class Preference(StrEnum):
 
 def reasons(
     layout: Layout,
-    profile: HardwareProfile,
+    links: dict[str, LinkClass],
     seconds: dict[SecondsPart, float],
     num_bytes: dict[BytesPart, int],
     batch_partition: str,
 ) -> tuple[str, ...]:
-    """The reasons for a layout: where its axes are, and what they cost."""
-    node, step_s = profile.ranks_per_node, sum(seconds.values())
+    """The reasons for a layout: which links its axes use, and what they cost."""
+    step_s = sum(seconds.values())
 
     def share(part: SecondsPart) -> str:
         return f"{100 * seconds[part] / step_s:.1f} % of the step"
 
     found = []
     if layout.tp > 1:
-        found.append(f"{Preference.TP_INSIDE_NODE}: tp {layout.tp} of {node} ranks a node, {share(SecondsPart.TP)}")
+        rule = f"{Preference.TP_INSIDE_NODE}: " if links["tp"] is LinkClass.INSIDE_NODE else ""
+        found.append(f"{rule}tp {layout.tp} {links['tp'].words}, {share(SecondsPart.TP)}")
     if layout.cp > 1:
-        found.append(
-            f"cp {layout.cp} ({layout.context}) {_location(layout.cp, layout.tp, node)}, {share(SecondsPart.CP)}"
-        )
+        found.append(f"cp {layout.cp} ({layout.context}) {links['cp'].words}, {share(SecondsPart.CP)}")
     if layout.ep > 1:
-        found.append(f"ep {layout.ep} {_location(layout.ep, layout.tp, node)}, {share(SecondsPart.EP)}")
+        found.append(f"ep {layout.ep} {links['ep'].words}, {share(SecondsPart.EP)}")
     if layout.pp > 1:
         found.append(
-            f"pp {layout.pp} ({layout.schedule}, {len(layout.stages)} stages) "
-            f"{_location(layout.pp, layout.world_size // layout.pp, node)}: bubble {share(SecondsPart.BUBBLE)}"
+            f"pp {layout.pp} ({layout.schedule}, {len(layout.stages)} stages) {links['pp'].words}: "
+            f"bubble {share(SecondsPart.BUBBLE)}"
         )
     if layout.num_shards > 1 and layout.pp == 1:
-        found.append(f"{Preference.LEAST_SHARDED}: {_LEVELS[layout.shard]}, {share(SecondsPart.DP)}")
+        where = f" {links['dp_shard'].words}" if "dp_shard" in links else ""
+        found.append(f"{Preference.LEAST_SHARDED}: {_LEVELS[layout.shard]}{where}, {share(SecondsPart.DP)}")
     if layout.recompute is not Recompute.NONE:
         found.append(
             f"{Preference.RECOMPUTE_FOR_MEMORY}: {layout.recompute}, activations "
@@ -87,10 +87,3 @@ _LEVELS = {
 def prefers_data_axes(profile: HardwareProfile, world_size: int, num_micro_batches: int) -> bool:
     """Whether DATA_AXES_ON_CPU applies."""
     return profile.kind is DeviceKind.CPU and world_size <= num_micro_batches
-
-
-def _location(degree: int, stride: int, node: int) -> str:
-    if degree * stride <= node:
-        return "inside a node"
-    per_node = max(1, min(degree, node // stride))
-    return f"over {-(-degree // per_node)} nodes"

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile
+from shoal_service.core.attempt.plan_layout import HostNeed
+from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, Racks
 from shoal_service.planner.candidates import Candidates, Limits, candidates, select_rows
 from shoal_service.planner.collectives import Floats
-from shoal_service.planner.memory import BytesPart, Work, host_memory, memory
+from shoal_service.planner.host_memory import OFFLOADED_BYTES, gpu_host_bytes, host_need, own_copies
+from shoal_service.planner.links import Spans, network
+from shoal_service.planner.memory import BytesPart, Work, memory, shard_params
 from shoal_service.planner.prediction import Prediction
 from shoal_service.planner.preferences import reasons
 from shoal_service.planner.shape import ModelShape
@@ -32,18 +35,23 @@ class Task:
     shape: ModelShape
     profile: HardwareProfile
     fixed: ParallelismSpec | None = None
-    nodes: tuple[int, ...] = ()
-    """Workers of each node; (): not known."""
+    racks: Racks = ()
+    """Where the workers are; (): not known, nodes of the profile's size in one rack."""
+    tp_may_cross: bool = False
+    """tp groups may be on several nodes. Fixed degrees are used wherever the workers are."""
 
     @property
     def work(self) -> Work:
         batch = self.spec.batch
         size = 4 if self.spec.precision is Precision.FP32 else 2
-        return Work(batch.micro_size, batch.num_micro_batches, size)
+        in_place = own_copies(self.spec) if self.profile.kind is DeviceKind.CPU else 0
+        return Work(batch.micro_size, batch.num_micro_batches, size, in_place)
 
     def limits(self) -> Limits:
         degrees = legal_degrees(self.spec, plan_of(self.spec))
-        return Limits(degrees, self.spec.batch.num_micro_batches, self.profile.ranks_per_node, self.fixed, self.nodes)
+        nodes = tuple(size for rack in self.racks for size in rack)
+        num_micro_batches, max_tp = self.spec.batch.num_micro_batches, self.profile.ranks_per_node
+        return Limits(degrees, num_micro_batches, max_tp, self.fixed, nodes, self.tp_may_cross)
 
 
 @dataclass(frozen=True)
@@ -54,12 +62,14 @@ class LayoutTable:
     columns: Candidates
     step_s: Floats
     memory_bytes: Floats
-    host_bytes: Floats
-    """Host memory of workers with a GPU; 0 for others, whose memory is the host's."""
+    shard_params: Floats
+    """Parameters of the rank that holds the most."""
     fits: np.ndarray
-    """A mask: both are within what a worker may use. The host's is limited by `worker.memory_gib`, if that is set."""
+    """A mask: within what a worker may use. The host memory of workers with a GPU is limited by `worker.memory_gib`, if
+    that is set."""
     order: np.ndarray
     """Row numbers, best first."""
+    spans: Spans
     seconds: dict[SecondsPart, Floats]
     bytes: dict[BytesPart, Floats]
 
@@ -86,6 +96,16 @@ class LayoutTable:
         """The layout that needs the least memory, at any speed."""
         return self._prediction(int(np.lexsort((self.step_s, self.memory_bytes))[0]))
 
+    def host(self, row: int) -> HostNeed:
+        """Host memory of a worker."""
+        params = float(self.shard_params[row])
+        if self.task.profile.kind is DeviceKind.GPU:
+            training = params * OFFLOADED_BYTES * self.columns.offload
+        else:
+            elsewhere = self.bytes[BytesPart.RESERVED] + self.bytes[BytesPart.SNAPSHOTS]
+            training = float((self.memory_bytes - elsewhere)[row])
+        return host_need(self.task.spec, params, training)
+
     def _prediction(self, row: int) -> Prediction:
         task, layout = self.task, self.columns.layout(row)
         step_s, num_bytes = float(self.step_s[row]), round(float(self.memory_bytes[row]))
@@ -95,7 +115,7 @@ class LayoutTable:
         peak = (
             task.profile.peak_flops[task.spec.precision] * layout.world_size / task.profile.sharing(layout.world_size)
         )
-        fed = int(self.columns.fed[row])
+        fed, links = int(self.columns.fed[row]), self.spans.classes(row)
         return Prediction(
             layout=layout,
             name=layout.describe(),
@@ -105,9 +125,11 @@ class LayoutTable:
             memory_bytes=num_bytes,
             bytes=parts,
             fits=bool(self.fits[row]),
+            host=self.host(row),
             tokens_per_s=tokens / step_s,
             mfu=task.shape.flops_per_token * tokens / step_s / peak,
-            reasons=reasons(layout, task.profile, seconds, parts, partitioned(task.spec, layout.num_data_ranks, fed)),
+            links=links,
+            reasons=reasons(layout, links, seconds, parts, partitioned(task.spec, layout.num_data_ranks, fed)),
         )
 
 
@@ -132,14 +154,14 @@ def partitioned(spec: JobSpec, num_data_ranks: int, fed: int) -> str:
 
 def _predicted(task: Task, columns: Candidates) -> LayoutTable:
     num_bytes, byte_parts = memory(task.shape, task.work, task.profile, columns)
-    step_s, seconds = step_time(task.shape, task.work, task.spec.precision, task.profile, columns)
-    fits, host_bytes = num_bytes <= task.profile.usable_bytes, np.zeros(len(columns))
-    if task.profile.kind is DeviceKind.GPU:
-        host_bytes = host_memory(task.shape, columns)
-        host_gib = task.spec.worker.memory_gib
-        fits &= host_bytes <= (host_gib * GIB if host_gib else np.inf)
+    links = network(columns, task.profile, task.racks)
+    step_s, seconds = step_time(task.shape, task.work, task.spec.precision, links, columns)
+    fits, params = num_bytes <= task.profile.usable_bytes, shard_params(task.shape, columns)
+    host_gib = task.spec.worker.memory_gib
+    if task.profile.kind is DeviceKind.GPU and host_gib:
+        fits &= gpu_host_bytes(task.spec, params, offload=columns.offload) <= host_gib * GIB
     order = _order(columns, step_s, num_bytes, fits)
-    return LayoutTable(task, columns, step_s, num_bytes, host_bytes, fits, order, seconds, byte_parts)
+    return LayoutTable(task, columns, step_s, num_bytes, params, fits, order, links.spans, seconds, byte_parts)
 
 
 def _order(columns: Candidates, step_s: Floats, num_bytes: Floats, fits: np.ndarray) -> np.ndarray:

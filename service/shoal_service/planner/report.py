@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from shoal_service.core.hardware_profile import DeviceKind, HardwareProfile
+import math
+from collections.abc import Iterable
+
+from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, Racks
 from shoal_service.planner.capacity import too_large
 from shoal_service.planner.gpus import PROFILES
-from shoal_service.planner.planning import profile_for
+from shoal_service.planner.planning import normal_racks, on_nodes, plan, profile_for
 from shoal_service.planner.prediction import Ranking
 from shoal_service.planner.ranking import LayoutTable, Task, predict_layouts
 from shoal_service.planner.shape import shape_of
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 
 
-def rank(spec: JobSpec, world_size: int, profile: HardwareProfile | None = None, top: int = 10) -> Ranking:
+def rank(
+    spec: JobSpec, world_size: int, profile: HardwareProfile | None = None, top: int = 10, racks: Racks = ()
+) -> Ranking:
     """The `top` best combinations of degrees for exactly `world_size` ranks, each with the best other choices.
+
+    `racks`: where the workers are; (): nodes of the profile's size in one rack.
 
     There are none for a user task, and none if the world has no legal layout; `note` says so.
     """
@@ -28,7 +35,8 @@ def rank(spec: JobSpec, world_size: int, profile: HardwareProfile | None = None,
             }
         )
     fixed = spec.parallelism if isinstance(spec.parallelism, ParallelismSpec) else None
-    task = Task(spec, shape, profile, fixed)
+    racks = normal_racks(racks, profile)
+    task = Task(spec, shape, on_nodes(profile, racks), fixed, racks)
     found = predict_layouts(task, [world_size], offload=fixed is not None and fixed.offload)
     model = {"num_params": shape.params, "num_active_params": shape.active_params}
     if not len(found):
@@ -51,7 +59,9 @@ def refusal(spec: JobSpec) -> str:
     workers without one are limited by `worker.memory_gib` only.
     """
     shape = shape_of(spec)
-    if shape is None or (not spec.worker.gpus and not spec.worker.memory_gib):
+    if shape is None:
+        return _too_large_of_its_own(spec)
+    if not spec.worker.gpus and not spec.worker.memory_gib:
         return ""
     largest = max(PROFILES.values(), key=lambda one: (one.kind is DeviceKind.GPU, one.memory_bytes))
     profile = profile_for(spec, largest if spec.worker.gpus else None)
@@ -60,6 +70,56 @@ def refusal(spec: JobSpec) -> str:
     if found.num_fitting or (spec.worker.gpus and predict_layouts(task, [world_size], offload=True).num_fitting):
         return ""
     return too_large(task, world_size, found)
+
+
+def memory_note(spec: JobSpec, nodes: Iterable[tuple[float, float, float]], profile: HardwareProfile | None) -> str:
+    """That `elasticity.max_workers` workers do not fit into the memory of the nodes that are there at submit; "": they
+    do, or the need is not known. `nodes`: CPUs, GPUs and the GiB that Ray counts, of each; the largest are
+    filled first. What buddies keep on a node is not counted, since nobody knows yet who they are."""
+    need, left = plan(spec, spec.elasticity.max_workers, profile).host, spec.elasticity.max_workers
+    full = []
+    for room, gib in sorted(((_room(spec, cpus, gpus), gib) for cpus, gpus, gib in nodes), reverse=True):
+        number = min(left, room)
+        left -= number
+        if number * need.alone > gib * GIB:
+            full.append((number * need.alone / GIB - gib, number, gib))
+    if not full:
+        return ""
+    _, number, gib = max(full)
+    return (
+        f"{number} workers on one node are predicted to need {number * need.alone / GIB:,.1f} GiB ({number} x "
+        f"{need.alone / GIB:,.1f}), and Ray counts {gib:,.1f} GiB there: spread them over more nodes "
+        "(worker.memory_gib, placement), or set snapshot.enabled: false "
+        f"({number * (need.alone - need.snapshots) / GIB:,.1f} GiB)."
+    )
+
+
+def _room(spec: JobSpec, cpus: float, gpus: float) -> int:
+    worker = spec.worker
+    rooms = [int(has // needs) for has, needs in ((cpus, worker.cpus), (gpus, worker.gpus)) if needs]
+    return min(rooms, default=spec.elasticity.max_workers)
+
+
+def _too_large_of_its_own(spec: JobSpec) -> str:
+    """Of a task that declares the number of its parameters: its least need with all workers, on one node."""
+    need, limit = plan(spec, spec.elasticity.max_workers).host, spec.worker.memory_gib
+    if not limit or need.alone <= limit * GIB:
+        return ""
+    is_build = need.alone == need.process + need.build
+    parts = {"the process": need.process}
+    parts |= {"the whole model": need.build} if is_build else {"training": need.training, "snapshots": need.snapshots}
+    ways = [f"worker.memory_gib {math.ceil(need.alone / GIB)}"]
+    if is_build:
+        ways.append("deferred_init = True in the task and in plan, so that no worker builds the whole model")
+    else:
+        ways.append("more workers (elasticity.max_workers)")
+        if need.snapshots and need.alone - need.snapshots <= limit * GIB:
+            ways.append("snapshot.enabled: false")
+    sizes = ", ".join(f"{words} {size / GIB:,.1f} GiB" for words, size in parts.items() if size)
+    return (
+        f"Each worker needs at least {need.alone / GIB:,.1f} GiB, and worker.memory_gib is {limit:g}: {sizes}. "
+        f"What would fit: {'; or '.join(ways)}."
+    )
 
 
 def _largest_table(task: Task, world_size: int) -> LayoutTable:

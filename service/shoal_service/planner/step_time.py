@@ -23,7 +23,8 @@ import numpy as np
 
 from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, Candidates
-from shoal_service.planner.collectives import Floats, Group, Ints, group, send_s
+from shoal_service.planner.collectives import Floats, Group, Ints, send_s
+from shoal_service.planner.links import Network
 from shoal_service.planner.memory import ContentColumns, Work, content_columns, rank_params, saved_bytes
 from shoal_service.planner.shape import BlockShape, ModelShape
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
@@ -63,23 +64,23 @@ class _Pass:
 
 
 def step_time(
-    shape: ModelShape, work: Work, precision: Precision, profile: HardwareProfile, columns: Candidates
+    shape: ModelShape, work: Work, precision: Precision, network: Network, columns: Candidates
 ) -> tuple[Floats, dict[SecondsPart, Floats]]:
     """Seconds of a step, and their parts, which add up to them."""
+    profile, sharing = network.profile, network.sharing
     content = content_columns(columns, "slowest")
-    passes = _compute(shape, work, precision, profile, columns, content)
+    passes = _compute(shape, work, precision, network, columns, content)
     compute = passes.forward + passes.backward
-    tp = _tensor(shape, work, profile, columns, content)
-    cp = _context(shape, work, profile, columns, content)
-    ep = _experts(shape, work, profile, columns, content)
-    pp = _pipeline(shape, work, profile, columns)
-    each, once = _data(shape, work, profile, columns, content, compute)
+    tp = _tensor(shape, work, network, columns, content)
+    cp = _context(shape, work, network, columns, content)
+    ep = _experts(shape, work, network, columns, content)
+    pp = _pipeline(shape, work, network, columns)
+    each, once = _data(shape, work, network, columns, content, compute)
     one = compute + passes.recompute + tp + cp + ep + pp + each
     share = work.num_micro_batches / (columns.dp_replicate * columns.dp_shard)
     bubble = _bubble(columns, one)
     dense, experts = rank_params(shape, columns, content)
     state = dense / columns.shards + experts * columns.ep / columns.shards
-    sharing = _sharing(profile, columns)
     update = state * _UPDATE_BYTES / (profile.host_bandwidth if columns.offload else profile.memory_bandwidth) * sharing
     overhead = np.full(len(columns), profile.step_overhead_s) * sharing
     parts = {
@@ -98,11 +99,6 @@ def step_time(
     return np.sum(list(parts.values()), axis=0), parts
 
 
-def _sharing(profile: HardwareProfile, columns: Candidates) -> Floats:
-    worlds, index = np.unique(columns.world_size, return_inverse=True)
-    return np.array([profile.sharing(int(world)) for world in worlds])[index]
-
-
 def _tokens(shape: ModelShape, work: Work, columns: Candidates) -> Floats:
     """Tokens of one micro-batch in one tp group."""
     return work.micro_size * shape.seq_len / columns.cp
@@ -112,11 +108,11 @@ def _compute(
     shape: ModelShape,
     work: Work,
     precision: Precision,
-    profile: HardwareProfile,
+    network: Network,
     columns: Candidates,
     content: ContentColumns,
 ) -> _Pass:
-    tokens, sharing = _tokens(shape, work, columns), _sharing(profile, columns)
+    tokens, profile, sharing = _tokens(shape, work, columns), network.profile, network.sharing
     peak = profile.peak_flops[precision] / sharing
     rate = peak * profile.matmul_efficiency
     memory_rate = profile.memory_bandwidth / sharing
@@ -159,12 +155,10 @@ def _narrowing(width: Floats, profile: HardwareProfile) -> Floats:
     return width / (width + profile.half_width)
 
 
-def _tensor(
-    shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: ContentColumns
-) -> Floats:
+def _tensor(shape: ModelShape, work: Work, network: Network, columns: Candidates, content: ContentColumns) -> Floats:
     """Sequence parallel (Korthikanti et al. 2022): a gather before and a reduce-scatter after attention and the
     feed-forward layer, in both passes. Recomputation repeats those of the forward pass; selective, only the gathers."""
-    tensor_group = group(profile, columns.tp, np.ones_like(columns.tp), _sharing(profile, columns))
+    tensor_group = network.group(network.spans.tp)
     one = tensor_group.gather_s(_tokens(shape, work, columns) * shape.dim * work.compute_bytes)
     per_block = np.choose(
         columns.recompute,
@@ -174,12 +168,10 @@ def _tensor(
     return one * ((content.num_dense + content.num_moe) * per_block + ends)
 
 
-def _context(
-    shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: ContentColumns
-) -> Floats:
+def _context(shape: ModelShape, work: Work, network: Network, columns: Candidates, content: ContentColumns) -> Floats:
     """Keys and values are gathered in the forward pass and their gradients reduced in the backward pass; or queries,
     keys, values and results are exchanged in both (Jacobs et al. 2023)."""
-    context_group = group(profile, columns.cp, columns.tp, _sharing(profile, columns))
+    context_group = network.group(network.spans.cp)
     size, tokens = work.compute_bytes, _tokens(shape, work, columns)
     keys = 2 * shape.num_kv_heads * shape.head_dim / columns.tp
     gather = context_group.gather_s(tokens * columns.cp * keys * size)
@@ -193,39 +185,35 @@ def _context(
     return blocks * times * one
 
 
-def _experts(
-    shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: ContentColumns
-) -> Floats:
+def _experts(shape: ModelShape, work: Work, network: Network, columns: Candidates, content: ContentColumns) -> Floats:
     """Each token goes to top_k experts and comes back, in both passes; every tp rank sends all tokens."""
-    expert_group = group(profile, columns.ep, columns.tp, _sharing(profile, columns))
+    expert_group = network.group(network.spans.ep)
     sent = _tokens(shape, work, columns) * shape.top_k * shape.dim * work.compute_bytes
     times = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 4.0, 6.0)
     return content.num_moe * times * expert_group.exchange_s(sent)
 
 
-def _pipeline(shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates) -> Floats:
+def _pipeline(shape: ModelShape, work: Work, network: Network, columns: Candidates) -> Floats:
     """Activations to the next stage and gradients back, for each micro-batch."""
-    stride = columns.world_size // columns.pp
     num_bytes = _tokens(shape, work, columns) * shape.dim * work.compute_bytes / columns.tp
-    sends = 2 * columns.per_rank * send_s(profile, num_bytes, stride) * (1 - profile.overlap)
-    sends = sends * _sharing(profile, columns)
+    one = send_s(network.profile, num_bytes, network.spans.pp.link)
+    sends = 2 * columns.per_rank * one * (1 - network.profile.overlap) * network.sharing
     return np.where(columns.pp > 1, sends, 0.0)
 
 
 def _data(
     shape: ModelShape,
     work: Work,
-    profile: HardwareProfile,
+    network: Network,
     columns: Candidates,
     content: ContentColumns,
     compute: Floats,
 ) -> tuple[Floats, Floats]:
     """Seconds that do not overlap with computation: (for each micro-batch, once a step)."""
     dense, experts = rank_params(shape, columns, content)
-    shards, sharing = columns.shards, _sharing(profile, columns)
-    dense_group = group(profile, shards, columns.tp, sharing)
-    expert_group = group(profile, shards // columns.ep, columns.tp * columns.ep, sharing)
-    replicas = group(profile, columns.dp_replicate, columns.tp * shards, sharing)
+    profile, spans, shards = network.profile, network.spans, columns.shards
+    dense_group, expert_group = network.group(spans.shards), network.group(spans.experts)
+    replicas = network.group(spans.dp_replicate)
     units = content.num_dense + content.num_moe
 
     def moved(size: int) -> Floats:

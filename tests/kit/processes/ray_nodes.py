@@ -102,11 +102,12 @@ class Nodes:
         for session in self.sessions(ip):
             end_session(session)
 
-    def add(self, ip: str, *, num_cpus: int, block: bool = False) -> float:
+    def add(self, ip: str, *, num_cpus: int, block: bool = False, labels: str = "") -> float:
         """Start a node, also at the address of one that is gone; returns the time at which it was up.
 
         Args:
             block: `ray start` stays, as the main process of a machine or pod, and is not waited for.
+            labels: for example "rack=r1".
         """
         command: Sequence[str] = [
             *(str(self._python), "-m", "ray.scripts.scripts", "start", f"--node-ip-address={ip}"),
@@ -115,6 +116,7 @@ class Nodes:
             *("--object-store-memory=104857600", "--dashboard-agent-listen-port=0", "--include-log-monitor=false"),
             "--disable-usage-stats",
             *(["--block"] if block else []),
+            *([f"--labels={labels}"] if labels else []),
         ]
         environment = {**os.environ, **self.environment, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
         log_path = self._state_dir / f"added-{ip}.log"

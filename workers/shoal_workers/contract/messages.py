@@ -69,6 +69,10 @@ class WorkerInfo(Frozen):
     """Equal for workers that share one memory, also if they are on several nodes; empty: its node's id."""
     rack: str = ""
     """Value of its node's label for racks; empty: the node has no such label."""
+    slot: int = -1
+    """Number of its GPU on the node; -1: it has none, or the number is not known."""
+    memory_bytes: int = 0
+    """Of its machine, or less if a control group limits it; 0: not known."""
 
 
 class Assignment(Frozen):

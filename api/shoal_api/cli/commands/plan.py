@@ -29,6 +29,14 @@ def plan(
         str | None,
         typer.Option("--gpu", help="Type of GPU: h100, h200, b200, a100-80gb, a100-40gb, l40s, mi300x, or measured."),
     ] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            "--nodes",
+            metavar="4,4/4,4",
+            help="Workers of each node, with / between racks. Default: nodes of the profile's size in one rack.",
+        ),
+    ] = None,
     top: Annotated[int, typer.Option("--top", min=1, max=100, help="Number of layouts to show.")] = 10,
     assignments: SetOption = None,
     state_dir: StateDirOption = None,
@@ -50,7 +58,8 @@ def plan(
             raise CliError("--workers cannot be combined with --gpus", hint=f"shoal plan {spec} --gpus {gpus}")
         if workers is None and gpus is None:
             workers = _max_workers(document)
-        request = PlanRequest(spec=document, workers=workers, gpus=gpus, gpu=gpu, top=top)
+        racks = _racks(nodes) if nodes is not None else ()
+        request = PlanRequest(spec=document, workers=workers, gpus=gpus, gpu=gpu, top=top, racks=racks)
         found = answer(request, load_profiles(_state_dir(state_dir)))
         session.output.document(found, lambda: plan_page(found))
         if found.ranking.num_layouts and not found.ranking.num_fitting:
@@ -77,6 +86,21 @@ def profile(
         measured = measure_profile(name=name, max_processes=processes, seconds=seconds, report=session.output.say)
         path = save_profile(_state_dir(state_dir), measured)
         session.output.document(measured, lambda: profile_page(measured, str(path)))
+
+
+def _racks(nodes: str) -> tuple[tuple[int, ...], ...]:
+    from shoal_api.cli.errors import CliError
+
+    try:
+        racks = tuple(tuple(int(size) for size in rack.split(",")) for rack in nodes.split("/"))
+    except ValueError:
+        racks = ((0,),)
+    if any(size < 1 for rack in racks for size in rack):
+        raise CliError(
+            f"--nodes {nodes!r} is not a list of node sizes",
+            hint="two racks, each with two nodes of 4: --nodes 4,4/4,4",
+        )
+    return racks
 
 
 def _max_workers(document: dict[str, object]) -> int:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from shoal_api.cli.render.tables import new_table
 from shoal_service.control.planning_request import PlanAnswer
-from shoal_service.core.hardware_profile import GIB
+from shoal_service.core.hardware_profile import GIB, LinkClass
 from shoal_service.planner import HardwareProfile, Prediction
 from shoal_service.planner.memory import BytesPart
 from shoal_service.planner.step_time import SecondsPart
@@ -21,7 +21,14 @@ _SHORT_BYTES = {
     BytesPart.ACTIVATIONS: "act",
     BytesPart.LOGITS: "log",
     BytesPart.EXCHANGE: "exch",
+    BytesPart.SNAPSHOTS: "snap",
     BytesPart.RESERVED: "res",
+}
+_SHORT_AXES = {"dp_shard": "fsdp", "dp_replicate": "dp"}
+_SHORT_LINKS = {
+    LinkClass.INSIDE_NODE: "in nodes",
+    LinkClass.BETWEEN_NODES: "across nodes",
+    LinkClass.BETWEEN_RACKS: "across racks",
 }
 _LEAST_SHARE = 0.01
 """Parts below this share of the step are left out."""
@@ -81,6 +88,7 @@ def _table(predictions: tuple[Prediction, ...]) -> Any:
         "shard",
         "schedule",
         "recompute",
+        "links",
         ">micro",
         ">GiB",
         "of which",
@@ -98,6 +106,7 @@ def _table(predictions: tuple[Prediction, ...]) -> Any:
             p.layout.shard if p.layout.num_shards > 1 else "-",
             f"{p.layout.schedule}/{len(p.layout.stages)}" if p.layout.pp > 1 else "-",
             p.layout.recompute,
+            _links(p),
             str(p.micro_batches_per_rank),
             memory,
             Text(_bytes(p), style="dim"),
@@ -108,6 +117,14 @@ def _table(predictions: tuple[Prediction, ...]) -> Any:
             Text(_seconds(p), style="dim"),
         )
     return table
+
+
+def _links(prediction: Prediction) -> str:
+    """The axes by the class of links that their groups use, for example `tp in nodes, pp fsdp across nodes`."""
+    axes: dict[LinkClass, list[str]] = {}
+    for axis, link in prediction.links.items():
+        axes.setdefault(link, []).append(_SHORT_AXES.get(axis, axis))
+    return ", ".join(f"{' '.join(axes[link])} {_SHORT_LINKS[link]}" for link in LinkClass if link in axes) or "-"
 
 
 def _bytes(prediction: Prediction) -> str:

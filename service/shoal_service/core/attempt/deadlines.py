@@ -12,7 +12,7 @@ from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults import hangs, stragglers
 from shoal_service.core.attempt.group import exits, follow_up, orphaned_snapshots, silent_nodes
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import Quiescing, Stage, Starting
+from shoal_service.core.attempt.state.stages import Quiescing, Stage, Starting, Waiting
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.attempt.waits import Deadline, Wait, wait_of
@@ -107,6 +107,8 @@ def _reason(state: Attempt, wait: Wait, now: float) -> str:
                 f"only {num_usable} of at least {minimum} workers started within {waited:.0f} s, and no other made "
                 f"progress for timeouts.start_s {timeouts.start_s:g} s"
             )
+        case Deadline.WORKERS if isinstance(state.current, Waiting) and state.current.refused:
+            return f"{state.current.refused}. No other workers came for {waited:.0f} s (elasticity.wait_s)"
         case Deadline.WORKERS:
             return (
                 f"{num_usable} of at least {minimum} workers (elasticity.min_workers) for {waited:.0f} s "

@@ -4,9 +4,37 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from shoal_service.core.hardware_profile import HardwareProfile
+from shoal_service.core.hardware_profile import HardwareProfile, Racks
+from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.spec import JobSpec
+
+
+class HostNeed(Frozen):
+    """Predicted host memory of one worker, in bytes. All zero: not known."""
+
+    process: int = 0
+    """With everything imported."""
+    training: int = 0
+    """At the peak of a step, beyond that. Of workers with a GPU: what is offloaded."""
+    build: int = 0
+    """The whole model, if each worker builds it; before it trains."""
+    snapshots: int = 0
+    """Of its own state, in shared memory, beyond the state that it trains."""
+    sent: int = 0
+    """Copies that are made to be sent, if it has a buddy."""
+    kept: int = 0
+    """Copies that the buddy keeps of it."""
+    log: int = 0
+    """The gradient log that the buddy keeps of it."""
+
+    @property
+    def alone(self) -> int:
+        """Without copies on other nodes."""
+        return self.process + max(self.build, self.training + self.snapshots)
+
+
+UNKNOWN_NEED = HostNeed()
 
 
 class PlannedLayout(Protocol):
@@ -18,10 +46,13 @@ class PlannedLayout(Protocol):
     def fits(self) -> bool:
         """Predicted to fit into memory."""
 
+    @property
+    def host(self) -> HostNeed: ...
+
 
 class PlanLayout(Protocol):
     def __call__(
-        self, spec: JobSpec, world_size: int, profile: HardwareProfile | None, nodes: tuple[int, ...] = (), /
+        self, spec: JobSpec, world_size: int, profile: HardwareProfile | None, racks: Racks = (), /
     ) -> PlannedLayout:
         """The layout for at most `world_size` workers: a function of its arguments, which always has an answer.
-        `nodes`: the usable workers of each node."""
+        `racks`: where the usable workers are."""

@@ -70,6 +70,10 @@ def wait_of(state: Attempt) -> Wait | None:
             return Wait(Deadline.ORPHANED_SNAPSHOTS, orphaned_snapshots.waiting_until(state), words)
         case Starting():
             return _for_workers(state, timeouts.start_s, "timeouts.start_s")
+        case Waiting(refused=str() as refused) if refused:
+            wait_s = state.target.spec.elasticity.wait_s
+            words = f"workers on other nodes, since {refused} (elasticity.wait_s {wait_s:g} s)"
+            return Wait(Deadline.WORKERS, _newest(since, _starting(state)) + wait_s, words)
         case Waiting():
             return _for_workers(state, state.target.spec.elasticity.wait_s, "elasticity.wait_s")
         case Forming():

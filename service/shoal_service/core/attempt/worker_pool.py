@@ -30,7 +30,8 @@ def warm(turn: Turn, index: int, info: WorkerInfo) -> None:
         return
     turn.pool = turn.pool.with_worker(replace(worker, info=info, warm_at=turn.now))
     turn.budgets = replace(turn.budgets, failed_starts=0)
-    turn.emit(WorkerStarted(worker_id=info.worker_id, node_id=info.node_id, node_ip=info.node_ip, pid=info.pid))
+    worker_id, place = info.worker_id, {"node_id": info.node_id, "node_ip": info.node_ip, "rack": info.rack}
+    turn.emit(WorkerStarted(worker_id=worker_id, pid=info.pid, **place))
     snapshot_reports.request_if_useful(turn, index)  # it may serve what workers before it have left on its node
 
 

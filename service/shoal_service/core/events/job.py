@@ -235,7 +235,8 @@ class JobOutperformed(JobEvent):
 
 
 class JobWaiting(JobEvent):
-    """Fewer than `elasticity.min_workers` workers are warm, or the job backs off before its next group."""
+    """Fewer than `elasticity.min_workers` workers are warm, the job backs off before its next group, or its workers do
+    not fit into the memory of their nodes."""
 
     type: ClassVar[str] = "job.waiting"
     severity: ClassVar[Severity] = Severity.WARNING
@@ -244,8 +245,12 @@ class JobWaiting(JobEvent):
     min_workers: int
     until: float
     """Seconds since the epoch; the job fails then."""
+    reason: str = ""
+    """What the workers need of the memory of a node; "": they are too few."""
 
     def words(self) -> str:
+        if self.reason:
+            return f"waiting for workers on other nodes: {self.reason}"
         return f"waiting for workers: {self.warm} are warm, at least {self.min_workers} needed"
 
 

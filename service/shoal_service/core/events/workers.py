@@ -21,6 +21,8 @@ class WorkerStarted(JobEvent):
     node_id: str
     node_ip: str
     pid: int
+    rack: str = ""
+    """Of its node; "": the node has no label for racks."""
 
     def words(self) -> str:
         return f"{worker_text(self.worker_id)} started (pid {self.pid})"

@@ -14,7 +14,7 @@ from shoal_service.core.attempt.group.ranks import next_workers
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.code import short
 from shoal_service.core.attempt.state.incident import Incident
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.stages import Stage, Waiting
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.waits import Wait, wait_of
 from shoal_service.core.desired import Desired
@@ -253,6 +253,8 @@ def _message(state: Attempt, now: float) -> str:
         return "Another job gets its workers: the job saves its state and returns to the queue."
     if state.stage in (Stage.OPENING, Stage.FALLING_BACK):
         return checkpoint_search.waits_for(state)
+    if isinstance(state.current, Waiting) and state.current.refused:
+        return state.current.refused
     if state.stage in (Stage.STARTING, Stage.WAITING):
         return readiness(state, len(next_workers(state, now)), now).reason
     return state.incident.message if state.incident else ""

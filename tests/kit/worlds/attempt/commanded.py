@@ -95,6 +95,8 @@ class Commanded:
     """(generation, step) that a group has reached."""
     num_nodes: int | None = None
     """Workers are spread over this number of nodes; None: one node per worker."""
+    node_memory_bytes: int = 0
+    """Of each node; 0: its workers do not know it."""
     deaths: dict[str, int] = field(default_factory=dict)
     """Of nodes."""
     memory: dict[str, list[tuple[int, SnapshotPart]]] = field(default_factory=dict)

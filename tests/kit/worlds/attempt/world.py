@@ -66,6 +66,7 @@ class World(Commanded):
                 store_port=5000 + index,
                 device="cpu",
                 snapshot_port=MEMORY_PORT + index if self.state.target.keeps_snapshots else 0,
+                memory_bytes=self.node_memory_bytes,
             )
             self.post(f"warm-{index}", WorkerWarm(index, info))
 

@@ -35,7 +35,8 @@ def test_zero_1_gives_way_to_what_fits(job: Any) -> None:
     batch = {"global_size": 8, "micro_size": 1}
 
     def level(memory_gib: float) -> Any:
-        spec = job(model, batch=batch, elasticity={"max_workers": 8}, worker={"memory_gib": memory_gib})
+        limit, snapshot = {"memory_gib": memory_gib}, {"enabled": False}
+        spec = job(model, batch=batch, elasticity={"max_workers": 8}, worker=limit, snapshot=snapshot)
         return plan(spec, 4).layout
 
     assert level(8).shard is ShardLevel.OPTIMIZER

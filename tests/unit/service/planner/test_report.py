@@ -56,6 +56,12 @@ def test_what_is_offloaded_must_fit_into_the_memory_of_the_host() -> None:
     spec = _example("llama-70b")
     little = spec.model_copy(update={"worker": spec.worker.model_copy(update={"memory_gib": 32.0})})
     enough = spec.model_copy(update={"worker": spec.worker.model_copy(update={"memory_gib": 67.0})})
+    off = {"snapshot": spec.snapshot.model_copy(update={"enabled": False})}
+    with_snapshots = rank(little, 16, PROFILES["l40s"]).note
+    assert (
+        "worker.memory_gib 165 (16 bytes for each parameter of a worker and 24 of its snapshots are" in with_snapshots
+    )
+    little, enough = little.model_copy(update=off), enough.model_copy(update=off)
     note = rank(little, 16, PROFILES["l40s"]).note
     assert "parallelism.offload: true with worker.memory_gib 67 (16 bytes for each parameter of a worker are" in note
     assert "worker.memory_gib is 32" in note

@@ -9,6 +9,7 @@ import pytest
 
 from shoal_service.planner.candidates import LEVELS, RECOMPUTES, SCHEDULES, Candidates
 from shoal_service.planner.cuts import cut
+from shoal_service.planner.links import network
 from shoal_service.planner.memory import Work
 from shoal_service.planner.shape import shape_of
 from shoal_service.planner.step_time import SecondsPart, step_time
@@ -40,13 +41,14 @@ def fast_memory(round_numbers: Any) -> Any:
 
 
 def _parts(shape: Any, profile: Any, **choices: Any) -> dict[SecondsPart, float]:
-    schedule = choices.pop("schedule", Schedule.ONE_F_ONE_B)
+    schedule, racks = choices.pop("schedule", Schedule.ONE_F_ONE_B), choices.pop("racks", ())
     numbers = dict.fromkeys(("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "per_rank"), 1)
     numbers |= {"level": 0, "recompute": 0, "context": 0, "cut": 0, "fed": 4, **choices}
     columns: dict[str, Any] = {name: np.array([value]) for name, value in numbers.items()}
     columns["schedule"] = np.array([SCHEDULES.index(schedule)])
     pieces = cut(shape, numbers["pp"], numbers["per_rank"], is_v_shaped=schedule.is_v_shaped)
-    step_s, parts = step_time(shape, WORK, Precision.FP32, profile, Candidates(**columns, cuts=(pieces,)))
+    layouts = Candidates(**columns, cuts=(pieces,))
+    step_s, parts = step_time(shape, WORK, Precision.FP32, network(layouts, profile, racks), layouts)
     assert sum(parts.values()) == pytest.approx(step_s)
     return {part: float(value[0]) for part, value in parts.items()}
 
@@ -80,6 +82,19 @@ def test_tensor_parallelism_gathers_and_reduces_in_every_layer(shape: Any, fast_
     parts = _parts(shape, fast_memory, tp=2)
     hidden = TOKENS * 512 * 4
     assert parts[SecondsPart.TP] == pytest.approx(4 * (4 * 8 + 4) * 0.5 * hidden / 1e10)
+
+
+def test_tensor_parallelism_pays_for_the_links_that_it_crosses(shape: Any, fast_memory: Any) -> None:
+    """10 GB/s inside nodes, 1 GB/s and 1 ms between them, 0.5 GB/s and 1 ms between racks."""
+    hidden, times = TOKENS * 512 * 4, 4 * (4 * 8 + 4)
+    by_racks = {
+        ((2,),): 0.5 * hidden / 1e10,
+        ((1, 1),): 0.5 * hidden / 1e9 + 1e-3,
+        ((1,), (1,)): 0.5 * hidden / 0.5e9 + 1e-3,
+    }
+    for racks, one in by_racks.items():
+        parts = _parts(shape, fast_memory, tp=2, racks=racks)
+        assert parts[SecondsPart.TP] == pytest.approx(times * one)
 
 
 def test_an_uneven_partition_has_padding(shape: Any, fast_memory: Any) -> None:

@@ -72,5 +72,9 @@ class ParallelPlan(Frozen):
     """Key and value heads (grouped query attention)."""
     seq_len: int = Field(0, ge=0)
     """Tokens per sample, which cp and tp split; 0: no sequences."""
+    num_params: int = Field(0, ge=0)
+    """Parameters of the model, so that its memory can be predicted; 0: not known."""
+    deferred_init: bool = False
+    """The task declares `deferred_init`, so no worker builds the whole model."""
     widths: dict[str, int] = Field(default_factory=dict)
     """Other sizes that tp must divide, by a name for error messages: {"hidden_dim": 688}."""

@@ -4,12 +4,14 @@
     cgroup v1   <mount>/<path>/memory.limit_in_bytes memory.usage_in_bytes   total_inactive_file of memory.stat
 
 A limit of any group above also counts, so all groups from that of the process up to the mount are read. Pages of files
-that are not in use can be dropped and do not count as used. Called by `warm_memory`.
+that are not in use can be dropped and do not count as used. Called by `warm_memory`, by the
+build of a whole model, and by the actor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from shoal_workers.cgroups import MOUNT, PROC, groups_of
@@ -22,6 +24,21 @@ def available_bytes(proc: Path = PROC, cgroups: Path = MOUNT) -> int:
     lines = (proc / "meminfo").read_text().splitlines()
     machine = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0)
     return min([machine, *_left_in_groups(proc, cgroups)])
+
+
+def total_bytes(proc: Path = PROC, cgroups: Path = MOUNT) -> int:
+    """What all processes here may take together: the machine's memory, or less if a control group limits it."""
+    lines = (proc / "meminfo").read_text().splitlines()
+    machine = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal:")), 0)
+    return min([machine, *_limits(proc, cgroups)])
+
+
+def _limits(proc: Path, cgroups: Path) -> Iterator[int]:
+    for group in groups_of("memory", proc, cgroups):
+        limit = group.directory / ("memory.max" if group.is_v2 else "memory.limit_in_bytes")
+        with suppress(OSError, ValueError):  # it is not there; "max" is a ValueError
+            if (num_bytes := int(limit.read_text())) < _UNLIMITED:
+                yield num_bytes
 
 
 def _left_in_groups(proc: Path, cgroups: Path) -> Iterator[int]:

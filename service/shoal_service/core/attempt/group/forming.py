@@ -10,8 +10,8 @@ from shoal_service.core.attempt.commands import Run
 from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults import hangs
 from shoal_service.core.attempt.group import orphaned_snapshots, snapshot_reports
-from shoal_service.core.attempt.group.buddies import buddies, machine_of
-from shoal_service.core.attempt.group.placement.choice import choose
+from shoal_service.core.attempt.group.buddies import machine_of
+from shoal_service.core.attempt.group.placement.choice import Choice, choose
 from shoal_service.core.attempt.group.ranks import is_settled, next_workers
 from shoal_service.core.attempt.group.replicas import covered_ranks
 from shoal_service.core.attempt.group.source import best_source
@@ -35,6 +35,8 @@ def consider(turn: Turn) -> None:
         chosen = next_workers(turn.state, turn.now)
         if readiness(turn.state, len(chosen), turn.now):
             form(turn, chosen)
+        elif isinstance(turn.current, Waiting) and turn.current.refused:
+            turn.stay(replace(turn.current, refused=""))
 
 
 def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
@@ -87,23 +89,26 @@ def plan_next(turn: Turn) -> None:
 
 
 def form(turn: Turn, chosen: Sequence[Worker]) -> None:
-    """Send `run` of the next generation to workers, of which `chosen` has the usual order; the others stay warm."""
+    """Send `run` of the next generation to workers, of which `chosen` has the usual order; the others stay warm. If
+    they do not fit into the memory of their nodes, wait for others."""
     orphaned_snapshots.stop_waiting(turn)
     state = turn.state
+    choice = choose(state, chosen, turn.now, turn.plan)
+    if choice.refusal:
+        _refuse(turn, choice)
+        return
     generation = next_generation(state.group.generation, state.life)
-    choice = choose(turn, chosen)
     chosen, layout = choice.workers, choice.planned.layout
     infos = [worker.info for worker in chosen if worker.info is not None]
     memory = best_source(state, chosen) if state.target.keeps_snapshots else None
     machines = tuple(machine_of(info) for info in infos)
     settings = state.target.settings
-    by_rank = buddies(infos, layout) if state.target.keeps_snapshots else (None,) * len(infos)
     covered, newest_url, collective_timeout_s = (
         covered_ranks(layout, machines),
         _newest_url(state),
         hangs.collective_timeout_s(state),
     )
-    for rank, (worker, buddy) in enumerate(zip(chosen, by_rank, strict=True)):
+    for rank, (worker, buddy) in enumerate(zip(chosen, choice.buddies, strict=True)):
         turn.pool = turn.pool.with_worker(replace(worker, in_run=True))
         assignment = Assignment(
             job_id=state.config.job_id,
@@ -171,6 +176,25 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             restore=state.checkpoints.newest or _newest_url(state),
             step=memory.step if memory else state.checkpoints.durable_step,
             remark=choice.remark,
+        )
+    )
+
+
+def _refuse(turn: Turn, choice: Choice) -> None:
+    current, was_refused = turn.current, False
+    if isinstance(current, Waiting):
+        was_refused = bool(current.refused)
+        turn.stay(replace(current, refused=choice.refusal))
+    else:
+        turn.enter(Waiting(since=turn.now, refused=choice.refusal))
+    if was_refused:
+        return
+    turn.emit(
+        JobWaiting(
+            warm=len(choice.workers),
+            min_workers=turn.target.min_workers,
+            until=turn.now + turn.target.spec.elasticity.wait_s,
+            reason=choice.refusal,
         )
     )
 

@@ -8,13 +8,14 @@ goes to a warm spare; if there is none, the later ranks close up, in order.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 
 from shoal_service.core.attempt import nodes
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.hardware_profile import Racks
 
 
 def next_workers(state: Attempt, now: float) -> tuple[Worker, ...]:
@@ -41,9 +42,13 @@ def candidates(state: Attempt, now: float) -> list[Worker]:
     return chosen
 
 
-def node_sizes(workers: Iterable[Worker]) -> tuple[int, ...]:
-    """How many of these workers each node has."""
-    return tuple(Counter(worker.info.node_id for worker in workers if worker.info is not None).values())
+def racks_of(workers: Iterable[Worker]) -> Racks:
+    """How many of these workers each node has, by rack. Nodes whose rack is not known count as one rack."""
+    racks: dict[str, Counter[str]] = defaultdict(Counter)
+    for worker in workers:
+        if worker.info is not None:
+            racks[worker.info.rack][worker.info.node_id] += 1
+    return tuple(tuple(nodes.values()) for nodes in racks.values())
 
 
 def is_settled(state: Attempt, now: float) -> bool:

@@ -12,7 +12,8 @@ from shoal_service.core.attempt import nodes
 from shoal_service.core.attempt.code import trial, update
 from shoal_service.core.attempt.commands import RequestYield
 from shoal_service.core.attempt.decision import Decision
-from shoal_service.core.attempt.group.ranks import candidates, is_settled, next_workers, node_sizes
+from shoal_service.core.attempt.group.placement.choice import choose
+from shoal_service.core.attempt.group.ranks import is_settled, next_workers
 from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import PlanInputs, Running, Switching
@@ -105,8 +106,12 @@ def _layout_decision(state: Attempt, running: Running, now: float, plan: PlanLay
     inputs = PlanInputs(num_workers=max(1, num_next), parallelism=parallelism)
     if inputs == running.kept_layout_for:
         return SwitchDecision(False, f"the layout for {inputs.num_workers} workers is no better")
-    sizes = node_sizes(candidates(state, now))
-    layout = plan(state.target.spec, inputs.num_workers, state.config.profile, sizes).layout
+    if not num_next:
+        return SwitchDecision(False, "no worker is usable")
+    choice = choose(state, next_workers(state, now), now, plan)
+    if choice.refusal:
+        return SwitchDecision(False, f"{inputs.num_workers} workers cannot train: {choice.refusal}", inputs)
+    layout = choice.planned.layout
     assert group.layout is not None
     if layout != group.layout:
         if can_grow and layout.world_size > num_workers:

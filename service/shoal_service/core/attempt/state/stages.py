@@ -22,7 +22,8 @@ class Stage(StrEnum):
     STARTING = "starting"
     """Workers start; no group was formed yet."""
     WAITING = "waiting"
-    """No group can form yet: too few workers are warm, a back-off runs, or snapshots are looked for. Has a deadline."""
+    """No group can form yet: too few workers are warm, they do not fit into the memory of their nodes, a back-off runs,
+    or snapshots are looked for. Has a deadline."""
     FORMING = "forming"
     """`run(generation)` was sent; the group forms and restores."""
     RUNNING = "running"
@@ -41,7 +42,7 @@ class Stage(StrEnum):
 
 TRANSITIONS: dict[Stage, frozenset[Stage]] = {
     Stage.OPENING: frozenset({Stage.STARTING, Stage.ENDED}),
-    Stage.STARTING: frozenset({Stage.FORMING, Stage.ENDED}),
+    Stage.STARTING: frozenset({Stage.FORMING, Stage.WAITING, Stage.ENDED}),
     Stage.WAITING: frozenset({Stage.FORMING, Stage.ENDED}),
     Stage.FORMING: frozenset({Stage.RUNNING, Stage.SWITCHING, Stage.QUIESCING, Stage.ENDED}),
     Stage.RUNNING: frozenset({Stage.SWITCHING, Stage.QUIESCING, Stage.ENDED}),
@@ -86,6 +87,8 @@ class Waiting(_AnyStage):
     orphans_until: float | None = None
     """Until then the next group waits for workers that were started on nodes with unreported snapshots; None: none
     were. See group/orphaned_snapshots.py."""
+    refused: str = ""
+    """Why the usable workers do not form a group: what they need of the memory of a node; "": they are too few."""
     stage: Literal[Stage.WAITING] = Stage.WAITING
 
 

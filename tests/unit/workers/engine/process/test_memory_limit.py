@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.engine.process.memory_limit import available_bytes
+from shoal_workers.engine.process.memory_limit import available_bytes, total_bytes
 
 MIB = 1 << 20
 
@@ -72,3 +72,14 @@ def test_a_group_over_its_limit_has_nothing_left(system: tuple[Path, Path]) -> N
 
 def test_this_machine_can_be_read() -> None:
     assert available_bytes() > 0
+
+
+@pytest.mark.parametrize(("pod", "worker", "least_mib"), [("max", "max", 2000), (900, "max", 900), (900, 700, 700)])
+def test_all_processes_together_have_the_least_of_machine_and_limits(
+    system: tuple[Path, Path], pod: int | str, worker: int | str, least_mib: int
+) -> None:
+    proc, cgroups = system
+    (proc / "meminfo").write_text(f"MemTotal: {2000 << 10} kB\nMemAvailable: 9 kB\n")
+    for path, limit in ((cgroups / "pod", pod), (cgroups / "pod" / "worker", worker)):
+        group(path, limit if isinstance(limit, str) else limit * MIB, 5 * MIB)
+    assert total_bytes(proc, cgroups) == least_mib * MIB

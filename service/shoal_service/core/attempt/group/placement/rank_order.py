@@ -41,6 +41,8 @@ class Candidate:
     machine: str
     rack: str = ""
     """Empty: unknown. All such candidates count as one rack."""
+    slot: int = -1
+    """Number of its GPU on the node; -1: it has none, or its number is not known."""
 
 
 def rank_order(candidates: Sequence[Candidate], previous: Sequence[int], layout: Layout) -> tuple[Candidate, ...]:
@@ -78,7 +80,7 @@ class _Allotment:
         self._former = former
         """By worker index: its rank in the last group."""
         self._waiting = _neighbours_together(candidates)
-        """Candidates without a rank: node by node, in the usual order in each."""
+        """Candidates without a rank: node by node, in each by slot, then in the usual order."""
         self._ranks: list[Candidate | None] = [None] * layout.world_size
         self._groups = _by_locality(layout)
         """All tp groups; group g has the ranks from g * tp on."""
@@ -185,10 +187,11 @@ def _cluster(_: Candidate) -> str:
 
 
 def _neighbours_together(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The nodes of a machine and the machines of a rack together, each kind of place in the usual order."""
+    """The nodes of a machine and the machines of a rack together, each kind of place in the usual order; on a node by
+    slot, because GPUs with neighbouring numbers often have the shorter path to each other."""
     racks, machines, nodes = ({place_of(c): None for c in candidates} for place_of in (_rack, _machine, _node))
     places = [{name: number for number, name in enumerate(names)} for names in (racks, machines, nodes)]
-    return sorted(candidates, key=lambda c: (places[0][c.rack], places[1][c.machine], places[2][c.node]))
+    return sorted(candidates, key=lambda c: (places[0][c.rack], places[1][c.machine], places[2][c.node], c.slot))
 
 
 def _block_sizes(layout: Layout) -> list[int]:

@@ -14,7 +14,7 @@ from shoal_service.core.attempt.group import switching
 from shoal_service.core.attempt.plan_layout import PlannedLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import PlanInputs, Running, Stage
-from shoal_service.core.hardware_profile import HardwareProfile
+from shoal_service.core.hardware_profile import HardwareProfile, Racks
 from shoal_service.planner import plan
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 
@@ -30,10 +30,10 @@ class CountingPlanner:
         self.asked: list[int] = []
 
     def __call__(
-        self, spec: JobSpec, world_size: int, profile: HardwareProfile | None, nodes: tuple[int, ...] = (), /
+        self, spec: JobSpec, world_size: int, profile: HardwareProfile | None, racks: Racks = (), /
     ) -> PlannedLayout:
         self.asked.append(world_size)
-        return plan(spec, world_size, profile, nodes)
+        return plan(spec, world_size, profile, racks)
 
 
 def after(state: Attempt, planner: CountingPlanner, *events: Event, now: float) -> Attempt:

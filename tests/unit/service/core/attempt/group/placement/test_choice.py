@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.waits import wait_of
+from shoal_workers.contract.job import EndReason
+
 NewWorld = Callable[..., Any]
 TP2 = {"parallelism": {"tp": 2}, "batch": {"global_size": 4, "micro_size": 1}}
 LARGE: dict[str, Any] = {
@@ -65,3 +69,28 @@ def test_a_planned_tp_is_no_larger_than_the_nodes(new_world: NewWorld, nodes: in
     world = trained(new_world(workers=8, nodes=nodes, **LARGE))
     assert layouts(world) == [layout] and remarks(world) == [""]
     assert len(world.group()) == 8
+
+
+BIG: dict[str, Any] = {"model": {"dim": 1024, "num_layers": 8, "num_heads": 8}, "worker": {"cpus": 1.0}}
+
+
+def test_a_group_that_cannot_start_on_its_nodes_waits_and_says_why(new_world: NewWorld) -> None:
+    """Of four workers on one node only two would fit."""
+    world = new_world(workers=4, min_workers=4, nodes=1, memory=True, **BIG)
+    world.node_memory_bytes = 3 << 30
+    world.open()
+    world.start_all()
+    assert world.state.stage is Stage.WAITING
+    [waiting] = world.events("job.waiting")
+    assert "10.0.0.1 has 3.0 GiB of memory, and 4 workers need " in waiting["reason"]
+    wait = wait_of(world.state)
+    assert wait is not None and waiting["reason"] in wait.words
+    world.pass_time(world.state.target.spec.elasticity.wait_s + 1)
+    assert world.end is not None and world.end.reason is EndReason.CAPACITY_TIMEOUT
+    assert waiting["reason"] in world.end.message
+
+
+def test_the_same_group_forms_where_the_memory_is_not_known(new_world: NewWorld) -> None:
+    world = new_world(workers=4, min_workers=4, nodes=1, memory=True, **BIG).open()
+    world.start_all()
+    assert world.state.stage is Stage.FORMING

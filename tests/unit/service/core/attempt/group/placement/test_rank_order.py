@@ -195,3 +195,16 @@ def test_ten_thousand_workers_take_less_than_two_seconds() -> None:
     after = rank_order(remaining, [c.index for c in order], Layout(dp_shard=2497, tp=4))
     assert time.process_time() - start < 2.0
     assert sum(old == new for old, new in zip(order, after, strict=False)) >= 9976, "all but the lost groups stay"
+
+
+def test_on_a_node_ranks_follow_the_numbers_of_its_gpus() -> None:
+    gpus = {0: 3, 1: 0, 2: 2, 3: 1}
+    workers = [Candidate(index, "A", "A", slot=slot) for index, slot in gpus.items()]
+    assert [c.slot for c in rank_order(workers, [], Layout(dp_shard=2, tp=2))] == [0, 1, 2, 3]
+
+
+def test_a_survivor_keeps_its_rank_whatever_its_gpu() -> None:
+    before = [Candidate(index, "A", "A", slot=index) for index in range(4)]
+    spare = Candidate(9, "A", "A", slot=0)
+    after = rank_order([spare, *before[1:]], [0, 1, 2, 3], Layout(dp_shard=2, tp=2))
+    assert [c.index for c in after] == [9, 1, 2, 3]

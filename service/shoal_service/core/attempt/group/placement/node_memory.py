@@ -1,0 +1,90 @@
+"""Whether the workers of each machine fit into its memory: what they train with and build, their snapshots, and the
+copies that they keep for workers of other machines. Pure; `choice` calls it when a group forms.
+
+    8 workers on a machine of 16 GiB, each: process 0.3, training 1.2, snapshots 0.6; kept for 8 others: 0.5 each
+    8 x (0.3 + 1.2 + 0.6) = 16.8 GiB         does not start: refused
+    without snapshots 12.0 + 8 x 0.5 = 16 GiB
+
+A machine may run several Ray nodes; their workers share its memory. What a group cannot start without is refused only
+if it exceeds the memory by the error of predictions. Copies and the gradient log are only remarked: workers do without
+them when there is no shared memory for them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal_service.core.attempt.group.buddies import machine_of
+from shoal_service.core.attempt.plan_layout import HostNeed
+from shoal_service.core.hardware_profile import GIB
+from shoal_workers.contract.messages import WorkerInfo
+from shoal_workers.contract.snapshots import SnapshotServer
+
+TOLERANCE = 1.1
+"""Predictions of memory are off by up to a tenth."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryVerdict:
+    refusal: str = ""
+    """Why the group cannot start, with the numbers and the ways out; "": it can, or the need is not known."""
+    remark: str = ""
+    """What there is not enough memory for while it trains."""
+
+
+def verdict(workers: Sequence[WorkerInfo], buddies: Sequence[SnapshotServer | None], need: HostNeed) -> MemoryVerdict:
+    """Of the machine with the least room. `workers`, `buddies`: by rank."""
+    places = {(info.node_ip, info.snapshot_port): machine_of(info) for info in workers}
+    kept = Counter(places.get((buddy.host, buddy.port), "") for buddy in buddies if buddy is not None)
+    sending = Counter(machine_of(info) for info, buddy in zip(workers, buddies, strict=True) if buddy is not None)
+    on_machine = Counter(machine_of(info) for info in workers)
+    memory = {machine_of(info): info.memory_bytes for info in workers if info.memory_bytes}
+    hosts = {machine_of(info): info.node_ip for info in workers}
+    refusals: list[tuple[float, str]] = []
+    remarks: list[tuple[float, str]] = []
+    for machine, has in memory.items():
+        number = on_machine[machine]
+        alone = number * need.alone
+        if alone > TOLERANCE * has:
+            refusals.append((alone / has, _refusal(hosts[machine], has, number, need)))
+        copies = sending[machine] * need.sent + kept[machine] * (need.kept + need.log)
+        if copies and alone + copies > has:
+            remarks.append(((alone + copies) / has, _remark(hosts[machine], has, number, kept[machine], need, copies)))
+    return MemoryVerdict(max(refusals, default=(0, ""))[1], max(remarks, default=(0, ""))[1])
+
+
+def _refusal(host: str, has: int, number: int, need: HostNeed) -> str:
+    parts = {"process": need.process, "training": need.training, "snapshots": need.snapshots}
+    if need.build > need.training + need.snapshots:
+        parts = {"process": need.process, "the whole model, which each worker builds": need.build}
+    fitting = int(TOLERANCE * has // need.alone)
+    ways = [f"at most {fitting} workers on a node"] if fitting else []
+    if "snapshots" in parts and number * (need.alone - need.snapshots) <= TOLERANCE * has:
+        ways.append(f"snapshot.enabled: false, which saves {_gib(number * need.snapshots)}")
+    if "snapshots" not in parts:
+        ways.append("deferred_init = True in the task, so that no worker builds the whole model (docs/tasks.md)")
+    else:
+        ways.append("more workers on other nodes, so that each has a smaller part of the model")
+    return (
+        f"{host} has {_gib(has)} of memory, and {_workers(number)} need {_gib(number * need.alone)}: {number} x "
+        f"({' + '.join(f'{words} {_gib(size)}' for words, size in parts.items() if size)}). "
+        f"Ways out: {'; '.join(ways)}"
+    )
+
+
+def _remark(host: str, has: int, number: int, num_kept: int, need: HostNeed, copies: int) -> str:
+    log = f", snapshot.gradient_log: off saves {_gib(num_kept * need.log)}" if need.log else ""
+    return (
+        f"{host} has {_gib(has)} of memory, and {_workers(number)} with the copies that they send and keep for "
+        f"{num_kept} ranks of other nodes need {_gib(number * need.alone + copies)}{log}"
+    )
+
+
+def _workers(number: int) -> str:
+    return "1 worker" if number == 1 else f"{number} workers"
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= 0.05 * GIB else f"{num_bytes / (1 << 20):.0f} MiB"

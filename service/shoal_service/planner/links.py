@@ -1,0 +1,168 @@
+"""Which class of links the groups of each axis cross, when ranks are dealt over nodes and racks; one entry per layout.
+
+The ranks are dealt as `core/attempt/group/placement/rank_order.py` does it: tp groups are put next to each other along
+cp, then ep, pp, the rest of dp_shard and dp_replicate. The sizes of these nested blocks divide each other, and racks
+and nodes are filled with whole blocks, the largest first. So a place with room for n tp groups has n // block whole
+blocks, and no group of an axis crosses nodes if the nodes together have as many whole blocks as there are.
+
+    pp2 x fsdp2 x tp2 on nodes of 4 workers    room for 2 tp groups on each node
+    pp      block 2, 1 + 1 of 2 blocks         inside a node
+    fsdp    block 4, 0 of 1 block              between nodes
+
+This is the order of a first group. Later groups keep survivors on their ranks, so that cp, ep and pp may cross more.
+`ranking` calls `network`; a test compares it with the real order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal_service.core.hardware_profile import HardwareProfile, LinkClass, Racks
+from shoal_service.planner.candidates import Candidates
+from shoal_service.planner.collectives import LINK_CLASSES, Floats, Group, Ints, Span, group
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The groups of each axis. `shards` has the ranks of dp_shard and cp, `experts` those of shards that have the same
+    experts."""
+
+    tp: Span
+    cp: Span
+    ep: Span
+    pp: Span
+    shards: Span
+    experts: Span
+    dp_replicate: Span
+
+    def classes(self, row: int) -> dict[str, LinkClass]:
+        """By axis of more than one rank, the busiest first: the slowest class of links that its groups cross."""
+        axes = {
+            "tp": self.tp,
+            "cp": self.cp,
+            "ep": self.ep,
+            "pp": self.pp,
+            "dp_shard": self.shards,
+            "dp_replicate": self.dp_replicate,
+        }
+        return {axis: LINK_CLASSES[span.link[row]] for axis, span in axes.items() if span.size[row] > 1}
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links of a cluster, as the ranks of each layout use them."""
+
+    profile: HardwareProfile
+    spans: Spans
+    sharing: Floats
+    """Ranks that compete for one processor."""
+
+    def group(self, span: Span) -> Group:
+        return group(self.profile, span, self.sharing)
+
+
+def network(columns: Candidates, profile: HardwareProfile, racks: Racks = ()) -> Network:
+    """`racks`: where the workers are; (): in one rack, on as many nodes of the profile's size as they need."""
+    worlds, index = np.unique(columns.world_size, return_inverse=True)
+    sharing = np.array([profile.sharing(int(world)) for world in worlds])[index]
+    return Network(profile, _spans(columns, profile, racks), sharing)
+
+
+def _spans(columns: Candidates, profile: HardwareProfile, racks: Racks) -> Spans:
+    places = _Places(columns, profile, racks)
+    cp, ep, pp = columns.cp, columns.ep, columns.pp
+    outer = columns.dp_shard // ep
+    stage, pipeline = cp * ep, cp * ep * pp
+    replica = pipeline * outer
+    return Spans(
+        tp=places.tensor(),
+        cp=places.axis(np.ones_like(cp), cp),
+        ep=places.axis(cp, ep),
+        pp=places.axis(stage, pp),
+        shards=places.runs(stage, pipeline, outer, np.where(outer > 1, replica, stage)),
+        experts=places.runs(cp, pipeline, outer, np.where(outer > 1, replica, cp)),
+        dp_replicate=places.axis(replica, columns.dp_replicate),
+    )
+
+
+class _Places:
+    """Nodes and racks, and the room in them."""
+
+    def __init__(self, columns: Candidates, profile: HardwareProfile, racks: Racks) -> None:
+        tp, world = columns.tp, columns.world_size
+        self._tp = tp
+        self._num_tp_groups = world // tp
+        self._nodes: dict[int, Ints | int] = dict(Counter(size for rack in racks for size in rack))
+        """Sizes of nodes, and the number of nodes of each size."""
+        if not racks:
+            self._nodes = {profile.ranks_per_node: -(-world // profile.ranks_per_node)}
+        self._racks = Counter(tuple(sorted(rack)) for rack in racks)
+        self._rooms = {size: size // tp for size in self._nodes}
+        """In whole tp groups, by size of the node."""
+        self._tp_crosses = self._whole_in_nodes(np.ones_like(tp)) < self._num_tp_groups
+        self._rack_rooms = {
+            rack: np.where(self._tp_crosses, sum(rack) // tp, sum(self._rooms[size] for size in rack))
+            for rack in self._racks
+        }
+
+    def tensor(self) -> Span:
+        tp = self._tp
+        return Span(
+            size=tp,
+            link=self._link(np.ones_like(tp)),
+            per_node=_least([_piece(np.full_like(tp, size), tp) for size in self._nodes], tp),
+            per_rack=_least([_piece(np.full_like(tp, sum(rack)), tp) for rack in self._racks], tp),
+        )
+
+    def axis(self, inner: Ints, degree: Ints) -> Span:
+        """An axis whose neighbours are `inner` tp groups apart."""
+        return self.runs(np.ones_like(degree), inner, degree, inner * degree)
+
+    def runs(self, run: Ints, inner: Ints, outer: Ints, block: Ints) -> Span:
+        """An axis that has `outer` runs of `run` tp groups side by side, the runs `inner` tp groups apart; all of them
+        in one block."""
+        size = run * outer
+
+        def ranks_in(room: Ints) -> Ints:
+            room = np.where(self._tp_crosses, np.maximum(room, 1), room)
+            whole = _piece(room // inner, outer) * run
+            found: Ints = np.where(room >= inner, whole, np.where(room > 0, np.minimum(room, run), size))
+            return found
+
+        return Span(
+            size=size,
+            link=self._link(block),
+            per_node=_least([ranks_in(room) for room in self._rooms.values()], size),
+            per_rack=_least([ranks_in(room) for room in self._rack_rooms.values()], size),
+        )
+
+    def _link(self, block: Ints) -> Ints:
+        """The slowest class of links that a block of so many tp groups crosses."""
+        blocks, in_racks = self._num_tp_groups // block, np.zeros_like(block)
+        for rack, room in self._rack_rooms.items():
+            in_racks += self._racks[rack] * (room // block)
+        crosses_racks = (in_racks < blocks) & (len(self._racks) > 0)
+        classes = (LinkClass.INSIDE_NODE, LinkClass.BETWEEN_NODES, LinkClass.BETWEEN_RACKS)
+        inside, nodes, racks = (LINK_CLASSES.index(one) for one in classes)
+        return np.where(self._whole_in_nodes(block) >= blocks, inside, np.where(crosses_racks, racks, nodes))
+
+    def _whole_in_nodes(self, block: Ints) -> Ints:
+        """How many such blocks the nodes have room for."""
+        found = np.zeros_like(block)
+        for size, number in self._nodes.items():
+            found += number * (self._rooms[size] // block)
+        return found
+
+
+def _piece(room: Ints, size: Ints) -> Ints:
+    """Ranks of the smallest piece of a group of `size` in a place with that room, which is filled with whole groups."""
+    rest = room % size
+    return np.where(room < size, room, np.where(rest > 0, rest, size))
+
+
+def _least(of_places: list[Ints], otherwise: Ints) -> Ints:
+    found: Ints = np.minimum.reduce(of_places) if of_places else otherwise
+    return found

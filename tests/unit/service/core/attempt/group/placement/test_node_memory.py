@@ -1,0 +1,89 @@
+"""Whether the workers of a machine fit into its memory, by hand."""
+
+from __future__ import annotations
+
+from shoal_service.core.attempt.group.placement.node_memory import verdict
+from shoal_service.core.attempt.plan_layout import HostNeed
+from shoal_workers.contract.messages import WorkerInfo
+from shoal_workers.contract.snapshots import SnapshotServer
+
+GIB = 1 << 30
+NEED = HostNeed(process=GIB // 4, training=GIB, snapshots=GIB // 2, sent=GIB, kept=GIB, log=2 * GIB)
+"""1.75 GiB alone; a buddy adds 1 GiB to the sender, and 3 GiB to the one that keeps."""
+
+
+def workers(*sizes: int, memory_gib: float, machine: str = "") -> list[WorkerInfo]:
+    """One node per size; of one machine, if it has a name."""
+    return [
+        WorkerInfo(
+            worker_id=f"w{node}{number}",
+            node_id=f"n{node}",
+            node_ip=f"10.0.0.{node}",
+            pid=1,
+            store_port=1,
+            device="cpu",
+            snapshot_port=100 * node + number,
+            machine_id=machine,
+            memory_bytes=round(memory_gib * GIB),
+        )
+        for node, size in enumerate(sizes, 1)
+        for number in range(1, size + 1)
+    ]
+
+
+def kept_by(*keepers: WorkerInfo) -> list[SnapshotServer]:
+    return [SnapshotServer(node_id=k.node_id, host=k.node_ip, port=k.snapshot_port) for k in keepers]
+
+
+def test_what_fits_is_neither_refused_nor_remarked() -> None:
+    four = workers(4, memory_gib=7)
+    assert verdict(four, [None] * 4, NEED).refusal == ""
+    assert verdict(four, [None] * 4, NEED).remark == ""
+
+
+def test_a_refusal_has_the_numbers_of_the_fullest_node_and_the_ways_out() -> None:
+    found = verdict(workers(2, 5, memory_gib=7), [None] * 7, NEED)
+    assert found.refusal == (
+        "10.0.0.2 has 7.0 GiB of memory, and 5 workers need 8.8 GiB: 5 x (process 0.2 GiB + training 1.0 GiB + "
+        "snapshots 0.5 GiB). Ways out: at most 4 workers on a node; snapshot.enabled: false, which saves 2.5 GiB; more "
+        "workers on other nodes, so that each has a smaller part of the model"
+    )
+
+
+def test_an_excess_within_the_error_of_predictions_is_not_refused() -> None:
+    assert verdict(workers(4, memory_gib=6.5), [None] * 4, NEED).refusal == ""
+    assert verdict(workers(4, memory_gib=6.3), [None] * 4, NEED).refusal != ""
+
+
+def test_a_model_that_each_worker_builds_counts_before_it_trains() -> None:
+    whole = NEED.model_copy(update={"build": 4 * GIB})
+    found = verdict(workers(4, memory_gib=9), [None] * 4, whole)
+    assert "4 workers need 17.0 GiB: 4 x (process 0.2 GiB + the whole model, which each worker builds 4.0 GiB)" in (
+        found.refusal
+    )
+    assert "at most 2 workers on a node; deferred_init = True in the task" in found.refusal
+    assert "snapshot.enabled" not in found.refusal
+
+
+def test_copies_are_remarked_where_they_are_kept() -> None:
+    """3 ranks of one node and 1 of the other: the single one keeps three copies and logs."""
+    infos = workers(3, 1, memory_gib=12)
+    by_rank = kept_by(infos[3], infos[3], infos[3], infos[0])
+    assert verdict(infos, by_rank, NEED).remark == ""
+    tight = verdict(workers(3, 1, memory_gib=11.5), by_rank, NEED)
+    assert tight.refusal == ""
+    assert tight.remark == (
+        "10.0.0.2 has 11.5 GiB of memory, and 1 worker with the copies that they send and keep for 3 ranks of other "
+        "nodes need 11.8 GiB, snapshot.gradient_log: off saves 6.0 GiB"
+    )
+
+
+def test_the_nodes_of_one_machine_share_its_memory() -> None:
+    apart, together = workers(2, 2, memory_gib=4), workers(2, 2, memory_gib=4, machine="m")
+    assert verdict(apart, [None] * 4, NEED).refusal == ""
+    assert "4 workers need 7.0 GiB" in verdict(together, [None] * 4, NEED).refusal
+
+
+def test_without_a_known_need_or_a_known_memory_nothing_is_said() -> None:
+    assert verdict(workers(9, memory_gib=1), [None] * 9, HostNeed()).refusal == ""
+    assert verdict(workers(9, memory_gib=0), [None] * 9, NEED).refusal == ""
