@@ -19,6 +19,7 @@ from doubles.fake_nodes import FakeHostWatch, FakeNodeWatch, FakeProbe
 from doubles.fake_workers import FakeWorkers
 from shoal_service.clock import SystemClock
 from shoal_service.cluster.node_table import NodeTable
+from shoal_service.collector import collect_rarely
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.executor import Executor
 from shoal_service.supervisor.journal import GcsJournal
@@ -127,6 +128,7 @@ class ScaleWorld:
 
     async def start(self) -> None:
         """Returns when every worker has received `run` of the first group. From then on the groups live on."""
+        collect_rarely()  # as the supervisor's process does
         self.running = asyncio.create_task(self.executor.run())
         await self.until(lambda: self.stage == "forming" and self.is_whole)
         self._group_life = asyncio.create_task(self._live())

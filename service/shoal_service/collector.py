@@ -1,9 +1,10 @@
 """Pauses the garbage collector around a short computation that makes many objects and no cycles, as a decision and a
-scrape do, and keeps it from what a process has made to start.
+scrape do, keeps it from what a process has made to start, and makes it rare in a process whose objects make few cycles.
 
 A scheduling decision for 10,000 jobs makes about 80,000 objects. They are freed when it is done, without the collector;
 but meanwhile they trigger passes over the whole heap, which take as long as the decision itself.
-Called by the control loop, the exposition of metrics, and by benchmarks, which measure what the service pays.
+Called by the control loop, the exposition of metrics, supervisors, and by benchmarks, which measure what the service
+pays.
 """
 
 from __future__ import annotations
@@ -42,6 +43,14 @@ def paused_collector() -> Iterator[None]:
             _PAUSES.count -= 1
             if not _PAUSES.count and _PAUSES.was_on:
                 gc.enable()
+
+
+def collect_rarely() -> None:
+    """For a process that runs for weeks, whose objects make few cycles, and of which a pass over everything would hold
+    up the only thread that matters: a supervisor. Such a pass comes once in some ten million new objects. Call it once,
+    when the process has started; it also spares what exists."""
+    spare_what_exists()
+    gc.set_threshold(10_000, 5, 200)
 
 
 def spare_what_exists() -> None:

@@ -10,6 +10,7 @@ import ray
 from shoal_service.clock import SystemClock
 from shoal_service.cluster.gcs import GcsKeyValueStore
 from shoal_service.cluster.node_watch import GcsNodeWatch
+from shoal_service.collector import collect_rarely
 from shoal_service.core.attempt.commands import Command
 from shoal_service.reports import SupervisorReports
 from shoal_service.signing.calls import SignedCall
@@ -56,6 +57,7 @@ class SupervisorActor:
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=lambda: identity)
         self._supervisor = Supervisor(config, journal, clock, make_world)
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._supervisor.log_fields)
+        collect_rarely()
         self._supervisor.start()
 
     def before_command(self, command: Command) -> None:

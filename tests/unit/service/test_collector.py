@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from shoal_service.collector import paused_collector
+from shoal_service.collector import collect_rarely, paused_collector
 
 
 def test_it_is_on_again_after_a_failure() -> None:
@@ -44,3 +44,15 @@ def test_a_collector_that_was_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_pass_over_everything_is_rare_and_leaves_out_what_exists() -> None:
+    before = gc.get_threshold()
+    try:
+        collect_rarely()
+        young, passes, whole = gc.get_threshold()
+        assert young * passes * whole >= 10_000_000 and young * passes <= 50_000
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
