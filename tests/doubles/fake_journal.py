@@ -20,6 +20,8 @@ class JournalStorage:
     starts: list[float] = field(default_factory=list)
     """When each life began."""
     epoch: int = 0
+    num_lost: int = 0
+    """Records that cannot be read."""
 
     @property
     def entry(self) -> str | None:
@@ -45,7 +47,9 @@ class FakeJournal:
     def begin(self, now: float) -> Beginning:
         self._storage.starts = [*self._storage.starts, now]
         self._life = len(self._storage.starts)
-        return Beginning(self._life, list(self._storage.starts), self.read(), self._storage.epoch)
+        return Beginning(
+            self._life, list(self._storage.starts), self.read(), self._storage.epoch, self._storage.num_lost
+        )
 
     def require_current(self) -> None:
         if len(self._storage.starts) != self._life:

@@ -54,6 +54,7 @@ from shoal_service.core.events.job import (
 )
 from shoal_service.core.events.profiles import ProfileFailed, ProfileRequested, ProfileTaken
 from shoal_service.core.events.service import (
+    JournalDamaged,
     MaintenancePlanned,
     MetricsHookFailed,
     NodeCleared,
@@ -341,6 +342,7 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         SupervisorRekeyed(message="the supervisor refuses the call pull: it has no signature"),
         "supervisor restarted with a new key: the supervisor refuses the call pull: it has no signature",
     ),
+    (JournalDamaged(lost=3), "the supervisor's journal is damaged: 3 changes lost, it continues from before"),
     (SupervisorMoved(node_id="ab12"), "supervisor moved: its host, node ab12, does not answer"),
     (
         SupervisorStartFailed(number=2, after_s=2.0, message="start 2 of at most 5 failed: the actor died"),

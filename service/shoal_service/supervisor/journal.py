@@ -45,6 +45,7 @@ from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, SuspectedNode
 from shoal_service.supervisor.config import Directive
 from shoal_service.supervisor.journaling.changes import changed_fields
+from shoal_service.supervisor.journaling.head_wait import SLICE_S, HeadWait
 from shoal_service.supervisor.journaling.records import digest_of, encode, is_entry_due, replayed
 from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract.base import WIRE_VERSION, Frozen
@@ -52,8 +53,6 @@ from shoal_workers.contract.profiling.messages import Profiled
 
 JOURNAL_NAMESPACE = b"shoal-journal"
 _log = logging.getLogger(__name__)
-_WRITE_WAIT_S = 0.25
-"""The head answers within a millisecond; after this time it counts as away."""
 _RETRY_S = 0.2
 
 
@@ -102,6 +101,8 @@ class Beginning:
     """The newest of its predecessors'; None: it is the first one, or none of them has written any."""
     epoch: int
     """The highest lease epoch that they have obeyed; 0: unknown."""
+    num_lost: int = 0
+    """Records after the entry that could not be read, since one in the middle is damaged."""
 
 
 class NewerJournal(Exception):
@@ -170,24 +171,13 @@ class GcsJournal:
         self._entry: JournalEntry | None = None
         """The newest one that is not written yet."""
         self._records = _Records()
-        self._put_mono: float | None = None
-        """Since when the head has been asked to put or delete a record; None: it is not asked for anything."""
+        self._asked: HeadWait | None = None
+        """The head is asked to put or delete a record; None: it is not asked for anything."""
         self._is_behind = False
         self._writer: threading.Thread | None = None
 
     def read(self) -> JournalEntry | None:
-        newest = max(self._keys("entry"), default=None)
-        if newest is None:
-            raw = self._insist(lambda: self._store.get(self._root.encode()))
-            return None if raw is None else parse_entry(raw)
-        while (raw := self._get(newest)) is not None:
-            records = [self._get(key) for key in self._keys(f"change/{_number(newest):06d}")]
-            if raw == self._get(newest):  # else a predecessor that still runs may have deleted some of these records
-                found = replayed(raw, [record for record in records if record is not None])
-                if found.num_lost:
-                    _log.error("journal.damaged", extra={"read": found.num_changes, "lost": found.num_lost})
-                return parse_entry(found.entry)
-        return None
+        return self._read()[0]
 
     def begin(self, now: float) -> Beginning:
         life = max((_number(key) for key in self._keys("life")), default=0) + 1
@@ -196,9 +186,9 @@ class GcsJournal:
         while not self._claim(life, now):
             life += 1  # another one was faster, or the answer to this very request was lost
         self._life = life
-        entry = self.read()
+        entry, num_lost = self._read()
         raw_epoch = self._insist(lambda: self._store.get(f"{self._root}/epoch".encode()))
-        return Beginning(life, self._starts(), entry, int(raw_epoch) if raw_epoch is not None else 0)
+        return Beginning(life, self._starts(), entry, int(raw_epoch) if raw_epoch is not None else 0, num_lost)
 
     def require_current(self) -> None:
         """Ends this process if it has a successor, or if its attempt was removed: the successor would do everything a
@@ -218,7 +208,8 @@ class GcsJournal:
             _log.warning("journal.epoch_not_written", extra={"epoch": epoch, "error": str(error)})
 
     def write(self, entry: JournalEntry, *, wait: bool = True) -> None:
-        """Takes about a millisecond; while the head is away, `_WRITE_WAIT_S` the first time and nothing afterwards."""
+        """Takes about a millisecond; while the head is away, a moment the first time and nothing afterwards; see
+        `journaling/head_wait.py`."""
         with self._changed:
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_forever, name="journal", daemon=True)
@@ -234,11 +225,17 @@ class GcsJournal:
     def _is_written(self) -> bool:
         """Waits for it. False: the head has not answered for a moment. The time to make the record, which grows with
         the number of workers, does not count."""
+        wait: HeadWait | None = None
         while self._entry is not None:
-            waited_s = time.monotonic() - self._put_mono if self._put_mono is not None else 0.0
-            if waited_s >= _WRITE_WAIT_S:
+            asked = self._asked
+            if asked is None or wait is None or wait.asked_mono != asked.asked_mono:
+                wait = asked
+            if wait is not None and wait.is_over:
                 return False
-            self._changed.wait(_WRITE_WAIT_S - waited_s)
+            began = time.monotonic()
+            self._changed.wait(SLICE_S)
+            if wait is not None:
+                wait = wait.after(began, time.monotonic())
         return True
 
     def delete(self) -> None:
@@ -247,6 +244,21 @@ class GcsJournal:
             self._store.delete(self._root.encode())
         except GcsUnavailable as error:
             _log.warning("journal.delete_failed", extra={"error": str(error)})
+
+    def _read(self) -> tuple[JournalEntry | None, int]:
+        """The newest entry with its changes, and the number of records that are lost."""
+        newest = max(self._keys("entry"), default=None)
+        if newest is None:
+            raw = self._insist(lambda: self._store.get(self._root.encode()))
+            return (None if raw is None else parse_entry(raw)), 0
+        while (raw := self._get(newest)) is not None:
+            records = [self._get(key) for key in self._keys(f"change/{_number(newest):06d}")]
+            if raw == self._get(newest):  # else a predecessor that still runs may have deleted some of these records
+                found = replayed(raw, [record for record in records if record is not None])
+                if found.num_lost:
+                    _log.error("journal.damaged", extra={"read": found.num_changes, "lost": found.num_lost})
+                return parse_entry(found.entry), found.num_lost
+        return None, 0
 
     def _claim(self, life: int, now: float) -> bool:
         return self._insist(lambda: self._store.add(self._key("life", life), repr(now).encode()))
@@ -265,12 +277,12 @@ class GcsJournal:
                     self._entry = None
                     self._is_behind = False
                     self._changed.notify_all()
-            self._put_mono = time.monotonic()  # the head is asked here, too
+            self._asked = HeadWait(time.monotonic(), 0)
             self._delete_changes()
             if is_first:
                 self._delete_older_entries()
                 is_first = False
-            self._put_mono = None
+            self._asked = None
 
     def _put(self, entry: JournalEntry, *, was_away: bool) -> None:
         """The entry, or what has changed since the last one. A supervisor that was cut off learns here that it has a
@@ -279,7 +291,7 @@ class GcsJournal:
         key = self._key("entry", self._life)
         if number is not None:
             key = f"{self._root}/change/{self._life:06d}/{number:06d}".encode()
-        self._put_mono = time.monotonic()
+        self._asked = HeadWait(time.monotonic(), len(record))
         while record:
             if was_away:
                 self.require_current()
@@ -289,7 +301,7 @@ class GcsJournal:
             except GcsUnavailable:
                 was_away = True
                 time.sleep(_RETRY_S)
-        self._put_mono = None
+        self._asked = None
 
     def _delete_changes(self) -> None:
         """Those since the entry before the newest. They are not read again: they name that entry."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from shoal_service.clock import Clock
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.events.service import SupervisorRefusedCall
+from shoal_service.core.events.service import JournalDamaged, SupervisorRefusedCall
 from shoal_service.planner import plan_ahead
 from shoal_service.reports import PendingEvent, SupervisorReports
 from shoal_service.signing.calls import (
@@ -181,6 +181,8 @@ class Supervisor:
         if entry is not None:
             # items may have been numbered since the entry was written: the jump goes far beyond their numbers
             self._outbox = Outbox(config.attempt, seq=entry.seq + _SEQ_JUMP, unacknowledged=entry.unacknowledged)
+        if beginning.num_lost:
+            self._outbox.add(PendingEvent.of(JournalDamaged(lost=beginning.num_lost), self._clock.time()))
         if is_crash_loop(beginning.starts):
             if entry is not None:
                 Reporter(self._outbox, config, self._clock).show(entry.state)

@@ -84,6 +84,20 @@ class SupervisorRekeyed(JobEvent):
         return f"supervisor restarted with a new key: {self.message}"
 
 
+class JournalDamaged(JobEvent):
+    """A restarted supervisor could not read a part of its journal, and continues from an older state: the group forms
+    again if it has done so since, and events that were not stored yet are lost."""
+
+    type: ClassVar[str] = "supervisor.journal_damaged"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    lost: int
+    """Changes of the state that cannot be read."""
+
+    def words(self) -> str:
+        return f"the supervisor's journal is damaged: {count_text(self.lost, 'change')} lost, it continues from before"
+
+
 class NodeSuspected(JobEvent):
     """A worker of this job was at fault, and the cause may be its node: no job starts workers there until a test of the
     node passes."""

@@ -144,6 +144,7 @@ def test_a_torn_last_record_is_dropped_and_a_damaged_one_before_it_is_logged(cap
     store.values[second] = b"damaged"
     assert journal(store).read() == entry(2)
     assert [(record.message, vars(record)["lost"]) for record in caplog.records] == [("journal.damaged", 1)]
+    assert journal(store).begin(2.0).num_lost == 1
 
 
 def test_a_reader_that_meets_a_new_entry_reads_again() -> None:

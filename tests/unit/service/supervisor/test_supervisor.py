@@ -81,6 +81,15 @@ def test_the_lease_epoch_does_not_go_back_when_the_supervisor_is_restarted() -> 
     assert storage.epoch == 3
 
 
+def test_a_damaged_journal_is_an_event_of_the_job() -> None:
+    storage = JournalStorage()
+    Bench(storage).open()
+    assert Bench(storage).open().pull(0, 0.0, 1).events == ()
+    storage.num_lost = 2
+    [event] = Bench(storage).open().pull(0, 0.0, 1).events
+    assert (event.type, event.data) == ("supervisor.journal_damaged", {"lost": 2})
+
+
 def test_a_released_supervisor_deletes_its_journal() -> None:
     storage = JournalStorage()
     supervisor = Bench(storage).open()

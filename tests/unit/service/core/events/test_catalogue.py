@@ -80,6 +80,7 @@ NAMES = [
     "step.rolled_back",
     "step.skipped",
     "supervisor.call_refused",
+    "supervisor.journal_damaged",
     "supervisor.moved",
     "supervisor.rekeyed",
     "supervisor.restarted",
