@@ -10,9 +10,12 @@ from typing import assert_never
 
 from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults import hangs, stragglers
+from shoal_service.core.attempt.faults.large_groups import later_s
 from shoal_service.core.attempt.group import exits, follow_up, orphaned_snapshots, silent_nodes
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import Quiescing, Stage, Starting, Waiting
+from shoal_service.core.attempt.state.persistent.int_map import IntMap
+from shoal_service.core.attempt.state.progress import ProgressStamp
+from shoal_service.core.attempt.state.stages import CurrentStage, Quiescing, Running, Stage, Starting, Waiting
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.attempt.waits import Deadline, Wait, wait_of
@@ -43,42 +46,86 @@ def apply(turn: Turn) -> None:
         stragglers.keep_where_no_replacement_came(turn)
 
 
-def forgive_absence(turn: Turn) -> None:
-    """If the supervisor handled no event for timeouts.absence_s, it was suspended or restarted. Workers are not to
-    blame for what it did not receive meanwhile."""
-    state = turn.state
-    away_s = turn.now - turn.progress.last_event_at
-    if not state.group_active and not turn.snapshots.requested:
-        return  # no answer is waited for; a state that only waits stays the same value
-    if turn.progress.last_event_at and away_s > turn.config.timeouts.absence_s:
-        _put_off(turn, away_s)
-    turn.progress = replace(turn.progress, last_event_at=turn.now)
+def forgive_absence(turn: Turn, *, is_reopened: bool) -> None:
+    """Time in which the supervisor handled no event counts for no deadline: it was suspended, had no CPU, or was
+    restarted, and workers are not to blame for what it did not receive meanwhile.
+
+    A turn that comes more than timeouts.absence_s after the last one is late. What a single late turn has missed is
+    forgiven whole. If one turn after the other is late, absence_s of each count, so a supervisor that is always slow
+    still notices a worker that never answers.
+
+    Args:
+        is_reopened: the supervisor was restarted. The journal of an attempt that only waits, for capacity say, does not
+            say until when its predecessor lived, so nothing is forgiven then.
+    """
+    progress = turn.progress
+    away_s = turn.now - progress.last_event_at if progress.last_event_at else 0.0
+    is_late = away_s > turn.config.timeouts.absence_s
+    only_waits = not turn.state.group_active and not turn.snapshots.requested
+    if is_late and not (is_reopened and only_waits):
+        _put_off(turn, away_s - turn.config.timeouts.absence_s if progress.is_late else away_s)
+    turn.progress = replace(turn.progress, last_event_at=turn.now, is_late=is_late)
 
 
 def _put_off(turn: Turn, away_s: float) -> None:
-    """Deadlines of answers and of progress move by the time of the absence."""
+    """Every deadline but those of the world outside, such as the end of a node, moves by the time of the absence."""
 
     def later(at: float) -> float:
         return min(turn.now, at + away_s)
 
-    quiescing = turn.current
-    if isinstance(quiescing, Quiescing) and quiescing.interrupted_at is not None:
-        turn.stay(replace(quiescing, interrupted_at=later(quiescing.interrupted_at)))
-    requested = {index: later(at) for index, at in turn.snapshots.requested.items()}
+    def stamps_later(stamps: dict[int, ProgressStamp]) -> dict[int, ProgressStamp]:
+        return {index: replace(stamp, seen_at=later(stamp.seen_at)) for index, stamp in stamps.items()}
+
+    turn.stay(_stage_later(turn.current, away_s, turn.now))
+    requested = IntMap((index, later(at)) for index, at in turn.snapshots.requested.items())
     turn.snapshots = replace(turn.snapshots, requested=requested)
     turn.progress = replace(
         turn.progress,
         advanced_at=later(turn.progress.advanced_at),
         answered_at={index: later(at) for index, at in turn.progress.answered_at.items()},
-        stamps={index: replace(stamp, seen_at=later(stamp.seen_at)) for index, stamp in turn.progress.stamps.items()},
+        stamps=stamps_later(turn.progress.stamps),
+        starting=stamps_later(turn.progress.starting),
     )
+    if turn.code.update is not None:
+        turn.code = replace(turn.code, update=replace(turn.code.update, since=later(turn.code.update.since)))
+    settle_s = max(turn.config.timeouts.gather_s, turn.config.timeouts.settle_s)
     for worker in turn.pool.workers:
+        changed = worker
+        if worker.warm_at is not None and turn.now - away_s - worker.warm_at < settle_s:
+            changed = replace(changed, warm_at=later(worker.warm_at))
+        if worker.slow_until is not None:
+            changed = replace(changed, slow_until=worker.slow_until + away_s)
         if worker.unreachable_since is not None:
-            worker = replace(worker, unreachable_since=later(worker.unreachable_since))
-        if worker.left_out is not None and worker.left_out.answers_since is not None:
-            left_out = replace(worker.left_out, answers_since=later(worker.left_out.answers_since))
-            worker = replace(worker, left_out=left_out)
-        turn.pool = turn.pool.with_worker(worker)
+            changed = replace(changed, unreachable_since=later(worker.unreachable_since))
+        if worker.left_out is not None:
+            answers_since = worker.left_out.answers_since
+            left_out = replace(
+                worker.left_out,
+                since=later(worker.left_out.since),
+                answers_since=later(answers_since) if answers_since is not None else None,
+            )
+            changed = replace(changed, left_out=left_out)
+        if changed is not worker:
+            turn.pool = turn.pool.with_worker(changed)
+
+
+def _stage_later(current: CurrentStage, away_s: float, now: float) -> CurrentStage:
+    """What a stage waits for is waited for longer. A group that trains has no deadline of its own but a drain's."""
+
+    def later(at: float) -> float:
+        return min(now, at + away_s)
+
+    if isinstance(current, Running):
+        since = current.draining_since
+        return replace(current, draining_since=later(since)) if since is not None else current
+    current = replace(current, since=later(current.since))
+    if isinstance(current, Waiting) and current.orphans_until is not None:
+        return replace(current, orphans_until=current.orphans_until + away_s)
+    if isinstance(current, Quiescing) and current.interrupt_at is not None:
+        return replace(current, interrupt_at=current.interrupt_at + away_s)
+    if isinstance(current, Quiescing) and current.interrupted_at is not None:
+        return replace(current, interrupted_at=later(current.interrupted_at))
+    return current
 
 
 def overdue(state: Attempt, now: float) -> Overdue | None:
@@ -132,10 +179,10 @@ def is_given_up(state: Attempt, worker: Worker, now: float) -> Decision:
     """An unreachable worker is not known to be dead, but it is not waited for without end."""
     if worker.left_out is not None:
         return silent_nodes.is_given_up(state, worker.left_out, now)
-    limit, since = state.config.timeouts.unreachable_s, worker.unreachable_since
-    if since is None:
+    limit_s = state.config.timeouts.unreachable_s + later_s(len(state.pool.workers))
+    if worker.unreachable_since is None:
         return Decision(False, "it answers")
-    return Decision(now - since >= limit, f"it did not answer for {limit:g} s")
+    return Decision(now - worker.unreachable_since >= limit_s, f"it did not answer for {limit_s:.3g} s")
 
 
 def _act(turn: Turn, found: Overdue) -> None:

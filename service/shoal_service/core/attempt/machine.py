@@ -105,7 +105,7 @@ def step_all(
             turn = _moved(turn, event)
         before = turn.state
         if number == 0:
-            deadlines.forgive_absence(turn)
+            deadlines.forgive_absence(turn, is_reopened=any(isinstance(one, Reopened) for one in events))
         if isinstance(event, ProgressReported):
             _progressed(turn, together)
         else:

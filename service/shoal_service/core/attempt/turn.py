@@ -12,7 +12,7 @@ from shoal_service.core.attempt.commands import Command, Emit, End, KillWorker, 
 from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import TRANSITIONS, CurrentStage, Ended, Stage
-from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.attempt.state.worker import Worker, WorkerPool
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
@@ -121,7 +121,7 @@ class Turn:
         """Stop everything that the attempt started, then report how it ended."""
         for worker in self.pool.workers:
             self.do(KillWorker(worker.index, f"attempt ended: {reason}"))
-        self.pool = replace(self.pool, workers=())
+        self.pool = WorkerPool(next_index=self.pool.next_index)
         self.show_incident()
         self.enter(Ended(since=self.now))
         self.do(End(AttemptEnd(reason=reason, message=message, step=self.progress.step, failure=failure)))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from shoal_service.core.attempt import checkpoint_search
+from shoal_service.core.attempt.faults.large_groups import later_s, quiesce_s
 from shoal_service.core.attempt.group import orphaned_snapshots
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.progress import ProgressStamp
@@ -84,8 +85,8 @@ def wait_of(state: Attempt) -> Wait | None:
         case Quiescing(interrupt_at=float() as at):
             return Wait(Deadline.USER_ERRORS, at, "other ranks to raise the same error")
         case Quiescing(interrupted_at=interrupted_at):
-            words = f"the workers to leave the lost group ({timeouts.quiesce_s:g} s)"
-            return Wait(Deadline.SURVIVORS, (interrupted_at or since) + timeouts.quiesce_s, words)
+            words = f"the workers to leave the lost group ({quiesce_s(state):.3g} s)"
+            return Wait(Deadline.SURVIVORS, (interrupted_at or since) + quiesce_s(state), words)
         case Committing():
             words = f"the storage to commit the checkpoint (timeouts.commit_s {timeouts.commit_s:g} s)"
             return Wait(Deadline.COMMIT, since + timeouts.commit_s, words)
@@ -105,14 +106,14 @@ def _for_workers(state: Attempt, timeout_s: float, setting: str) -> Wait:
 
 
 def _for_group(state: Attempt) -> Wait:
-    timeouts, ranks = state.config.timeouts, state.group.ranks
+    timeouts, ranks, queued_s = state.config.timeouts, state.group.ranks, later_s(len(state.group.workers))
     stamps = [stamp for index, stamp in state.progress.stamps.items() if index in ranks]
     newest = _newest(state.current.since, stamps)
     if any(stamp.phase is Phase.RESTORING for stamp in stamps):
         words = f"the group to restore its state (timeouts.restore_s {timeouts.restore_s:g} s without progress)"
-        return Wait(Deadline.FORMED, newest + timeouts.restore_s, words)
+        return Wait(Deadline.FORMED, newest + timeouts.restore_s + queued_s, words)
     words = f"the group to form and to build its model (timeouts.form_s {timeouts.form_s:g} s without progress)"
-    return Wait(Deadline.FORMED, newest + timeouts.form_s, words)
+    return Wait(Deadline.FORMED, newest + timeouts.form_s + queued_s, words)
 
 
 def _starting(state: Attempt) -> list[ProgressStamp]:

@@ -159,7 +159,7 @@ def _start_missing(turn: Turn) -> None:
         only_on = orphaned_snapshots.next_node(turn.state)
         code = turn.code.current
         worker = Worker(index=index, worker_id=worker_id, avoids=avoided, only_on=only_on, code=code)
-        turn.pool = replace(turn.pool, workers=(*turn.pool.workers, worker), next_index=index + 1)
+        turn.pool = turn.pool.with_new(worker)
         turn.do(StartWorker(index, worker.worker_id, avoided, only_on, not turn.health.is_memory_scarce, code))
 
 

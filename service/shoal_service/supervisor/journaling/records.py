@@ -18,6 +18,8 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from shoal_service.core.attempt.state.persistent.int_map import IntMap
+from shoal_service.core.attempt.state.persistent.table import Table
 from shoal_service.supervisor.journaling.changes import Change, applied
 
 _MAX_CHANGES = 64
@@ -45,9 +47,19 @@ def digest_of(entry: bytes) -> str:
 
 def encode(base: str, number: int, change: Change) -> bytes:
     """`base`: digest of the entry; `number`: from 1 for each entry."""
-    text = to_json(change, by_alias=False)
+    text = to_json(change, by_alias=False, fallback=_plain)
     head = json.dumps({"base": base, "number": number, "check": zlib.crc32(text)}).encode()
     return head[:-1] + b', "change": ' + text + b"}"
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case IntMap():
+            return dict(value)
+        case Table():
+            return tuple(value)
+        case _:
+            raise TypeError(f"{type(value).__name__} has no form in the journal")
 
 
 def replayed(entry: bytes, records: Iterable[bytes]) -> Replayed:

@@ -46,7 +46,6 @@ _log = logging.getLogger(__name__)
 _HANG_POLL_WAIT_S = 0.25
 """How long a poll waits once the worker's progress counter has stood still for half of the hang limit."""
 _RETRY_S = 0.25
-_LAST_POLL_S = 5.0
 _EXPLAIN_AFTER_S = (0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 5.0, 10.0)
 """Waiting times before each question for the exit status of a lost worker."""
 
@@ -149,13 +148,13 @@ class WorkerClient:
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
 
-    async def collect_last_reports(self) -> None:
-        """At the attempt's end: one more poll, for the worker's last reports and output."""
+    async def collect_last_reports(self, limit_s: float) -> None:
+        """At the attempt's end: one more poll, for the worker's last reports and output; `limit_s` for the answer."""
         if not self._fleet.knows(self.index):
             return
         with contextlib.suppress(WorkerCallError, TimeoutError):
             call = self._fleet.poll(self.index, self._received_seq, self._received_seq, 0.0)
-            poll = await self._context.clock.wait_for(call, _LAST_POLL_S)
+            poll = await self._context.clock.wait_for(call, limit_s)
             self._record(poll)
             for item in poll.reports:
                 self._context.reporter.record_report(item, self._context.state())

@@ -130,7 +130,7 @@ def _start_missing(turn: Turn, update: CodeUpdate) -> None:
         index = turn.pool.next_index
         worker_id = worker_name(state.config.job_id, state.config.attempt, index)
         worker = Worker(index=index, worker_id=worker_id, only_on=node_id, code=update.version, is_beside=True)
-        turn.pool = replace(turn.pool, workers=(*turn.pool.workers, worker), next_index=index + 1)
+        turn.pool = turn.pool.with_new(worker)
         turn.do(StartWorker(index, worker_id, (), node_id, False, update.version, True))
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from shoal_service.core.attempt.decision import Decision
-from shoal_service.core.attempt.faults.large_groups import poll_wait_s
+from shoal_service.core.attempt.faults.large_groups import later_s, poll_wait_s
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.health import Hang
 from shoal_service.core.attempt.state.progress import GroupProgress, ProgressStamp
@@ -152,8 +152,9 @@ def unanswering(state: Attempt, now: float) -> frozenset[int]:
 
 
 def silent_s(state: Attempt) -> float:
-    """`timeouts.silent_s`, and longer for a group whose workers are polled less often than every second."""
-    return state.config.timeouts.silent_s + poll_wait_s(len(state.group.workers)) - poll_wait_s(1)
+    """`timeouts.silent_s`, and longer for a large group: its workers are polled less often, and answers queue up."""
+    num_workers = len(state.group.workers)
+    return state.config.timeouts.silent_s + poll_wait_s(num_workers) - poll_wait_s(1) + later_s(num_workers)
 
 
 def collective_timeout_s(state: Attempt) -> float:

@@ -11,6 +11,8 @@ only so many answers a second.
 
 from __future__ import annotations
 
+from shoal_service.core.attempt.state.attempt import Attempt
+
 _ANSWER_S = 0.002
 _AT_ONCE = 64
 """Answers of so many workers that are not worth counting."""
@@ -21,6 +23,11 @@ _POLLS_PER_S = 512
 def later_s(num_workers: int) -> float:
     """By how much the answer of one of so many workers may come later than that of a single one."""
     return _ANSWER_S * max(0, num_workers - _AT_ONCE)
+
+
+def quiesce_s(state: Attempt) -> float:
+    """How long the workers of a lost group have to leave it, and the others to report their snapshots."""
+    return state.config.timeouts.quiesce_s + later_s(len(state.pool.workers))
 
 
 def poll_wait_s(num_workers: int) -> float:

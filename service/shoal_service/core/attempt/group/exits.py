@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 
 from shoal_service.core.attempt import nodes, worker_pool
 from shoal_service.core.attempt.commands import Interrupt, KillWorker
-from shoal_service.core.attempt.faults import crashes, hangs, out_of_memory, silences, suspicion
+from shoal_service.core.attempt.faults import crashes, hangs, large_groups, out_of_memory, silences, suspicion
 from shoal_service.core.attempt.faults.blame import blame, distrust_memory
-from shoal_service.core.attempt.faults.large_groups import later_s
 from shoal_service.core.attempt.faults.table import CAUSE_OF_EXIT, FAULTS, Memory
 from shoal_service.core.attempt.group import follow_up, orphaned_snapshots, outcome, saved_parts, snapshot_reports
 from shoal_service.core.attempt.state.attempt import Attempt
@@ -75,7 +74,7 @@ def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
     if worker_exit.generation != state.group.generation or worker is None:
         return  # of a generation that is over
     turn.pool = turn.pool.with_worker(replace(worker, in_run=False))
-    turn.group = replace(turn.group, exits={**turn.group.exits, index: worker_exit})
+    turn.group = replace(turn.group, exits=turn.group.exits.with_item(index, worker_exit))
     turn.progress = replace(turn.progress, step=max(turn.progress.step, worker_exit.step))
     if worker_exit.saved_part is not None:
         saved_parts.arrived(turn, worker_exit.saved_part)
@@ -116,11 +115,9 @@ def leave_out(turn: Turn, workers: Sequence[tuple[Worker, str]]) -> None:
 
 
 def interrupt_acknowledged(turn: Turn, index: int, generation: int) -> None:
-    quiescing = turn.current
-    if not isinstance(quiescing, Quiescing) or generation != turn.group.generation:
-        return
-    if index not in quiescing.acknowledged:
-        turn.stay(replace(quiescing, acknowledged=(*quiescing.acknowledged, index)))
+    worker = turn.pool.worker(index)
+    if worker is not None and turn.stage is Stage.QUIESCING and generation == turn.group.generation:
+        turn.pool = turn.pool.with_worker(replace(worker, acknowledged=generation))
 
 
 def evict_unresponsive(turn: Turn) -> None:
@@ -143,18 +140,15 @@ def unresponsive(state: Attempt, quiescing: Quiescing, now: float) -> list[Evict
     """The workers of a lost group that are not waited for any longer, by rank."""
     if quiescing.interrupted_at is None:
         return []
-    waited, timeouts = now - quiescing.interrupted_at, state.config.timeouts
-    unresponsive_s, quiesce_s = (
-        limit_s + later_s(len(state.group.workers)) for limit_s in (timeouts.unresponsive_s, timeouts.quiesce_s)
-    )
+    waited, quiesce_s = now - quiescing.interrupted_at, large_groups.quiesce_s(state)
+    unresponsive_s = state.config.timeouts.unresponsive_s + large_groups.later_s(len(state.pool.workers))
     hung = state.incident is not None and state.incident.cause is IncidentCause.HUNG
     too_late = IncidentCause.HUNG if hung else IncidentCause.STUCK
     silent = hangs.unanswering(state, now) if hung else frozenset()
     generation, found = state.group.generation, []
-    acknowledged = frozenset(quiescing.acknowledged)
     for index in state.in_run:
         worker = state.pool.worker(index)
-        has_acknowledged = index in acknowledged
+        has_acknowledged = worker is not None and worker.acknowledged == generation
         if worker is not None and worker.unreachable_since is not None:
             reason = f"it does not answer, and generation {generation} has failed"
             found.append(Eviction(index, IncidentCause.UNREACHABLE, "no answer", reason))
@@ -194,7 +188,8 @@ def _quiesce(turn: Turn) -> None:
 
 def _await_same_error(turn: Turn) -> None:
     """A slower rank may be about to raise the same error. The interrupt waits for it."""
-    _enter_quiescing(turn, interrupt_at=turn.now + turn.config.timeouts.user_error_grace_s)
+    grace_s = turn.config.timeouts.user_error_grace_s + large_groups.later_s(len(turn.pool.workers))
+    _enter_quiescing(turn, interrupt_at=turn.now + grace_s)
 
 
 def _enter_quiescing(turn: Turn, *, interrupt_at: float | None = None) -> None:

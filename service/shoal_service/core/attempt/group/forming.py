@@ -18,6 +18,7 @@ from shoal_service.core.attempt.group.source import best_source
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.group import Group
 from shoal_service.core.attempt.state.incident import GroupAfter
+from shoal_service.core.attempt.state.persistent.int_map import IntMap
 from shoal_service.core.attempt.state.stages import Forming, Stage, Waiting
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
@@ -209,7 +210,7 @@ def _newest_url(state: Attempt) -> str | None:
 
 def _forget_the_last_group(turn: Turn) -> None:
     """Its snapshots are overwritten from now on, and the parts that it has saved will not become whole."""
-    turn.snapshots = replace(turn.snapshots, requested={}, reported={})
+    turn.snapshots = replace(turn.snapshots, requested=IntMap(), reported=IntMap())
     turn.progress = replace(turn.progress, stamps={}, slow_steps={}, snapshots=None, stopped={})
     committing = turn.checkpoints.committing
     parts = {name: parts for name, parts in turn.checkpoints.parts.items() if name in committing}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shoal_service.core.attempt.commands import Commit, NoteCommit
+from shoal_service.core.attempt.state.persistent.int_map import IntMap
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.marker import CheckpointName
@@ -21,7 +22,7 @@ def arrived(turn: Turn, part: SavedPart) -> None:
     name = str(CheckpointName(part.step, state.config.attempt, part.generation))
     if name == state.checkpoints.newest or name in (*state.checkpoints.committing, *state.checkpoints.failed):
         return
-    parts = {**state.checkpoints.parts.get(name, {}), part.rank: part}
+    parts = state.checkpoints.parts.get(name, IntMap()).with_item(part.rank, part)
     turn.checkpoints = replace(turn.checkpoints, parts={**turn.checkpoints.parts, name: parts})
     commit_whole(turn)
 

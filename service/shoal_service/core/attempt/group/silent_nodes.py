@@ -17,14 +17,14 @@ from dataclasses import replace
 from shoal_service.core.attempt.commands import Interrupt
 from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults import silences
+from shoal_service.core.attempt.faults.large_groups import poll_wait_s
 from shoal_service.core.attempt.group import exits, snapshot_reports
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.worker import LeftOut, Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.workers import NodeAnswers, NodeSilent
 
-FRESH_S = 1.25
-"""A worker that has answered a poll within this time shows that its node is there; a poll is answered every second."""
+_MARGIN_S = 0.25
 
 
 def follow(turn: Turn, silent: Mapping[str, str]) -> None:
@@ -90,9 +90,15 @@ def _take_part_again(turn: Turn, node_id: str) -> None:
         turn.emit(NodeAnswers(node_id=node_id, silent_s=turn.now - min(silent_since)))
 
 
+def fresh_s(num_workers: int) -> float:
+    """A worker that has answered a poll within this time shows that its node is there: it has missed none."""
+    return poll_wait_s(num_workers) + _MARGIN_S
+
+
 def _is_silent(worker: Worker) -> bool:
     return worker.left_out is not None and worker.left_out.answers_since is None
 
 
 def _polls_are_answered(state: Attempt, workers: list[Worker], now: float) -> bool:
-    return any(now - state.progress.answered_at.get(worker.index, 0.0) < FRESH_S for worker in workers)
+    limit_s = fresh_s(len(state.pool.workers))
+    return any(now - state.progress.answered_at.get(worker.index, 0.0) < limit_s for worker in workers)

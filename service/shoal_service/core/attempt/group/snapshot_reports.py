@@ -8,8 +8,10 @@ from dataclasses import replace
 
 from shoal_service.core.attempt.commands import RequestSnapshotParts
 from shoal_service.core.attempt.decision import Decision
+from shoal_service.core.attempt.faults.large_groups import quiesce_s
 from shoal_service.core.attempt.group.source import best_source
 from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.persistent.int_map import IntMap
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
@@ -28,7 +30,10 @@ def request(turn: Turn, *indexes: int) -> None:
     if not turn.target.keeps_snapshots:
         return
     asked = [index for index in indexes if _is_serving(turn.pool.worker(index))]
-    turn.snapshots = replace(turn.snapshots, requested={**turn.snapshots.requested, **dict.fromkeys(asked, turn.now)})
+    requested = turn.snapshots.requested
+    for index in asked:
+        requested = requested.with_item(index, turn.now)
+    turn.snapshots = replace(turn.snapshots, requested=requested)
     turn.do(*(RequestSnapshotParts(index) for index in asked))
 
 
@@ -44,7 +49,7 @@ def request_if_useful(turn: Turn, index: int) -> None:
 
 def request_from_others(turn: Turn) -> None:
     """The group is lost: warm workers outside it may serve what lies on the node of a worker that has died."""
-    turn.snapshots = replace(turn.snapshots, requested={}, reported={})
+    turn.snapshots = replace(turn.snapshots, requested=IntMap(), reported=IntMap())
     group = turn.group
     reporting = set(group.ranks) - (set(group.exits) if _may_be_outdated(turn.state) else set())
     request(turn, *(worker.index for worker in turn.pool.warm if worker.index not in reporting))
@@ -67,8 +72,8 @@ def reported(turn: Turn, index: int, parts: tuple[SnapshotPart, ...]) -> None:
     if index in turn.snapshots.requested:
         turn.snapshots = replace(
             turn.snapshots,
-            requested={i: since for i, since in turn.snapshots.requested.items() if i != index},
-            reported={**turn.snapshots.reported, index: parts},
+            requested=turn.snapshots.requested.without(index),
+            reported=turn.snapshots.reported.with_item(index, parts),
         )
 
 
@@ -106,7 +111,7 @@ def note_workers_without_memory(turn: Turn, workers: Sequence[Worker]) -> None:
 
 def are_awaited(state: Attempt, now: float) -> Decision:
     """Whether a worker that was asked may still report a newer snapshot than the best one that is known."""
-    patience_s = state.config.timeouts.quiesce_s
+    patience_s = quiesce_s(state)
     usable = {worker.index for worker in state.pool.usable}
     silent = [i for i, since in state.snapshots.requested.items() if i in usable and now < since + patience_s]
     if not silent:

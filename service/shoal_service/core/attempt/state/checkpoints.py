@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shoal_service.core.attempt.state.persistent.int_map import IntMap
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.worker_reports import SavedPart
 
@@ -15,7 +16,7 @@ class CheckpointIndex:
     origin: str | None = None
     """The one of another job that the job goes on from while it has none of its own."""
     damaged: tuple[str, ...] = ()
-    parts: dict[str, dict[int, SavedPart]] = field(default_factory=dict)
+    parts: dict[str, IntMap[SavedPart]] = field(default_factory=dict)
     """By name, then rank: parts that wait for the others, then for their commit."""
     committing: tuple[str, ...] = ()
     """Their commit is in flight."""

@@ -14,6 +14,9 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
+from shoal_service.core.attempt.state.persistent.int_map import IntMap
+from shoal_service.core.attempt.state.persistent.table import Table
+
 T = TypeVar("T")
 
 _NAMES = ("at", "since")
@@ -46,6 +49,11 @@ def _moved(name: str, value: Any, by_s: float) -> Any:
     if isinstance(value, tuple):
         parts = tuple(_moved(name, part, by_s) if is_dataclass(part) else part for part in value)
         return parts if any(after is not before for after, before in zip(parts, value, strict=True)) else value
+    if isinstance(value, Table):
+        table = Table(moved(part, by_s) for part in value)
+        return table if table != value else value
+    if isinstance(value, IntMap):
+        return IntMap(_moved(name, dict(value), by_s))
     if isinstance(value, dict):
         if name in _TIMES_BY_KEY:
             return {key: at + by_s if at else at for key, at in value.items()}

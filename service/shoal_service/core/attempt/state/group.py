@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shoal_service.core.attempt.state.persistent.int_map import IntMap
 from shoal_workers.contract.course.settings import TrainingSettings
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import WorkerExit
@@ -39,8 +40,8 @@ class Group:
     has_trained: bool = False
     """The same workers have completed a step in this layout before."""
     start_step: int = 0
-    exits: dict[int, WorkerExit] = field(default_factory=dict)
-    """By worker index: how the workers that have left `run` left it."""
+    exits: IntMap[WorkerExit] = field(default_factory=IntMap)
+    """By worker index: how the workers that have left `run` left it, the first one first."""
 
     @property
     def ranks(self) -> Mapping[int, int]:

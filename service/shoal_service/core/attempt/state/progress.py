@@ -48,4 +48,6 @@ class GroupProgress:
     stopped: dict[int, SnapshotsStopped] = field(default_factory=dict)
     """By rank: those that have no memory for snapshots in this generation."""
     last_event_at: float = 0.0
-    """When the machine last handled an event while it was waiting for answers."""
+    """When the machine last handled an event."""
+    is_late: bool = False
+    """That was more than timeouts.absence_s after the event before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shoal_service.core.attempt.state.persistent.int_map import IntMap
 from shoal_workers.contract.snapshots import SnapshotPart
 
 
@@ -17,9 +18,9 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotIndex:
-    requested: dict[int, float] = field(default_factory=dict)
+    requested: IntMap[float] = field(default_factory=IntMap)
     """By worker index: since when an answer to RequestSnapshotParts is waited for."""
-    reported: dict[int, tuple[SnapshotPart, ...]] = field(default_factory=dict)
+    reported: IntMap[tuple[SnapshotPart, ...]] = field(default_factory=IntMap)
     """By worker index: the answers of workers outside the group, since the group ended."""
     unreadable: tuple[tuple[int, int], ...] = ()
     """(generation, step) of snapshots of which a part could not be read."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from shoal_workers.contract.spec import ParallelismSpec
 
@@ -116,11 +116,11 @@ class Running(_AnyStage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quiescing(_AnyStage):
+    __pydantic_config__: ClassVar = ConfigDict(extra="ignore")
+    """Journals of wire version 1 have here which workers have acknowledged; each of them is asked again."""
     interrupt_at: float | None = None
     """The workers of the group are not interrupted before this time; None: they have been interrupted."""
     interrupted_at: float | None = None
-    acknowledged: tuple[int, ...] = ()
-    """Indexes of the workers that have acknowledged the interrupt."""
     durable: bool
     """As in Switching: what the group had been asked for before it was lost."""
     stage: Literal[Stage.QUIESCING] = Stage.QUIESCING

@@ -8,7 +8,7 @@ from shoal_workers.contract.spec import TimeoutsSpec
 
 class Timeouts(Frozen):
     """Seconds. Each waiting stage ends after one of these, so no stage waits without a deadline. Some are in the
-    spec."""
+    spec. Answers of workers may take longer in large groups, see `faults/large_groups.py`."""
 
     quiesce_s: float = 3.0
     """A worker of a lost group that has acknowledged the interrupt but has not left `run` within this time is killed
@@ -23,8 +23,9 @@ class Timeouts(Frozen):
     """A worker to which calls have failed for this long is given up, even if nothing else indicates a fault."""
     left_out_s: float = 60.0
     """A worker on a node that is silent for this long is given up, if Ray has not declared the node dead before."""
-    absence_s: float = 1.0
-    """If the supervisor handled no event for this long, it was suspended; workers are not to blame."""
+    absence_s: float = 0.5
+    """Two ticks of the supervisor. If it handled no event for longer, it did not run, and workers are not to blame for
+    that: the deadlines move, see `deadlines.forgive_absence`."""
     user_error_grace_s: float = 1.0
     """Time after the first rank's user error in which other ranks may raise it too, before they are interrupted."""
     form_s: float = 120.0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from dataclasses import dataclass
-from operator import attrgetter
+from dataclasses import dataclass, field
 
+from shoal_service.core.attempt.state.persistent.table import Table
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.messages import WorkerInfo
 
@@ -56,6 +55,8 @@ class Worker:
     warm_at: float | None = None
     in_run: bool = False
     """A `run` call is in flight."""
+    acknowledged: int = 0
+    """The last lost generation whose interrupt it has acknowledged; 0: none."""
     unreachable_since: float | None = None
     """Calls to it have failed since then, and it has not answered since."""
     left_out: LeftOut | None = None
@@ -79,13 +80,12 @@ class Worker:
 class WorkerPool:
     """Every worker that exists: starting, warm, or in a group."""
 
-    workers: tuple[Worker, ...] = ()
+    workers: Table[Worker] = field(default_factory=Table)
     """By index, which only grows."""
     next_index: int = 0
 
     def worker(self, index: int) -> Worker | None:
-        at = self._place(index)
-        return None if at is None else self.workers[at]
+        return self.workers.find(index)
 
     @property
     def warm(self) -> tuple[Worker, ...]:
@@ -95,25 +95,16 @@ class WorkerPool:
     def usable(self) -> tuple[Worker, ...]:
         return tuple(worker for worker in self.workers if worker.is_usable)
 
+    def with_new(self, worker: Worker) -> WorkerPool:
+        """With one more, whose index is `next_index`."""
+        return WorkerPool(workers=self.workers.added(worker), next_index=worker.index + 1)
+
     def with_worker(self, changed: Worker) -> WorkerPool:
         """With this worker in place of the one of the same index."""
-        at = self._place(changed.index)
-        if at is None:
-            return self
-        return WorkerPool(workers=(*self.workers[:at], changed, *self.workers[at + 1 :]), next_index=self.next_index)
+        return WorkerPool(workers=self.workers.replaced(changed), next_index=self.next_index)
 
     def without(self, index: int) -> WorkerPool:
-        at = self._place(index)
-        if at is None:
-            return self
-        return WorkerPool(workers=(*self.workers[:at], *self.workers[at + 1 :]), next_index=self.next_index)
-
-    def _place(self, index: int) -> int | None:
-        at = bisect_left(self.workers, index, key=_index_of)
-        return at if at < len(self.workers) and self.workers[at].index == index else None
-
-
-_index_of = attrgetter("index")
+        return WorkerPool(workers=self.workers.without(index), next_index=self.next_index)
 
 
 def silent_nodes(pool: WorkerPool) -> frozenset[str]:

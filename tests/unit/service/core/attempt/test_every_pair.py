@@ -320,10 +320,10 @@ def test_ticks_alone_lead_out_of_every_wait(new_world: NewWorld, event: Event) -
         state, now = world.state, world.now
         if state.stage is not Stage.ENDED:
             state, _ = machine.step(state, event, now, plan)
-        for _ in range(400):
+        for _ in range(800):
             if state.stage is Stage.ENDED:
                 break
-            now += 1.0
+            now += 0.5
             state, _ = machine.step(state, Tick(), now, plan)
         assert state.stage is Stage.ENDED, f"{world.state.stage} gets stuck in {state.stage}"
         assert state.stage is Stage.ENDED or not state.group.exits

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from shoal_service.core.attempt.state.persistent.int_map import IntMap
+from shoal_service.core.attempt.state.persistent.table import Table
 from shoal_service.supervisor.journaling.changes import changes
 from shoal_service.supervisor.journaling.records import digest_of, encode, is_entry_due, replayed
 
@@ -34,6 +36,8 @@ class Whole:
     parts: tuple[Part, ...] = ()
     numbered: tuple[Numbered, ...] = ()
     by_index: dict[int, Part] = field(default_factory=dict)
+    table: Table[Numbered] = field(default_factory=Table)
+    int_map: IntMap[Part] = field(default_factory=IntMap)
 
 
 WHOLE = TypeAdapter(Whole)
@@ -45,6 +49,10 @@ WHOLES = st.builds(
     part=st.none() | PARTS,
     parts=st.lists(PARTS, max_size=4).map(tuple),
     by_index=st.dictionaries(st.integers(), PARTS, max_size=3),
+    table=st.lists(NUMBERED, max_size=4, unique_by=lambda one: one.index).map(
+        lambda items: Table(sorted(items, key=lambda one: one.index))
+    ),
+    int_map=st.dictionaries(st.integers(), PARTS, max_size=3).map(IntMap),
 )
 
 
@@ -95,6 +103,30 @@ def test_of_items_with_an_index_only_the_changed_fields_are_written() -> None:
     entry, [record] = life(before, after)
     assert WHOLE.validate_json(replayed(entry, [record]).entry) == after
     assert b"long name" not in record and len(record) < len(entry) / 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.sampled_from(["replace", "drop", "add"])), max_size=30))
+def test_changes_of_a_large_table_and_a_large_map_are_found_in_their_leaves(edits: list[tuple[int, str]]) -> None:
+    before = Whole(
+        table=Table(Numbered(number, Part()) for number in range(300)),
+        int_map=IntMap((number, Part()) for number in range(300)),
+    )
+    table, int_map = before.table, before.int_map
+    for number, what in edits:
+        if what == "replace" and table.find(number) is not None:
+            table = table.replaced(Numbered(number, Part(1.0), is_on=True))
+            int_map = int_map.with_item(number, Part(1.0))
+        elif what == "drop":
+            table, int_map = table.without(number), int_map.without(number)
+        elif what == "add":
+            next_index = max((item.index for item in table), default=0) + 1
+            table = table.added(Numbered(next_index, Part(2.0)))
+            int_map = int_map.with_item(next_index, Part(2.0))
+    after = replace(before, table=table, int_map=int_map)
+    entry, records = life(before, after)
+    read_back = WHOLE.validate_json(replayed(entry, records).entry)
+    assert read_back == after and list(read_back.int_map) == list(after.int_map)
+    assert sum(map(len, records)) <= 400 * len(edits) + 100
 
 
 def test_equal_states_need_no_record() -> None:

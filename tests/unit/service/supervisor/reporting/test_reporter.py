@@ -13,6 +13,7 @@ from shoal_service.core.attempt.state.checkpoints import CheckpointIndex
 from shoal_service.core.attempt.state.group import Group
 from shoal_service.core.attempt.state.history import History
 from shoal_service.core.attempt.state.incident import GroupBefore, Incident
+from shoal_service.core.attempt.state.persistent.table import Table
 from shoal_service.core.attempt.state.progress import GroupProgress
 from shoal_service.core.attempt.state.stages import Running
 from shoal_service.core.attempt.state.target import AttemptConfig, Target
@@ -57,7 +58,7 @@ class Case:
             target=Target(spec=SPEC, granted=2),
             current=Running(since=0.0),
             group=Group(generation=2, workers=(3, 5)),
-            pool=WorkerPool(workers=workers),
+            pool=WorkerPool(workers=Table(workers)),
             checkpoints=CheckpointIndex(newest="step-000000000004-a1-g2"),
             history=History(total_steps=12),
             progress=GroupProgress(step=4),

@@ -357,10 +357,10 @@ def test_the_last_output_is_collected_after_the_client_was_closed() -> None:
         worker = await bench.start()
         bench.client.close()
         worker.print("bye")
-        await bench.client.collect_last_reports()
+        await bench.client.collect_last_reports(5.0)
         assert [line.text for line in bench.outbox.pull(0, 0.0).logs] == ["bye"]
         worker.die()
-        await bench.client.collect_last_reports()  # nothing to collect, and no error
+        await bench.client.collect_last_reports(5.0)  # nothing to collect, and no error
 
     run(main())
 

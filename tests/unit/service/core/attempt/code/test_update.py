@@ -98,8 +98,7 @@ def test_a_worker_that_dies_while_it_loads_the_new_code_refuses_it(new_world: Ne
 def test_workers_that_do_not_become_warm_in_time_refuse_the_update(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=3)
     world.feed(CodeChanged(NEW))
-    world.now += world.state.config.timeouts.start_s + 1
-    world.pass_time(0)
+    world.pass_time(world.state.config.timeouts.start_s + 1)
     assert "start_s" in world.events("code.refused")[0]["reason"]
 
 

@@ -17,7 +17,6 @@ from shoal_service.core.attempt.commands import (
 from shoal_service.core.attempt.events import CheckpointFound, ReportArrived, SnapshotPartsReported, WorkerWarm
 from shoal_service.core.attempt.machine import step
 from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.state.worker import WorkerPool
 from shoal_service.planner import plan
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ExitKind
@@ -105,7 +104,7 @@ def test_a_worker_that_becomes_warm_meanwhile_is_asked_for_its_snapshots_before_
     assert world.state.stage is Stage.FALLING_BACK
     index = world.state.pool.next_index
     late = replace(world.state.pool.workers[0], index=index, worker_id="late", info=None, warm_at=None)
-    world.state = replace(world.state, pool=WorkerPool(workers=(*world.state.pool.workers, late), next_index=index + 1))
+    world.state = replace(world.state, pool=world.state.pool.with_new(late))
     info = world.state.pool.workers[0].info
     state, commands = step(world.state, WorkerWarm(index, info), world.now, plan)
     assert RequestSnapshotParts(index) in commands

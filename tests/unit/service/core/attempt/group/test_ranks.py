@@ -10,6 +10,7 @@ import pytest
 
 from shoal_service.core.attempt.group.ranks import next_workers
 from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.persistent.table import Table
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker, WorkerPool
 from shoal_workers.contract.messages import WorkerInfo
 
@@ -23,7 +24,7 @@ def state_of(
     state: Attempt = new_world().state
     return replace(
         state,
-        pool=WorkerPool(workers=tuple(worker(int(index)) for index in alive)),
+        pool=WorkerPool(workers=Table(worker(int(index)) for index in sorted(alive))),
         group=replace(state.group, workers=ranks),
         target=replace(state.target, granted=granted, avoided=avoided),
     )
