@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store
-from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_workers.contract.spec import JobSpec
 
 _PULL_S = 10.0
@@ -16,41 +17,52 @@ _LEASE_S = 3600.0
 
 
 class ControlPlane:
-    """A thread of its own with the shipped store on SQLite. The attempt's reports are its only work."""
+    """The shipped store on SQLite, and a thread of its own that pulls and stores the reports of one attempt."""
 
-    def __init__(self, folder: Path, spec: JobSpec, num_workers: int, outbox: Outbox) -> None:
-        self._outbox = outbox
+    def __init__(self, folder: Path, spec: JobSpec, num_workers: int) -> None:
         self._store = Store.open(f"sqlite:///{folder / 'shoal.db'}")
         now = time.time()
         lease = self._store.acquire_lease("bench", ttl_s=_LEASE_S, now=now)
         assert lease is not None
-        self._epoch = lease.epoch
+        self.epoch = lease.epoch
         view, _ = self._store.create_job(spec, idempotency_key=None, now=now)
-        self._job_id = view.id
-        self._store.begin_attempt(view.id, workers=num_workers, epoch=self._epoch, now=now)
+        self.job_id = view.id
+        self._store.begin_attempt(view.id, workers=num_workers, epoch=self.epoch, now=now)
         self.seconds: list[float] = []
         """Of each transaction that stores reports."""
         self.cpu_s = 0.0
         self._is_ended = False
-        self._thread = threading.Thread(target=self._pull, daemon=True)
+        self._thread: threading.Thread | None = None
+
+    def follow(
+        self,
+        pull: Callable[[int, float], SupervisorReports],
+        seen: Callable[[SupervisorReports], None] = lambda reports: None,
+    ) -> None:
+        """`pull(after, wait_s)` returns the reports after that number; `seen` is called with each on the thread."""
+        self._thread = threading.Thread(target=self._follow, args=(pull, seen), daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         self._is_ended = True
-        self._thread.join(_PULL_S + 5.0)
+        if self._thread is not None:
+            self._thread.join(_PULL_S + 5.0)
         self._store.close()
 
-    def _pull(self) -> None:
+    def _follow(
+        self, pull: Callable[[int, float], SupervisorReports], seen: Callable[[SupervisorReports], None]
+    ) -> None:
         after = 0
         while not self._is_ended:
-            reports = self._outbox.pull(after, 0.5)
+            reports = pull(after, 0.5)
             if reports.seq == after:
                 continue
             after = reports.seq
             began, cpu = time.perf_counter(), time.thread_time()
             # Over the wire it is a document, so it is one here.
             received = type(reports).model_validate_json(reports.model_dump_json())
-            self._store.apply(self._job_id, received, epoch=self._epoch, now=time.time())
+            self._store.apply(self.job_id, received, epoch=self.epoch, now=time.time())
             self.seconds.append(time.perf_counter() - began)
             self.cpu_s += time.thread_time() - cpu
+            seen(received)
             time.sleep(_PAUSE_S)

@@ -27,6 +27,7 @@ sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tes
 
 from measurements.machine import describe
 from scale.control_plane import ControlPlane
+from scale.growth import print_growth
 from scale.world import ScaleWorld
 
 FIGURES = {
@@ -67,7 +68,7 @@ def main() -> None:
         # A process of its own for each number: memory is that of this number alone.
         done = subprocess.run([sys.executable, __file__, *options], stdout=subprocess.PIPE, text=True, check=True)
         rows.append(json.loads(done.stdout))
-    _print(rows)
+    print_growth(rows, FIGURES)
     if arguments.out is not None:
         arguments.out.write_text(json.dumps({"machine": describe(), "rows": rows}, indent=1) + "\n")
 
@@ -75,7 +76,8 @@ def main() -> None:
 async def _measure(num_workers: int, train_s: float, kills: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="shoal-scale-") as folder:
         world = ScaleWorld(num_workers)
-        control_plane = ControlPlane(Path(folder), world.spec, num_workers, world.outbox)
+        control_plane = ControlPlane(Path(folder), world.spec, num_workers)
+        control_plane.follow(world.outbox.pull)
         try:
             return await _figures(world, control_plane, train_s, kills)
         finally:
@@ -122,25 +124,6 @@ async def _figures(world: ScaleWorld, control_plane: ControlPlane, train_s: floa
 def _quantile(values: list[float], q: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, math.ceil(q * len(ordered)) - 1)] if ordered else 0.0
-
-
-def _print(rows: list[dict[str, Any]]) -> None:
-    numbers = [row["workers"] for row in rows]
-    print("\n| workers | " + " | ".join(str(n) for n in numbers) + " | exponent |")
-    print("|---|" + "---|" * (len(rows) + 1))
-    for key, words in FIGURES.items():
-        values = [row[key] for row in rows]
-        print(f"| {words} | " + " | ".join(f"{value:.3g}" for value in values) + f" | {_exponent(numbers, values)} |")
-
-
-def _exponent(numbers: list[int], values: list[float]) -> str:
-    """Slope of the line through the logarithms; of the larger half, where the constant part no longer hides it."""
-    points = [(math.log(n), math.log(v)) for n, v in zip(numbers, values, strict=True) if v > 0][-3:]
-    if len(points) < 2:
-        return "–"
-    mean_x, mean_y = (statistics.fmean(p[i] for p in points) for i in (0, 1))
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
-    return f"{slope:.2f}"
 
 
 if __name__ == "__main__":

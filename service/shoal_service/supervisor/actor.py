@@ -22,6 +22,7 @@ from shoal_service.supervisor.supervisor import Supervisor
 from shoal_service.supervisor.workers import liveness_probe
 from shoal_service.supervisor.workers.host_probe import HostProbe
 from shoal_service.supervisor.workers.ray_fleet import RayFleet
+from shoal_workers.actor import WorkerActor
 from shoal_workers.contract.messages import Stacks
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
 from shoal_workers.raylet import exit_with_raylet
@@ -31,6 +32,9 @@ CONCURRENCY_GROUPS = {"pull": 4, "direct": 4, "inspect": 2}
 
 class SupervisorActor:
     """See Supervisor for each method. A call without `signed_` is of an attempt that began without a key."""
+
+    worker_class: type[WorkerActor] = WorkerActor
+    """The actors that it starts; a benchmark of supervisors gives workers that do not train."""
 
     def __init__(self, config: SupervisorConfig) -> None:
         exit_with_raylet()
@@ -43,7 +47,9 @@ class SupervisorActor:
         def make_world(life: int) -> World:
             self.life = life
             return World(
-                fleet=RayFleet(config, life=life, require_current=journal.require_current),
+                fleet=RayFleet(
+                    config, life=life, require_current=journal.require_current, worker_class=self.worker_class
+                ),
                 journal=journal,
                 catalog=CheckpointCatalog(config.checkpoint_root),
                 node_watch=GcsNodeWatch(),

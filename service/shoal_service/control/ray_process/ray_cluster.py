@@ -58,7 +58,9 @@ _UNANSWERED_S = 5.0
 class RayCluster:
     """The real `protocols.Cluster`. Call `connect` first."""
 
-    def __init__(self) -> None:
+    def __init__(self, supervisor_class: type[SupervisorActor] = SupervisorActor) -> None:
+        """`supervisor_class`: the actors that it starts."""
+        self._supervisor_class = supervisor_class
         self.address = ""
         self._node_id = ""
         """The node of the raylet that this driver is attached to."""
@@ -173,7 +175,7 @@ class RayCluster:
         ready = self._reserve.take(serialized_supervisor_environment(config), usable, time.monotonic())
         if ready:
             selectors.insert(0, {_NODE_LABEL: ready})
-        actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(SupervisorActor)
+        actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(self._supervisor_class)
         actor = actor_class.options(
             name=supervisor_name(config.job_id, config.attempt),
             namespace=NAMESPACE,

@@ -76,6 +76,7 @@ class RayFleet:
         life: int = 1,
         require_current: Callable[[], None] = lambda: None,
         on_replaced: Callable[[], None] = end_replaced_process,
+        worker_class: type[WorkerActor] = WorkerActor,
     ) -> None:
         """
         Args:
@@ -106,7 +107,7 @@ class RayFleet:
         if worker.memory_gib:
             self._options["memory"] = int(worker.memory_gib * _GIB)
         self._rank_bytes = 0 if worker.gpus else _rank_bytes(config)
-        self._actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(WorkerActor)
+        self._actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(worker_class)
 
     async def start(self, order: StartWorker) -> None:
         index = order.index
