@@ -140,7 +140,12 @@ class FakeCluster:
     def snapshot(self) -> ClusterSnapshot:
         if self.error is not None:
             raise self.error
-        return ClusterSnapshot(nodes=self.nodes, free=self._free(), reservations=tuple(self.reservations))
+        return ClusterSnapshot(
+            nodes=self.nodes,
+            free=self._free(),
+            reservations=tuple(self.reservations),
+            attempts=frozenset(self.supervisors),
+        )
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         self._watchers.append(changed)

@@ -15,7 +15,7 @@ from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.control.market import maintenance
 from shoal_service.control.market.foreign import ForeignUse
-from shoal_service.control.protocols import Cluster, ClusterSnapshot, Reservation
+from shoal_service.control.protocols import AttemptKey, Cluster, ClusterSnapshot, Reservation
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.nodes import Drain, Node, NodeSuspicion
 from shoal_service.core.scheduling.market import WorkerNeed
@@ -49,6 +49,8 @@ class ClusterReader:
         """Workers that are alive, by job and node."""
         self.reservations: tuple[Reservation, ...] = ()
         """Of the workers of all jobs."""
+        self.attempts: frozenset[AttemptKey] = frozenset()
+        """Those that have actors in the cluster."""
         self.view = ClusterView(
             connected=False,
             address=cluster.address,
@@ -86,6 +88,7 @@ class ClusterReader:
                 return False
             self._snapshot, self._read_mono = snapshot, mono
             self.workers, self.reservations = _by_job(snapshot), snapshot.reservations
+            self.attempts = snapshot.attempts
             self.foreign = self._foreign_use.observe(snapshot, job_ids, mono)
         nodes = await asyncio.to_thread(self._described, self._snapshot, lease)
         lease = lease or await asyncio.to_thread(self._store.current_lease)

@@ -16,6 +16,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
@@ -34,6 +35,7 @@ from shoal_service.control.market.freed import freed_places
 from shoal_service.control.market.pruner import Pruner
 from shoal_service.control.ownership import acquired
 from shoal_service.control.protocols import Cluster
+from shoal_service.control.supervisors.leftovers import Leftovers
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.scheduling.decide import decide
@@ -99,6 +101,7 @@ class ControlLoop:
         self._writer = DecisionWriter(store)
         self._pruner = Pruner(store)
         self._drain_times = DrainTimes()
+        self._leftovers = Leftovers(store, cluster)
         self._last_market: MarketState | None = None
         self._decided_for: object = None
         """What the last decisions were taken for; None: they changed something."""
@@ -155,11 +158,7 @@ class ControlLoop:
 
     async def run(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
-
-        def node_changed() -> None:
-            loop.call_soon_threadsafe(self._node_changed)
-
-        unwatch = self._cluster.watch(node_changed)
+        unwatch = self._cluster.watch(partial(loop.call_soon_threadsafe, self._node_changed))
 
         def requested(_: str) -> None:
             loop.call_soon_threadsafe(self._is_requested.set)
@@ -222,6 +221,7 @@ class ControlLoop:
         elif reachable:
             await self._schedule(rows, self._lease)
             await self._measure_drains(self._lease)
+            await self._leftovers.end(self._reader.attempts, self._drivers)
             await asyncio.to_thread(self._pruner.look, rows, mono, epoch=self._lease.epoch, now=self._clock.time())
             await self._probation.consider(self._reader.view.nodes, epoch=self._lease.epoch, now=self._clock.time())
         else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from shoal_service.control.market.demand import RoomKind
 from shoal_service.core.nodes import Node
@@ -16,6 +16,9 @@ from shoal_service.reports import SupervisorReports
 from shoal_service.signing.calls import SignedCall
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_workers.contract.messages import Stacks
+
+AttemptKey: TypeAlias = tuple[str, int]
+"""Job id, and number of the attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class ClusterSnapshot:
     """What nobody has reserved, by node id. A node that is missing has not reported yet."""
     reservations: tuple[Reservation, ...] = ()
     """Of the workers of all jobs."""
+    attempts: frozenset[AttemptKey] = frozenset()
+    """Those that have actors, also of other control planes."""
 
 
 @dataclass(frozen=True, slots=True)

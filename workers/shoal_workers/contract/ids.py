@@ -33,6 +33,13 @@ def job_of_worker(name: str) -> str | None:
     return parts[1] if len(parts) == 4 and parts[0] == "shoal" and parts[3].startswith("worker-") else None
 
 
+def attempt_of(name: str) -> tuple[str, int] | None:
+    """Job and attempt to which the actor of this name belongs; None: to none."""
+    parts = name.split("/")
+    is_actor = len(parts) == 4 and parts[0] == "shoal" and parts[2].isdecimal()
+    return (parts[1], int(parts[2])) if is_actor else None
+
+
 def index_of_worker(name: str) -> int:
     """The index in the name of a worker; -1: there is none."""
     index = name.rpartition("-")[2]

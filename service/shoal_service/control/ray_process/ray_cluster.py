@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError, RaySystemError, RpcError
@@ -44,7 +44,7 @@ from shoal_service.supervisor.workers.processes import (
     serialized_worker_environment,
     supervisor_environment,
 )
-from shoal_workers.contract.ids import NAMESPACE, job_of_worker, supervisor_name
+from shoal_workers.contract.ids import NAMESPACE, attempt_of, job_of_worker, supervisor_name
 from shoal_workers.forkserver import PATIENCE_S
 
 _GIB = 1 << 30
@@ -105,7 +105,13 @@ class RayCluster:
             raise
         if any(node.node_id == self._node_id and not node.alive for node in nodes):
             raise ConnectionStale(f"the raylet of this driver, on node {self._node_id}, is dead")
-        return ClusterSnapshot(nodes=nodes, free=self._free(), reservations=self._reservations())
+        actors = self._actors()
+        return ClusterSnapshot(
+            nodes=nodes,
+            free=self._free(),
+            reservations=_reservations(actors),
+            attempts=frozenset(key for actor in actors if (key := attempt_of(actor.name)) is not None),
+        )
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         watch = GcsNodeWatch()
@@ -133,16 +139,11 @@ class RayCluster:
         except GcsUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
 
-    def _reservations(self) -> tuple[Reservation, ...]:
+    def _actors(self) -> list[gcs.RayActor]:
         try:
-            found = [actor for actor in gcs.actors() if actor.namespace == NAMESPACE]
+            return [actor for actor in gcs.actors() if actor.namespace == NAMESPACE]
         except GcsUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
-        return tuple(
-            Reservation(actor.name, job_id, actor.node_id, _amounts(actor.resources), actor.is_alive)
-            for actor in found
-            if (job_id := job_of_worker(actor.name)) is not None
-        )
 
     def _is_unknown(self) -> bool:
         """The head accepts connections and does not answer this driver: it was restarted with other tables."""
@@ -323,6 +324,14 @@ def _wait_until_free(name: str) -> None:
             return
         time.sleep(0.02)
     raise ClusterUnreachable(f"Ray still has the actor {name}, {_FREE_S:g} s after it was killed")
+
+
+def _reservations(actors: Sequence[gcs.RayActor]) -> tuple[Reservation, ...]:
+    return tuple(
+        Reservation(actor.name, job_id, actor.node_id, _amounts(actor.resources), actor.is_alive)
+        for actor in actors
+        if (job_id := job_of_worker(actor.name)) is not None
+    )
 
 
 def _offers_work(node: gcs.RayNode) -> bool:
