@@ -29,16 +29,24 @@ _ONCE_S = 60.0
 
 
 def worker_was_lost(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
-    """Called once the worker is gone from the state."""
+    """Called once the worker is gone from the state; not for one that was killed for lack of memory."""
     fault = FAULTS[cause]
     node_id = worker.info.node_id if worker.info is not None else ""
     if not node_id or fault.probation is Probation.NEVER:
         return
     recent = tuple(loss for loss in turn.health.losses if turn.now - loss.at < WINDOW_S)
-    turn.health = replace(turn.health, losses=(*recent, NodeLoss(node_id=node_id, at=turn.now)))
+    loss = NodeLoss(node_id=node_id, at=turn.now, worker_id=worker.worker_id)
+    turn.health = replace(turn.health, losses=(*recent, loss))
     decision = decide(turn.state, node_id, cause)
     if decision:
         suspect(turn, node_id, decision.reason)
+
+
+def forget_loss(turn: Turn, worker_id: str) -> None:
+    """The worker was killed for lack of memory: its node is full, which says nothing against it."""
+    losses = tuple(loss for loss in turn.health.losses if loss.worker_id != worker_id)
+    if len(losses) < len(turn.health.losses):
+        turn.health = replace(turn.health, losses=losses)
 
 
 def decide(state: Attempt, node_id: str, cause: IncidentCause) -> Decision:

@@ -38,7 +38,8 @@ def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mess
         cause = IncidentCause.PREEMPTED
     turn.emit(WorkerLost(worker_id=worker.worker_id, rank=turn.group.rank_of(index), cause=cause, message=message))
     distrust_memory(turn, cause)
-    suspicion.worker_was_lost(turn, worker, cause)
+    if not out_of_memory.is_out_of_memory(message):
+        suspicion.worker_was_lost(turn, worker, cause)
     out_of_memory.death_explained(turn, worker.worker_id, message)
     if worker.only_on and not worker.warm and FAULTS[cause].memory is Memory.LOST:
         orphaned_snapshots.node_is_gone(turn, worker.only_on)  # no fault of the worker's start

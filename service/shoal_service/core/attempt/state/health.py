@@ -15,6 +15,7 @@ class NodeLoss:
 
     node_id: str
     at: float
+    worker_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

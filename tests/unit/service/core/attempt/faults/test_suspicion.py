@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_service.core.attempt.commands import SuspectNode
+from shoal_service.core.attempt.events import DeathExplained
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.job import IncidentCause
@@ -73,4 +74,14 @@ def test_losses_on_several_nodes_suspect_no_node(new_world: NewWorld) -> None:
     for lost in range(8):
         node_id = f"n{lost % 2}"
         lose(world, next(p.index for p in world.group() if p.node_id == node_id))
+    assert suspected(world) == []
+
+
+def test_losses_for_lack_of_memory_do_not_count_against_the_fullest_node(new_world: NewWorld) -> None:
+    world = new_world(workers=4, memory=True, nodes=2).open(then=1)
+    world.total_steps = 100
+    for _ in range(3):
+        victim = next(p for p in world.group() if p.node_id == "n1")
+        lose(world, victim.index)
+        world.feed(DeathExplained(f"shoal/j1/1/worker-{victim.index}", "was killed by the kernel: out of memory"))
     assert suspected(world) == []
