@@ -3,6 +3,7 @@ three nodes of two in two racks, and 16 workers on four nodes of four."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
@@ -188,3 +189,37 @@ def test_a_node_is_lost_and_half_a_node_comes(
     [incident] = client.incidents(run.id)
     assert incident.cause is IncidentCause.NODE_DIED and incident.state_source == "memory"
     assert_same(run, losses_of_one_worker)
+
+
+def test_workers_fill_nodes_so_that_tp_groups_have_room(client: Client, submit: Any) -> None:
+    """Ray's default policy takes another node once half of one is in use: it put one worker of four on each node."""
+    run = submit(
+        to=client,
+        workers=4,
+        min_workers=4,
+        waves=[4],
+        worker={"cpus": 2},
+        parallelism={"tp": 2},
+        strikes=[hold(2)],
+        **PLACED,
+    )
+    run.wait_at("step-2-0")
+    nodes = nodes_by_rank(client, run, 4)
+    assert_inside_nodes(nodes, 2)
+    assert sorted(Counter(nodes).values()) == [2, 2]
+    run.release("step-2-0")
+    run.finish()
+
+
+def test_growth_goes_beside_the_workers_that_are_there(client: Client, submit: Any) -> None:
+    run = submit(to=client, workers=2, min_workers=2, waves=[2, 4], strikes=[hold(2), hold(6)], **PLACED)
+    run.wait_at("step-2-0")
+    first = nodes_by_rank(client, run, 2)
+    assert len(set(first)) == 1
+    client.scale(run.id, min_workers=4, max_workers=4)
+    run.wait_for_event("generation.switching")
+    run.release("step-2-0")
+    run.wait_at("step-6-0")
+    assert set(nodes_by_rank(client, run, 4)) == set(first)
+    run.release("step-6-0")
+    run.finish()

@@ -40,6 +40,10 @@ class StartWorker:
     """Version of the job's code; empty: the one that the attempt began with."""
     is_beside: bool = False
     """It takes the place of a worker that is still there: the cluster's scheduler counts no resources for it."""
+    num_missing: int = 1
+    """Workers that this turn still starts, this one included: they ought to be near each other."""
+    tp: int = 1
+    """Workers of a tensor-parallel group, which ought to be on one node."""
     kind: Literal["start_worker"] = "start_worker"
 
 

@@ -153,14 +153,27 @@ def _start_missing(turn: Turn) -> None:
         p.info.node_id for p in state.pool.workers if p.info is not None and (p.slow_until is not None or p.left_out)
     }
     avoided = tuple(sorted({node.node_id for node in state.target.avoided} | slow))
-    for _ in range(state.target.num_workers - len(_staying(state))):
+    num_missing = state.target.num_workers - len(_staying(state))
+    tp = turn.plan(state.target.spec, state.target.granted, state.config.profile).layout.tp if num_missing > 0 else 1
+    for still_missing in range(num_missing, 0, -1):
         index = turn.pool.next_index
         worker_id = worker_name(state.config.job_id, state.config.attempt, index)
         only_on = orphaned_snapshots.next_node(turn.state)
         code = turn.code.current
         worker = Worker(index=index, worker_id=worker_id, avoids=avoided, only_on=only_on, code=code)
         turn.pool = turn.pool.with_new(worker)
-        turn.do(StartWorker(index, worker.worker_id, avoided, only_on, not turn.health.is_memory_scarce, code))
+        turn.do(
+            StartWorker(
+                index=index,
+                worker_id=worker_id,
+                avoid_nodes=avoided,
+                only_on=only_on,
+                touches_memory=not turn.health.is_memory_scarce,
+                code=code,
+                num_missing=still_missing,
+                tp=tp,
+            )
+        )
 
 
 def _drop_surplus(turn: Turn) -> None:

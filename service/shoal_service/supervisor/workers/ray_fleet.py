@@ -32,6 +32,7 @@ from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.copies.code_package import CodePackage, package_uri
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, end_replaced_process
 from shoal_service.supervisor.protocols import WorkerCallError, WorkerDied, WorkerUnavailable
+from shoal_service.supervisor.workers.node_preference import NodePreference
 from shoal_service.supervisor.workers.processes import worker_environment
 from shoal_service.supervisor.workers.worker_stack import take_stack
 from shoal_workers import exit_status
@@ -106,6 +107,8 @@ class RayFleet:
             self._options["scheduling_strategy"] = "SPREAD"
         if worker.memory_gib:
             self._options["memory"] = int(worker.memory_gib * _GIB)
+        needs = {"CPU": worker.cpus, "GPU": worker.gpus, "memory": self._options.get("memory", 0)}
+        self._preference = NodePreference(needs, config.spec.placement)
         self._rank_bytes = 0 if worker.gpus else _rank_bytes(config)
         self._actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(worker_class)
 
@@ -127,7 +130,7 @@ class RayFleet:
         except ValueError:
             return False
         if info is not None:
-            self._infos[index] = info
+            self._know(index, info)
         return True
 
     async def adopt(self, index: int, generation: int) -> None:
@@ -136,7 +139,7 @@ class RayFleet:
     async def prepare(self, index: int) -> WorkerInfo | ErrorReport:
         answer: WorkerInfo | ErrorReport = await self._answer(self._handles[index].prepare.remote(self._life))
         if isinstance(answer, WorkerInfo):
-            self._infos[index] = answer
+            self._know(index, answer)
         return answer
 
     async def run(self, index: int, assignment: Assignment) -> WorkerExit:
@@ -193,6 +196,10 @@ class RayFleet:
             self._on_replaced()
         return answer
 
+    def _know(self, index: int, info: WorkerInfo) -> None:
+        self._infos[index] = info
+        self._preference.is_on(index, info.node_id)
+
     def knows(self, index: int) -> bool:
         return index in self._handles
 
@@ -224,6 +231,7 @@ class RayFleet:
         return found
 
     async def kill(self, index: int) -> None:
+        self._preference.forget(index)
         info = self._infos.pop(index, None)
         creating = self._creating.pop(index, None)
         if creating is not None:
@@ -244,6 +252,7 @@ class RayFleet:
             await self._terminate(info)
 
     def forget(self, index: int) -> None:
+        self._preference.forget(index)
         self._handles.pop(index, None)
         self._infos.pop(index, None)
 
@@ -280,8 +289,13 @@ class RayFleet:
         labels = node_labels(config.spec)
         if order.only_on:
             labels[_NODE_ID] = order.only_on
-        elif order.avoid_nodes:
-            labels[_NODE_ID] = f"!in({','.join(order.avoid_nodes)})"
+        else:
+            preferred = self._preference.choose(order, labels)
+            if order.avoid_nodes or preferred:
+                labels[_NODE_ID] = f"!in({','.join(order.avoid_nodes) or 'none'})"
+            if preferred:  # and if it has no room by then, any other
+                options["fallback_strategy"] = [{"label_selector": dict(labels)}]
+                labels[_NODE_ID] = preferred
         if order.is_beside:
             options |= {"num_cpus": 0, "memory": None}
         if order.code:

@@ -4,5 +4,5 @@
     node_memory    workers by rank, their predicted need -> whether they fit into the memory of their machines
     choice         layout, planned for the nodes, and workers of the next group
 
-Pure. Starts no worker and chooses no node: it orders workers that are there.
+Before that, `node_choice` says on which node a new worker ought to be. Pure; starts no worker.
 """
