@@ -16,7 +16,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
@@ -158,7 +157,11 @@ class ControlLoop:
 
     async def run(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
-        unwatch = self._cluster.watch(partial(loop.call_soon_threadsafe, self._node_changed))
+
+        def node_changed() -> None:
+            loop.call_soon_threadsafe(self._node_changed)
+
+        unwatch = self._cluster.watch(node_changed)
 
         def requested(_: str) -> None:
             loop.call_soon_threadsafe(self._is_requested.set)
@@ -184,7 +187,8 @@ class ControlLoop:
                 finally:
                     self._times.passes.observe(self._clock.monotonic() - began_mono)
                 pass_s = self._clock.monotonic() - began_mono
-                least_s, pause_s = (_pause_s(share * pass_s) for share in (_REQUEST_SHARE, _IDLE_SHARE))
+                shares_s = (share * pass_s for share in (_REQUEST_SHARE, _IDLE_SHARE))
+                least_s, pause_s = (min(_MAX_PAUSE_S, max(_MIN_PASS_S, wanted_s)) for wanted_s in shares_s)
                 await self._wait_for_any(stop, timeout_s=least_s)
                 if pause_s > least_s:
                     await self._wait_for_any(stop, self._is_requested, timeout_s=pause_s - least_s)
@@ -394,7 +398,3 @@ class ControlLoop:
         finally:
             for wait in waits:
                 wait.cancel()
-
-
-def _pause_s(wanted_s: float) -> float:
-    return min(_MAX_PAUSE_S, max(_MIN_PASS_S, wanted_s))

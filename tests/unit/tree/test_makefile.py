@@ -12,6 +12,7 @@ _STARTED_BY_OTHERS = {
     "plain_loop.py",
     "torchrun_worker.py",
     "ray_train_driver.py",
+    "ray_attempt.py",
     "torchft_agent.py",
     "torchft_worker.py",
 }

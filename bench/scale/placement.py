@@ -1,6 +1,6 @@
 """On how many nodes the workers of a job start, with the node that Shoal prefers for each and with Ray's own policy.
 
-    python bench/placement.py [--nodes 4] [--cpus 4] [--rounds 3]
+    python bench/scale/placement.py [--nodes 4] [--cpus 4] [--rounds 3]
 
 Real actors that a `RayFleet` starts on a cluster of empty nodes, and on one where the preferred node turns out to be
 full. For each case: workers on each node, the number of pairs that a node has room for (tp 2), and seconds until every
@@ -23,7 +23,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("bench", "tests", "tools"))
+sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools"))
 
 from kit.processes.os_processes import adopt_orphans, end_all
 from measurements.machine import describe
