@@ -69,8 +69,9 @@ bench-scale: setup ## how the work of a supervisor grows with its workers, in on
 bench-big-start: setup ## memory of eight workers while a model of 1 B parameters starts, and of 0.5 B until the first step (ten minutes)
 	@$(BIN)/python bench/scale/big_start.py
 
-bench-forming: setup ## seconds to form a group of 4, 16 and 32 processes, with Shoal's store and with torch's TCPStore
+bench-forming: setup ## seconds to form a group of 4, 16 and 32 processes, with Shoal's store and with torch's TCPStore; CPU seconds of the store for an exchange of 64 to 1,024 ranks
 	@$(BIN)/python bench/forming.py
+	@$(BIN)/python bench/scale/gathering.py
 
 bench-data: setup ## megabytes of text per second that one core tokenises
 	@$(BIN)/python bench/data.py

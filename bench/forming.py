@@ -6,7 +6,7 @@ Each world is a set of forked processes; rank 0 hosts the store. Every round for
 the store, wait until all ranks have arrived, connect all pairs, one all-reduce. The first round starts without
 connections; in later ones Shoal's ranks keep theirs to the store, and TCPStore's clients connect anew. A round takes as
 long as its slowest rank. TCPStore asks the name server for the name of each peer, so its figures depend on the
-machine's name server. The last line is JSON.
+machine's name server. CPU seconds are of all processes of a round together. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from datetime import timedelta
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # Started as a script from any directory: the shared modules are found beside this folder.
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
@@ -41,8 +41,17 @@ from shoal_workers.engine.group.store.server import StoreServer
 HOST = "127.0.0.1"
 _TIMEOUT = timedelta(seconds=120)
 _KEY = "forming"
-Figures = tuple[float, float]
-"""Seconds until all ranks have arrived at the store, and until the all-reduce is done."""
+
+
+class Figures(NamedTuple):
+    """Of a round, or of one rank in it. Seconds."""
+
+    arrived_s: float
+    """Until all ranks have arrived at the store."""
+    formed_s: float
+    """Until the all-reduce is done."""
+    cpu_s: float
+    """Of all processes, until the group is destroyed."""
 
 
 class Shoal:
@@ -65,17 +74,17 @@ class Shoal:
             store_port=port,
             restore_from=None,
         )
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         rendezvous = Rendezvous(assignment, self._connections, lambda: None)
         rendezvous.connect()
-        rendezvous.gather("arrived", "")
+        rendezvous.arrive("arrived")
         arrived = time.perf_counter()
         _connect_all(PrefixStore("groups", rendezvous.store), rank, world)
         formed = time.perf_counter()
-        rendezvous.gather("left", "")  # rank 0 hosts the store
+        rendezvous.arrive("left")  # rank 0 hosts the store
         dist.destroy_process_group()
         rendezvous.close()
-        return arrived - start, formed - start
+        return Figures(arrived - start, formed - start, time.process_time() - cpu)
 
 
 class Torch:
@@ -86,7 +95,7 @@ class Torch:
 
     @staticmethod
     def form(rank: int, world: int, port: int, generation: int) -> Figures:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         client = TCPStore(HOST, port, is_master=False, wait_for_workers=False, timeout=_TIMEOUT)
         store = PrefixStore(str(generation), client)
         _gather(store, "arrived", rank, world)
@@ -95,7 +104,7 @@ class Torch:
         formed = time.perf_counter()
         _gather(store, "left", rank, world)
         dist.destroy_process_group()
-        return arrived - start, formed - start
+        return Figures(arrived - start, formed - start, time.process_time() - cpu)
 
 
 def main() -> None:
@@ -106,20 +115,23 @@ def main() -> None:
     torch.set_num_threads(1)
     choose_interface(HOST, 1)
     results: dict[str, Any] = {"machine": describe()}
-    print("world          store       first: arrived  formed   later: arrived  formed   (seconds)", flush=True)
+    print(
+        "world          store       first: arrived  formed   CPU    later: arrived  formed   CPU  (seconds)", flush=True
+    )
     for world in map(int, arguments.worlds.split(",")):
         for name, way in (("TCPStore", Torch), ("Shoal", Shoal)):
             rounds = _measure(way, world, arguments.rounds)
-            later = tuple(statistics.median(values) for values in zip(*rounds[1:], strict=True)) or (0.0, 0.0)
-            results[f"{name} {world}"] = {"first": rounds[0], "later": later}
-            first = rounds[0]
-            line = f"{world:5}  {name:>12}  {first[0]:20.3f} {first[1]:7.3f} {later[0]:16.3f} {later[1]:7.3f}"
+            first, rest = rounds[0], rounds[1:] or rounds
+            later = Figures(*(statistics.median(values) for values in zip(*rest, strict=True)))
+            results[f"{name} {world}"] = {"first": first._asdict(), "later": later._asdict()}
+            line = f"{world:5}  {name:>12}  {first.arrived_s:20.3f} {first.formed_s:7.3f} {first.cpu_s:6.2f}"
+            line += f" {later.arrived_s:16.3f} {later.formed_s:7.3f} {later.cpu_s:6.2f}"
             print(line, flush=True)
     print(json.dumps(results))
 
 
 def _measure(way: Callable[[], Any], world: int, num_rounds: int) -> list[Figures]:
-    """The slowest rank's figures, by round."""
+    """By round: the times of the slowest rank, and the CPU seconds of all."""
     ends = [_fork(way, rank, world) for rank in range(world)]
     port = ends[0].recv()
     rounds = []
@@ -127,7 +139,8 @@ def _measure(way: Callable[[], Any], world: int, num_rounds: int) -> list[Figure
         for end in ends:
             end.send((port, generation))
         found = [end.recv() for end in ends]
-        rounds.append((max(one[0] for one in found), max(one[1] for one in found)))
+        arrived, formed, cpu = zip(*found, strict=True)
+        rounds.append(Figures(max(arrived), max(formed), sum(cpu)))
     for end in ends:
         end.send(None)
     for _ in ends:

@@ -103,6 +103,19 @@ def test_a_missing_rank_is_named_after_the_timeout(make_job: Any) -> None:
     assert "rank 2" in exits[0].error.message
 
 
+def test_a_rank_may_take_longer_to_build_than_to_arrive(make_job: Any) -> None:
+    """`store_timeout_s` is the limit of the rendezvous, not of building a model and reading its state."""
+    job = make_job(**SPEC)
+    workers = job.workers(2)
+    assert [worker.call("prepare") for worker in workers] == [None, None]
+    workers[1].strike("building", 0, "hold")
+    job.start(workers, store_timeout_s=4.0)
+    workers[1].reached()
+    assert not workers[0].has_exit.wait(5.0), "it waits for rank 1"
+    workers[1].call("go")
+    assert [worker.exit().kind for worker in workers] == [ExitKind.FINISHED] * 2
+
+
 def test_a_dead_store_fails_the_rendezvous(make_job: Any) -> None:
     job = make_job(**SPEC)
     gone, survivor = job.workers(2)

@@ -75,6 +75,11 @@ class WorkerInfo(Frozen):
     """Of its machine, or less if a control group limits it; 0: not known."""
 
 
+_FORM_RANK_S = 0.05
+_FORM_AT_ONCE = 64
+"""Ranks that form a group within the deadlines as they are."""
+
+
 class Assignment(Frozen):
     """One worker's role in one generation."""
 
@@ -105,9 +110,9 @@ class Assignment(Frozen):
     skip_steps: tuple[int, ...] = ()
     """Numbers of steps that are not trained; their samples are skipped."""
     store_timeout_s: float = 60.0
-    """Time limit of the rendezvous, seconds."""
+    """Time limit of the rendezvous, seconds; see `rendezvous_s`."""
     connect_timeout_s: float = 15.0
-    """Time limit of each process group to connect its ranks, seconds."""
+    """Time limit of each process group to connect its ranks, seconds; see `connect_s`."""
     collective_timeout_s: float = 600.0
     """A collective fails if it makes no progress for this long, seconds."""
     commit_timeout_s: float = 0.0
@@ -119,6 +124,16 @@ class Assignment(Frozen):
         return self.layout.world_size
 
     @property
+    def rendezvous_s(self) -> float:
+        """Seconds until ranks that have not arrived count as missing."""
+        return self.store_timeout_s + later_to_form_s(self.world_size)
+
+    @property
+    def connect_s(self) -> float:
+        """Seconds until a process group that has not connected its ranks has failed."""
+        return self.connect_timeout_s + later_to_form_s(self.world_size)
+
+    @property
     def shard(self) -> int:
         """Number of the part of a snapshot that this rank holds; its replicas hold the same one."""
         return self.layout.shard_of(self.rank)
@@ -127,6 +142,12 @@ class Assignment(Frozen):
     def num_shards(self) -> int:
         """Parts that a snapshot of this generation consists of."""
         return self.layout.num_distinct_shards
+
+
+def later_to_form_s(world_size: int) -> float:
+    """By how many seconds every deadline of forming is later in a group of so many ranks: one store answers all of
+    them, and each connects to all others. 48 s with 1,024 ranks."""
+    return _FORM_RANK_S * max(0, world_size - _FORM_AT_ONCE)
 
 
 class Phase(StrEnum):

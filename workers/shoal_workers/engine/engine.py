@@ -10,7 +10,6 @@ training thread and reads the outbox. The engine does not import Ray; actor.py a
 from __future__ import annotations
 
 import gc
-import json
 import threading
 import time
 from dataclasses import replace
@@ -48,10 +47,11 @@ from shoal_workers.engine.process.packages import add_packages
 from shoal_workers.engine.process.position import PhaseHook, Position
 from shoal_workers.engine.process.warm_memory import MemoryToucher, keep_freed_memory
 from shoal_workers.engine.profiling.profiling import Profiling
-from shoal_workers.engine.state.restore import Restored, is_restoring
+from shoal_workers.engine.state.all_restored import when_all_have_restored
+from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.task.data_identity import RankData, difference, differing_rank, parts_of, refused_change
+from shoal_workers.engine.task.data_identity import RankData, parts_of, refused_change
 from shoal_workers.engine.task.task import LoadedTask, load_task
 from shoal_workers.engine.task.user_code import UserCode
 from shoal_workers.engine.trainer import Trainer
@@ -318,11 +318,10 @@ class Engine:
         generation.check()
         built = time.perf_counter()
         restored = trainer.restore()
-        # The group is formed once all ranks have their state: one of them may find a damaged file or lost memory.
-        own_data = RankData(self._task.content_hash, self._store.host)
-        gathered = [text.split("\n") for text in group.gather("restored", f"{restored}\n{own_data}")]
-        all_restored = [Restored.parse(text) for text, _ in gathered]
-        self._refuse_different_data([RankData.parse(text) for _, text in gathered], group, restored)
+        own_data, train_data = RankData(self._task.content_hash, self._store.host), self._task.train_data
+        all_restored = when_all_have_restored(group, restored, own_data, lambda: parts_of(train_data))
+        if restored.data_change is not None and restored.is_own and not self._may_change_data:
+            raise refused_change(restored.data_change, restored.step)
         if assignment.rank == 0:
             self._outbox.report(
                 GroupFormed(
@@ -334,24 +333,14 @@ class Engine:
                     build_s=built - formed,
                     restore_s=time.perf_counter() - built,
                     num_parameters=runtime.num_parameters,
-                    restored_bytes=sum(one.num_bytes for one in all_restored),
-                    remote_bytes=sum(one.remote_bytes for one in all_restored),
+                    restored_bytes=all_restored.num_bytes,
+                    remote_bytes=all_restored.remote_bytes,
                     past=restored.past,
                     data=own_data.content_hash,
                     data_before=restored.data_change.before if restored.data_change is not None else "",
                 )
             )
         return trainer
-
-    def _refuse_different_data(self, ranks: list[RankData], group: Group, restored: Restored) -> None:
-        """Raises DataDiffers on every rank alike: ranks differ, or all of them from the job's own state."""
-        number = differing_rank(ranks)
-        if number is not None:
-            assert self._task is not None
-            parts = group.gather("data", json.dumps(parts_of(self._task.train_data)))
-            raise difference(ranks, [json.loads(text) for text in parts], number)
-        if restored.data_change is not None and restored.is_own and not self._may_change_data:
-            raise refused_change(restored.data_change, restored.step)
 
     def _take_reusable_runtime(self, assignment: Assignment, spec: JobSpec) -> ModelRuntime | None:
         """The model of the last generation if it fits this one. Otherwise it is freed before another one is built."""

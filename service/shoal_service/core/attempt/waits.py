@@ -26,7 +26,7 @@ from shoal_service.core.attempt.state.stages import (
     Switching,
     Waiting,
 )
-from shoal_workers.contract.messages import Phase
+from shoal_workers.contract.messages import Phase, later_to_form_s
 
 
 class Deadline(StrEnum):
@@ -112,8 +112,10 @@ def _for_group(state: Attempt) -> Wait:
     if any(stamp.phase is Phase.RESTORING for stamp in stamps):
         words = f"the group to restore its state (timeouts.restore_s {timeouts.restore_s:g} s without progress)"
         return Wait(Deadline.FORMED, newest + timeouts.restore_s + queued_s, words)
-    words = f"the group to form and to build its model (timeouts.form_s {timeouts.form_s:g} s without progress)"
-    return Wait(Deadline.FORMED, newest + timeouts.form_s + queued_s, words)
+    connecting_s = later_to_form_s(len(ranks))
+    more = f" + {connecting_s:g} s for {len(ranks)} ranks" if connecting_s else ""
+    words = f"the group to form and to build its model (timeouts.form_s {timeouts.form_s:g} s{more} without progress)"
+    return Wait(Deadline.FORMED, newest + timeouts.form_s + connecting_s + queued_s, words)
 
 
 def _starting(state: Attempt) -> list[ProgressStamp]:

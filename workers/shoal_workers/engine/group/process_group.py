@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _redistribute as redistribute
 
 from shoal_workers.contract.errors.suspects import Link
+from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.engine.errors import EngineError, Fenced, FormFailed
 from shoal_workers.engine.group.collective_log import CollectiveLog
@@ -80,15 +81,18 @@ class Group:
         choose_interface(a.store_host, a.store_port)
         self._rendezvous.connect()
         # All ranks must have arrived before torch begins to connect them: its own waits cannot be interrupted.
-        self._rendezvous.gather("arrived", str(os.getpid()))
-        self._sockets.before_groups()
+        self._rendezvous.arrive("arrived")
+        backend = backend_of(self._device.type, a.layout)
+        has_gloo = "gloo" in backend
+        if has_gloo:
+            self._sockets.before_groups()
         if self._device.type == "cuda":
             _configure_nccl()
         self._on_connecting()
         try:
-            with bounded_connecting(self._check, a.connect_timeout_s):
+            with bounded_connecting(self._check, a.connect_s):
                 dist.init_process_group(
-                    "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl",
+                    backend,
                     store=PrefixStore("groups", self._rendezvous.store),
                     rank=a.rank,
                     world_size=a.world_size,
@@ -98,16 +102,22 @@ class Group:
         except RuntimeError as error:
             self._check()
             raise FormFailed(f"the process group of {a.world_size} ranks did not come up: {error}") from error
-        listening = self._rendezvous.gather(
-            "listening", json.dumps(sorted(self._sockets.after_groups())), timeout_s=a.connect_timeout_s
-        )
-        self._sockets.learn_peers(_addresses(listening))
+        if has_gloo:
+            own = json.dumps(sorted(self._sockets.after_groups()))
+            listening = self._rendezvous.gather("listening", own, timeout_s=a.connect_s)
+            self._sockets.learn_peers(_addresses(listening))
         self.is_formed = True
         return meshes
 
     def gather(self, what: str, value: str) -> list[str]:
-        """Training thread, all ranks: every rank's `value`, by rank. Raises as `form` does."""
-        return self._rendezvous.gather(what, value)
+        """Training thread, all ranks, after `form`: every rank's `value`, by rank. Raises as `form` does."""
+        return self._rendezvous.gather(what, value, timeout_s=self._assignment.collective_timeout_s)
+
+    def decide(self, what: str, value: str, decision: Callable[[list[str]], str]) -> str:
+        """Training thread, all ranks, after `form`: what rank 0 decides from the values of all ranks. Raises as `form`
+        does. The wait may be long: another rank may still build its model, or read its state."""
+        limit_s = self._assignment.collective_timeout_s
+        return self._rendezvous.decide(what, value, decision, timeout_s=limit_s)
 
     def wake(self) -> None:
         """Any thread: wake the training thread out of the collective or store call that it waits in.
@@ -145,7 +155,7 @@ class Group:
     def wait_for_others(self) -> None:
         """At a clean end, all ranks: no rank closes a connection that another rank still reads from."""
         try:
-            self._rendezvous.gather("leaving", "", timeout_s=_CLEAN_END_S)
+            self._rendezvous.arrive("leaving", timeout_s=_CLEAN_END_S)
         except (EngineError, DistError):  # the others are gone already
             pass
 
@@ -162,6 +172,18 @@ class Group:
         _clear_mesh_caches()
         gc.collect()
         _drop(groups, store, self.wake if not is_clean else None)  # last, because it may have to wait
+
+
+def backend_of(device_type: str, layout: Layout) -> str:
+    """The backend of all groups, as torch spells it.
+
+    gloo connects every pair of ranks when a group is made. So with GPUs it is left out, unless offloaded parameters
+    put gradients on the host, of which `PartialGradients` and `ExactGradients` sum some. Every other collective of the
+    engine is of tensors on the worker's device.
+    """
+    if device_type == "cpu":
+        return "gloo"
+    return "cpu:gloo,cuda:nccl" if layout.offload else "nccl"
 
 
 def _drop(groups: list[dist.ProcessGroup], store: GenerationStore | None, wake: Callable[[], None] | None) -> None:

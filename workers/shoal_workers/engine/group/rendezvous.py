@@ -1,5 +1,9 @@
 """Rendezvous of the ranks of a generation: they connect to the store of rank 0 and exchange short texts.
 
+    arrive   all are there                                  nothing comes back
+    decide   all have given a text, rank 0 decides          one text comes back
+    gather   all have given a text                          all texts come back: N values for N ranks
+
 Every wait has a deadline, and `wake` lets it look at the fence at once. No name server is asked (docs/decisions/0017).
 Called by `Group` on the training thread.
 """
@@ -9,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 from torch.distributed import DistError
 
@@ -19,6 +24,10 @@ from shoal_workers.engine.group.store.generation_store import GenerationStore
 from shoal_workers.engine.group.store.messages import Space
 
 _PAUSE_S = 0.02
+_SHOWN = 16
+"""Missing ranks in a message."""
+
+Answer = TypeVar("Answer")
 
 
 class StoreConnections:
@@ -61,7 +70,7 @@ class Rendezvous:
         self._assignment = assignment
         self._connections = connections
         self._check = check
-        self._deadline_mono = time.monotonic() + assignment.store_timeout_s
+        self._deadline_mono = time.monotonic() + assignment.rendezvous_s
         self._connection: StoreConnection | None = None
         self._store: GenerationStore | None = None
 
@@ -84,7 +93,7 @@ class Rendezvous:
                 if time.monotonic() >= self._deadline_mono:
                     message = (
                         f"the rendezvous store at {a.store_host}:{a.store_port} could not be reached within "
-                        f"{a.store_timeout_s:g} s: {error}"
+                        f"{a.rendezvous_s:g} s: {error}"
                     )
                     raise FormFailed(message) from error
                 time.sleep(_PAUSE_S)  # refused: the worker with the store is not up yet, or gone
@@ -92,21 +101,38 @@ class Rendezvous:
             self._connection,
             Space(a.generation, f"{a.job_id}/{a.attempt}"),
             check=self._check,
-            timeout=timedelta(seconds=a.store_timeout_s),
+            timeout=timedelta(seconds=a.rendezvous_s),
         )
 
     def gather(self, what: str, value: str, *, timeout_s: float | None = None) -> list[str]:
-        """Every rank's `value`, by rank, once all ranks have set theirs. FormFailed names the missing ranks."""
-        a = self._assignment
-        left_s = self._deadline_mono - time.monotonic() if timeout_s is None else timeout_s
-        keys = [f"{what}/{rank}" for rank in range(a.world_size)]
+        """Every rank's `value`, by rank, once all ranks have given theirs, with `gather` or `arrive`.
+
+        Only where every rank needs every value: rank 0's node sends N values N times. FormFailed names the missing
+        ranks.
+        """
+        return self._all_ranks(self.store.gather, what, value, timeout_s)
+
+    def arrive(self, what: str, value: str = "", *, timeout_s: float | None = None) -> None:
+        """As `gather`, without the values of the others."""
+        self._all_ranks(self.store.arrive, what, value, timeout_s)
+
+    def decide(
+        self, what: str, value: str, decision: Callable[[list[str]], str], *, timeout_s: float | None = None
+    ) -> str:
+        """What rank 0 decides from the values of all ranks, on every rank; the others do not get the values.
+
+        FormFailed names the missing ranks. What `decision` raises is raised on rank 0; the others wait in vain.
+        """
+        key = f"{what}/decision"
         try:
-            self.store.set(keys[a.rank], value)
-            self.store.wait(keys, timedelta(seconds=max(0.05, left_s)))
-            return [value.decode() for value in self.store.multi_get(keys)]
+            if self._assignment.rank == 0:
+                decided = decision(self.gather(what, value, timeout_s=timeout_s))
+                self.store.set(key, decided)
+                return decided
+            self.arrive(what, value, timeout_s=timeout_s)
+            return self.store.get(key).decode()
         except DistError as error:
-            limit_s = a.store_timeout_s if timeout_s is None else timeout_s
-            raise FormFailed(self._missing_ranks(what, keys, limit_s, error)) from error
+            raise FormFailed(str(error)) from error
 
     def wake(self) -> None:
         """Any thread: a wait looks at the fence now."""
@@ -125,15 +151,25 @@ class Rendezvous:
             self._connections.give_back(connection)
         return store
 
-    def _missing_ranks(self, what: str, keys: list[str], limit_s: float, error: DistError) -> str:
+    def _all_ranks(self, ask: Callable[..., Answer], what: str, value: str, timeout_s: float | None) -> Answer:
+        a = self._assignment
+        left_s = self._deadline_mono - time.monotonic() if timeout_s is None else timeout_s
+        try:
+            return ask(what, a.rank, a.world_size, value, timedelta(seconds=max(0.05, left_s)))
+        except DistError as error:
+            limit_s = a.rendezvous_s if timeout_s is None else timeout_s
+            raise FormFailed(self._missing_ranks(what, limit_s, error)) from error
+
+    def _missing_ranks(self, what: str, limit_s: float, error: DistError) -> str:
         a = self._assignment
         try:
-            missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+            missing = self.store.absent(what, a.world_size)
         except DistError:
             missing = []
         if not missing:
             return str(error)
+        shown = ", ".join(map(str, missing[:_SHOWN]))
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         return (
-            f"{len(missing)} of {a.world_size} ranks did not arrive ({what}) within {limit_s:g} s: "
-            f"rank {', '.join(map(str, missing))}."
+            f"{len(missing)} of {a.world_size} ranks did not arrive ({what}) within {limit_s:g} s: rank {shown}{more}."
         )

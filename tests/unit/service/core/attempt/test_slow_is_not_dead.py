@@ -70,6 +70,17 @@ def test_a_long_build_or_restore_is_waited_for_as_long_as_it_makes_progress(
     assert f"timeouts.{limit} {limit_s:g} s without progress" in world.state.incident.message
 
 
+def test_a_large_group_may_take_longer_to_form(new_world: NewWorld) -> None:
+    world = new_world(workers=104, batch={"global_size": 104, "micro_size": 1}).open()
+    world.start_all()
+    assert world.state.stage is Stage.FORMING
+    world.pass_time(world.state.config.timeouts.form_s + 1.0)
+    assert world.state.stage is Stage.FORMING
+    world.pass_time(1.25)
+    assert world.state.incident.cause is IncidentCause.FORM_FAILED
+    assert "timeouts.form_s 20 s + 2 s for 104 ranks without progress" in world.state.incident.message
+
+
 def test_a_replacement_that_prepares_keeps_a_waiting_job_alive(new_world: NewWorld) -> None:
     world = new_world(workers=2, min_workers=2, wait_s=30.0).open(then=5)
     world.die(1)

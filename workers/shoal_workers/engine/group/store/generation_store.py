@@ -16,7 +16,7 @@ from torch.distributed import DistStoreError
 
 from shoal_workers.engine.errors import Fenced
 from shoal_workers.engine.group.store.connection import StoreConnection
-from shoal_workers.engine.group.store.messages import Operation, Outcome, Space
+from shoal_workers.engine.group.store.messages import Operation, Outcome, Space, split
 
 
 class GenerationStore(Store):
@@ -85,6 +85,19 @@ class GenerationStore(Store):
     def num_keys(self) -> int:
         return len(self.list_keys())
 
+    def gather(self, name: str, rank: int, num_ranks: int, value: str, timeout: timedelta) -> list[str]:
+        """Waits until all ranks have given a value under this name, with `gather` or `arrive`: all values, by rank."""
+        (joined,) = self._ask(Operation.GATHER, name, str(rank), str(num_ranks), value, timeout=timeout)
+        return [one.decode() for one in split(joined)]
+
+    def arrive(self, name: str, rank: int, num_ranks: int, value: str, timeout: timedelta) -> None:
+        """As `gather`, but the values stay at the store."""
+        self._ask(Operation.ARRIVE, name, str(rank), str(num_ranks), value, timeout=timeout)
+
+    def absent(self, name: str, num_ranks: int) -> list[int]:
+        """The ranks that have not given a value under this name yet."""
+        return [int(rank) for rank in self._ask(Operation.ABSENT, name, str(num_ranks))]
+
     def has_extended_api(self) -> bool:
         return True
 
@@ -110,8 +123,9 @@ class GenerationStore(Store):
                 deadline_mono=time.monotonic() + timeout_s,
             )
         except TimeoutError:
-            names = ", ".join(map(str, operands)) if operation in (Operation.GET, Operation.WAIT) else ""
-            message = f"the rendezvous store at {host}:{port} did not answer {operation} {names} within {timeout_s:g} s"
+            names = operands if operation in (Operation.GET, Operation.WAIT) else operands[:1]
+            what = f"{operation} {', '.join(map(str, names))}".rstrip()
+            message = f"the rendezvous store at {host}:{port} did not answer {what} within {timeout_s:g} s"
             raise DistStoreError(message) from None
         except OSError as error:
             self._check()

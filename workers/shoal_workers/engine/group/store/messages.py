@@ -37,6 +37,12 @@ class Operation(StrEnum):
     DELETE = "delete"
     """key."""
     KEYS = "keys"
+    GATHER = "gather"
+    """name, rank, number of ranks, value; answered once all ranks have given theirs, with all values in one field."""
+    ARRIVE = "arrive"
+    """The same, answered without values."""
+    ABSENT = "absent"
+    """name, number of ranks; the ranks that have given none."""
 
 
 class Outcome(StrEnum):
@@ -95,8 +101,28 @@ class StoreAnswer:
 
 
 def pack(fields: Iterable[bytes]) -> bytes:
-    body = b"".join(_LENGTH.pack(len(field)) + field for field in fields)
+    body = join(fields)
     return _LENGTH.pack(len(body)) + body
+
+
+def join(fields: Iterable[bytes]) -> bytes:
+    """One field that holds several; `split` takes it apart."""
+    return b"".join(_LENGTH.pack(len(field)) + field for field in fields)
+
+
+def split(joined: bytes) -> list[bytes]:
+    """ValueError: `joined` does not consist of whole fields."""
+    fields, at, end = [], 0, len(joined)
+    while at < end:
+        if end - at < _LENGTH.size:
+            raise ValueError("the last field of a message is cut off")
+        (count,) = _LENGTH.unpack_from(joined, at)
+        at += _LENGTH.size
+        if at + count > end:
+            raise ValueError("a field is longer than its message")
+        fields.append(joined[at : at + count])
+        at += count
+    return fields
 
 
 def take_frame(buffer: bytearray) -> list[bytes] | None:
@@ -112,15 +138,6 @@ def take_frame(buffer: bytearray) -> list[bytes] | None:
     end = _LENGTH.size + length
     if len(buffer) < end:
         return None
-    fields, at = [], _LENGTH.size
-    while at < end:
-        if end - at < _LENGTH.size:
-            raise ValueError("the last field of a message is cut off")
-        (count,) = _LENGTH.unpack_from(buffer, at)
-        at += _LENGTH.size
-        if at + count > end:
-            raise ValueError("a field is longer than its message")
-        fields.append(bytes(buffer[at : at + count]))
-        at += count
+    fields = split(bytes(memoryview(buffer)[_LENGTH.size : end]))
     del buffer[:end]
     return fields
