@@ -155,9 +155,9 @@ def _figures(attempt: Attempt, train_s: float, num_kills: int) -> dict[str, Any]
     began, cpu_s = time.perf_counter(), attempt.cpu_s()
     time.sleep(train_s)
     found["train_cpu_share"] = (attempt.cpu_s() - cpu_s) / (time.perf_counter() - began)
-    found["supervisor_mib"] = _mib(attempt.pid, "Rss")
+    found["supervisor_mib"] = _mib(attempt.pid)
     pids = [arrival["pid"] for arrival in attempt.arrivals(generation).values()]
-    found["worker_mib"] = statistics.fmean(_mib(pid, "Pss") for pid in pids)
+    found["worker_mib"] = statistics.fmean(_mib(pid) for pid in pids)
     kills = []
     for number in range(num_kills):
         before = attempt.arrivals(generation)
@@ -179,10 +179,10 @@ def _figures(attempt: Attempt, train_s: float, num_kills: int) -> dict[str, Any]
     return found
 
 
-def _mib(pid: int, kind: str) -> float:
-    """`kind`: "Rss" or "Pss", as Linux counts them."""
+def _mib(pid: int) -> float:
+    """Resident memory; a page that several processes share counts for each of them in part (Linux: Pss)."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{kind}:"))
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:"))
 
 
 def _spec(num_workers: int) -> JobSpec:

@@ -104,6 +104,13 @@ def node_of(actor_id: str, timeout_s: float = _TIMEOUT_S) -> str:
     return str(info.address.node_id.hex())
 
 
+def replaced_processes(actor_id: str, timeout_s: float = _TIMEOUT_S) -> list[bytes]:
+    """Ray's ids of the last processes of the actor before its present one, ten at most, oldest first. Not from the
+    thread of an event loop."""
+    info = _actor_info(actor_id, timeout_s)
+    return [one.worker_id for one in info.previous_incarnations] if info is not None else []
+
+
 async def died_at(actor_id: str, timeout_s: float = _TIMEOUT_S) -> float | None:
     """Wall-clock time at which the actor's node reported the death of its process to the head; None: unknown."""
     client = internal_kv.internal_kv_get_gcs_client()

@@ -66,8 +66,8 @@ ENDINGS: dict[EndReason, Ending] = {
     EndReason.WORKERS_FAILED: Ending(
         JobState.FAILED,
         Retry.BUDGET,
-        "Memory, device or operating system failed outside the task's code, on every worker or again after one was "
-        "replaced.",
+        "Memory, device or operating system failed outside the task's code: on every worker, again after one was "
+        "replaced, or where the supervisor runs.",
     ),
     EndReason.SERVER_STOPPED: Ending(JobState.FAILED, Retry.FREE, "The server that runs the Ray cluster was stopped."),
     EndReason.PREEMPTED: Ending(JobState.FAILED, Retry.FREE, "Its workers went to another job."),

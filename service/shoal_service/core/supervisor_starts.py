@@ -3,17 +3,34 @@
     its actor cannot be created            start it again after 1, 2, 4 and 8 s; five failures end the attempt
     its process dies, Ray starts another   nine processes in a row that claimed no life in the journal end the attempt
 
-A supervisor that has recorded its start judges itself, see supervisor/restart_limit.py. This one cannot: it died while
-its process was set up, or its node lacks what it needs.
+A supervisor that has recorded its start judges itself, see supervisor/restart_limit.py; `lack_of_memory` tells it why
+it died. This one cannot: it died while its process was set up, or its node lacks what it needs.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_FAILED_STARTS = 5
 MAX_UNRECORDED_STARTS = 8
 """As many as `restart_limit.MAX_SHORT_RUNS`."""
+
+
+_NODE = re.compile(r"\(IP: ([^,)]+)")
+_USE = re.compile(r"\bwas ([\d.]+)GB used / ([\d.]+)GB limit")
+_THRESHOLD = re.compile(r"exceeded threshold of \d+B \(([\d.]+)%")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """How a process of a supervisor has ended that Ray has replaced."""
+
+    is_out_of_memory: bool
+    """Ray's memory monitor has killed it, because its node ran low on memory."""
+    words: str
+    """Ray's; they have the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +65,17 @@ def while_unanswered(num_unrecorded: int, known_before: int) -> StartDecision:
             "logs of the Ray workers on its node.",
         )
     return StartDecision(True, 0.0, f"{num_in_vain} of at most {MAX_UNRECORDED_STARTS} starts are not recorded")
+
+
+def lack_of_memory(ends: Sequence[ProcessEnd]) -> str:
+    """What to tell the user if most of these processes were killed for lack of memory; else empty."""
+    killed = [end.words for end in ends if end.is_out_of_memory]
+    if 2 * len(killed) <= len(ends):
+        return ""
+    node, use, threshold = (found.search(killed[-1]) for found in (_NODE, _USE, _THRESHOLD))
+    numbers = f" ({use[1]} of {use[2]} GB in use, Ray allows {threshold[1]} %)" if use and threshold else ""
+    return (
+        f"Ray's memory monitor killed {len(killed)} of its last {len(ends)} processes, because its node"
+        f"{f' {node[1]}' if node else ''} had no memory left{numbers}. Free memory there, let fewer workers share a "
+        "node (worker.memory_gib reserves memory for each), or take the node out of use with `shoal drain`."
+    )

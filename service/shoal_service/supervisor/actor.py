@@ -6,10 +6,13 @@ and called by `control/ray_process/ray_cluster.py` only.
 
 from __future__ import annotations
 
+from functools import partial
+
 import ray
 from shoal_service.clock import SystemClock
 from shoal_service.cluster.gcs import GcsKeyValueStore
 from shoal_service.cluster.node_watch import GcsNodeWatch
+from shoal_service.cluster.process_ends import ends_of
 from shoal_service.collector import collect_rarely
 from shoal_service.core.attempt.commands import Command
 from shoal_service.reports import SupervisorReports
@@ -61,7 +64,8 @@ class SupervisorActor:
 
         identity = {"job": config.job_id, "attempt": config.attempt}
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=lambda: identity)
-        self._supervisor = Supervisor(config, journal, clock, make_world)
+        last_ends = partial(ends_of, ray.get_runtime_context().get_actor_id())
+        self._supervisor = Supervisor(config, journal, clock, make_world, last_ends)
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._supervisor.log_fields)
         collect_rarely()
         self._supervisor.start()

@@ -9,13 +9,14 @@ import asyncio
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from shoal_service.clock import Clock
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.service import JournalDamaged, SupervisorRefusedCall
+from shoal_service.core.supervisor_starts import ProcessEnd, lack_of_memory
 from shoal_service.planner import plan_ahead
 from shoal_service.reports import PendingEvent, SupervisorReports
 from shoal_service.signing.calls import (
@@ -49,14 +50,24 @@ class Supervisor:
     """
 
     def __init__(
-        self, config: SupervisorConfig, journal: Journal, clock: Clock, make_world: Callable[[int], World]
+        self,
+        config: SupervisorConfig,
+        journal: Journal,
+        clock: Clock,
+        make_world: Callable[[int], World],
+        last_ends: Callable[[int], Sequence[ProcessEnd]] = lambda number: (),
     ) -> None:
-        """`make_world` is called once, with this supervisor's life, and not at all if the attempt ends here; its errors
-        end the attempt."""
+        """
+        Args:
+            make_world: called once, with this supervisor's life, and not at all if the attempt ends here; its errors
+                end the attempt.
+            last_ends: how the last processes of this supervisor have ended, so many at most, oldest first.
+        """
         self._config = config
         self._journal = journal
         self._clock = clock
         self._make_world = make_world
+        self._last_ends = last_ends
         self._epoch = config.epoch
         self._outbox = Outbox(config.attempt)
         self._gate = Gate(config.public_key, config.job_id, config.attempt)
@@ -186,9 +197,11 @@ class Supervisor:
         if is_crash_loop(beginning.starts):
             if entry is not None:
                 Reporter(self._outbox, config, self._clock).show(entry.state)
+            why = lack_of_memory(self._last_ends(MAX_SHORT_RUNS))
             self._end(
                 f"the supervisor of attempt {config.attempt} died {MAX_SHORT_RUNS} times in a row within "
-                f"{SHORT_RUN_S:g} s of its start. See the logs of the Ray workers on its node.",
+                f"{SHORT_RUN_S:g} s of its start. {why or 'See the logs of the Ray workers on its node.'}",
+                reason=EndReason.WORKERS_FAILED if why else EndReason.INTERNAL,
                 step=entry.state.progress.step if entry is not None else 0,
             )
             return None
@@ -215,6 +228,13 @@ class Supervisor:
         )
         self._end(f"supervisor: {failure.type}: {error}", failure=failure)
 
-    def _end(self, message: str, *, step: int = 0, failure: UserFailure | None = None) -> None:
+    def _end(
+        self,
+        message: str,
+        *,
+        reason: EndReason = EndReason.INTERNAL,
+        step: int = 0,
+        failure: UserFailure | None = None,
+    ) -> None:
         """The control plane stores this and kills the attempt's remaining actors."""
-        self._outbox.add_end(AttemptEnd(reason=EndReason.INTERNAL, message=message, step=step, failure=failure))
+        self._outbox.add_end(AttemptEnd(reason=reason, message=message, step=step, failure=failure))

@@ -12,6 +12,7 @@ from doubles.fake_nodes import FakeHostWatch, FakeNodeWatch, FakeProbe
 from doubles.fake_workers import FakeWorkers
 from kit.contracts.journal import CONFIG, entry
 from shoal_service.core.desired import Desired
+from shoal_service.core.supervisor_starts import ProcessEnd
 from shoal_service.supervisor.config import Directive, StaleEpoch
 from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.restart_limit import MAX_SHORT_RUNS
@@ -25,9 +26,11 @@ class Bench:
         self.journal = FakeJournal(storage)
         self.num_worlds = 0
         self.error: Exception | None = None
+        self.ends: list[ProcessEnd] = []
+        """Of the processes before."""
 
     def open(self) -> Supervisor:
-        return Supervisor(CONFIG, self.journal, self.clock, self._make_world)
+        return Supervisor(CONFIG, self.journal, self.clock, self._make_world, lambda number: self.ends[-number:])
 
     def _make_world(self, life: int) -> World:
         self.num_worlds += 1
@@ -117,6 +120,15 @@ def test_a_supervisor_that_dies_again_and_again_ends_the_attempt() -> None:
     assert reports.end is not None and reports.end.reason is EndReason.INTERNAL
     assert f"died {MAX_SHORT_RUNS} times in a row" in reports.end.message
     assert bench.num_worlds == 0, "nothing is started any more"
+
+
+def test_a_supervisor_that_dies_for_lack_of_memory_says_so() -> None:
+    bench = Bench(JournalStorage(starts=[1000.0 - number for number in range(MAX_SHORT_RUNS, 0, -1)]))
+    bench.ends = [ProcessEnd(True, "Memory on the node (IP: 10.0.0.7, ID: fa53) was ...")] * 10
+    end = bench.open().pull(0, 0.0, 1).end
+    assert end is not None and end.reason is EndReason.WORKERS_FAILED
+    assert f"killed {MAX_SHORT_RUNS} of its last {MAX_SHORT_RUNS} processes" in end.message
+    assert "10.0.0.7" in end.message
 
 
 def test_an_error_while_it_is_made_ends_the_attempt_with_its_traceback() -> None:

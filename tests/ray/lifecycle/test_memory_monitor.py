@@ -1,0 +1,33 @@
+"""A node without memory: Ray's memory monitor kills the supervisor again and again, and the job says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kit.processes.server import Server
+from kit.worlds.tiny_jobs import submit_tiny
+from shoal_workers.contract.job import JobState
+
+_ALWAYS_FULL = {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "2500"}
+"""Of the two actors of the job the monitor kills the supervisor, which Ray restarts, every 2.5 s."""
+
+
+@pytest.mark.matrix
+def test_a_supervisor_that_is_killed_for_lack_of_memory_names_the_cause(wheel_python: Path, tmp_path: Path) -> None:
+    server = Server(wheel_python, tmp_path / "server", ["--num-cpus=1"], _ALWAYS_FULL)
+    (tmp_path / "gate").mkdir()
+    no_losses: Callable[[], dict[int, float]] = dict
+    try:
+        server.start().wait_for_cluster()
+        with server.client as client:
+            run = submit_tiny(client, tmp_path / "gate", no_losses, workers=1, steps=1000, step_s=1.0)
+            status = run.wait_for(JobState.FAILED).status
+        assert "had no memory left" in status.message and "worker.memory_gib" in status.message, status.message
+        assert server.stop() == 0
+    finally:
+        if server.process is not None and server.process.poll() is None:
+            server.kill()
+        server.sweep()
