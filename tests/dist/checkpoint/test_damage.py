@@ -113,10 +113,16 @@ def test_damage_in_a_tensor_that_is_not_requested_is_not_read(directory: Path) -
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_flipped_byte_of_any_index_is_found(directory: Path, rank: int) -> None:
+def test_flipped_byte_of_any_index_that_is_needed_is_found(directory: Path, rank: int) -> None:
     _flip(directory / index_name(rank), 40)
+    state = {**_blank(), "other": torch.zeros(9, dtype=torch.int64)}
     with pytest.raises(DamagedCheckpoint, match=rf"shard-0000{rank}\.json has crc32 .* the marker says"):
-        load(_blank(), directory=str(directory))
+        load(state, directory=str(directory))
+
+
+def test_damage_in_an_index_that_is_not_needed_is_not_read(directory: Path) -> None:
+    _flip(directory / index_name(1), 40)
+    load(_blank(), directory=str(directory))
 
 
 def test_flipped_byte_of_the_marker_is_found(directory: Path) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StateMismatch
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex
-from shoal_workers.checkpoint.load_plan import plan_load
+from shoal_workers.checkpoint.loading.load_plan import ItemRead, plan_load, plan_needed
 
 pytestmark = pytest.mark.dist
 
@@ -73,3 +79,62 @@ def test_index_that_contradicts_itself_or_others_is_damage(changes: dict[str, An
     indexes = [_index(0, _item(0, 3)), _index(1, _item(3, 3, **changes))]
     with pytest.raises(DamagedCheckpoint, match=rf"shard-00001\.json {problem}"):
         plan_load({"w": torch.zeros(6, 2)}, indexes, directory="d")
+
+
+_SHAPES = {"large": (1000, 3), "small": (32, 3), "tiny": (5, 3), "vector": (48,)}
+
+
+@contextmanager
+def _state(rank: int, world_size: int) -> Iterator[dict[str, torch.Tensor]]:
+    """What a rank of a world of shards has; no other rank exists."""
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (world_size,))
+        yield {
+            fqn: distribute_tensor(torch.zeros(*shape), mesh, [Shard(0)], src_data_rank=None)
+            for fqn, shape in _SHAPES.items()
+        }
+    finally:
+        dist.destroy_process_group()
+
+
+def _saved(world_size: int) -> list[ShardIndex]:
+    items: list[list[IndexItem]] = [[] for _ in range(world_size)]
+    for fqn, shape in _SHAPES.items():
+        first = 0
+        for rank, chunk in enumerate(torch.zeros(*shape).chunk(world_size)):
+            offsets = (first, *(0,) * (len(shape) - 1))
+            sizes = tuple(chunk.shape)
+            items[rank].append(_item(0, 0, fqn=fqn, shape=shape, offsets=offsets, sizes=sizes, nbytes=chunk.nbytes))
+            first += len(chunk)
+    return [_index(rank, *own) for rank, own in enumerate(items)]
+
+
+def _summary(reads: Sequence[ItemRead]) -> list[Any]:
+    return [(read.file, read.item, [(fill.source_offsets, fill.lengths) for fill in read.fills]) for read in reads]
+
+
+@pytest.mark.parametrize("loaded", [1, 2, 7, 31, 33])
+@pytest.mark.parametrize("saved", [1, 3, 32, 40])
+def test_the_reads_of_the_needed_parts_are_those_of_all_parts(saved: int, loaded: int) -> None:
+    indexes, opened = _saved(saved), set[int]()
+
+    def read_indexes(ranks: Sequence[int]) -> list[ShardIndex]:
+        assert not opened & set(ranks)
+        opened.update(ranks)
+        return [indexes[rank] for rank in ranks]
+
+    for rank in range(loaded):
+        opened.clear()
+        with _state(rank, loaded) as state:
+            plan = plan_needed(state, saved, read_indexes, directory="d")
+            assert _summary(plan.reads) == _summary(plan_load(state, indexes, directory="d"))
+        used = {int(read.file[6:11]) for read in plan.reads}
+        assert opened >= used | {0}
+        assert len(opened) <= len(used) + 3
+
+
+def test_a_tensor_that_no_part_has_is_refused_after_all_parts_were_opened() -> None:
+    indexes = [_index(0, _item(0, 6)), _index(1), _index(2)]
+    with pytest.raises(StateMismatch, match="it has no other"):
+        plan_needed({"other": torch.zeros(2)}, 3, lambda ranks: [indexes[rank] for rank in ranks], directory="d")

@@ -8,6 +8,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from multiprocessing.connection import Client
 from pathlib import Path
 
@@ -37,6 +38,7 @@ class WorkerProcess:
         self.go = threading.Event()
         self.strikes = {}
         self.entered = {}
+        self.cpu_marks = []
         self.outbox = Outbox("worker-under-test")
         self.engine = None
         self.snapshot_store = None
@@ -46,6 +48,7 @@ class WorkerProcess:
             self.connection.send((kind, value))
 
     def on_phase(self, phase, step):
+        self.cpu_marks.append((str(phase), step, time.process_time()))
         key = (str(phase), step)
         self.entered[key] = self.entered.get(key, 0) + 1
         action = self.strikes.pop((*key, self.entered[key]), None)
@@ -139,6 +142,7 @@ class WorkerProcess:
     def do_run(self, assignment):
         """`serve` hands the assignment over."""
         self.entered.clear()
+        self.cpu_marks.clear()
 
     def do_prepare(self):
         try:
@@ -146,6 +150,10 @@ class WorkerProcess:
         except TaskFailed as error:
             return error.report
         return None
+
+    def do_cpu_marks(self):
+        """Phases that this generation has entered, each with the completed steps and this process's CPU seconds."""
+        return list(self.cpu_marks)
 
     def do_note(self):
         return self.engine.progress.note

@@ -1,8 +1,8 @@
 """Loads a checkpoint into a state of any layout, in place, and verifies everything that it reads.
 
-In this order: the marker, the lengths of all files, every index, every slice that this rank needs against its CRC-32.
-Each rank reads on its own, without collectives. If it raises, some of the state's values may have been replaced and
-others not. Called by the engine and by export.
+In this order: the marker, the lengths of all files, the index of every part that this rank needs, every slice that it
+needs against its CRC-32. Each rank reads on its own, without collectives. If it raises, some of the state's values may
+have been replaced and others not. Called by the engine and by export.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from shoal_workers.checkpoint.commit import marker_in
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.index import ShardIndex, index_name, payload_name
 from shoal_workers.checkpoint.integrity import check_lengths, read_checked, reading
-from shoal_workers.checkpoint.load_plan import ItemRead, dtype_of, plan_load
+from shoal_workers.checkpoint.loading.load_plan import ItemRead, dtype_of, plan_needed
 from shoal_workers.checkpoint.storage import Directory, open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CommitMarker
+from shoal_workers.contract.worker_reports import SavedFile
 
 _REMOTE_READS = 16
 """Parallel requests to an object store, where each takes tens of milliseconds until the first byte."""
@@ -43,19 +44,21 @@ def load(
     place = open_directory(directory)
     marker = marker_in(place)
     check_lengths(place, marker)
-    indexes = _read_indexes(place, marker)
+    files = _files_of(place, marker)
     lengths = {file.name: file.bytes for file in marker.files}
-    reads = plan_load(state, indexes, directory=place.url)
+    plan = plan_needed(
+        state, marker.world_size, lambda ranks: _read_indexes(place, marker, files, ranks), directory=place.url
+    )
     scratch = _Scratch()
-    for read in reads:
+    for read in plan.reads:
         if read.item.file_offset + read.item.nbytes > lengths[read.file]:
             problem = f"is {lengths[read.file]} bytes long, its index puts {read.item.fqn} beyond that"
             raise DamagedCheckpoint(place.url, read.file, problem)
     num_bytes = 0
-    for read, _ in zip(reads, _each(place, lambda read: _fill(place, read, scratch), reads), strict=True):
+    for read, _ in zip(plan.reads, _each(place, lambda read: _fill(place, read, scratch), plan.reads), strict=True):
         num_bytes += read.item.nbytes
         advanced(num_bytes)
-    return indexes[0].extra
+    return plan.extra
 
 
 def read_catalogue(directory: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -66,7 +69,7 @@ def read_catalogue(directory: str) -> tuple[dict[str, torch.Tensor], dict[str, A
     place = open_directory(directory)
     marker = marker_in(place)
     check_lengths(place, marker)
-    indexes = _read_indexes(place, marker)
+    indexes = _read_indexes(place, marker, _files_of(place, marker), range(marker.world_size))
     found: dict[str, torch.Tensor] = {}
     for index in indexes:
         for item in index.items:
@@ -76,13 +79,19 @@ def read_catalogue(directory: str) -> tuple[dict[str, torch.Tensor], dict[str, A
     return dict(sorted(found.items())), indexes[0].extra
 
 
-def _read_indexes(place: Directory, marker: CommitMarker) -> list[ShardIndex]:
+def _files_of(place: Directory, marker: CommitMarker) -> dict[str, SavedFile]:
+    """By name; both files of every rank are among them."""
     files = {file.name: file for file in marker.files}
     for rank in range(marker.world_size):
         for name in (payload_name(rank), index_name(rank)):
             if name not in files:
                 raise DamagedCheckpoint(place.url, MARKER_NAME, f"does not list {name}")
+    return files
 
+
+def _read_indexes(
+    place: Directory, marker: CommitMarker, files: Mapping[str, SavedFile], ranks: Iterable[int]
+) -> list[ShardIndex]:
     def read(rank: int) -> ShardIndex:
         name = index_name(rank)
         try:
@@ -96,7 +105,7 @@ def _read_indexes(place: Directory, marker: CommitMarker) -> list[ShardIndex]:
             raise DamagedCheckpoint(place.url, name, problem)
         return index
 
-    return _for_each(place, read, range(marker.world_size))
+    return list(_each(place, read, ranks))
 
 
 def _fill(place: Directory, read: ItemRead, scratch: _Scratch) -> None:
@@ -144,10 +153,6 @@ class _Scratch(ThreadLocal):
         if self._memory.numel() < num_bytes:
             self._memory = torch.empty(num_bytes, dtype=torch.uint8)
         return self._memory[:num_bytes]
-
-
-def _for_each(place: Directory, function: Callable[[T], R], values: Iterable[T]) -> list[R]:
-    return list(_each(place, function, values))
 
 
 def _each(place: Directory, function: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:

@@ -64,6 +64,8 @@ class SlotRegistry:
     def __init__(self, root: Path, *, job_id: str, attempt: int, memory_id: str, worker_id: str) -> None:
         """OSError if `root` cannot be used."""
         self._is_closed = False
+        self._paths: dict[tuple[int, int, int], Path] = {}
+        """By generation, rank and step: where the complete parts were in the last scan."""
         self._base = _base(root)
         self._attempt = self._base / _segment(f"{job_id}-a{attempt}")
         self.node = self._attempt / _segment(memory_id)
@@ -111,10 +113,17 @@ class SlotRegistry:
             if header is not None and is_unchanged:
                 yield path, header, start
 
+    def scan(self) -> None:
+        """Looks where all parts are: whoever opens several of them need not look for each in all slots of the node."""
+        self._paths = {(header.generation, header.rank, header.step): path for path, header in self.parts()}
+
     @contextmanager
-    def open_part(self, generation: int, rank: int, step: int) -> Iterator[OpenPart | None]:
-        """The part if it is here, complete; None otherwise."""
-        part = self._find(generation, rank, step)
+    def open_part(self, generation: int, rank: int, step: int, *, scans: bool = True) -> Iterator[OpenPart | None]:
+        """The part if it is here, complete; None otherwise. `scans`: also if the last scan did not see it."""
+        part = self._open_known(generation, rank, step)
+        if part is None and scans:
+            self.scan()
+            part = self._open_known(generation, rank, step)
         try:
             yield part
         finally:
@@ -165,16 +174,18 @@ class SlotRegistry:
             self.node.rmdir()
         self._remove_base()
 
-    def _find(self, generation: int, rank: int, step: int) -> OpenPart | None:
-        for path in self._slots(self.node, _PARTS):
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            header = read_header(fd)
-            if header is not None and (header.generation, header.rank, header.step) == (generation, rank, step):
-                return OpenPart(fd, header)
-            os.close(fd)
+    def _open_known(self, generation: int, rank: int, step: int) -> OpenPart | None:
+        path = self._paths.get((generation, rank, step))
+        if path is None:
+            return None
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        header = read_header(fd)
+        if header is not None and (header.generation, header.rank, header.step) == (generation, rank, step):
+            return OpenPart(fd, header)
+        os.close(fd)
         return None
 
     def _slots(self, node: Path, kinds: tuple[str, ...]) -> Iterator[Path]:
@@ -333,7 +344,11 @@ def _is_locked(path: Path) -> bool:
 
 
 def _directories(path: Path) -> list[Path]:
-    return [entry for entry in _entries(path) if not entry.name.startswith(".") and entry.is_dir()]
+    try:
+        with os.scandir(path) as entries:
+            return sorted(path / entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
+    except FileNotFoundError:
+        return []
 
 
 def _entries(path: Path) -> list[Path]:

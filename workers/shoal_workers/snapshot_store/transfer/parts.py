@@ -23,7 +23,7 @@ import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
 
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex
-from shoal_workers.checkpoint.load_plan import Fill, ItemRead
+from shoal_workers.checkpoint.loading.load_plan import Fill, ItemRead
 from shoal_workers.snapshot_store.slots.registry import OpenPart
 from shoal_workers.snapshot_store.transfer.requests import Answer, Part, Request, Verb, call
 from shoal_workers.snapshot_store.transfer.wire import PeerRefused, Wire
@@ -112,12 +112,15 @@ class _Window:
 
 
 class RemotePart:
-    """Over a connection that its caller owns, and that is used for the process's other parts afterwards."""
+    """Over a connection that its caller owns, and that is used for the process's other parts, too.
+
+    `connected`: returns it; a new one if it was closed meanwhile."""
 
     is_local = False
 
-    def __init__(self, wire: Wire, generation: int, rank: int, step: int) -> None:
-        self._wire = wire
+    def __init__(self, connected: Callable[[], Wire], generation: int, rank: int, step: int) -> None:
+        self._connected = connected
+        wire = connected()
         found = call(wire, Request(verb=Verb.FIND, part=Part(generation=generation, rank=rank, step=step))).part
         if found is None:
             raise PeerRefused("its answer contains no part")
@@ -137,20 +140,22 @@ class RemotePart:
             return 0
         scratch = torch.empty(max((p.num_bytes for p in pieces if not _is_direct(p)), default=0), dtype=torch.uint8)
         ranges = tuple((piece.offset, piece.num_bytes) for piece in pieces)
-        call(self._wire, Request(verb=Verb.READ, part=self._found, ranges=ranges))
+        wire = self._connected()
+        call(wire, Request(verb=Verb.READ, part=self._found, ranges=ranges))
         for piece in pieces:
             target = piece.fill.target
             if _is_direct(piece):
-                self._wire.receive_into(_memory_of(target))
+                wire.receive_into(_memory_of(target))
                 continue
             memory = scratch[: piece.num_bytes]
-            self._wire.receive_into(memory.numpy().data)
+            wire.receive_into(memory.numpy().data)
             target.copy_(_box(memory.view(piece.read.dtype), piece.read.item, piece.fill))
         return sum(piece.num_bytes for piece in pieces)
 
     def is_unchanged(self) -> bool:
-        self._wire.send_message(Request(verb=Verb.UNCHANGED, part=self._found))
-        return self._wire.receive_message(Answer).ok
+        wire = self._connected()
+        wire.send_message(Request(verb=Verb.UNCHANGED, part=self._found))
+        return wire.receive_message(Answer).ok
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Serves the parts in this node's memory to processes of other nodes, and receives their copies.
 
     accept thread ---> one thread per connection, at most MAX_CONNECTIONS: proof of the key, then requests, until the
-                       client closes the connection
+                       client closes the connection; a log's connection, which lasts, is not counted
+    kernel             further connections wait in the listener's queue, in the order in which they came
 
 A client that hangs, sends nonsense or is cut off occupies one of these threads for a few seconds and does no other
 harm: every wait is limited, nothing is unpickled, every message is validated, and a copy is complete only after its
@@ -31,6 +32,8 @@ from shoal_workers.snapshot_store.transfer.requests import Answer, Part, Request
 from shoal_workers.snapshot_store.transfer.wire import CHUNK_BYTES, Wire
 
 MAX_CONNECTIONS = 64
+_MAX_QUEUED = 4096
+"""Linux allows no more unless net.core.somaxconn was raised."""
 _PROOF_S = 2.0
 _PATIENCE_S = 10.0
 _PENDING_S = 1.0
@@ -67,7 +70,7 @@ class PartServer:
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._threads: set[threading.Thread] = set()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=MAX_CONNECTIONS)
+        self._listener = socket.create_server((host, 0), family=family, backlog=_MAX_QUEUED)
         self.port: int = self._listener.getsockname()[1]
         self._accepting = threading.Thread(target=self._accept, name="snapshot-accept", daemon=True)
         self._accepting.start()
@@ -98,19 +101,32 @@ class PartServer:
             thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
+        is_counted = True
         try:
             with Wire(sock, check=_Deadline(self._stopped), patience_s=_PROOF_S) as wire:
                 wire.challenge(self._key)
                 wire.set_limits(self._raise_if_stopped, patience_s=_PATIENCE_S)
                 while True:
-                    self._answer(wire, wire.receive_message(Request))
+                    request = wire.receive_message(Request)
+                    if request.verb is Verb.LOG:
+                        is_counted = False
+                        self._free.release()
+                        self._keep_log(wire, request)
+                        return
+                    self._answer(wire, request)
         except OSError as error:  # the client closed it, died, or does not belong to this attempt
             _log.debug("snapshot_store.connection_ended", extra={"error": str(error)})
         except Exception:  # the boundary of the thread: a bug must not look like a dead node
             _log.exception("snapshot_store.request_failed")
         finally:
             self._threads.discard(threading.current_thread())
-            self._free.release()
+            if is_counted:
+                self._free.release()
+
+    def _keep_log(self, wire: Wire, request: Request) -> None:
+        if request.part is None:
+            raise ConnectionError("the request for a log contains no part")
+        self._logs.receive(wire, request.part, self._raise_if_stopped, patience_s=_PATIENCE_S)
 
     def _answer(self, wire: Wire, request: Request) -> None:
         if request.verb is Verb.LIST:
@@ -123,9 +139,6 @@ class PartServer:
             with self._comparison.of_copy(part.generation, part.rank) as is_compared:
                 if self._receive_copy(wire, part, request.keep_step) and is_compared:
                     self._comparison.run(part.generation, part.rank, part.step, self._raise_if_stopped)
-            return
-        if request.verb is Verb.LOG:
-            self._logs.receive(wire, request.part, self._raise_if_stopped, patience_s=_PATIENCE_S)
             return
         wanted = request.part
         if request.verb is Verb.FIND and not self._make_if_missing(wire, wanted):

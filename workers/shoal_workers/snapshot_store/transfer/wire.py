@@ -61,9 +61,11 @@ class Wire:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def prove(self, key: str) -> None:
-        """The client's side of the proof. PeerRefused if the keys differ."""
+    def prove(self, key: str, *, queue_s: float = 0.0) -> None:
+        """The client's side of the proof. PeerRefused if the keys differ. `queue_s`: see `connect`."""
+        patience_s, self._patience_s = self._patience_s, max(queue_s, self._patience_s)
         server_nonce = self.receive(NONCE_BYTES)
+        self._patience_s = patience_s
         nonce = secrets.token_bytes(NONCE_BYTES)
         self.send(nonce + proof(key, b"client", server_nonce + nonce))
         try:
@@ -148,8 +150,12 @@ class Wire:
             raise TimeoutError(f"no progress for {self._patience_s:g} s")
 
 
-def connect(server: SnapshotServer, key: str, *, check: Callable[[], None], patience_s: float) -> Wire:
-    """OSError if it cannot be reached in time, PeerRefused if it does not have the same key."""
+def connect(
+    server: SnapshotServer, key: str, *, check: Callable[[], None], patience_s: float, queue_s: float = 0.0
+) -> Wire:
+    """OSError if it cannot be reached in time, PeerRefused if it does not have the same key.
+
+    `queue_s`: waits so long, if that is longer, until the server begins to serve this connection after others."""
     family, kind, protocol, _, address = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, protocol)
     try:
@@ -162,7 +168,7 @@ def connect(server: SnapshotServer, key: str, *, check: Callable[[], None], pati
             if error:
                 raise OSError(error, os.strerror(error)) from None
         wire = Wire(sock, check=check, patience_s=patience_s)
-        wire.prove(key)
+        wire.prove(key, queue_s=queue_s)
     except BaseException:
         sock.close()
         raise

@@ -78,6 +78,33 @@ def test_parts_of_another_node_are_not_listed(join: Callable[..., Any], start_pr
     assert _steps(join()) == []
 
 
+def test_a_part_is_opened_where_the_last_scan_saw_it(join: Callable[..., Any], start_process: StartWorker) -> None:
+    directory = join()
+    directory.scan()
+    process = start_process("1:10")
+    with directory.open_part(1, 0, 10, scans=False) as part:
+        assert part is None, "it came after the scan"
+    with directory.open_part(1, 0, 10) as part:
+        assert part.header.step == 10
+    with directory.open_part(1, 0, 10, scans=False) as part:
+        assert part.header.step == 10
+    next(process.path.glob("own-*")).unlink()
+    with directory.open_part(1, 0, 10) as part:
+        assert part is None
+
+
+def test_another_copy_of_a_part_is_found_when_the_known_one_is_gone(
+    join: Callable[..., Any], start_process: StartWorker
+) -> None:
+    directory = join()
+    copies = [start_process("1:10").path / "own-0" for _ in range(2)]
+    with directory.open_part(1, 0, 10) as part:
+        known = next(path for path in copies if path.samefile(f"/proc/self/fd/{part.fd}"))
+    known.unlink()
+    with directory.open_part(1, 0, 10) as part:
+        assert part.header.step == 10
+
+
 def test_an_attempt_without_a_live_process_is_swept(tmp_path: Path, start_process: StartWorker) -> None:
     start_process("1:10", job="old", node="a").kill()
     start_process("1:10", job="old", node="b").kill()

@@ -1,16 +1,17 @@
 """Plans which saved slices fill which parts of the state, from any layout into any layout.
 
 Uses the read planning of torch.distributed.checkpoint, with metadata that is built in memory from the ranks' indexes. A
-slice that several ranks wrote is read from the lowest rank. Unlike torch's planner, this refuses a state that the saved
-slices do not cover. Called by `reader` and by the snapshot store.
+slice that several ranks wrote is read from the lowest rank of those whose index was read. Unlike torch's planner, this
+refuses a state that the saved slices do not cover. Called by `reader` and by the snapshot store.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
@@ -24,6 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StateMismatch
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex, index_name, payload_name
+from shoal_workers.checkpoint.loading.needed_parts import NeededParts, Wanted
 from shoal_workers.checkpoint.save_plan import local_tensor
 
 
@@ -68,6 +70,48 @@ class _Box:
     num_elements: int
 
 
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    reads: list[ItemRead]
+    """In the order of the slices in their files."""
+    extra: dict[str, Any]
+    """The plain values that rank 0 saved."""
+
+
+def plan_needed(
+    state: Mapping[str, torch.Tensor],
+    num_parts: int,
+    read_indexes: Callable[[Sequence[int]], Iterable[ShardIndex]],
+    *,
+    directory: str,
+) -> LoadPlan:
+    """As `plan_load`, with the indexes of only those ranks whose slices this rank needs, and of rank 0.
+
+    `read_indexes`: those of these ranks, which are ascending. Its errors pass through."""
+    needed = NeededParts(_wanted(state), num_parts)
+    indexes: dict[int, ShardIndex] = {}
+    while chosen := needed.take():
+        for rank, index in zip(chosen, read_indexes(chosen), strict=True):
+            indexes[rank] = index
+            needed.opened(rank, ((item.fqn, item.offsets, item.sizes) for item in index.items))
+    reads = plan_load(state, [indexes[rank] for rank in sorted(indexes)], directory=directory)
+    return LoadPlan(reads, indexes[0].extra)
+
+
+def _wanted(state: Mapping[str, torch.Tensor]) -> dict[str, Wanted]:
+    wanted: dict[Hashable, Wanted] = {}
+    found: dict[str, Wanted] = {}
+    for fqn, tensor in state.items():
+        layout = _layout(tensor)
+        if layout not in wanted:
+            is_here = not isinstance(tensor, DTensor) or tensor.device_mesh.get_coordinate() is not None
+            chunks = _chunks(tensor) if is_here else []
+            boxes = tuple((tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks)
+            wanted[layout] = Wanted(tuple(tensor.shape), boxes)
+        found[fqn] = wanted[layout]
+    return found
+
+
 def plan_load(state: Mapping[str, torch.Tensor], indexes: Sequence[ShardIndex], *, directory: str) -> list[ItemRead]:
     """In the order of the slices in their files. StateMismatch if the checkpoint lacks a part of the state."""
     saved = _collect(indexes, directory)
@@ -102,15 +146,18 @@ class _Planner:
         self._boxes: dict[Hashable, tuple[_Box, ...]] = {}
 
     def boxes(self, tensor: torch.Tensor, saved: _Saved) -> tuple[_Box, ...]:
-        layout: Hashable = tensor.shape
-        if isinstance(tensor, DTensor):
-            layout = tensor.shape, tensor.placements, tensor.device_mesh
+        layout = _layout(tensor)
         kind = layout, tuple((offsets, item.sizes) for offsets, (_, item) in saved.slices.items())
         if kind not in self._boxes:
             if layout not in self._chunks:
                 self._chunks[layout] = _chunks(tensor)
             self._boxes[kind] = _overlaps(self._chunks[layout], saved)
         return self._boxes[kind]
+
+
+def _layout(tensor: torch.Tensor) -> Hashable:
+    """Equal for tensors of which this rank has equal boxes."""
+    return (tensor.shape, tensor.placements, tensor.device_mesh) if isinstance(tensor, DTensor) else tensor.shape
 
 
 def _chunks(tensor: torch.Tensor) -> list[ChunkStorageMetadata]:

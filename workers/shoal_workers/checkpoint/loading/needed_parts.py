@@ -1,0 +1,214 @@
+"""Decides which saved parts a rank opens, so that it does not open those of all ranks to use two of them.
+
+    1  open part 0; it also has the values that are not tensors
+    2  of each tensor that is not covered: the slices that are known show the grid in which it was split, and so the
+       slices that are lacking; the order of the ranks shows in which parts they probably are: open these
+    3  a tensor of which no slice is known (of another pipeline stage): open parts in between
+    4  repeat; after some rounds, open all that are left
+
+A wrong guess costs one part that is opened in vain, never a wrong result: the load ends once every element is covered
+by slices that were seen. So nothing needs to know the layout in which the parts were saved. Pure; one object per load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise, product
+from math import prod
+
+Numbers = tuple[int, ...]
+Box = tuple[Numbers, Numbers]
+"""Offsets and sizes, per dim."""
+
+_MAX_ROUNDS = 10
+_MAX_CELLS = 4096
+"""Of one tensor's grid that are looked at in one round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a rank needs of one tensor. A tensor of which it needs nothing must exist, too."""
+
+    shape: Numbers
+    boxes: tuple[Box, ...]
+    """Disjoint."""
+
+
+@dataclass(slots=True)
+class _Tensor:
+    """What is known of a wanted tensor."""
+
+    wanted: Wanted
+    lacking: int
+    """Elements that no slice covers that was seen."""
+    slices: dict[Numbers, tuple[int, Numbers]] = field(default_factory=dict)
+    """By offsets: the first part in which the slice was seen, and its sizes."""
+
+    @property
+    def is_covered(self) -> bool:
+        return self.lacking <= 0 and bool(self.slices)
+
+
+class NeededParts:
+    """Alternate `take` and `opened` until `take` returns nothing."""
+
+    def __init__(self, wanted: Mapping[str, Wanted], num_parts: int) -> None:
+        self._tensors = {name: _Tensor(one, sum(prod(sizes) for _, sizes in one.boxes)) for name, one in wanted.items()}
+        self._uncovered = dict(self._tensors)
+        self._num_parts = num_parts
+        self._taken: set[int] = set()
+        self._num_rounds = 0
+        self._probes = _spread(num_parts)
+
+    def take(self) -> list[int]:
+        """Parts to open next, ascending; none: all is covered, or every part was opened."""
+        self._uncovered = {name: one for name, one in self._uncovered.items() if not one.is_covered}
+        self._num_rounds += 1
+        if not self._taken:
+            chosen = {0}
+        elif not self._uncovered:
+            chosen = set()
+        elif self._num_rounds > _MAX_ROUNDS:
+            chosen = set(range(self._num_parts)) - self._taken
+        else:
+            chosen = {part for one in self._uncovered.values() for part in self._guesses(one)} or self._probe()
+        self._taken |= chosen
+        return sorted(chosen)
+
+    def opened(self, part: int, slices: Iterable[tuple[str, Numbers, Numbers]]) -> None:
+        """`slices`: name of the tensor, offsets and sizes of each slice in the part."""
+        for name, offsets, sizes in slices:
+            one = self._uncovered.get(name)
+            if one is not None and offsets not in one.slices and len(offsets) == len(one.wanted.shape):
+                one.slices[offsets] = part, sizes
+                one.lacking -= sum(_overlap(box, (offsets, sizes)) for box in one.wanted.boxes)
+
+    def _guesses(self, tensor: _Tensor) -> Iterator[int]:
+        """Parts that probably have the slices that are lacking."""
+        if not tensor.slices or not tensor.wanted.shape:
+            return
+        grid = _Grid.of(tensor, self._num_parts)
+        if grid is None:
+            return
+        for cell in grid.cells(tensor.wanted.boxes):
+            if grid.start(cell) not in tensor.slices:
+                guess = next((part for part in grid.parts(cell) if self._is_free(part)), None)
+                if guess is not None:
+                    yield guess
+
+    def _is_free(self, part: int) -> bool:
+        return 0 <= part < self._num_parts and part not in self._taken
+
+    def _probe(self) -> set[int]:
+        """A few more in each round, far from those that were opened."""
+        found: set[int] = set()
+        for part in self._probes:
+            if part not in self._taken:
+                found.add(part)
+                if len(found) >= 1 << max(self._num_rounds - 2, 0):
+                    break
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """The slices into which a tensor was split, all of one size but the last ones; as far as it is known."""
+
+    step: Numbers
+    """Size of a slice, per dim."""
+    counts: Numbers
+    """Number of slices, per dim."""
+    known: dict[Numbers, int]
+    """By cell: the part with its slice."""
+    strides: tuple[Numbers, ...]
+    """How far apart the parts of neighbouring cells are, per dim: the guesses, the most probable first."""
+
+    @staticmethod
+    def of(tensor: _Tensor, num_parts: int) -> _Grid | None:
+        """None: the slices show no grid."""
+        step = tuple(map(max, *(sizes for _, sizes in tensor.slices.values()), (0,) * len(tensor.wanted.shape)))
+        if 0 in step:
+            return None
+        counts = tuple(-(-whole // one) for whole, one in zip(tensor.wanted.shape, step, strict=True))
+        known = {
+            tuple(offset // one for offset, one in zip(offsets, step, strict=True)): part
+            for offsets, (part, _) in tensor.slices.items()
+        }
+        return _Grid(step, counts, known, tuple(_strides(counts, known, num_parts)))
+
+    def cells(self, boxes: Iterable[Box]) -> Iterator[Numbers]:
+        left = _MAX_CELLS
+        for offsets, sizes in boxes:
+            if 0 in sizes:
+                continue
+            ranges = (
+                range(offset // one, (offset + size - 1) // one + 1)
+                for offset, size, one in zip(offsets, sizes, self.step, strict=True)
+            )
+            for cell in product(*ranges):
+                if not left:
+                    return
+                left -= 1
+                yield cell
+
+    def start(self, cell: Numbers) -> Numbers:
+        return tuple(at * one for at, one in zip(cell, self.step, strict=True))
+
+    def parts(self, cell: Numbers) -> Iterator[int]:
+        """Where the slice of this cell may be, counted from the known cell that is nearest."""
+        nearest = min(self.known, key=lambda other: sum(abs(a - b) for a, b in zip(cell, other, strict=True)))
+        for strides in self.strides:
+            away = (stride * (a - b) for stride, a, b in zip(strides, cell, nearest, strict=True))
+            yield self.known[nearest] + sum(away)
+
+
+def _strides(counts: Numbers, known: Mapping[Numbers, int], num_parts: int) -> Iterator[Numbers]:
+    split = [dim for dim, count in enumerate(counts) if count > 1]
+    learned = {dim: stride for dim in split if (stride := _learned(dim, known))}
+    guesses: list[dict[int, int]] = []
+    if len(split) == 1:
+        # neighbours in the same axis; or another axis, over which it was not split, lies in between
+        guesses = [{split[0]: 1}, {split[0]: max(num_parts // counts[split[0]], 1)}]
+    elif split:
+        # the axis of fewer ranks is the inner one more often than not
+        for order in (sorted(split, key=lambda dim: counts[dim]), sorted(split, key=lambda dim: -counts[dim])):
+            strides, inner = {}, 1
+            for dim in order:
+                strides[dim] = inner
+                inner *= counts[dim]
+            guesses.append(strides)
+    for guess in guesses:
+        yield tuple((guess | learned).get(dim, 0) for dim in range(len(counts)))
+
+
+def _learned(dim: int, known: Mapping[Numbers, int]) -> int:
+    """From two known cells that are neighbours along this dim only; 0: there are none."""
+    cells = sorted(known)
+    for first, second in pairwise(cells):
+        apart = second[dim] - first[dim]
+        if apart > 0 and first[:dim] == second[:dim] and first[dim + 1 :] == second[dim + 1 :]:
+            stride, rest = divmod(known[second] - known[first], apart)
+            if stride > 0 and not rest:
+                return stride
+    return 0
+
+
+def _spread(count: int) -> list[int]:
+    """0 to count - 1, each as far from the earlier ones as possible: the middle, the quarters, the eighths ..."""
+    order, step = dict.fromkeys((0,)), count
+    while step > 1:
+        step = -(-step // 2)
+        order |= dict.fromkeys(range(step, count, step))
+    return list(order)
+
+
+def _overlap(one: Box, other: Box) -> int:
+    """Elements in both boxes."""
+    overlap = 1
+    for a, size_a, b, size_b in zip(*one, *other, strict=True):
+        length = min(a + size_a, b + size_b) - max(a, b)
+        if length <= 0:
+            return 0
+        overlap *= length
+    return overlap
