@@ -59,12 +59,13 @@ bench-start: setup ## seconds until workers are ready, forked or as new interpre
 bench-busy-host: setup ## false node deaths and suspicions while 20 busy processes compete with a job (3 minutes)
 	@$(BIN)/python bench/busy_host.py
 
-bench-scale: setup ## how the work of a supervisor grows with its workers, in one process and as Ray actors, on how many nodes they start, a pass of the control loop beside 20,000 queued jobs, and kills of 16 real workers
+bench-scale: setup ## how the work of a supervisor grows with its workers, in one process and as Ray actors, on how many nodes they start, a pass of the control loop beside 20,000 queued jobs, kills of 16 real workers, and CPU time of polls
 	@mkdir -p build && $(BIN)/python bench/scale/main.py --out build/scale.json
 	@$(BIN)/python bench/scale/ray_actors.py --out build/ray-actors.json
 	@$(BIN)/python bench/scale/placement.py
 	@$(BIN)/python bench/scale/passes.py
 	@$(BIN)/python bench/scale/real_workers.py --out build/real-workers.json
+	@$(BIN)/python bench/scale/polling.py --out build/polling.json
 
 bench-big-start: setup ## memory of eight workers while a model of 1 B parameters starts, and of 0.5 B until the first step (ten minutes)
 	@$(BIN)/python bench/scale/big_start.py

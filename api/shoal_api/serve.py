@@ -89,6 +89,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         max_probation=settings.max_probation,
         profiles=tuple(profiles.values()),
         fork_workers=settings.fork_workers,
+        agents_from=settings.agents_from,
         snapshot_scope=settings.snapshot_scope,
         rack_label=settings.rack_label,
         scale_out=settings.scale_out,

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shoal_service.core.access.roles import Role
+from shoal_service.core.attempt.faults.large_groups import AGENTS_FROM
 from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT, probation_limit
 from shoal_service.core.retention.ended_jobs import (
     DEFAULT_EVERY_S,
@@ -119,6 +120,9 @@ class Settings(BaseSettings):
     fork_workers: bool = True
     """Fork workers without GPUs from a process of their node that has imported torch, instead of starting an
     interpreter for each. Set it to false if the nodes of the cluster have their interpreters at different paths."""
+    agents_from: int = Field(AGENTS_FROM, ge=0, le=1_000_000)
+    """Jobs with at least so many workers get a process on each node that polls the workers there for the supervisor,
+    which then makes one call per node. 0: no job does."""
 
     snapshot_scope: SnapshotScope = SnapshotScope.MACHINE
     """machine: snapshots in shared memory are read by the workers of all Ray nodes on their machine, and copies go to

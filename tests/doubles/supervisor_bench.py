@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from doubles.event_loop import settle, until
+from doubles.fake_agents import FakeAgentProcess, FakeAgents
 from doubles.fake_catalog import FakeCatalog
 from doubles.fake_clock import FakeClock
 from doubles.fake_fleet import FakeFleet
@@ -42,7 +43,7 @@ SPEC = JobSpec.model_validate(
 class SupervisorBench:
     """What survives a supervisor (workers, storage, journal) is kept over `restart`."""
 
-    def __init__(self, *, granted: int = 2, spec: JobSpec = SPEC) -> None:
+    def __init__(self, *, granted: int = 2, spec: JobSpec = SPEC, agents_from: int = 0) -> None:
         self.clock = FakeClock()
         self.log: list[str] = []
         """Journal writes and calls to workers, in order."""
@@ -58,7 +59,10 @@ class SupervisorBench:
             granted=granted,
             epoch=1,
             spec_version=1,
+            agents_from=agents_from,
         )
+        self.agent_processes: dict[str, FakeAgentProcess] = {}
+        """By node id."""
         self.outbox = Outbox(1)
         self.node_of: dict[int, str] = {}
         self.before_command: Callable[[Command], None] = lambda command: None
@@ -76,6 +80,7 @@ class SupervisorBench:
         beginning = self.journal.begin(self.clock.time())
         entry = beginning.entry
         self.fleet.life = beginning.life
+        self.agents = FakeAgents(self.workers, self.agent_processes, life=beginning.life, on_replaced=self._replaced)
         if entry is not None:
             self.outbox = Outbox(1, seq=entry.seq + 1000, unacknowledged=entry.unacknowledged)
         world = World(
@@ -86,6 +91,7 @@ class SupervisorBench:
             host_watch=self.hosts,
             clock=self.clock,
             until_gone=self.probe.until_gone,
+            agents=self.agents,
             before_command=lambda command: self.before_command(command),
         )
         state = entry.state if entry is not None else new_attempt(self.config, self.clock.time())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shoal_service.core.attempt.faults.large_groups import AGENTS_FROM
 from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT
 from shoal_service.planner import HardwareProfile
 from shoal_workers.contract.log_settings import LogSettings
@@ -23,6 +24,7 @@ class ControlConfig:
     """The planner uses those that were measured on nodes of this cluster."""
     fork_workers: bool = True
     """See SupervisorConfig."""
+    agents_from: int = AGENTS_FROM
     snapshot_scope: SnapshotScope = SnapshotScope.MACHINE
     rack_label: str = ""
     """See SupervisorConfig."""

@@ -376,6 +376,7 @@ class Driver:
             snapshot_key=secrets.token_hex(16),
             profile=measured_profile(self._config.profiles, has_gpu=row.spec.worker.gpus > 0),
             fork_workers=self._config.fork_workers,
+            agents_from=self._config.agents_from,
             snapshot_scope=self._config.snapshot_scope,
             rack_label=self._config.rack_label,
             logs=self._config.logs,

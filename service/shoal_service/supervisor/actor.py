@@ -24,6 +24,7 @@ from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.supervisor import Supervisor
 from shoal_service.supervisor.workers import liveness_probe
 from shoal_service.supervisor.workers.host_probe import HostProbe
+from shoal_service.supervisor.workers.polling.ray_agents import RayAgents
 from shoal_service.supervisor.workers.ray_fleet import RayFleet
 from shoal_workers.actor import WorkerActor
 from shoal_workers.contract.messages import Stacks
@@ -59,6 +60,7 @@ class SupervisorActor:
                 host_watch=HostProbe(ray.get_runtime_context().get_node_id(), silent=frozenset(config.silent)),
                 clock=clock,
                 until_gone=liveness_probe.until_gone,
+                agents=RayAgents(config, life=life),
                 before_command=self.before_command,
             )
 

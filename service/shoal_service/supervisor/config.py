@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from shoal_service.core.attempt.faults.large_groups import AGENTS_FROM
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
@@ -51,6 +52,8 @@ class SupervisorConfig(Frozen):
     """Hardware profile of the workers' nodes; None: it was not measured."""
     fork_workers: bool = True
     """Workers are forked from a process of their node that has imported torch; see shoal_workers.forkserver."""
+    agents_from: int = AGENTS_FROM
+    """Workers of a job from which on its nodes get agents that poll them; 0: no agents."""
     snapshot_scope: SnapshotScope = SnapshotScope.MACHINE
     """Which workers share the snapshots in shared memory."""
     rack_label: str = ""

@@ -56,7 +56,9 @@ from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.pace import Pace
 from shoal_service.supervisor.reporting.reporter import Reporter
 from shoal_service.supervisor.workers import reattachment
-from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerClient
+from shoal_service.supervisor.workers.context import SupervisorContext
+from shoal_service.supervisor.workers.polling.agent_pool import AgentPool
+from shoal_service.supervisor.workers.worker_client import WorkerClient
 from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.job import IncidentCause
@@ -75,11 +77,8 @@ class Executor:
         self, config: SupervisorConfig, state: Attempt, entry: JournalEntry | None, outbox: Outbox, world: World
     ) -> None:
         """`state`: a new attempt's, or the one of `entry`, which is the journal's if the supervisor was restarted."""
-        self._journal = world.journal
+        self._world = world
         self._fleet = world.fleet
-        self._node_watch = world.node_watch
-        self._before_command = world.before_command
-        self._host_watch = world.host_watch
         self._clock = world.clock
         self._wall_clock = WallClockWatch(world.clock)
         self._outbox = outbox
@@ -104,13 +103,13 @@ class Executor:
             spawn=self._spawn,
             raylet=lambda node_id: self._nodes.raylets.get(node_id),
         )
+        self._agent_pool = AgentPool(world.agents, self._context, config.agents_from)
         self._nodes = NodeTable()
         self._end: End | None = End(entry.end) if entry and entry.end else None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._directive = entry.directive if entry else None
         self._is_restart, self._entry_version = entry is not None, entry.version if entry else WIRE_VERSION
-        self._state = state
-        self._orders = UnansweredOrders(entry)
+        self._state, self._orders = state, UnansweredOrders(entry)
         self._journaled_step, self._journaled_mono = state.progress.step, 0.0
         self._is_unwritten = False
         """Something essential happened since the last entry; no command followed from it."""
@@ -124,8 +123,9 @@ class Executor:
     async def run(self) -> None:
         """Until the attempt has ended and everything that it started is released."""
         self._loop = asyncio.get_running_loop()
-        self._node_watch.start(self._nodes_changed)
-        self._host_watch.start(self._silence_changed, silent_nodes(self._state.pool))
+        self._world.node_watch.start(self._nodes_changed)
+        self._world.host_watch.start(self._silence_changed, silent_nodes(self._state.pool))
+        self._agent_pool.start()
         if self._is_restart:
             self._reattach()
         else:
@@ -144,8 +144,8 @@ class Executor:
             self._take(*(events := (oldest, *(self._queue.get_nowait() for _ in range(self._queue.qsize())))))
             for _ in events:
                 self._queue.task_done()
-        self._node_watch.stop()
-        self._host_watch.stop()
+        self._world.node_watch.stop()
+        self._world.host_watch.stop()
         self._record_queued_reports()
         await self.inspection.finish(self._end)
         await self._release_all()
@@ -177,7 +177,7 @@ class Executor:
         """Those of the workers, and that of Ray's head."""
         raylets, head = self._nodes.raylets, self._nodes.head
         nodes = {worker.info.node_id for worker in self._state.pool.workers if worker.info is not None} | {head}
-        self._host_watch.watch({node_id: raylets[node_id] for node_id in nodes if node_id in raylets}, head)
+        self._world.host_watch.watch({node_id: raylets[node_id] for node_id in nodes if node_id in raylets}, head)
 
     def _call_on_loop(self, function: Any, argument: Any) -> None:
         if self._loop is not None:
@@ -255,26 +255,25 @@ class Executor:
 
     def _write_journal(self, *, wait: bool = True) -> None:
         seq, unacknowledged, _ = self._outbox.unacknowledged()
-        end = self._end.end if self._end else None
         entry = JournalEntry(
             version=WIRE_VERSION,
             life=self._state.life,
             state=self._state,
             seq=seq,
             unacknowledged=unacknowledged,
-            end=end,
+            end=self._end.end if self._end else None,
             directive=self._directive,
             issued=self._orders.issued(),
             num_orders=self._orders.num_issued,
         )
         with self._journal_pace.measured():
-            self._journal.write(entry, wait=wait)
+            self._world.journal.write(entry, wait=wait)
         self._is_unwritten = False
         self._journaled_step, self._journaled_mono = self._state.progress.step, self._clock.monotonic()
 
     def _perform(self, commands: Iterable[Command], numbers: Iterable[int]) -> None:
         for command, number in zip(commands, numbers, strict=True):
-            self._before_command(command)
+            self._world.before_command(command)
             self._perform_one(command, number)
 
     def _perform_one(self, command: Command, number: int) -> None:
@@ -346,7 +345,8 @@ class Executor:
         self._orders.done(number)
 
     async def _release_all(self) -> None:
-        await release_workers(self._fleet, self._clock, self._to_release, self._killing)
+        released = release_workers(self._fleet, self._clock, self._to_release, self._killing)
+        await asyncio.gather(released, self._agent_pool.close())
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -355,7 +355,7 @@ class Executor:
     def _reattach(self) -> None:
         """After a restart: finds the workers by name, and repeats the orders without an answer. Stops no worker."""
         workers, orders = self._state.pool.workers, dict(self._orders.by_number)
-        dead = self._node_watch.dead_nodes()
+        dead = self._world.node_watch.dead_nodes()
         same = [w for w in workers if reattachment.speaks_this_version(w, self._entry_version)]
         found = {w.index for w in same if self._fleet.find(w.index, w.worker_id, w.info)}
         to_start = {o.index for o in orders.values() if isinstance(o, StartWorker)} - found
@@ -378,7 +378,7 @@ class Executor:
                 self._find_to_kill(order.index)
             elif isinstance(order, StartWorker) and order.index not in to_start:
                 continue
-            self._before_command(order)
+            self._world.before_command(order)
             self._perform_one(order, number)
 
     def _replace_old(self, worker: Worker) -> str:

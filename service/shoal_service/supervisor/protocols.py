@@ -15,6 +15,7 @@ from shoal_service.cluster.node_table import NodeTable
 from shoal_service.core.attempt.commands import Command, StartWorker
 from shoal_service.supervisor.journal import Beginning, JournalEntry
 from shoal_service.supervisor.workers.liveness_probe import Address, Gone
+from shoal_service.supervisor.workers.polling.protocol import PollAgents
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.contract.ids import life_of
 from shoal_workers.contract.job import IncidentCause
@@ -262,5 +263,7 @@ class World:
     host_watch: HostWatch
     clock: Clock
     until_gone: UntilGone
+    agents: PollAgents | None = None
+    """None: the supervisor polls every worker itself."""
     before_command: Callable[[Command], None] = _go_on
     """Called when a command is in the journal and is not performed yet. Fault tests end the supervisor here."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -15,14 +17,18 @@ import pytest
 
 import ray
 from doubles.fake_journal import Replaced
-from kit.contracts.fleet import FleetContract
+from kit.contracts.agents import AgentsContract
+from kit.contracts.fleet import FleetContract, eventually
 from kit.contracts.journal import JournalContract
 from shoal_service.cluster.gcs import GcsKeyValueStore
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.journal import GcsJournal
 from shoal_service.supervisor.protocols import Fleet, Journal
+from shoal_service.supervisor.workers.polling.protocol import PollAgents
+from shoal_service.supervisor.workers.polling.ray_agents import RayAgents
 from shoal_service.supervisor.workers.ray_fleet import RayFleet
 from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.ids import NAMESPACE, agent_name
 from shoal_workers.contract.messages import WorkerInfo
 
 
@@ -47,6 +53,65 @@ class TestGcsJournal(JournalContract):
         return GcsJournal(GcsKeyValueStore(b"shoal-contracts"), self.job_id, 1, on_replaced=replaced)
 
 
+class TestRayAgents(AgentsContract):
+    @pytest.fixture(autouse=True)
+    def _attempt(self) -> None:
+        self.job_id = uuid.uuid4().hex
+
+    def make(self, *, life: int = 1, on_replaced: Callable[[], None] = lambda: None) -> PollAgents:
+        return RayAgents(_config(self.job_id), life=life, on_replaced=on_replaced)
+
+    def fleet(self, *, life: int = 1) -> Fleet:
+        return RayFleet(_config(self.job_id), life=life)
+
+    @property
+    def node(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
+    def name(self, index: int) -> str:
+        return f"shoal/{self.job_id}/1/worker-{index}"
+
+    def test_an_agent_without_a_supervisor_ends_by_itself(self) -> None:
+        async def main() -> None:
+            agents = RayAgents(_config(self.job_id), idle_s=1.0)
+            await agents.start(self.node)
+            name = agent_name(self.job_id, 1, self.node)
+            assert ray.get_actor(name, NAMESPACE)
+
+            async def is_gone() -> bool:
+                try:
+                    ray.get_actor(name, NAMESPACE)
+                except ValueError:
+                    return True
+                return False
+
+            await eventually(is_gone)
+
+        self.run(main)
+
+    def test_an_agent_does_not_load_torch(self) -> None:
+        """Outside of a fork server, which has it already, as beside workers with a GPU."""
+        code = "import sys, shoal_workers.poll_agent.agent as it; print('torch' in sys.modules, it.__name__)"
+        ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+        assert ran.stdout.split() == ["False", "shoal_workers.poll_agent.agent"]
+
+    async def kill_agent(self) -> None:
+        agent = ray.get_actor(agent_name(self.job_id, 1, self.node), NAMESPACE)
+        os.kill(await agent.ping.remote(1), signal.SIGKILL)
+
+    def run(self, main: Callable[[], Awaitable[None]]) -> None:
+        async def coroutine() -> None:
+            try:
+                await main()
+            finally:
+                await _end_workers(self.fleet(life=9), self.name)
+                agents = self.make(life=9)
+                await agents.start(self.node)  # finds it, if it is there
+                await agents.end(self.node)
+
+        asyncio.run(coroutine())
+
+
 class TestRayFleet(FleetContract):
     @pytest.fixture(autouse=True)
     def _attempt(self) -> None:
@@ -55,22 +120,8 @@ class TestRayFleet(FleetContract):
     def make(
         self, *, can_load_task: bool = True, life: int = 1, on_replaced: Callable[[], None] = lambda: None
     ) -> Fleet:
-        document = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 1}}
-        spec = parse_spec(document if can_load_task else {**document, "task": "no_such_module:Task"})
-        return RayFleet(
-            SupervisorConfig(
-                job_id=self.job_id,
-                attempt=1,
-                spec=spec,
-                checkpoint_root="/nowhere",
-                granted=1,
-                epoch=1,
-                spec_version=1,
-                snapshot_key="secret",
-            ),
-            life=life,
-            on_replaced=on_replaced,
-        )
+        config = _config(self.job_id, can_load_task=can_load_task)
+        return RayFleet(config, life=life, on_replaced=on_replaced)
 
     def name(self, index: int) -> str:
         return f"shoal/{self.job_id}/1/worker-{index}"
@@ -83,9 +134,26 @@ class TestRayFleet(FleetContract):
             try:
                 await main()
             finally:
-                fleet = self.make(life=9)
-                for index in range(2):
-                    if fleet.find(index, self.name(index), None):
-                        await fleet.kill(index)
+                await _end_workers(self.make(life=9), self.name)
 
         asyncio.run(coroutine())
+
+
+def _config(job_id: str, *, can_load_task: bool = True) -> SupervisorConfig:
+    document = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 1}}
+    return SupervisorConfig(
+        job_id=job_id,
+        attempt=1,
+        spec=parse_spec(document if can_load_task else {**document, "task": "no_such_module:Task"}),
+        checkpoint_root="/nowhere",
+        granted=1,
+        epoch=1,
+        spec_version=1,
+        snapshot_key="secret",
+    )
+
+
+async def _end_workers(fleet: Fleet, name: Callable[[int], str]) -> None:
+    for index in range(2):
+        if fleet.find(index, name(index), None):
+            await fleet.kill(index)

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from doubles import event_loop
+from doubles.fake_agents import FakeAgentProcess, FakeAgents
 from doubles.fake_catalog import FakeCatalog
 from doubles.fake_clock import FakeClock
 from doubles.fake_fleet import FakeFleet
 from doubles.fake_journal import FakeJournal, JournalStorage, Replaced
 from doubles.fake_key_values import FakeKeyValueStore
 from doubles.fake_workers import FakeWorkers
+from kit.contracts.agents import AgentsContract
 from kit.contracts.catalog import CatalogContract
 from kit.contracts.clock import ClockContract
 from kit.contracts.fleet import FleetContract
@@ -23,6 +25,7 @@ from shoal_service.clock import Clock, SystemClock
 from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.supervisor.journal import GcsJournal
 from shoal_service.supervisor.protocols import Catalog, Fleet, Journal
+from shoal_service.supervisor.workers.polling.protocol import PollAgents
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, Phase, WorkerInfo
 
@@ -86,6 +89,35 @@ class TestCheckpointCatalog(CatalogContract):
         path = self.root / str(name) / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(num_bytes))
+
+
+class TestFakeAgents(AgentsContract):
+    @pytest.fixture(autouse=True)
+    def _cluster(self) -> None:
+        self.workers = FakeWorkers(SystemClock())
+        self.processes: dict[str, FakeAgentProcess] = {}
+
+    def make(self, *, life: int = 1, on_replaced: Callable[[], None] = lambda: None) -> PollAgents:
+        return FakeAgents(self.workers, self.processes, life=life, on_replaced=on_replaced)
+
+    def fleet(self, *, life: int = 1) -> Fleet:
+        return FakeFleet(self.workers, life=life)
+
+    @property
+    def node(self) -> str:
+        return "node-1"
+
+    def name(self, index: int) -> str:
+        return f"worker-{index}"
+
+    async def kill_agent(self) -> None:
+        self.processes[self.node].die()
+
+    def run(self, main: Callable[[], Awaitable[None]]) -> None:
+        async def coroutine() -> None:
+            await main()
+
+        event_loop.run(coroutine())
 
 
 class TestFakeFleet(FleetContract):

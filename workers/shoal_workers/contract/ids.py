@@ -13,6 +13,8 @@ the life.
 
 from __future__ import annotations
 
+from shoal_workers.contract.base import WIRE_VERSION
+
 NAMESPACE = "shoal"
 GENERATIONS_PER_LIFE = 1_000_000
 """More than a supervisor forms in eleven days at one per second."""
@@ -25,6 +27,11 @@ def supervisor_name(job_id: str, attempt: int) -> str:
 def worker_name(job_id: str, attempt: int, index: int) -> str:
     """`index` numbers the workers that an attempt started, in order; it is not a rank, and is never reused."""
     return f"shoal/{job_id}/{attempt}/worker-{index}"
+
+
+def agent_name(job_id: str, attempt: int, node_id: str) -> str:
+    """Of the agent that polls the workers of this node. A supervisor of another release does not find it."""
+    return f"shoal/{job_id}/{attempt}/agent-{WIRE_VERSION}-{node_id}"
 
 
 def job_of_worker(name: str) -> str | None:

@@ -8,6 +8,7 @@ supervisor --- interrupt(generation) ------------> worker    control thread: fen
 supervisor --- request_yield(generation) --------> worker    control thread: stop at the next step boundary
 supervisor --- note_commit(generation, step) ----> worker    control thread: the last checkpoint is committed
 supervisor --- poll(after) ----------------------> worker    control thread: long poll, returns WorkerPoll
+supervisor --- poll((PollRequest, ...)) ---------> agent     of a node: polls its workers; returns NodePoll
 supervisor --- snapshot_parts() -----------------> worker    control thread: the parts in its node's memory
 supervisor --- request_profile(generation) ------> worker    control thread: profile some steps; a report follows
 supervisor --- forward_metrics(batch) -----------> worker    control thread: points for the metrics hook
@@ -214,6 +215,26 @@ class WorkerPoll(Frozen):
     """Calls of replaced supervisors that this worker has refused."""
     use: WorkerUse | None = None
     """The newest measurement; null: there is none yet."""
+
+
+class PollRequest(Frozen):
+    """What a supervisor wants of one worker: `WorkerActor.poll`, made by the agent of the worker's node."""
+
+    worker_id: str
+    after: int
+    """Everything after this sequence number."""
+    acknowledged: int
+    """Everything up to this sequence number is stored."""
+    wait_s: float
+    """How long the poll waits if there is nothing new."""
+
+
+class NodePoll(Frozen):
+    """An agent's answer: the polls of its workers that have been answered. The others are still waited for."""
+
+    polls: tuple[WorkerPoll, ...] = ()
+    failed: tuple[str, ...] = ()
+    """Workers whose poll has failed. The supervisor polls them itself, and so learns why."""
 
 
 class Refused(Frozen):

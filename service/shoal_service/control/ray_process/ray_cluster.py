@@ -269,7 +269,7 @@ class RayCluster:
         prefix = supervisor_name(job_id, attempt).removesuffix("supervisor")
         names = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if a["namespace"] == NAMESPACE]
         mine = sorted((n for n in names if n.startswith(prefix)), key=lambda n: not n.endswith("/supervisor"))
-        handles = []
+        handles, forgetting = [], []
         for name in mine:
             try:
                 handles.append(ray.get_actor(name, namespace=NAMESPACE))
@@ -277,10 +277,10 @@ class RayCluster:
                 continue  # it has ended since
             if name.endswith("/supervisor"):
                 ray.kill(handles.pop(), no_restart=True)
-        if handles:
-            ray.wait(
-                [handle.forget_snapshots.remote() for handle in handles], num_returns=len(handles), timeout=_FORGET_S
-            )
+            elif job_of_worker(name) is not None:
+                forgetting.append(handles[-1].forget_snapshots.remote())
+        if forgetting:
+            ray.wait(forgetting, num_returns=len(forgetting), timeout=_FORGET_S)
         for handle in handles:
             ray.kill(handle, no_restart=True)
         GcsJournal(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt).delete()

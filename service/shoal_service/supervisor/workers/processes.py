@@ -1,8 +1,8 @@
 """How the processes of an attempt start: forked from their node's fork server, as runtime environments of Ray.
 
-Called by `control/ray_process/ray_cluster.py` for the supervisor and by `ray_fleet` for the workers. Both get the same
-settings of libraries, because a node has one fork server for each combination of them
-(`shoal_workers/forkserver/launch.py`).
+Called by `control/ray_process/ray_cluster.py` for the supervisor, by `ray_fleet` for the workers and by `ray_agents`
+for the agents of their nodes. All get the same settings of libraries, because a node has one fork server for each
+combination of them (`shoal_workers/forkserver/launch.py`).
 """
 
 from __future__ import annotations
@@ -48,6 +48,13 @@ def worker_environment(config: SupervisorConfig) -> dict[str, Any]:
     found["env_vars"] |= config.spec.code.env
     if config.code_uri is not None:
         found["working_dir"] = config.code_uri
+    return found
+
+
+def agent_environment(config: SupervisorConfig) -> dict[str, Any]:
+    """Of an agent that polls the workers of a node. Forked where the workers are, because the server is there then."""
+    found = _environment(config, threads=1, fork=not config.spec.worker.gpus, if_warm=True)
+    found["env_vars"][PATIENCE] = f"{PATIENCE_S:g}"
     return found
 
 

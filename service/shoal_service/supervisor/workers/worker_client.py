@@ -8,67 +8,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from shoal_service.clock import Clock
 from shoal_service.core.attempt.commands import CompareModels, RequestSnapshotParts, StartWorker
 from shoal_service.core.attempt.events import (
     DeathDated,
     DeathExplained,
-    Event,
     InterruptAcknowledged,
     ModelsCompared,
-    ProgressReported,
-    ReportArrived,
     RunReturned,
     SnapshotPartsReported,
     WorkerFailedToStart,
     WorkerLost,
-    WorkerUnreachable,
     WorkerWarm,
 )
-from shoal_service.core.attempt.faults import hangs
-from shoal_service.core.attempt.faults.large_groups import poll_wait_s
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.supervisor.protocols import Fleet, UntilGone, WorkerCallError, WorkerDied, WorkerUnavailable
-from shoal_service.supervisor.reporting.outbox import Outbox
-from shoal_service.supervisor.reporting.reporter import Reporter
+from shoal_service.supervisor.protocols import WorkerCallError, WorkerDied, WorkerUnavailable
+from shoal_service.supervisor.workers.context import SupervisorContext, unreachable
+from shoal_service.supervisor.workers.polling.worker_polling import WorkerPolling
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import Assignment, ErrorReport, Phase, Progress, WorkerExit, WorkerInfo, WorkerPoll
+from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerExit, WorkerInfo
 from shoal_workers.contract.model.shape import difference
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_HANG_POLL_WAIT_S = 0.25
-"""How long a poll waits once the worker's progress counter has stood still for half of the hang limit."""
-_RETRY_S = 0.25
 _EXPLAIN_AFTER_S = (0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 5.0, 10.0)
 """Waiting times before each question for the exit status of a lost worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisorContext:
-    """What all clients of an attempt share; made by the executor."""
-
-    fleet: Fleet
-    clock: Clock
-    until_gone: UntilGone
-    outbox: Outbox
-    reporter: Reporter
-    post: Callable[[Event], None]
-    settled: Callable[[], Awaitable[None]]
-    """Waits until the machine has handled everything that was posted."""
-    state: Callable[[], Attempt]
-    kill: Callable[[int], None]
-    """End the worker of this index."""
-    spawn: Callable[[Coroutine[Any, Any, None]], None]
-    """For work that must continue after the client was closed."""
-    raylet: Callable[[str], tuple[str, int] | None]
-    """Address and port of a node's raylet, by node id; None: unknown."""
 
 
 class WorkerClient:
@@ -86,8 +52,7 @@ class WorkerClient:
         self._info: WorkerInfo | None = None
         """Set once it is warm."""
         self._is_in_run = False
-        self._received_seq = 0
-        """Number of the last report or log line that was received."""
+        self._polling = WorkerPolling(index, worker_id, context)
 
     def start(self, order: StartWorker) -> None:
         """Start the worker and make it warm."""
@@ -105,11 +70,12 @@ class WorkerClient:
         self._spawn(self._prepare())
 
     def start_polling(self) -> None:
-        self._spawn(self._poll_forever())
+        self._spawn(self._poll())
 
     def probe(self, info: WorkerInfo) -> None:
         """Also detect the end of a warm worker by its port."""
         self._info = info
+        self._polling.node_id = info.node_id
         self._spawn(self._probe(info))
 
     def run(self, assignment: Assignment) -> None:
@@ -150,14 +116,8 @@ class WorkerClient:
 
     async def collect_last_reports(self, limit_s: float) -> None:
         """At the attempt's end: one more poll, for the worker's last reports and output; `limit_s` for the answer."""
-        if not self._fleet.knows(self.index):
-            return
-        with contextlib.suppress(WorkerCallError, TimeoutError):
-            call = self._fleet.poll(self.index, self._received_seq, self._received_seq, 0.0)
-            poll = await self._context.clock.wait_for(call, limit_s)
-            self._record(poll)
-            for item in poll.reports:
-                self._context.reporter.record_report(item, self._context.state())
+        if self._fleet.knows(self.index):
+            await self._polling.collect_last(limit_s)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         waiting = work if self._adopted is None else self._after_adoption(work)
@@ -214,7 +174,7 @@ class WorkerClient:
         try:
             self._returned(await self._fleet.run(self.index, assignment))
         except WorkerUnavailable:
-            await self._unreachable()
+            await unreachable(self._context, self.index)
             await self._join(assignment.generation)
         except WorkerCallError as error:
             self._lost(error, "run call")
@@ -233,52 +193,11 @@ class WorkerClient:
         self._is_in_run = False
         self._post(RunReturned(self.index, worker_exit))
 
-    async def _poll_forever(self) -> None:
-        """Long-polls the worker for reports, logs and progress until it ends.
-
-        The worker keeps a report until the control plane has stored it and the metrics hook has logged it, so nothing
-        is lost if the supervisor dies before. What was stored and not acknowledged yet is reported again: steps
-        overwrite themselves, and some log lines appear twice.
-        """
-        stored_after: deque[tuple[int, int, int]] = deque()
-        """For each poll: its number, and those of the outbox and of the metrics hook once all of it was in them."""
-        acknowledged = 0
-        outbox, backlog = self._context.outbox, self._context.reporter.backlog
-        wait_s = self._poll_wait_s()
-        while True:
-            while stored_after and stored_after[0][1] <= outbox.acknowledged and stored_after[0][2] <= backlog.settled:
-                acknowledged, *_ = stored_after.popleft()
-            try:
-                poll = await self._fleet.poll(self.index, self._received_seq, acknowledged, wait_s)
-            except WorkerUnavailable:
-                await self._unreachable()
-                continue
-            except WorkerCallError as error:
-                self._lost(error, "poll call")  # the `run` call, if there is one, fails too; the first one counts
-                return
-            self._record(poll)
-            wait_s = _HANG_POLL_WAIT_S if self._may_hang_soon(poll.progress) else self._poll_wait_s()
-            for item in poll.reports:
-                self._post(ReportArrived(self.index, item))
-            self._post(ProgressReported(self.index, poll.progress))
-            await self._context.settled()
-            if not stored_after or stored_after[-1][0] != poll.seq:
-                stored_after.append((poll.seq, outbox.seq, backlog.added))
-
-    def _record(self, poll: WorkerPoll) -> None:
-        self._received_seq = poll.seq
-        self._context.reporter.record_poll(self.index, poll, self._context.state())
-
-    def _poll_wait_s(self) -> float:
-        """A poll returns as soon as the worker has something to report, and after this time in any case."""
-        return poll_wait_s(len(self._context.state().pool.workers))
-
-    def _may_hang_soon(self, progress: Progress) -> bool:
-        if progress.phase in (Phase.IDLE, Phase.PREPARING):
-            return False
-        state = self._context.state()
-        at_least = state.target.spec.health.hang_floor_s / 2  # the threshold itself takes a look at every rank
-        return progress.stalled_s >= at_least and progress.stalled_s >= hangs.threshold_s(state) / 2
+    async def _poll(self) -> None:
+        try:
+            await self._polling.run()
+        except WorkerCallError as error:
+            self._lost(error, "poll call")  # the `run` call, if there is one, fails too; the first one counts
 
     async def _interrupt(self, generation: int) -> None:
         """Repeated until it is acknowledged: a worker that does not acknowledge it is killed soon."""
@@ -330,11 +249,7 @@ class WorkerClient:
             try:
                 return await call()
             except WorkerUnavailable:
-                await self._unreachable()
-
-    async def _unreachable(self) -> None:
-        self._post(WorkerUnreachable(self.index))
-        await self._context.clock.sleep(_RETRY_S)
+                await unreachable(self._context, self.index)
 
     def _failure(self, error: WorkerCallError) -> dict[str, object]:
         """Fields of a log event."""

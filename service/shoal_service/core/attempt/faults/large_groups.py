@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from shoal_service.core.attempt.state.attempt import Attempt
 
+AGENTS_FROM = 32
+"""Workers of a job from which on agents poll them (supervisor/workers/polling), unless the service says otherwise."""
 _ANSWER_S = 0.002
 _AT_ONCE = 64
 """Answers of so many workers that are not worth counting."""

@@ -29,11 +29,11 @@ from shoal_service.core.attempt.events import (
     WorkerWarm,
 )
 from shoal_service.core.attempt.faults import hangs
-from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.new_attempt import new_attempt
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter
-from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerClient
+from shoal_service.supervisor.workers.context import SupervisorContext
+from shoal_service.supervisor.workers.worker_client import WorkerClient
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, Progress
 from shoal_workers.contract.worker_reports import PreemptionNotice
@@ -87,10 +87,6 @@ class Bench:
 
     def of(self, kind: type[T]) -> list[T]:
         return [event for event in self.posted if isinstance(event, kind)]
-
-    def pulled(self) -> SupervisorReports:
-        """What the control plane pulls; it has stored it once it pulls again."""
-        return self.outbox.pull(self.outbox.acknowledged, 0.0)
 
 
 def test_a_started_worker_becomes_warm_is_polled_and_its_port_is_probed() -> None:

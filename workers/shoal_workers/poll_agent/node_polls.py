@@ -1,0 +1,134 @@
+"""NodePolls: keeps one long poll of each worker in flight, and collects the answers. Without Ray.
+
+    supervisor  --- poll(a: after 7, b: after 3) --->  agent  --- poll(after 7) --->  worker a
+                                                              --- poll(after 3) --->  worker b
+                <-- NodePoll(a: 8..9) ---------------         <-- 8, 9 ------------   worker a
+                                                                                      (b is still waited for)
+                --- poll(a: after 9, b: after 3) --->         --- poll(after 9) --->  worker a
+
+The positions are the supervisor's: an answer that it did not get is requested again by its next call. A poll in flight
+stays in flight as long as the next call asks for the same position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from shoal_workers.contract.messages import NodePoll, PollRequest, Refused, WorkerPoll
+
+WorkerAnswer = WorkerPoll | Refused
+PollWorker = Callable[[PollRequest, int], Awaitable[WorkerAnswer]]
+"""Polls one worker for the supervisor of this life. Any exception: the worker has to be polled by the supervisor."""
+_GATHER_S = 0.05
+"""Answers without anything new are sent together with others that arrive within this time."""
+_GATHER_NEW_S = 0.002
+"""The same of an answer with something new."""
+_GRACE_S = 0.1
+"""A worker answers a little after the time that its poll may wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    after: int
+    answer: asyncio.Future[WorkerAnswer]
+
+    @property
+    def is_answered(self) -> bool:
+        return self.answer.done()
+
+    @property
+    def brings_something(self) -> bool:
+        """Something that is not only the progress: reports, log lines, a refusal or a failure."""
+        if not self.answer.done():
+            return False
+        if self.answer.cancelled() or self.answer.exception() is not None:
+            return True
+        poll = self.answer.result()
+        return isinstance(poll, Refused) or bool(poll.reports or poll.logs)
+
+
+class NodePolls:
+    """Used on one asyncio loop."""
+
+    def __init__(self, poll_worker: PollWorker) -> None:
+        self._poll_worker = poll_worker
+        self._in_flight: dict[str, _InFlight] = {}
+        """By worker id."""
+        self._life = 0
+        """Of the newest supervisor that has called."""
+        self._newest_call = 0
+
+    async def poll(self, requests: Sequence[PollRequest], life: int) -> NodePoll | Refused:
+        """Returns when a worker has answered, or after the longest `wait_s` of the requests.
+
+        A call that a later one has overtaken returns nothing: its supervisor has given it up.
+        """
+        if refused := self.refused(life):
+            return refused
+        self._newest_call += 1
+        call = self._newest_call
+        self._request(requests, life)
+        await self._wait(max((request.wait_s for request in requests), default=0.0) + _GRACE_S)
+        return self._collect() if call == self._newest_call else NodePoll()
+
+    def refused(self, life: int) -> Refused | None:
+        """None: the caller is the newest supervisor so far. What its predecessor has requested is dropped."""
+        if life < self._life:
+            return Refused(life=self._life)
+        if life > self._life:
+            self._life = life
+            self._drop(self._in_flight)
+        return None
+
+    def _request(self, requests: Sequence[PollRequest], life: int) -> None:
+        wanted = {request.worker_id: request for request in requests}
+        moved = {
+            name: one for name, one in self._in_flight.items() if name not in wanted or wanted[name].after != one.after
+        }
+        self._drop(moved)
+        for name, request in wanted.items():
+            if name not in self._in_flight:
+                answer = asyncio.ensure_future(self._poll_worker(request, life))
+                answer.add_done_callback(_retrieve)
+                self._in_flight[name] = _InFlight(request.after, answer)
+
+    def _drop(self, dropped: dict[str, _InFlight]) -> None:
+        for name in tuple(dropped):
+            self._in_flight.pop(name).answer.cancel()
+
+    async def _wait(self, limit_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + limit_s
+        while True:
+            waiting = [one.answer for one in self._in_flight.values() if not one.is_answered]
+            if len(waiting) < len(self._in_flight):
+                is_new = any(one.brings_something for one in self._in_flight.values())
+                end = min(end, loop.time() + (_GATHER_NEW_S if is_new else _GATHER_S))
+            left_s = end - loop.time()
+            if not waiting or left_s <= 0:
+                return
+            await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+
+    def _collect(self) -> NodePoll | Refused:
+        polls: list[WorkerPoll] = []
+        failed: list[str] = []
+        for name, one in tuple(self._in_flight.items()):
+            if not one.is_answered:
+                continue
+            del self._in_flight[name]
+            if one.answer.cancelled() or one.answer.exception() is not None:
+                failed.append(name)
+                continue
+            answer = one.answer.result()
+            if isinstance(answer, Refused):
+                return answer
+            polls.append(answer)
+        return NodePoll(polls=tuple(polls), failed=tuple(failed))
+
+
+def _retrieve(answer: asyncio.Future[WorkerAnswer]) -> None:
+    """asyncio logs errors that nobody asks for, and the answer may be dropped."""
+    if not answer.cancelled():
+        answer.exception()
