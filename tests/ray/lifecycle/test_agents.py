@@ -30,7 +30,7 @@ def with_agents(join_cluster: Callable[..., Server], tmp_path: Path) -> Iterator
     server = join_cluster(tmp_path / "agents", [], environment)
     server.start().wait_for_cluster()
     with server.client as client:
-        yield client
+        yield client  # requested before `submit`, whose jobs end first
 
 
 class Events:
@@ -44,7 +44,7 @@ class Events:
 
     def _count(self) -> Counter[str]:
         found = Counter[str]()
-        for path in self._folder.glob("session_*/logs/worker-*.err"):
+        for path in self._folder.glob("*/session_2*/logs/worker-*.err"):
             text = path.read_text(errors="replace")
             found.update({name: text.count(name) for name in ("agent.serving", "agent.failed")})
         return found
@@ -62,7 +62,7 @@ def _expected() -> set[str]:
 
 
 def test_everything_arrives_once_although_the_agent_is_killed(
-    submit: Any, shoal_server: Server, with_agents: Client
+    shoal_server: Server, with_agents: Client, submit: Any
 ) -> None:
     events = Events(shoal_server)
     run = submit(to=with_agents, workers=WORKERS, steps=STEPS, strikes=[*_PRINTS, *_holds(10, 30, 50)])
@@ -90,7 +90,7 @@ def test_everything_arrives_once_although_the_agent_is_killed(
 
 @pytest.mark.matrix
 def test_a_restarted_supervisor_uses_the_agent_of_the_one_before(
-    submit: Any, shoal_server: Server, with_agents: Client
+    shoal_server: Server, with_agents: Client, submit: Any
 ) -> None:
     events = Events(shoal_server)
     run = submit(to=with_agents, workers=WORKERS, steps=STEPS, strikes=[*_PRINTS, *_holds(10, 30, 50)])
@@ -116,7 +116,7 @@ def test_a_restarted_supervisor_uses_the_agent_of_the_one_before(
 
 
 @pytest.mark.matrix
-def test_a_dead_worker_is_replaced_while_agents_poll(submit: Any, shoal_server: Server, with_agents: Client) -> None:
+def test_a_dead_worker_is_replaced_while_agents_poll(shoal_server: Server, with_agents: Client, submit: Any) -> None:
     events = Events(shoal_server)
     run = submit(to=with_agents, workers=WORKERS, steps=STEPS, strikes=_holds(10))
     run.wait_at("step-10-0")
