@@ -34,6 +34,7 @@ from shoal_service.clock import SystemClock
 from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.group import Group
+from shoal_service.core.attempt.state.persistent.table import Table
 from shoal_service.core.attempt.state.progress import GroupProgress
 from shoal_service.core.attempt.state.stages import Running
 from shoal_service.core.attempt.state.worker import Worker, WorkerPool
@@ -232,7 +233,7 @@ def _state(config: SupervisorConfig, names: dict[int, str]) -> Attempt:
         new_attempt(config, 0.0),
         current=Running(since=0.0),
         group=Group(generation=1, workers=tuple(names)),
-        pool=WorkerPool(workers=workers, next_index=len(workers)),
+        pool=WorkerPool(workers=Table(workers), next_index=len(workers)),
         progress=GroupProgress(step=1),
     )
 

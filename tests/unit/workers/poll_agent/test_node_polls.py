@@ -30,7 +30,7 @@ def idle(name: str, seq: int = 0) -> WorkerPoll:
     return WorkerPoll(worker_id=name, seq=seq, reports=(), logs=(), progress=progress)
 
 
-def news(name: str, seq: int) -> WorkerPoll:
+def printed(name: str, seq: int) -> WorkerPoll:
     return idle(name, seq).model_copy(update={"logs": (_LINE,)})
 
 
@@ -65,12 +65,12 @@ def check(main: Callable[[Workers], Awaitable[None]]) -> None:
 def test_the_first_answer_with_something_new_ends_the_call_and_the_other_poll_stays_in_flight() -> None:
     async def main(workers: Workers) -> None:
         call = await workers.call(request("a"), request("b"))
-        workers.calls["a"].set_result(news("a", 1))
-        assert await call == NodePoll(polls=(news("a", 1),))
+        workers.calls["a"].set_result(printed("a", 1))
+        assert await call == NodePoll(polls=(printed("a", 1),))
         second = await workers.call(request("a", 1), request("b"))
         assert workers.polled == [("a", 0, 1), ("b", 0, 1), ("a", 1, 1)], "b is not polled again"
-        workers.calls["b"].set_result(news("b", 4))
-        assert await second == NodePoll(polls=(news("b", 4),))
+        workers.calls["b"].set_result(printed("b", 4))
+        assert await second == NodePoll(polls=(printed("b", 4),))
 
     check(main)
 
@@ -92,8 +92,8 @@ def test_something_new_does_not_wait_for_others() -> None:
         call = await workers.call(request("a"), request("b"))
         workers.calls["a"].set_result(idle("a"))
         await settle()
-        workers.calls["b"].set_result(news("b", 2))
-        assert await call == NodePoll(polls=(idle("a"), news("b", 2)))
+        workers.calls["b"].set_result(printed("b", 2))
+        assert await call == NodePoll(polls=(idle("a"), printed("b", 2)))
 
     check(main)
 
@@ -119,13 +119,13 @@ def test_a_failed_poll_names_the_worker() -> None:
 def test_a_position_that_has_changed_is_polled_again() -> None:
     async def main(workers: Workers) -> None:
         call = await workers.call(request("a"), request("b"))
-        workers.calls["b"].set_result(news("b", 1))
+        workers.calls["b"].set_result(printed("b", 1))
         await call
         old = workers.calls["a"]
         second = await workers.call(request("a", 7), request("b", 1))  # a was polled directly meanwhile
         assert old.cancelled() and workers.polled[-2:] == [("a", 7, 1), ("b", 1, 1)]
-        workers.calls["a"].set_result(news("a", 8))
-        assert await second == NodePoll(polls=(news("a", 8),))
+        workers.calls["a"].set_result(printed("a", 8))
+        assert await second == NodePoll(polls=(printed("a", 8),))
 
     check(main)
 
@@ -134,8 +134,8 @@ def test_a_call_that_was_overtaken_takes_no_answer_from_the_later_one() -> None:
     async def main(workers: Workers) -> None:
         first = await workers.call(request("a"))
         second = await workers.call(request("a"))
-        workers.calls["a"].set_result(news("a", 1))
-        assert await second == NodePoll(polls=(news("a", 1),))
+        workers.calls["a"].set_result(printed("a", 1))
+        assert await second == NodePoll(polls=(printed("a", 1),))
         assert await first == NodePoll()
 
     check(main)
@@ -144,7 +144,7 @@ def test_a_call_that_was_overtaken_takes_no_answer_from_the_later_one() -> None:
 def test_a_worker_that_is_not_requested_any_more_is_not_polled() -> None:
     async def main(workers: Workers) -> None:
         call = await workers.call(request("a"), request("b"))
-        workers.calls["b"].set_result(news("b", 1))
+        workers.calls["b"].set_result(printed("b", 1))
         await call
         await workers.call(request("b", 1))
         assert workers.calls["a"].cancelled()
@@ -158,8 +158,8 @@ def test_the_newest_supervisor_is_obeyed_and_an_older_one_is_refused() -> None:
         newer = await workers.call(request("a"), life=2)
         assert workers.polled == [("a", 0, 1), ("a", 0, 2)], "the worker learns of the newer one"
         assert await workers.agent.poll([request("a")], 1) == Refused(life=2)
-        workers.calls["a"].set_result(news("a", 1))
-        assert await newer == NodePoll(polls=(news("a", 1),))
+        workers.calls["a"].set_result(printed("a", 1))
+        assert await newer == NodePoll(polls=(printed("a", 1),))
         assert await older == NodePoll()
 
     check(main)

@@ -9,6 +9,7 @@ import pytest
 from kit.contracts.journal import CONFIG
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.group import Group
+from shoal_service.core.attempt.state.persistent.table import Table
 from shoal_service.core.attempt.state.progress import GroupProgress
 from shoal_service.core.attempt.state.stages import Quiescing, Running, Switching
 from shoal_service.core.attempt.state.worker import LeftOut, Worker, WorkerPool
@@ -31,7 +32,7 @@ def attempt(*workers_on: int, num_starting: int = 0) -> Attempt:
     nodes = [f"node-{number}" for number, count in enumerate(workers_on) for _ in range(count)]
     workers = [Worker(index=index, worker_id=f"w{index}", info=_info(index, node)) for index, node in enumerate(nodes)]
     workers += [Worker(index=len(nodes) + i, worker_id=f"s{i}") for i in range(num_starting)]
-    return replace(new_attempt(CONFIG, 0.0), pool=WorkerPool(workers=tuple(workers), next_index=len(workers)))
+    return replace(new_attempt(CONFIG, 0.0), pool=WorkerPool(workers=Table(workers), next_index=len(workers)))
 
 
 def _info(index: int, node: str) -> WorkerInfo:
