@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
-from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-import ray
 from shoal_service.control.protocols import UnusedPackages
+from shoal_service.control.ray_process.on_node import call_on_node
 
 _ANSWER_S = 60.0
 """The start of a process on a busy node, and the removal of some thousand files."""
@@ -21,7 +17,9 @@ _ANSWER_S = 60.0
 
 async def unused_packages(nodes: Sequence[tuple[str, str]], for_s: float) -> tuple[UnusedPackages, ...]:
     """`nodes`: ids and addresses. Those that do not answer are left out."""
-    answers = await asyncio.gather(*(_ask(node_id, _list_unused, for_s) for node_id, _ in nodes))
+    answers = await asyncio.gather(
+        *(call_on_node(node_id, _list_unused, for_s, within_s=_ANSWER_S) for node_id, _ in nodes)
+    )
     return tuple(
         UnusedPackages(node_id, ip, name, num_bytes, unused_s)
         for (node_id, ip), found in zip(nodes, answers, strict=True)
@@ -30,20 +28,7 @@ async def unused_packages(nodes: Sequence[tuple[str, str]], for_s: float) -> tup
 
 
 async def remove_packages(node_id: str, name: str, for_s: float) -> bool:
-    return bool(await _ask(node_id, _remove, name, for_s))
-
-
-async def _ask(node_id: str, function: Any, *arguments: Any) -> Any:
-    """None: the node does not answer."""
-    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    task = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
-    answer = task.remote(*arguments)
-    try:
-        async with asyncio.timeout(_ANSWER_S):
-            return await answer
-    except (TimeoutError, RayError):
-        ray.cancel(answer, force=True)
-        return None
+    return bool(await call_on_node(node_id, _remove, name, for_s, within_s=_ANSWER_S))
 
 
 def _list_unused(for_s: float) -> list[tuple[str, int, float]]:

@@ -13,10 +13,14 @@ from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayAc
 
 import ray
 from shoal_service.cluster.errors import SupervisorGone, SupervisorUnavailable
+from shoal_service.control.ray_process.releases import other_releases
 from shoal_service.reports import SupervisorReports
 from shoal_service.signing.calls import SignedCall
 from shoal_service.supervisor.config import Directive
 from shoal_workers.contract.messages import Stacks
+
+_NOT_CREATED = "creation task"
+"""In Ray's words for an actor whose constructor raised, or whose class could not be imported."""
 
 
 class RaySupervisorHandle:
@@ -27,11 +31,16 @@ class RaySupervisorHandle:
 
     async def pull(self, after: int, wait_s: float, epoch: int, signed: SignedCall | None = None) -> SupervisorReports:
         reports: SupervisorReports
-        with supervisor_errors():
-            if signed is not None:
-                reports = await self._actor.signed_pull.remote(signed)
-            else:
-                reports = await self._actor.pull.remote(after, wait_s, epoch)
+        try:
+            with supervisor_errors():
+                if signed is not None:
+                    reports = await self._actor.signed_pull.remote(signed)
+                else:
+                    reports = await self._actor.pull.remote(after, wait_s, epoch)
+        except SupervisorGone as error:
+            if _NOT_CREATED not in str(error):
+                raise
+            raise SupervisorGone(f"{error}{await other_releases()}") from error
         return reports
 
     async def direct(self, directive: Directive, signed: SignedCall | None = None) -> None:
