@@ -38,7 +38,7 @@ from shoal_workers.contract.spec import JobSpec
 
 _PATIENCE_S = 300.0
 _LOOK_S = 0.01
-_SUSPECTS = ("node.silent", "node.suspected")
+_SILENT = "node.silent"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -97,8 +97,8 @@ class Attempt:
         return asyncio.run(self._handle.pull(after, wait_s, self.config.epoch))
 
     def _seen(self, reports: SupervisorReports) -> None:
-        self.suspected |= {node.node_id for node in reports.suspects}
-        self.suspected |= {str(event.data) for event in reports.events if event.type in _SUSPECTS}
+        self.suspected |= {f"{node.node_id}: {node.reason}" for node in reports.suspects}
+        self.suspected |= {f"{event.type}: {event.data}" for event in reports.events if event.type == _SILENT}
         if reports.end is not None:
             self.end = reports.end.message
 
@@ -161,7 +161,9 @@ def _figures(attempt: Attempt, train_s: float, num_kills: int) -> dict[str, Any]
     kills = []
     for number in range(num_kills):
         before = attempt.arrivals(generation)
-        victim = before[(7 * number + 1) % attempt.num_workers]
+        nodes = sorted({arrival["node"] for arrival in before.values()})
+        node = nodes[number % len(nodes)]  # another one each time: a node that loses three in a row is suspected
+        victim = next(arrival for rank, arrival in before.items() if rank and arrival["node"] == node)
         cpu_s, at = attempt.cpu_s(), send(victim["pid"], signal.SIGKILL)
         next_one = attempt.until_whole(generation)
         kills.append((attempt.last_arrival(next_one) - at, attempt.cpu_s() - cpu_s))
@@ -175,6 +177,7 @@ def _figures(attempt: Attempt, train_s: float, num_kills: int) -> dict[str, Any]
     found["kill_max_s"] = max(seconds for seconds, _ in kills)
     found["kill_cpu_s"] = statistics.median(cpu_s for _, cpu_s in kills)
     found["suspected"] = len(attempt.suspected)
+    print("\n".join(attempt.suspected), file=sys.stderr, end="\n" if attempt.suspected else "")
     found["load"] = max(attempt.load, os.getloadavg()[0])
     return found
 
@@ -194,6 +197,7 @@ def _spec(num_workers: int) -> JobSpec:
             "batch": {"global_size": num_workers, "micro_size": 1},
             "stop": {"steps": TOTAL_STEPS},
             "elasticity": {"min_workers": 1, "max_workers": num_workers},
+            "placement": "spread",
             "retry": {"max_recoveries": 1_000_000},
         }
     )

@@ -174,7 +174,13 @@ class ThinEngine:
     def _note_arrival(self, folder: Path, assignment: Assignment) -> None:
         """The file appears with all that is in it."""
         folder.mkdir(parents=True, exist_ok=True)
-        note = {"at": time.time(), "pid": os.getpid(), "worker": self._worker_id, "of": assignment.world_size}
+        note = {
+            "at": time.time(),
+            "pid": os.getpid(),
+            "worker": self._worker_id,
+            "node": self._memory.memory_id,
+            "of": assignment.world_size,
+        }
         unfinished = folder / f".{assignment.rank}"
         unfinished.write_text(json.dumps(note))
         unfinished.rename(folder / str(assignment.rank))
