@@ -320,6 +320,7 @@ class Engine:
         restored = trainer.restore()
         own_data, train_data = RankData(self._task.content_hash, self._store.host), self._task.train_data
         all_restored = when_all_have_restored(group, restored, own_data, lambda: parts_of(train_data))
+        runtime.state.keeps_restored = not all_restored.frees_source
         if restored.data_change is not None and restored.is_own and not self._may_change_data:
             raise refused_change(restored.data_change, restored.step)
         if assignment.rank == 0:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 from shoal_workers.contract.course.best import is_exhausted, judge
 from shoal_workers.contract.marker import CheckpointName
@@ -100,6 +101,7 @@ class Trainer:
         generation.position.enter(Phase.RESTORING)
         with generation.user_code:
             self._runtime.update.materialise_state()
+            self._snapshots.move_before_restore()
             self._runtime.state.view.tensors()
         restored = restore(generation, self._runtime.state, self._store)
         generation.position.reach(restored.step)
@@ -109,7 +111,7 @@ class Trainer:
         for report in restored.past:
             self._recent.add(report)
         self._scaling.restore(restored.loss_scale)
-        return restored
+        return replace(restored, frees_source=self._snapshots.mark_restored(restored.step))
 
     def train(self) -> GenerationEnd:
         """From the position's step on. FINISHED or YIELDED, each with the part that must become durable first."""
@@ -129,8 +131,7 @@ class Trainer:
 
     def _train_until_end(self) -> GenerationEnd:
         position = self._generation.position
-        # The first snapshot of a new model is that of its first step. Until then the snapshot that was restored from is
-        # complete, and taking memory for another layout costs as much as a step.
+        # The first snapshot of a model that begins at step 0 is that of its first step. A restored one has one already.
         end = self._catch_up()
         self._ended = time.perf_counter()
         while end is None:

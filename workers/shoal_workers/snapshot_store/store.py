@@ -144,9 +144,19 @@ class SnapshotStore:
         )
         return time.perf_counter() - start
 
-    def live_slots(self, plan: SavePlan, *, extra_bytes: int) -> tuple[LiveSlot, ...]:
-        """Two slots for the tensors of a new model; `extra_bytes`: size of its plain values now. SharedMemoryFull."""
-        return self._live.make(plan, extra_bytes=extra_bytes)
+    def live_slot(self, plan: SavePlan, *, extra_bytes: int, restoring: SnapshotSource | None = None) -> LiveSlot:
+        """The first of two slots for the tensors of a new model; `extra_bytes`: size of its plain values now.
+
+        `restoring`: what the group is about to be restored from; it stays complete. SharedMemoryFull: there is no
+        memory for both slots.
+        """
+        place = None if restoring is None else (restoring.generation, restoring.step)
+        return self._live.make(plan, extra_bytes=extra_bytes, restoring=place)
+
+    def second_live_slot(self, *, keep_restored: bool) -> LiveSlot:
+        """The second one, before the first update. Unless `keep_restored`, it may overwrite what the group was restored
+        from."""
+        return self._live.make_second(keep_restored=keep_restored)
 
     def replicate(self, buddy: SnapshotServer, *, keep_step: int | None = None) -> bool:
         """Hands the newest own snapshot to the sender thread, without waiting for it.

@@ -24,6 +24,8 @@ class AllRestored:
     remote_bytes: int
     differing_rank: int | None
     """See `data_identity.differing_rank`."""
+    frees_source: bool
+    """No rank needs what the group was restored from any more."""
 
     def __str__(self) -> str:
         return json.dumps(astuple(self))
@@ -61,5 +63,6 @@ def _sum_up(texts: Sequence[str]) -> str:
         num_bytes=sum(one.num_bytes for one in all_restored),
         remote_bytes=sum(one.remote_bytes for one in all_restored),
         differing_rank=differing_rank([RankData.parse(data) for _, data in pairs]),
+        frees_source=all(one.frees_source for one in all_restored),
     )
     return str(decision)

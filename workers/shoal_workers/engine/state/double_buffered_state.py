@@ -1,6 +1,7 @@
 """Keeps a run's state in shared memory that outlives the worker, so that a worker's death costs no completed step.
 
-    first step of a model     the tensors are copied once, and everything that refers to them is pointed to the copy
+    first step of a job       the tensors are copied once, and everything that refers to them is pointed to the copy
+    restore                   everything is pointed to a buffer first, and the values are read straight into it
     every update              reads one of two buffers and writes the other, which is then marked with its step:
                               one buffer is complete at every moment, whenever a worker is killed
     re-forming                other ranks read from the buffer what they need; if the layout stays, nothing is read
@@ -52,7 +53,13 @@ class DoubleBufferedState:
         self.update = update
         self._assembly = assembly
         self._can_move = update.is_elementwise
-        self._slots: tuple[LiveSlot, ...] = ()
+        self.keeps_restored = True
+        """What the group was restored from may still be needed after the first update; set before it."""
+        self._store: SnapshotStore | None = None
+        self._slots: list[LiveSlot] = []
+        """None, or one until the first update, or two."""
+        self._is_filled_anew = False
+        """The current buffer was read from other memory in this generation's restore."""
         self._current = 0
         """Index of the slot that holds the state."""
         self._moved: list[_MovedParameter] = []
@@ -67,8 +74,20 @@ class DoubleBufferedState:
     def is_in_shared_memory(self) -> bool:
         return bool(self._slots)
 
-    def move_to_shared_memory(self, store: SnapshotStore, *, owns_replicated: bool, extra_bytes: int) -> bool:
-        """Called once the optimizer's state exists, between two steps. False: this state cannot be moved.
+    def move_to_shared_memory(
+        self,
+        store: SnapshotStore,
+        *,
+        owns_replicated: bool,
+        extra_bytes: int,
+        restoring: SnapshotSource | None = None,
+        with_values: bool = True,
+    ) -> bool:
+        """Called once the optimizer's state exists, between two steps or before a restore. False: it cannot be moved.
+
+        Args:
+            restoring: what the group is about to be restored from.
+            with_values: keep the values. Otherwise they are arbitrary afterwards.
 
         Raises:
             SharedMemoryFull: nothing was moved, and later calls return False.
@@ -84,23 +103,30 @@ class DoubleBufferedState:
         if sum(item.nbytes for item in copied) > _MAX_COPIED_SHARE * plan.total_bytes:
             return False
         rooms = {parameter.names[0]: parameter.sharded._sharded_param_data.nbytes for parameter in movable}
-        self._slots = store.live_slots(with_rooms(plan, rooms), extra_bytes=extra_bytes)
+        slot = store.live_slot(with_rooms(plan, rooms), extra_bytes=extra_bytes, restoring=restoring)
+        self._store = store
         self._moved, self._moved_names = movable, moved_names
         self._copied_names = tuple(item.fqn for item in copied)
-        self._buffers = [[parameter.buffers_in(slot) for parameter in movable] for slot in self._slots]
-        if self.update.double_buffered is not None:
-            self._targets = [
-                {parameter.local_parameter: one.as_adamw() for parameter, one in zip(movable, in_slot, strict=True)}
-                for in_slot in self._buffers
-            ]
-        with torch.no_grad():
-            for parameter, *in_slots in zip(movable, *self._buffers, strict=True):
-                parameter.copy_to(in_slots[0])
-                for one in in_slots:
-                    one.flat[parameter.local.numel() :].zero_()  # FSDP's padding
+        self._add(slot)
+        if with_values:
+            with torch.no_grad():
+                for parameter, buffers in zip(movable, self._buffers[0], strict=True):
+                    parameter.copy_to(buffers)
         self.view.forget()
         self._point_to(0)
         return True
+
+    def _add(self, slot: LiveSlot) -> None:
+        buffers = [parameter.buffers_in(slot) for parameter in self._moved]
+        with torch.no_grad():
+            for parameter, one in zip(self._moved, buffers, strict=True):
+                one.flat[parameter.local.numel() :].zero_()  # FSDP's padding
+        self._slots.append(slot)
+        self._buffers.append(buffers)
+        if self.update.double_buffered is not None:
+            self._targets.append(
+                {parameter.local_parameter: one.as_adamw() for parameter, one in zip(self._moved, buffers, strict=True)}
+            )
 
     def step(self, lr_factor: float) -> None:
         """One update. The state before it stays complete until the next update."""
@@ -108,6 +134,9 @@ class DoubleBufferedState:
         if not self._slots:
             self.update.step(lr_factor)
             return
+        if len(self._slots) == 1:
+            assert self._store is not None
+            self._add(self._store.second_live_slot(keep_restored=self.keeps_restored))
         other = 1 - self._current
         self._slots[other].begin()
         if optimizer is not None:
@@ -138,18 +167,27 @@ class DoubleBufferedState:
                 )
         return slot.finish(stamp, extra_json)
 
+    def finish_restored(self, stamp: Stamp, extra_json: bytes) -> bool:
+        """After a restore: mark the buffer into which the state was read as complete.
+
+        False: it was not read into another buffer. A buffer that holds the step already keeps its mark, because the
+        others may hold no other snapshot than that one."""
+        return self._is_filled_anew and self.finish(stamp, extra_json)
+
     def tensors_to_restore(self, source: SnapshotSource | None) -> dict[str, Tensor]:
         """Before a restore: the tensors that must be overwritten.
 
         If one of the buffers holds the step to restore, it becomes the current one, and only what was not moved is
         returned. Otherwise all of the state is returned, and the current buffer is marked as incomplete, so that no
         other rank reads from it."""
+        self._is_filled_anew = False
         for index, slot in enumerate(self._slots):
             if source is not None and slot.is_of(source.generation, source.step):
                 self._point_to(index)
                 return {name: tensor for name, tensor in self.view.tensors().items() if name not in self._moved_names}
         if self._slots:
             self._slots[self._current].begin()
+            self._is_filled_anew = True
         return self.view.tensors()
 
     def _copy_to(self, index: int) -> None:

@@ -40,14 +40,16 @@ class Restored:
     """The state was made with other data than this rank reads."""
     is_own: bool = True
     """The state is of this job, not of the one that it goes on from."""
+    frees_source: bool = False
+    """This rank does not need what it was restored from any more, once all ranks say so."""
 
     def __str__(self) -> str:
-        return f"{self.step} {self.num_bytes} {self.remote_bytes}"
+        return f"{self.step} {self.num_bytes} {self.remote_bytes} {int(self.frees_source)}"
 
     @staticmethod
     def parse(text: str) -> Restored:
-        step, num_bytes, remote_bytes = map(int, text.split())
-        return Restored(step, num_bytes, remote_bytes)
+        step, num_bytes, remote_bytes, frees_source = map(int, text.split())
+        return Restored(step, num_bytes, remote_bytes, frees_source=bool(frees_source))
 
 
 def is_restoring(assignment: Assignment) -> bool:

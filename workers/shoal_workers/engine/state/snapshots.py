@@ -91,6 +91,22 @@ class Snapshots:
         holds_whole = whole is None or store is None or store.holds(self._assignment.generation, whole)
         return self._copies.arrived_step(holds_whole=holds_whole)
 
+    def move_before_restore(self) -> None:
+        """Once the optimizer's state exists: point the state to shared memory, so that it is read straight into it."""
+        if self._store is not None and not self._state.is_in_shared_memory:
+            self._move_to_shared_memory(self._store, step=0, is_restoring=True)
+
+    def mark_restored(self, step: int) -> bool:
+        """After a restore: the state that was read is a part of a snapshot itself, of this generation.
+
+        Returns:
+            Whether this rank does not need what it was restored from any more, once all ranks say so. With a buddy it
+            does: the buddy has only copies of the older generation yet.
+        """
+        if self._store is None or not self._state.finish_restored(self._stamp(step), self._encoded(step)):
+            return False
+        return self._assignment.buddy is None
+
     def start(self) -> None:
         """Right before the first step: the CPU time until now is not part of a step."""
         if self._store is not None:
@@ -156,8 +172,7 @@ class Snapshots:
             return
         start_s = time.thread_time()
         self._pace.copies.hold()
-        is_first = self._assignment.shard == 0
-        self._state.finish(self._stamp(step), self._extra.encoded(step) if is_first else b"{}")
+        self._state.finish(self._stamp(step), self._encoded(step))
         self._copy_s = time.thread_time() - start_s
 
     def take(self, step: int, *, replicate: bool) -> None:
@@ -227,12 +242,17 @@ class Snapshots:
     def _decides(self) -> bool:
         return self._store is not None and self._assignment.rank == 0
 
-    def _move_to_shared_memory(self, store: SnapshotStore, step: int) -> bool:
+    def _encoded(self, step: int) -> bytes:
+        return self._extra.encoded(step) if self._assignment.shard == 0 else b"{}"
+
+    def _move_to_shared_memory(self, store: SnapshotStore, step: int, *, is_restoring: bool = False) -> bool:
         try:
             return self._state.move_to_shared_memory(
                 store,
                 owns_replicated=self._assignment.layout.is_first_of_stage(self._assignment.rank),
                 extra_bytes=len(self._extra.encoded(step)),
+                restoring=self._assignment.restore_snapshot,
+                with_values=not is_restoring,
             )
         except SharedMemoryFull as error:
             self._outbox.log_text(f"shared memory cannot hold the state twice, so snapshots are copies: {error}")

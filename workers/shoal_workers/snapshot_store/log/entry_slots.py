@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slots.buddy_slots import OutdatedCopy
-from shoal_workers.snapshot_store.slots.pool import SlotPool, at, fitting, not_fitting
+from shoal_workers.snapshot_store.slots.pool import SlotPool, at
 from shoal_workers.snapshot_store.slots.slot import PartHeader, Regions, SlotFile
 
 STEPS_PER_COPY = 20
@@ -43,16 +43,15 @@ class EntrySlots:
             idle = [slot for slot in self._pool.slots if slot not in self._receiving]
             headers = [slot.header for slot in idle]
             free = at(idle, reusable(headers, generation=generation, rank=rank, newest_copy=newest_copy))
-            self._pool.release(not_fitting(free, regions.file_bytes))
-            slot = next(iter(fitting(free, regions.file_bytes)), None)
             num_held = sum(
                 header is not None and (header.generation, header.rank) == (generation, rank) for header in headers
             )
-            if slot is None and num_held < MAX_ENTRIES:
-                try:
+            try:
+                slot = self._pool.take_over(free, regions.file_bytes)
+                if slot is None and num_held < MAX_ENTRIES:
                     slot = self._pool.allocate(regions.file_bytes)
-                except SharedMemoryFull:
-                    return None
+            except SharedMemoryFull:
+                return None
             if slot is None:
                 return None
             self._receiving.add(slot)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slots import retention
-from shoal_workers.snapshot_store.slots.pool import SlotPool, at, fitting, not_fitting
+from shoal_workers.snapshot_store.slots.pool import SlotPool, at
 from shoal_workers.snapshot_store.slots.slot import Regions, SlotFile
 
 _HEADROOM_BYTES = 64 << 10
@@ -39,9 +39,7 @@ class BuddySlots:
         """
         with self._lock:
             self._refuse_outdated(generation)
-            slot = self._reusable(generation, rank, keep_step, regions.file_bytes)
-            if slot is None:
-                slot = self._pool.allocate(regions.file_bytes + _HEADROOM_BYTES)
+            slot = self._of_size(self._reusable(generation, rank, keep_step), regions.file_bytes)
             self._receiving.add(slot)
         slot.begin()
         return slot
@@ -51,10 +49,9 @@ class BuddySlots:
         with self._lock:
             self._refuse_outdated(generation)
             empty = [slot for slot in self._idle() if slot.header is None]
-            slot = next(iter(fitting(empty, regions.file_bytes)), None)
-            if slot is None:
-                with suppress(SharedMemoryFull):
-                    slot = self._pool.allocate(regions.file_bytes + _HEADROOM_BYTES)
+            slot = None
+            with suppress(SharedMemoryFull):
+                slot = self._of_size(empty, regions.file_bytes)
             if slot is not None:
                 self._receiving.add(slot)
                 slot.begin()
@@ -95,12 +92,15 @@ class BuddySlots:
                 f"generation {generation} is over: copies before generation {self._oldest_generation} were dropped"
             )
 
-    def _reusable(self, generation: int, rank: int, keep_step: int | None, num_bytes: int) -> SlotFile | None:
+    def _of_size(self, free: list[SlotFile], num_bytes: int) -> SlotFile:
+        """One of these, or a new one. SharedMemoryFull."""
+        slot = self._pool.take_over(free, num_bytes, headroom_bytes=_HEADROOM_BYTES)
+        return self._pool.allocate(num_bytes + _HEADROOM_BYTES) if slot is None else slot
+
+    def _reusable(self, generation: int, rank: int, keep_step: int | None) -> list[SlotFile]:
         idle = self._idle()
         headers = [slot.header for slot in idle]
-        free = at(idle, retention.reusable_for_copy(headers, generation=generation, rank=rank, keep_step=keep_step))
-        self._pool.release(not_fitting(free, num_bytes))
-        return next(iter(fitting(free, num_bytes)), None)
+        return at(idle, retention.reusable_for_copy(headers, generation=generation, rank=rank, keep_step=keep_step))
 
     def _idle(self) -> list[SlotFile]:
         return [slot for slot in self._pool.slots if slot not in self._receiving]

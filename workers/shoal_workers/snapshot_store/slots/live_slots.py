@@ -6,13 +6,21 @@
 All ranks vote before each update. When a rank begins to write step 6, step 5 is therefore complete on every rank: if a
 process is killed at any moment, one step is complete on all ranks, and it is at most one step old.
 
-Besides the two slots of the current model, the slot that the group was restored from stays until the group has a
-complete snapshot of its own. Called by the engine's double-buffered state, from the training thread only.
+A change of layout, or a restore from memory, takes the slots over. The new state is read straight into the slot that
+the old state was not in; the first update overwrites the slot that was read:
+
+    slot 0   complete: (3, 40), read by all ranks ..................... | begin | the first update writes (4, 41)
+    slot 1   (3, 39) | begin | (3, 40) is read from all ranks' slots | finish | complete: (4, 40) ...
+
+If copies of (3, 40) on other nodes may still be needed, or not every rank holds (4, 40), slot 0 stays until the group
+has newer snapshots, and the first update writes a third slot. Called by the engine's double-buffered state, from the
+training thread only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -20,9 +28,11 @@ import torch
 from shoal_workers.checkpoint.save_plan import SavePlan
 from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slots import retention
-from shoal_workers.snapshot_store.slots.pool import SlotPool, at, fitting
+from shoal_workers.snapshot_store.slots.pool import SlotPool, at
 from shoal_workers.snapshot_store.slots.shape import Shape, view_of
 from shoal_workers.snapshot_store.slots.slot import SlotFile, Stamp
+
+_log = logging.getLogger(__name__)
 
 
 class LiveSlot:
@@ -72,39 +82,93 @@ class LiveSlots:
 
     def __init__(self, directory: Path, make_room: Callable[[], bool] | None = None) -> None:
         self._pool = SlotPool(directory, "own-live", make_room)
+        self._shape: Shape | None = None
         self._current: list[SlotFile] = []
+        """The first slot of the current model, and the second once it is made."""
+        self._next: SlotFile | None = None
+        """Has memory for the second slot; it may hold what the group was restored from."""
+        self._num_slots = retention.NUM_LIVE_SLOTS
+        """That stay allocated: one more once a third was needed."""
         self._restored: tuple[int, int] | None = None
 
-    def make(self, plan: SavePlan, *, extra_bytes: int) -> tuple[LiveSlot, ...]:
-        """Two slots for a new model. The tensors of earlier models are no longer in use. SharedMemoryFull."""
-        shape = Shape.of(plan, extra_bytes=extra_bytes)
-        num_bytes = shape.regions.file_bytes
+    def make(self, plan: SavePlan, *, extra_bytes: int, restoring: tuple[int, int] | None = None) -> LiveSlot:
+        """The first slot of a new model, and memory for the second.
+
+        The tensors of earlier models are no longer in use. `restoring`: (generation, step) of the snapshot that the
+        group is about to read; it stays complete. SharedMemoryFull.
+        """
+        self._shape = Shape.of(plan, extra_bytes=extra_bytes)
         slots = self._pool.slots
-        free = at(slots, retention.reusable_live([slot.header for slot in slots], restored=self._restored))
-        self._current = fitting(free, num_bytes)[: retention.NUM_LIVE_SLOTS]
-        self._pool.release(slot for slot in free if slot not in self._current)
+        restored = self._restored if restoring is None else restoring
+        free = at(slots, retention.reusable_live([slot.header for slot in slots], restored=restored))
+        held = [slot for slot in slots if slot not in free]
+        self._current, self._next = [], None
         try:
-            while len(self._current) < retention.NUM_LIVE_SLOTS:
-                self._current.append(self._pool.allocate(num_bytes))
+            first = self._take(free)
+            first.begin()
+            if held:
+                self._next = held[0]
+                self._next.grow(self._num_bytes)
+            else:
+                self._next = self._take(slot for slot in free if slot is not first)
         except SharedMemoryFull:
-            self._pool.release(self._current)
-            self._current = []
+            self._pool.release(slot for slot in self._pool.slots if slot not in held)
+            self._next = None
             raise
-        for slot in self._current:
-            slot.begin()
-        return tuple(LiveSlot(slot, shape) for slot in self._current)
+        self._current = [first]
+        return LiveSlot(first, self._shape)
+
+    def make_second(self, *, keep_restored: bool) -> LiveSlot:
+        """The second slot, once every rank has read what it needs, and before the first update.
+
+        `keep_restored`: what the group was restored from stays until `drop_older`, if there is memory for a third slot.
+        """
+        assert self._shape is not None and self._next is not None
+        second = self._next
+        if keep_restored and self._is_restored(second):
+            try:
+                second = self._take(slot for slot in self._pool.slots if slot not in (*self._current, second))
+                self._num_slots = retention.NUM_LIVE_SLOTS + 1
+            except SharedMemoryFull as error:
+                _log.warning("live_slots.no_third_slot", extra={"error": str(error)})
+        if second.is_wasteful(self._num_bytes):
+            second.resize(self._num_bytes)
+        second.begin()
+        self._current.append(second)
+        self._next = None
+        return LiveSlot(second, self._shape)
 
     def keep_restored(self, generation: int, step: int) -> None:
         """The group was restored from this snapshot; it stays until `drop_older`."""
         self._restored = generation, step
 
     def drop_older(self, generation: int) -> None:
-        """Removes the slots of earlier generations, except the two of the current model."""
-        self._pool.release(
+        """Drops the snapshots of earlier generations, except the slots of the current model. If that needed a third
+        slot, one more stays allocated for the next change of layout."""
+        used = [*self._current, *([] if self._next is None else [self._next])]
+        spare = [
             slot
             for slot in self._pool.slots
-            if slot not in self._current and retention.is_outdated(slot.header, before=generation)
-        )
+            if slot not in used and retention.is_outdated(slot.header, before=generation)
+        ]
+        num_kept = max(0, self._num_slots - len(used))
+        for slot in spare[:num_kept]:
+            slot.begin()
+            if self._shape is not None and slot.is_wasteful(self._num_bytes):
+                slot.resize(self._num_bytes)
+        self._pool.release(spare[num_kept:])
 
     def close(self) -> None:
         self._pool.close()
+
+    @property
+    def _num_bytes(self) -> int:
+        assert self._shape is not None
+        return self._shape.regions.file_bytes
+
+    def _take(self, free: Iterable[SlotFile]) -> SlotFile:
+        slot = self._pool.take_over(free, self._num_bytes)
+        return self._pool.allocate(self._num_bytes) if slot is None else slot
+
+    def _is_restored(self, slot: SlotFile) -> bool:
+        return slot.header is not None and (slot.header.generation, slot.header.step) == self._restored

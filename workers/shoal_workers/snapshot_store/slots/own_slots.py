@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from shoal_workers.checkpoint.save_plan import SavePlan, plan_key, plan_save
 from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slots import retention
-from shoal_workers.snapshot_store.slots.pool import SlotPool, at, fitting, not_fitting
+from shoal_workers.snapshot_store.slots.pool import SlotPool, at, fitting
 from shoal_workers.snapshot_store.slots.shape import Shape, view_of
 from shoal_workers.snapshot_store.slots.slot import SlotFile, Stamp
 
@@ -86,7 +86,7 @@ class OwnSlots:
         with self._lock:
             self._newest = slot
             self._num_since_sent += 1
-            self._remove(not_fitting(self._overwritable(stamp.generation), regions.file_bytes))
+            self._give_back(stamp.generation, regions.file_bytes)
 
     @property
     def plan(self) -> SavePlan:
@@ -159,7 +159,9 @@ class OwnSlots:
     def close(self) -> None:
         """After the sender has ended."""
         with self._lock:
-            self._remove(self._pool.slots)
+            self._pool.close()
+            self._last_sent = None
+            self._views.clear()
 
     def _shape_of(self, state: Mapping[str, torch.Tensor], owns_replicated: bool, *, extra_bytes: int) -> Shape:
         key = plan_key(state, owns_replicated=owns_replicated, every_replica=True)
@@ -183,14 +185,18 @@ class OwnSlots:
             if slot is not None:
                 return slot
             with self._lock:
-                self._remove(self._overwritable(generation))
+                free = self._overwritable(generation)
             try:
-                return self._pool.allocate(shape.regions.file_bytes)
+                slot = self._pool.take_over(free, shape.regions.file_bytes)
+                return self._pool.allocate(shape.regions.file_bytes) if slot is None else slot
             except SharedMemoryFull:
                 retained = self._give_up_retained(shape, generation)
                 if retained is None:
                     raise
                 return retained
+            finally:
+                with self._lock:
+                    self._forget([slot for slot in free if slot.header is None])
 
     def _give_up_retained(self, shape: Shape, generation: int) -> SlotFile | None:
         """A retained slot that fits, other than the one that is being sent and the one that must stay."""
@@ -241,12 +247,19 @@ class OwnSlots:
             self._views[slot] = views
         return views
 
-    def _remove(self, slots: Collection[SlotFile]) -> None:
+    def _give_back(self, generation: int, num_bytes: int) -> None:
+        """Memory of the slots that are much larger than a snapshot of the layout that is used now."""
+        large = [slot for slot in self._overwritable(generation) if slot.is_wasteful(num_bytes)]
+        for slot in large:
+            slot.resize(num_bytes)
+        self._forget(large)
+
+    def _forget(self, slots: Collection[SlotFile]) -> None:
+        """They were resized or removed, and hold no part."""
         for slot in slots:
             if slot is self._last_sent:
                 self._last_sent = None
             self._views.pop(slot, None)
-        self._pool.release(slots)
 
 
 def _headers(slots: Sequence[SlotFile]) -> retention.Headers:

@@ -5,9 +5,9 @@
 
 The sequence word is odd while the part is being written and even when it is complete, so readers ignore the part of a
 writer that was killed in the middle. The word starts at a random number and only grows, so two equal words mean that
-nothing was written in between. A file is allocated and touched before it gets its name, and is never truncated, so
-access to a map of it cannot raise SIGBUS. There are no checksums: at every step they would cost as much as the copy
-itself. Imports no torch.
+nothing was written in between. A file is allocated and touched before it gets its name. It may get longer, and memory
+at its end may be given back, but it never gets shorter, so access to a map of it cannot raise SIGBUS. There are no
+checksums: at every step they would cost as much as the copy itself. Imports no torch.
 """
 
 from __future__ import annotations
@@ -91,33 +91,68 @@ class SlotFile:
         """SharedMemoryFull if there is no room, or if the directory was removed."""
         self.path = path
         self.capacity_bytes = capacity_bytes
+        """Bytes that have memory; the file may be longer."""
         self.header: PartHeader | None = None
         """The header of the complete part in it; None if there is no complete part."""
         temporary = path.with_name(f".new-{path.name}")
         try:
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            raise _full(path.parent, capacity_bytes, "the directory of the attempt was removed") from None
+        except FileNotFoundError as error:
+            raise _as_memory_full(error, path, capacity_bytes) from None
         try:
-            os.posix_fallocate(fd, 0, capacity_bytes)
-            self.map = mmap.mmap(fd, capacity_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-            self._words = memoryview(self.map)[: _START.size].cast("Q")
+            self._map(fd, capacity_bytes)
             _START.pack_into(self.map, 0, _MAGIC, secrets.randbits(62) | 1)
             temporary.rename(path)
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink()
-            if isinstance(error, FileNotFoundError):
-                raise _full(path.parent, capacity_bytes, "the directory of the attempt was removed") from None
-            if error.errno in _NO_ROOM:
-                raise _full(path.parent, capacity_bytes, os.strerror(error.errno)) from None
-            raise
+            raise _as_memory_full(error, path, capacity_bytes) from None
         finally:
             os.close(fd)  # the map holds a descriptor of its own
 
     def fits(self, needed_bytes: int) -> bool:
         """Large enough, and at most twice as large as needed (or 1 MiB)."""
-        return needed_bytes <= self.capacity_bytes <= max(2 * needed_bytes, _SMALL_BYTES)
+        return needed_bytes <= self.capacity_bytes and not self.is_wasteful(needed_bytes)
+
+    def is_wasteful(self, needed_bytes: int) -> bool:
+        return self.capacity_bytes > max(2 * needed_bytes, _SMALL_BYTES)
+
+    def resize(self, num_bytes: int) -> None:
+        """Get memory for this many bytes, or give back what lies behind them. Afterwards it holds no part.
+
+        SharedMemoryFull: its capacity is as before.
+        """
+        self.begin()
+        num_bytes = _round_up(num_bytes, PAGE_BYTES)
+        if num_bytes >= self.capacity_bytes:
+            self.grow(num_bytes)
+            return
+        with suppress(OSError):  # only a tmpfs is sure to do this; elsewhere the slot keeps its memory
+            self.map.madvise(mmap.MADV_REMOVE, num_bytes, self.capacity_bytes - num_bytes)
+            self.capacity_bytes = num_bytes
+
+    def grow(self, num_bytes: int) -> None:
+        """Get memory for at least this many bytes. The part in it stays complete, and tensors over the old `map` stay
+        valid, since both map the same file. Only new pages are touched.
+
+        SharedMemoryFull: its capacity is as before.
+        """
+        if num_bytes <= self.capacity_bytes:
+            return
+        num_bytes = _round_up(num_bytes, PAGE_BYTES)
+        old_map, old_words = self.map, self._words
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                self._map(fd, num_bytes)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise _as_memory_full(error, self.path, num_bytes) from None
+        self.capacity_bytes = num_bytes
+        old_words.release()
+        with suppress(BufferError):  # a tensor over it still exists; the last one unmaps it
+            old_map.close()
 
     def begin(self) -> None:
         """From here until `finish`, readers do not accept its content as a part."""
@@ -154,6 +189,11 @@ class SlotFile:
         with suppress(BufferError):  # a tensor over it still exists; the last one unmaps it
             self.map.close()
 
+    def _map(self, fd: int, num_bytes: int) -> None:
+        os.posix_fallocate(fd, 0, num_bytes)
+        self.map = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self._words = memoryview(self.map)[: _START.size].cast("Q")
+
 
 def read_header(fd: int) -> PartHeader | None:
     """The header of the complete part in an open file; None if there is none."""
@@ -174,6 +214,15 @@ def read_header(fd: int) -> PartHeader | None:
 def read_sequence(fd: int) -> int:
     """The sequence word as it is now."""
     return int(_START.unpack(os.pread(fd, _START.size, 0))[1])
+
+
+def _as_memory_full(error: OSError, path: Path, needed_bytes: int) -> Exception:
+    """SharedMemoryFull if there was no room, or if the directory was removed; else the error itself."""
+    if isinstance(error, FileNotFoundError):
+        return _full(path.parent, needed_bytes, "the directory of the attempt was removed")
+    if error.errno in _NO_ROOM:
+        return _full(path.parent, needed_bytes, os.strerror(error.errno))
+    return error
 
 
 def _full(directory: Path, needed_bytes: int, why: str) -> SharedMemoryFull:

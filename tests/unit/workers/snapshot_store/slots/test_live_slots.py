@@ -31,9 +31,26 @@ def _plan(**rooms: int) -> SavePlan:
 
 def _make(slots: LiveSlots, generation: int, step: int) -> tuple[LiveSlot, ...]:
     """The slots of a model that was moved in and has reached the step, in the first of its two."""
-    pair = slots.make(_plan(), extra_bytes=0)
+    pair = _pair(slots)
     assert pair[0].finish(Stamp(generation, 0, 1, step), b"{}")
     return pair
+
+
+def _pair(slots: LiveSlots, plan: SavePlan | None = None) -> tuple[LiveSlot, LiveSlot]:
+    return slots.make(plan or _plan(), extra_bytes=0), slots.make_second(keep_restored=True)
+
+
+def _restore(slots: LiveSlots, generation: int, step: int, num_rows: int = 2) -> LiveSlot:
+    """The slot into which the state of the generation after this one was read."""
+    plan = plan_save({**STATE, "a": torch.zeros(num_rows, 3)}, owns_replicated=True)
+    slot = slots.make(plan, extra_bytes=0, restoring=(generation, step))
+    slots.keep_restored(generation, step)
+    assert slot.finish(Stamp(generation + 1, 0, 1, step), b"{}")
+    return slot
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in directory.iterdir()}
 
 
 def _headers(directory: Path) -> dict[str, PartHeader | None]:
@@ -51,7 +68,7 @@ def _found(directory: Path) -> list[tuple[int, int]]:
 
 
 def test_a_slot_is_a_part_only_from_finish_to_begin(slots: LiveSlots, tmp_path: Path) -> None:
-    slot, _ = slots.make(_plan(), extra_bytes=0)
+    slot, _ = _pair(slots)
     assert _found(tmp_path) == []
     for step in (1, 2):
         assert slot.finish(Stamp(4, 0, 1, step), b"{}")
@@ -63,7 +80,7 @@ def test_a_slot_is_a_part_only_from_finish_to_begin(slots: LiveSlots, tmp_path: 
 
 
 def test_tensors_have_their_offsets_and_the_requested_sizes(slots: LiveSlots) -> None:
-    slot, _ = slots.make(_plan(a=100), extra_bytes=0)
+    slot, _ = _pair(slots, _plan(a=100))
     room, b = slot.room("a", 100), slot.view("b")
     assert (slot.view("a").shape, slot.view("a").dtype, b.shape, b.dtype) == ((2, 3), torch.float32, (5,), torch.int64)
     b.copy_(STATE["b"])
@@ -74,7 +91,7 @@ def test_tensors_have_their_offsets_and_the_requested_sizes(slots: LiveSlots) ->
 
 
 def test_while_one_slot_is_written_the_other_is_complete(slots: LiveSlots, tmp_path: Path) -> None:
-    pair = slots.make(_plan(), extra_bytes=0)
+    pair = _pair(slots)
     for step in range(1, 6):
         slot = pair[step % 2]
         slot.begin()
@@ -120,3 +137,46 @@ def test_the_current_slots_are_not_dropped_during_an_update(slots: LiveSlots) ->
     slots.drop_older(2)
     assert slot.finish(Stamp(2, 0, 1, 11), b"{}")
     assert slot.is_of(2, 11)
+
+
+def test_a_change_of_layout_takes_both_slots_over(slots: LiveSlots, tmp_path: Path) -> None:
+    _make(slots, 1, 10)
+    before = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+    for generation, step in ((1, 10), (2, 11), (3, 12)):
+        _restore(slots, generation, step)
+        assert _found(tmp_path) == [(generation, step), (generation + 1, step)]
+        second = slots.make_second(keep_restored=False)
+        assert _found(tmp_path) == [(generation + 1, step)]
+        assert second.finish(Stamp(generation + 1, 0, 1, step + 1), b"{}")
+        slots.drop_older(generation + 1)
+    assert {path.name: path.stat().st_ino for path in tmp_path.iterdir()} == before
+
+
+def test_a_slot_that_others_read_grows_without_losing_its_part(slots: LiveSlots, tmp_path: Path) -> None:
+    _make(slots, 1, 10)
+    old = max(_sizes(tmp_path).values())
+    _restore(slots, 1, 10, num_rows=100_000)
+    assert _found(tmp_path) == [(1, 10), (2, 10)]
+    assert min(_sizes(tmp_path).values()) > old + 1_000_000
+    second = slots.make_second(keep_restored=False)
+    second.view("a").fill_(1)
+    assert second.finish(Stamp(2, 0, 1, 11), b"{}")
+    assert _found(tmp_path) == [(2, 10), (2, 11)]
+
+
+def test_what_was_restored_stays_in_a_third_slot_if_it_may_be_needed_and_the_third_is_used_again(
+    slots: LiveSlots, tmp_path: Path
+) -> None:
+    _make(slots, 1, 10)
+    for generation in range(1, 5):
+        _restore(slots, generation, 10 * generation)
+        second = slots.make_second(keep_restored=True)
+        assert second.finish(Stamp(generation + 1, 0, 1, 10 * (generation + 1)), b"{}")
+        assert _found(tmp_path) == [
+            (generation, 10 * generation),
+            (generation + 1, 10 * generation),
+            (generation + 1, 10 * (generation + 1)),
+        ]
+        slots.drop_older(generation + 1)
+        assert _found(tmp_path) == [(generation + 1, 10 * generation), (generation + 1, 10 * (generation + 1))]
+        assert len(list(tmp_path.iterdir())) == 3

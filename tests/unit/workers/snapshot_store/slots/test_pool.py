@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from shoal_workers.snapshot_store.errors import SharedMemoryFull
-from shoal_workers.snapshot_store.slots.pool import SlotPool, at, fitting, not_fitting
+from shoal_workers.snapshot_store.slots.pool import SlotPool, at, fitting
 
 MIB = 1 << 20
 
@@ -55,6 +56,38 @@ def test_slots_are_split_by_size(tmp_path: Path) -> None:
     pool = SlotPool(tmp_path, "own")
     small, middle, large = (pool.allocate(size * MIB) for size in (1, 4, 16))
     assert fitting(pool.slots, 3 * MIB) == [middle]
-    assert not_fitting(pool.slots, 3 * MIB) == [small, large]
     assert at(pool.slots, [2, 0]) == [large, small]
     pool.close()
+
+
+def test_the_slot_that_fits_is_taken_over_as_it_is(tmp_path: Path) -> None:
+    pool = SlotPool(tmp_path, "own")
+    middle = [pool.allocate(size * MIB) for size in (1, 4, 16)][1]
+    assert pool.take_over(pool.slots, 3 * MIB) is middle
+    assert pool.take_over([], 3 * MIB) is None
+    assert [slot.capacity_bytes for slot in pool.slots] == [MIB, 4 * MIB, 16 * MIB]
+    pool.close()
+
+
+def test_without_one_that_fits_the_closest_in_size_is_resized(tmp_path: Path) -> None:
+    pool = SlotPool(tmp_path, "own")
+    small, large = pool.allocate(2 * MIB), pool.allocate(32 * MIB)
+    assert pool.take_over(pool.slots, 5 * MIB, headroom_bytes=MIB) is small
+    assert small.capacity_bytes == 6 * MIB
+    assert pool.take_over([large], 8 * MIB) is large
+    assert large.capacity_bytes == 8 * MIB
+    assert pool.slots == (small, large)
+    pool.close()
+
+
+def test_slots_that_may_be_overwritten_make_room_for_the_one_that_grows() -> None:
+    """In a real tmpfs, which refuses before it allocates a page."""
+    with tempfile.TemporaryDirectory(prefix="shoal-test-", dir="/dev/shm") as folder:
+        pool = SlotPool(Path(folder), "own")
+        small, large = pool.allocate(MIB), pool.allocate(2 * MIB)
+        with pytest.raises(SharedMemoryFull):
+            pool.take_over(pool.slots, 1 << 60)
+        assert pool.slots == (large,)
+        assert large.capacity_bytes == 2 * MIB
+        assert not small.path.exists()
+        pool.close()

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from shoal_workers.snapshot_store.errors import SharedMemoryFull
-from shoal_workers.snapshot_store.slots.slot import PAGE_BYTES, PartHeader, Regions, SlotFile, Stamp, read_header
+from shoal_workers.snapshot_store.slots.slot import (
+    PAGE_BYTES,
+    PartHeader,
+    Regions,
+    SlotFile,
+    Stamp,
+    read_header,
+    read_sequence,
+)
 
 _REGIONS = Regions.of(index_bytes=10, extra_room=100, num_bytes=5000)
 
@@ -110,6 +118,65 @@ def test_a_slot_fits_a_part_that_is_neither_larger_nor_much_smaller(tmp_path: Pa
     assert not slot.fits((8 << 20) + 1)
     assert not slot.fits(1 << 20)
     slot.remove()
+
+
+def test_a_part_stays_readable_while_its_slot_grows_and_who_has_mapped_it_still_sees_the_file(slot: SlotFile) -> None:
+    _finish(slot)
+    before, memory = slot.header, memoryview(slot.map)
+    slot.grow(4 * _REGIONS.file_bytes)
+    assert slot.header == before == _read(slot.path)
+    slot.map[_REGIONS.payload_offset] = 7
+    assert memory[_REGIONS.payload_offset] == 7
+    slot.map[4 * _REGIONS.file_bytes - 1] = 1
+    slot.begin()
+    assert _read(slot.path) is None
+    _finish(slot, step=8)
+    after = _read(slot.path)
+    assert after is not None and before is not None
+    assert (after.step, after.sequence) == (8, before.sequence + 2)
+
+
+def test_a_resized_slot_holds_no_part_and_a_reader_notices_it(slot: SlotFile) -> None:
+    for num_bytes in (4 * _REGIONS.file_bytes, _REGIONS.file_bytes):
+        _finish(slot)
+        fd = os.open(slot.path, os.O_RDONLY)
+        sequence = read_sequence(fd)
+        slot.resize(num_bytes)
+        assert slot.header is None and _read(slot.path) is None
+        assert read_sequence(fd) != sequence
+        os.close(fd)
+
+
+def test_memory_that_a_slot_gives_back_is_free_its_file_is_as_long_and_it_can_grow_again() -> None:
+    """A reader that has mapped the old part must not be killed by SIGBUS."""
+    with tempfile.TemporaryDirectory(prefix="shoal-test-", dir="/dev/shm") as folder:
+        slot = SlotFile(Path(folder, "own-1"), 8 << 20)
+        slot.map[(8 << 20) - 1] = 9
+        memory = memoryview(slot.map)
+        slot.resize(2 << 20)
+        assert slot.capacity_bytes == 2 << 20
+        found = slot.path.stat()
+        assert (found.st_size, found.st_blocks * 512) == (8 << 20, 2 << 20)
+        assert memory[(8 << 20) - 1] == 0
+        slot.resize(6 << 20)
+        assert slot.path.stat().st_blocks * 512 >= 6 << 20
+        assert len(slot.map) >= 6 << 20
+        memory.release()
+        slot.remove()
+
+
+def test_a_slot_that_cannot_grow_keeps_its_size_and_its_part() -> None:
+    with tempfile.TemporaryDirectory(prefix="shoal-test-", dir="/dev/shm") as folder:
+        slot = SlotFile(Path(folder, "own-1"), _REGIONS.file_bytes)
+        _finish(slot)
+        with pytest.raises(SharedMemoryFull):
+            slot.grow(1 << 60)
+        assert slot.capacity_bytes == _REGIONS.file_bytes
+        assert _read(slot.path) == slot.header
+        slot.path.unlink()
+        with pytest.raises(SharedMemoryFull, match="was removed"):
+            slot.grow(1 << 20)
+        slot.remove()
 
 
 def test_removed_slot_leaves_no_descriptor_behind(tmp_path: Path) -> None:

@@ -1,0 +1,180 @@
+"""One rank of the benchmark of moves: the engine with a snapshot store, from one layout's generation to the next.
+
+    copy      all ranks copy one warm buffer into another at the same time
+    run       a generation: it is restored from the snapshot of the one before, trains some steps, and yields
+
+Times are those of the system-wide clock, so that the ranks' intervals can be compared. `bench/layouts/moving.py` starts
+and commands these processes.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from layouts.tensor_pages import reset_peak, status_bytes
+from shoal_workers.checkpoint.save_plan import local_tensor
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.messages import Assignment, ExitKind, Phase
+from shoal_workers.contract.snapshots import SnapshotSource
+from shoal_workers.contract.worker_reports import GroupFormed
+from shoal_workers.engine.engine import Engine
+from shoal_workers.engine.group.store.server import StoreServer
+from shoal_workers.engine.process.outbox import Outbox
+from shoal_workers.snapshot_store.store import Loaded, SnapshotStore
+
+STEPS = 3
+"""Of each generation. The second has the memory of all later ones."""
+COPY_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Seconds of the system's monotonic clock."""
+
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankMove:
+    """What one rank did until the end of its first step in the new layout."""
+
+    load: Interval
+    state_bytes: int
+    load_cpu_s: float
+    fresh_bytes: int
+    """Of pages that were touched for the first time during the load."""
+    build_s: float
+    """Rank 0 only."""
+    change: Interval
+    """From the assignment to the end of the first step."""
+    change_cpu_s: float
+    """In that time, forward and backward passes included."""
+    extra_bytes: int
+    """Peak until the end of the first step, beyond the memory in the old layout."""
+    step: int
+    """At which the generation has yielded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    at_s: float
+    cpu_s: float
+    num_faults: int
+
+    @staticmethod
+    def now() -> _Use:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return _Use(time.perf_counter(), used.ru_utime + used.ru_stime, used.ru_minflt)
+
+
+class _MeasuredStore(SnapshotStore):
+    """Notes what each load used."""
+
+    before: _Use
+    after: _Use
+    state_bytes = 0
+
+    def load(self, state: Mapping[str, torch.Tensor], source: SnapshotSource, *, check: Callable[[], None]) -> Loaded:
+        self.state_bytes = sum(local_tensor(tensor).nbytes for tensor in state.values())
+        self.before = _Use.now()
+        loaded = super().load(state, source, check=check)
+        self.after = _Use.now()
+        return loaded
+
+
+def serve(connection: Connection, spec: dict[str, Any], folder: str, rank: int) -> None:
+    """Sends the ports of its rendezvous store and of its snapshot store; then answers commands until None."""
+    torch.set_num_threads(1)
+    moving = _Rank(spec, Path(folder), rank)
+    connection.send(moving.ports)
+    while (command := connection.recv()) is not None:
+        connection.send(moving.copy(fresh=command) if isinstance(command, bool) else moving.run(command))
+    moving.close()
+
+
+class _Rank:
+    def __init__(self, spec: dict[str, Any], folder: Path, rank: int) -> None:
+        self._source, self._target = (torch.ones(COPY_BYTES, dtype=torch.uint8) for _ in range(2))
+        self._store = _MeasuredStore(
+            job_id="bench", attempt=1, worker_id=f"s{rank}", node_id="n", key="key", root=folder
+        )
+        self._outbox = Outbox(f"rank-{os.getpid()}")
+        self._engine = Engine(
+            parse_spec(spec),
+            checkpoint_root=f"{folder}/checkpoints",
+            outbox=self._outbox,
+            store=StoreServer("127.0.0.1", folder.name),
+            snapshot_store=self._store,
+            on_phase=self._enter,
+        )
+        self._engine.prepare()
+        self._seq = 0
+        self._generation = 0
+        self._first_step = -1
+        self._resident = 0
+        self._peak = 0
+        self._began = self._stepped = _Use.now()
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        return self._engine.store_port, self._store.port
+
+    def copy(self, *, fresh: bool) -> Interval:
+        """`fresh`: into untouched pages."""
+        start_s = time.perf_counter()
+        if fresh:
+            torch.empty_like(self._source).copy_(self._source)
+        else:
+            self._target.copy_(self._source)
+        return Interval(start_s, time.perf_counter())
+
+    def run(self, assignment: Assignment) -> RankMove | int:
+        """The step at which the generation has yielded if it was not restored."""
+        reset_peak()
+        self._generation, self._first_step = assignment.generation, -1
+        self._resident, self._began = _resident(), _Use.now()
+        ended = self._engine.run(assignment)
+        assert ended.kind is ExitKind.YIELDED, ended
+        poll = self._outbox.poll(self._seq, 0.0, lambda: self._engine.progress)
+        self._seq = poll.seq
+        if assignment.restore_snapshot is None:
+            return ended.step
+        before, after = self._store.before, self._store.after
+        return RankMove(
+            load=Interval(before.at_s, after.at_s),
+            state_bytes=self._store.state_bytes,
+            load_cpu_s=after.cpu_s - before.cpu_s,
+            fresh_bytes=(after.num_faults - before.num_faults) * resource.getpagesize(),
+            build_s=sum(item.build_s for item in poll.reports if isinstance(item, GroupFormed)),
+            change=Interval(self._began.at_s, self._stepped.at_s),
+            change_cpu_s=self._stepped.cpu_s - self._began.cpu_s,
+            extra_bytes=self._peak - self._resident,
+            step=ended.step,
+        )
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _enter(self, phase: Phase, step: int) -> None:
+        if phase is not Phase.FORWARD:
+            return
+        if self._first_step < 0:
+            self._first_step = step
+        elif step == self._first_step + 1 and self._stepped.at_s < self._began.at_s:
+            self._stepped, self._peak = _Use.now(), status_bytes("VmHWM")
+        if step == self._first_step + STEPS - 1:
+            self._engine.request_yield(self._generation, durable=False)
+
+
+def _resident() -> int:
+    return sum(status_bytes(field) for field in ("RssAnon", "RssFile", "RssShmem"))
