@@ -59,6 +59,7 @@ class OwnSlots:
         self._retained: list[SlotFile] = []
         """The last one that was handed to the sender, and the last one of which the buddy had a copy by then."""
         self._num_since_sent = 0
+        self._num_wanted = retention.NUM_OWN_SLOTS
         self._key: Hashable = None
         self._shape: Shape | None = None
         self._restored: tuple[int, int] | None = None
@@ -86,7 +87,7 @@ class OwnSlots:
         with self._lock:
             self._newest = slot
             self._num_since_sent += 1
-            self._give_back(stamp.generation, regions.file_bytes)
+            self._remove_stale(stamp.generation, regions.file_bytes)
 
     @property
     def plan(self) -> SavePlan:
@@ -121,11 +122,12 @@ class OwnSlots:
             num_slots = retention.num_own_slots(
                 has_copy=self._last_sent is not None, num_since_sent=self._num_since_sent
             )
-            self._num_since_sent = 0
+            self._num_since_sent, self._num_wanted = 0, num_slots
+            generation = slot.header.generation if slot.header is not None else None
 
         def reserve() -> None:
             try:
-                self._reserve(shape, num_slots)
+                self._reserve(shape, num_slots, generation)
             except SharedMemoryFull as error:
                 _log.warning("snapshot_store.no_spare_slot", extra={"error": str(error)})
 
@@ -226,15 +228,24 @@ class OwnSlots:
         )
         return at(slots, positions)
 
-    def _reserve(self, shape: Shape, num_slots: int) -> None:
+    def _reserve(self, shape: Shape, num_slots: int, generation: int | None = None) -> None:
+        """`generation`: slots of another size that it may overwrite are taken over; None: nothing is overwritten."""
+        num_bytes = shape.regions.file_bytes
         with self._allocating:
-            while len(fitting(self._pool.slots, shape.regions.file_bytes)) < num_slots:
+            while len(fitting(self._pool.slots, num_bytes)) < num_slots:
+                with self._lock:
+                    stale = [] if generation is None else self._stale(generation, num_bytes)
                 try:
-                    slot = self._pool.allocate(shape.regions.file_bytes)
+                    slot = self._pool.take_over(stale, num_bytes)
+                    if slot is None:
+                        slot = self._pool.allocate(num_bytes)
                 except SharedMemoryFull:
                     if len(self._pool.slots) < retention.NUM_OWN_SLOTS:
                         raise
                     return  # slots of another layout leave room, once they may be removed
+                finally:
+                    with self._lock:
+                        self._forget([slot for slot in stale if slot.header is None])
                 self._lay_out(slot, shape)
 
     def _lay_out(self, slot: SlotFile, shape: Shape) -> _Views:
@@ -247,12 +258,16 @@ class OwnSlots:
             self._views[slot] = views
         return views
 
-    def _give_back(self, generation: int, num_bytes: int) -> None:
-        """Memory of the slots that are much larger than a snapshot of the layout that is used now."""
-        large = [slot for slot in self._overwritable(generation) if slot.is_wasteful(num_bytes)]
-        for slot in large:
-            slot.resize(num_bytes)
-        self._forget(large)
+    def _remove_stale(self, generation: int, num_bytes: int) -> None:
+        """Slots of another size, once there are enough that fit; until then they are taken over."""
+        if len(fitting(self._pool.slots, num_bytes)) < self._num_wanted:
+            return
+        stale = self._stale(generation, num_bytes)
+        self._pool.release(stale)
+        self._forget(stale)
+
+    def _stale(self, generation: int, num_bytes: int) -> list[SlotFile]:
+        return [slot for slot in self._overwritable(generation) if not slot.fits(num_bytes)]
 
     def _forget(self, slots: Collection[SlotFile]) -> None:
         """They were resized or removed, and hold no part."""
