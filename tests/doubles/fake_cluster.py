@@ -13,6 +13,7 @@ from shoal_service.control.protocols import ClusterSnapshot, Reservation, Unused
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
+from shoal_service.core.supervisor_starts import ProcessEnd
 from shoal_service.reports import SupervisorReports
 from shoal_service.signing.calls import CallName, PullArguments, ReleaseArguments, SignedCall, StacksArguments
 from shoal_service.signing.gate import Gate
@@ -117,6 +118,8 @@ class FakeCluster:
         """Of the supervisors, if their hosts do not answer."""
         self.num_unrecorded = 0
         """Processes of each supervisor that died before they recorded their start."""
+        self.ends: tuple[ProcessEnd, ...] = ()
+        """How these have ended."""
         self.start_error: ClusterError | None = None
         """What each new supervisor raises."""
         self.uploads: list[bytes] = []
@@ -192,6 +195,9 @@ class FakeCluster:
 
     def unrecorded_starts(self, job_id: str, attempt: int) -> int:
         return self.num_unrecorded
+
+    def last_ends(self, job_id: str, attempt: int) -> tuple[ProcessEnd, ...]:
+        return self.ends
 
     def reap(self, job_id: str, attempt: int) -> int:
         self.reaped.append((job_id, attempt))

@@ -57,7 +57,7 @@ class _HostSilent(Exception):
 
 
 class _StartsInVain(Exception):
-    """The supervisor's processes die before they record their start."""
+    """The supervisor's processes die before they record their start; with the decision."""
 
 
 class Driver:
@@ -137,7 +137,7 @@ class Driver:
                 await self._requeue("does not obey", error)
                 return
             except _StartsInVain as error:
-                await self._end(str(error))
+                await self._end(error.args[0])
                 return
             except SupervisorGone as error:
                 if self._has_reported:
@@ -146,7 +146,7 @@ class Driver:
                 self._num_failed += 1
                 decision = supervisor_starts.after_failure(self._num_failed, str(error))
             if not decision.again:
-                await self._end(decision.reason)
+                await self._end(decision)
                 return
             await self._report_failed_start(decision)
             await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
@@ -172,12 +172,12 @@ class Driver:
             now=self._clock.time(),
         )
 
-    async def _end(self, message: str) -> None:
+    async def _end(self, decision: StartDecision) -> None:
         """In place of the supervisor, which cannot report its end."""
-        await self._report_failed_start(StartDecision(False, 0.0, message))
+        await self._report_failed_start(decision)
         await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
         status = (await asyncio.to_thread(self._store.get_job, self._row.id)).status
-        end = AttemptEnd(reason=EndReason.INTERNAL, message=message, step=status.step)
+        end = AttemptEnd(reason=decision.end, message=decision.reason, step=status.step)
         reports = SupervisorReports(attempt=self._row.attempt, seq=0, status=status, end=end)
         now = self._clock.time()
         await asyncio.to_thread(self._store.apply, self._row.id, reports, epoch=self._epoch, now=now)
@@ -307,9 +307,9 @@ class Driver:
             return
         if self._unrecorded is None:
             self._unrecorded = found if self._has_reported else 0
-        decision = supervisor_starts.while_unanswered(found, self._unrecorded)
-        if not decision.again:
-            raise _StartsInVain(decision.reason)
+        if not supervisor_starts.while_unanswered(found, self._unrecorded).again:
+            ends = await asyncio.to_thread(self._cluster.last_ends, self._row.id, self._row.attempt)
+            raise _StartsInVain(supervisor_starts.while_unanswered(found, self._unrecorded, ends))
 
     async def _steer(self, supervisor: SupervisorCalls) -> None:
         """Send a directive each time that one of its values changes."""

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 from shoal_service.control.market.demand import RoomKind
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
+from shoal_service.core.supervisor_starts import ProcessEnd
 from shoal_service.reports import SupervisorReports
 from shoal_service.signing.calls import SignedCall
 from shoal_service.supervisor.config import Directive, SupervisorConfig
@@ -129,6 +130,9 @@ class Cluster(PackageStores, Protocol):
     def unrecorded_starts(self, job_id: str, attempt: int) -> int:
         """Processes of the attempt's supervisor that were started and have not recorded it; one of them may be about to
         do so."""
+
+    def last_ends(self, job_id: str, attempt: int) -> tuple[ProcessEnd, ...]:
+        """How the last processes of the attempt's supervisor have ended, oldest first; empty: not known."""
 
     def reap(self, job_id: str, attempt: int) -> int:
         """Kills all actors of an attempt and deletes its journal. Returns the number of actors."""

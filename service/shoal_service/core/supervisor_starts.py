@@ -13,6 +13,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoal_workers.contract.job import EndReason
+
 MAX_FAILED_STARTS = 5
 MAX_UNRECORDED_STARTS = 8
 """As many as `restart_limit.MAX_SHORT_RUNS`."""
@@ -39,6 +41,8 @@ class StartDecision:
     after_s: float
     """Pause before the next start; 0 if there is none."""
     reason: str
+    end: EndReason = EndReason.INTERNAL
+    """Of the attempt, unless it is started again."""
 
 
 def after_failure(num_failed: int, error: str) -> StartDecision:
@@ -49,20 +53,23 @@ def after_failure(num_failed: int, error: str) -> StartDecision:
     return StartDecision(True, after_s, f"start {num_failed} of at most {MAX_FAILED_STARTS} failed: {error}")
 
 
-def while_unanswered(num_unrecorded: int, known_before: int) -> StartDecision:
+def while_unanswered(num_unrecorded: int, known_before: int, ends: Sequence[ProcessEnd] = ()) -> StartDecision:
     """Whether Ray may go on starting it.
 
     Args:
         num_unrecorded: processes of this supervisor that were started and have claimed no life, in all.
         known_before: the same, when it last answered.
+        ends: how its last processes have ended, if that is known.
     """
     num_in_vain = num_unrecorded - known_before
     if num_in_vain > MAX_UNRECORDED_STARTS:
+        why = lack_of_memory(ends)
         return StartDecision(
             False,
             0.0,
-            f"the supervisor's process died {num_in_vain - 1} times in a row before it recorded its start. See the "
-            "logs of the Ray workers on its node.",
+            f"the supervisor's process died {num_in_vain - 1} times in a row before it recorded its start. "
+            f"{why or 'See the logs of the Ray workers on its node.'}",
+            EndReason.WORKERS_FAILED if why else EndReason.INTERNAL,
         )
     return StartDecision(True, 0.0, f"{num_in_vain} of at most {MAX_UNRECORDED_STARTS} starts are not recorded")
 

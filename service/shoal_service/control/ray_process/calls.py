@@ -22,6 +22,7 @@ from shoal_service.cluster.errors import (
 from shoal_service.control.market.demand import RoomKind
 from shoal_service.control.protocols import ClusterSnapshot, UnusedPackages
 from shoal_service.core.nodes import Node
+from shoal_service.core.supervisor_starts import ProcessEnd
 from shoal_service.reports import SupervisorReports
 from shoal_service.signing.calls import CallName, CallRefused, Refusal, SignedCall
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
@@ -81,6 +82,10 @@ class ReplaceSupervisor(OfAttempt):
 
 
 class UnrecordedStarts(OfAttempt):
+    pass
+
+
+class LastEnds(OfAttempt):
     pass
 
 
@@ -149,6 +154,7 @@ ANSWERS: Mapping[type[Frozen], TypeAdapter[Any]] = {
     SilentSupervisor: TypeAdapter(Words),
     ReplaceSupervisor: TypeAdapter(bool),
     UnrecordedStarts: TypeAdapter(Count),
+    LastEnds: TypeAdapter(tuple[ProcessEnd, ...]),
     Reap: TypeAdapter(Count),
     UploadCode: TypeAdapter(Words),
     FaultOfNode: TypeAdapter(Words),

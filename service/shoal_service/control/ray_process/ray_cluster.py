@@ -24,6 +24,7 @@ from shoal_service.cluster.errors import (
 from shoal_service.cluster.node_test import fault_of_node
 from shoal_service.cluster.node_watch import GcsNodeWatch
 from shoal_service.cluster.prestart import prestart
+from shoal_service.cluster.process_ends import ends_of
 from shoal_service.cluster.process_sessions import listens
 from shoal_service.cluster.reserve import SupervisorReserve
 from shoal_service.control.market.demand import RoomKind
@@ -33,6 +34,7 @@ from shoal_service.control.ray_process.supervisor_handle import RaySupervisorHan
 from shoal_service.core import reachability
 from shoal_service.core.nodes import Drain, DrainSource, Node
 from shoal_service.core.scheduling.market import WorkerNeed
+from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessEnd
 from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.copies.code_package import CodePackage, package_uri, version_of
@@ -261,6 +263,13 @@ class RayCluster:
         except GcsUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
         return max(0, started - recorded)
+
+    def last_ends(self, job_id: str, attempt: int) -> tuple[ProcessEnd, ...]:
+        try:
+            actor = ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE)
+        except ValueError:
+            return ()
+        return ends_of(actor._actor_id.hex(), MAX_UNRECORDED_STARTS)
 
     def reap(self, job_id: str, attempt: int) -> int:
         """The supervisor is killed first, so that it does not replace the workers. Workers are asked to remove their

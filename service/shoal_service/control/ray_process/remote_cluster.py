@@ -28,6 +28,7 @@ from shoal_service.control.protocols import ClusterSnapshot, UnusedPackages
 from shoal_service.control.ray_process import calls
 from shoal_service.control.ray_process.frames import Frame, FrameError, receive
 from shoal_service.core.nodes import Node
+from shoal_service.core.supervisor_starts import ProcessEnd
 from shoal_service.reports import SupervisorReports
 from shoal_service.signing.calls import SignedCall
 from shoal_service.supervisor.config import Directive, SupervisorConfig
@@ -160,6 +161,10 @@ class RemoteCluster:
 
     def unrecorded_starts(self, job_id: str, attempt: int) -> int:
         return int(self._block(calls.UnrecordedStarts(job_id=job_id, attempt=attempt)))
+
+    def last_ends(self, job_id: str, attempt: int) -> tuple[ProcessEnd, ...]:
+        found: tuple[ProcessEnd, ...] = self._block(calls.LastEnds(job_id=job_id, attempt=attempt))
+        return found
 
     def reap(self, job_id: str, attempt: int) -> int:
         return int(self._block(calls.Reap(job_id=job_id, attempt=attempt)))

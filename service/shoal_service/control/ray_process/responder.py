@@ -133,6 +133,8 @@ class Responder:
                 )
             case calls.UnrecordedStarts():
                 return cluster.unrecorded_starts(request.job_id, request.attempt)
+            case calls.LastEnds():
+                return cluster.last_ends(request.job_id, request.attempt)
             case calls.Reap():
                 return cluster.reap(request.job_id, request.attempt)
             case calls.UploadCode():

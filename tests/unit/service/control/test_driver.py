@@ -11,7 +11,7 @@ from doubles.event_loop import run, settle, until
 from shoal_service.cluster.errors import SupervisorGone
 from shoal_service.control.code_archive import pack
 from shoal_service.core.attempt.state.worker import AvoidedNode
-from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS
+from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessEnd
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.store import Store
 from shoal_service.supervisor.config import StaleEpoch
@@ -215,6 +215,22 @@ def test_a_supervisor_whose_processes_die_before_they_record_their_start_ends_th
         assert "died 8 times in a row before it recorded its start" in status.message
         [failed] = bench.failed_starts()
         assert failed["after_s"] is None and bench.cluster.reaped == [(bench.job_id, 1)]
+
+    run(main())
+
+
+def test_a_supervisor_that_dies_for_lack_of_memory_before_it_records_its_start_says_so(store: Store) -> None:
+    async def main() -> None:
+        bench = DriverBench(store)
+        bench.start()
+        await until(lambda: bench.cluster.supervisors)
+        bench.cluster.num_unrecorded = MAX_UNRECORDED_STARTS + 1
+        bench.cluster.ends = (ProcessEnd(True, "Memory on the node (IP: 10.0.0.7, ID: fa53) was ..."),) * 8
+        await bench.clock.advance(30.0)
+        await bench.task
+        status = store.get_job(bench.job_id).status
+        assert (status.state, status.reason) == (JobState.FAILED, EndReason.WORKERS_FAILED)
+        assert "its node 10.0.0.7 had no memory left" in status.message
 
     run(main())
 
