@@ -9,20 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from ray.actor import ActorHandle
-from ray.exceptions import (
-    ActorUnavailableError,
-    ActorUnschedulableError,
-    RayActorError,
-    RayError,
-    RuntimeEnvSetupError,
-)
+from ray.exceptions import RayError
 
 import ray
 from shoal_service.cluster import gcs
@@ -31,14 +24,14 @@ from shoal_service.planner import plan
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.copies.code_package import CodePackage, package_uri
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, end_replaced_process
-from shoal_service.supervisor.protocols import WorkerCallError, WorkerDied, WorkerUnavailable
+from shoal_service.supervisor.protocols import WorkerCallError
 from shoal_service.supervisor.workers.node_preference import NodePreference
 from shoal_service.supervisor.workers.processes import worker_environment
+from shoal_service.supervisor.workers.ray_errors import worker_errors
 from shoal_service.supervisor.workers.worker_stack import take_stack
 from shoal_workers import exit_status
 from shoal_workers.actor import CONCURRENCY_GROUPS, WorkerActor
 from shoal_workers.contract.ids import NAMESPACE
-from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
@@ -116,7 +109,7 @@ class RayFleet:
         index = order.index
         creating = self._creating[index] = self._creators.submit(self._create, order)
         try:
-            with _worker_errors():
+            with worker_errors():
                 handle = await asyncio.shield(asyncio.wrap_future(creating))
         except WorkerCallError:
             self._creating.pop(index, None)
@@ -190,7 +183,7 @@ class RayFleet:
         return await take_stack(index, self._handles, self._infos, self._node_id, life=self._life, native=native)
 
     async def _answer(self, call: Awaitable[Any]) -> Any:
-        with _worker_errors():
+        with worker_errors():
             answer = await call
         if isinstance(answer, Refused):
             self._on_replaced()
@@ -337,51 +330,3 @@ def node_labels(spec: JobSpec) -> dict[str, str]:
 def _rank_bytes(config: SupervisorConfig) -> int:
     """Memory of one rank in the largest group, in which each rank needs least. A worker can reserve it in advance."""
     return plan(config.spec, config.spec.elasticity.max_workers, config.profile).rank_bytes
-
-
-@contextmanager
-def _worker_errors() -> Iterator[None]:
-    """Ray's errors as those of `protocols`."""
-    try:
-        yield
-    except ActorUnavailableError as error:
-        raise WorkerUnavailable(_first_line(error)) from error
-    except RayActorError as error:
-        raise WorkerDied(_death_words(error), _cause_of(error)) from error
-    except ActorUnschedulableError as error:  # `only_on` names a node that Ray no longer has
-        raise WorkerDied("the node on which the worker was to start is gone", IncidentCause.NODE_DIED) from error
-    except RuntimeEnvSetupError as error:
-        raise WorkerCallError(_setup_words(error)) from error
-    except RayError as error:
-        raise WorkerCallError(_first_line(error)) from error
-
-
-def _first_line(error: RayError) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _setup_words(error: RuntimeEnvSetupError) -> str:
-    """Ray's first line names no reason; the last one is the error itself, below its traceback."""
-    lines = (error.error_message or "").strip().splitlines()
-    return f"Ray could not set up the runtime environment: {lines[-1].strip() if lines else 'it names no reason'}"
-
-
-def _death_words(error: RayActorError) -> str:
-    """Ray's first line names no reason ("The actor died unexpectedly before finishing this task"). What it does know is
-    in the lines below; the exit status is asked for afterwards, see `exit_words`."""
-    words = str(error).lower()
-    if _cause_of(error) is IncidentCause.NODE_DIED:
-        return "Ray reports that the worker's node died"
-    if "running low on memory" in words or "memory usage threshold" in words:
-        return "the worker was killed by Ray: its node was running low on memory"
-    if "intended" in words and "ray.kill" in words:
-        return "the worker was killed through Ray (ray.kill)"
-    return "the worker's process ended"
-
-
-def _cause_of(error: RayActorError) -> IncidentCause:
-    """Whether the worker died alone or with its node. Ray distinguishes the two in its message only."""
-    words = str(error).lower()
-    by_node = any(phrase in words for phrase in ("its node has died", "node was terminated", "node died"))
-    return IncidentCause.NODE_DIED if by_node else IncidentCause.WORKER_DIED

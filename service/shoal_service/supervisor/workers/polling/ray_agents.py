@@ -20,6 +20,7 @@ from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.journal import end_replaced_process
 from shoal_service.supervisor.workers.polling.protocol import AgentFailed
 from shoal_service.supervisor.workers.processes import agent_environment
+from shoal_service.supervisor.workers.ray_errors import first_line
 from shoal_workers.contract.ids import NAMESPACE, agent_name
 from shoal_workers.contract.messages import NodePoll, PollRequest, Refused
 from shoal_workers.poll_agent.agent import PollAgent
@@ -58,7 +59,7 @@ class RayAgents:
             handle = await asyncio.shield(asyncio.wrap_future(creating))
         except RayError as error:
             self._creating.pop(node_id, None)
-            raise AgentFailed(_first_line(error)) from error
+            raise AgentFailed(first_line(error)) from error
         self._creating.pop(node_id, None)  # not when this is cancelled: Ray may still create the actor; `end` follows
         self._handles[node_id] = handle
         await self._answer(handle.ping.remote(self._life))
@@ -85,7 +86,7 @@ class RayAgents:
         try:
             answer = await call
         except RayError as error:
-            raise AgentFailed(_first_line(error)) from error
+            raise AgentFailed(first_line(error)) from error
         if isinstance(answer, Refused):
             self._on_replaced()
         return answer
@@ -108,8 +109,3 @@ def _kill_created(creating: Future[ActorHandle]) -> None:
     """For an agent that was ended before Ray had created it. Not on the loop: it waits for the head."""
     if not creating.cancelled() and creating.exception() is None:
         ray.kill(creating.result(), no_restart=True)
-
-
-def _first_line(error: RayError) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
