@@ -25,6 +25,12 @@ def test_a_plan_for_given_gpus_ignores_the_workers_of_the_spec(service: Any) -> 
     assert (found.ranking.profile, found.ranking.world_size) == ("b200", 8)
 
 
+def test_the_client_gives_the_nodes_of_each_rack(service: Any) -> None:
+    spec = {**SPEC, "parallelism": {"tp": 2}}
+    found = service.client.plan(spec, workers=4, racks=[[2], [1, 1]])
+    assert found.ranking.predictions[0].links == {"tp": "between_nodes", "dp_shard": "between_racks"}
+
+
 def test_idle_ranks_are_reported(service: Any) -> None:
     found = service.client.plan({**SPEC, "model": {"dropout": 0.1}}, workers=11)
     assert (found.choice.layout.world_size, found.choice.num_idle) == (8, 3)
@@ -45,6 +51,7 @@ def test_a_task_of_the_users_has_a_choice_and_no_table(service: Any) -> None:
         ({"gpus": 1, "gpu": "abacus"}, "gpu 'abacus' has no profile; there are: a100-40gb,"),
         ({"workers": 3, "spec": {**SPEC, "parallelism": {"tp": 2}}}, "needs a multiple of tp 2 = 2 workers"),
         ({"workers": 1, "spec": {**SPEC, "seeed": 1}}, "unknown key 'seeed'"),
+        ({"workers": 5, "racks": [[2, 1], [1]]}, "racks have room for 4 workers, of 5"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(service: Any, change: dict[str, Any], expected: str) -> None:

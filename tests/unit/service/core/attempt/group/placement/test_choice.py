@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.events import GrantChanged
+from shoal_service.core.attempt.group import switching
+from shoal_service.core.attempt.state.stages import Running, Stage
 from shoal_service.core.attempt.waits import wait_of
+from shoal_service.planner import plan
 from shoal_workers.contract.job import EndReason
 
 NewWorld = Callable[..., Any]
@@ -94,3 +98,20 @@ def test_the_same_group_forms_where_the_memory_is_not_known(new_world: NewWorld)
     world = new_world(workers=4, min_workers=4, nodes=1, memory=True, **BIG).open()
     world.start_all()
     assert world.state.stage is Stage.FORMING
+
+
+def test_a_group_that_trains_does_not_grow_into_one_that_cannot_start(new_world: NewWorld) -> None:
+    """Two processes and their state of 4 GiB fit on the node, a third process does not."""
+    own = {"task": "mine:Task", "data": {}, "plan": {"num_params": 1 << 28}}
+    world = new_world(workers=2, min_workers=1, nodes=1, **own)
+    world.node_memory_bytes = 4400 << 20
+    world.open(then=1)
+    world.feed(GrantChanged(3))
+    world.start_all()
+    world.pass_time(60.0)
+    world.run(1)
+    assert world.state.stage is Stage.RUNNING and len(world.group()) == 2
+    running = world.state.current
+    assert isinstance(running, Running)
+    decision = switching.decide(world.state, replace(running, kept_layout_for=None), world.now, plan)
+    assert not decision and "10.0.0.1 has 4.3 GiB of memory, and 3 workers need 4.9 GiB" in decision.reason
