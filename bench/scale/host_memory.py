@@ -22,7 +22,7 @@ from typing import Any
 # Started as a script from any directory: the shared modules are found beside this folder.
 sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools"))
 
-from kit.processes.fleet import Fleet, Job
+from kit.processes.fleet import Fleet, Job, RemoteWorker
 from shoal_service.core.attempt.plan_layout import HostNeed
 from shoal_service.planner import plan
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -98,9 +98,11 @@ def _run(spec: dict[str, Any], *, has_buddies: bool) -> Measured:
             workers = [*job.workers(half, "n1"), *job.workers(half, "n2" if has_buddies else "n1")]
             for worker in workers:
                 worker.call("prepare")
-            prepared = max(_measured(worker.pid).peak_bytes for worker in workers)
-            buddy_of = (lambda rank: workers[(rank + half) % _WORLD]) if has_buddies else None
-            job.start(workers, buddy_of=buddy_of)
+
+            def buddy_of(rank: int) -> RemoteWorker:
+                return workers[(rank + half) % _WORLD]
+
+            job.start(workers, buddy_of=buddy_of if has_buddies else None)
             ends = [worker.exit(timeout_s=_PATIENCE_S) for worker in workers]
             assert [end.kind for end in ends] == [ExitKind.FINISHED] * _WORLD, [end.error for end in ends]
             return max((_measured(worker.pid) for worker in workers), key=lambda one: one.peak_bytes)
