@@ -67,8 +67,9 @@ bench-scale: setup ## how the work of a supervisor grows with its workers, in on
 	@$(BIN)/python bench/scale/real_workers.py --out build/real-workers.json
 	@$(BIN)/python bench/scale/polling.py --out build/polling.json
 
-bench-big-start: setup ## memory of eight workers while a model of 1 B parameters starts, and of 0.5 B until the first step (ten minutes)
+bench-big-start: setup ## memory of eight workers while a model of 1 B parameters starts, and of 0.5 B until the first step; host memory of snapshots, copies and gradient log (15 minutes)
 	@$(BIN)/python bench/scale/big_start.py
+	@$(BIN)/python bench/scale/host_memory.py
 
 bench-forming: setup ## seconds to form a group of 4, 16 and 32 processes, with Shoal's store and with torch's TCPStore; CPU seconds of the store for an exchange of 64 to 1,024 ranks
 	@$(BIN)/python bench/forming.py
