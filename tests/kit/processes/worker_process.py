@@ -76,14 +76,14 @@ class WorkerProcess:
 
     def on_address_published(self, act):
         """torch's first read from the store follows right after it has written this rank's address."""
-        plain = GenerationStore.wait
+        plain = GenerationStore.multi_get
 
-        def wait(store, *arguments):
-            GenerationStore.wait = plain
+        def multi_get(store, *arguments):
+            GenerationStore.multi_get = plain
             act()
-            plain(store, *arguments)
+            return plain(store, *arguments)
 
-        GenerationStore.wait = wait
+        GenerationStore.multi_get = multi_get
 
     def flip_a_bit(self):
         """In the memory of a parameter of which this rank has a part."""

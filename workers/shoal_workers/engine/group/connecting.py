@@ -8,10 +8,14 @@ shut down at its peers, which wait for the group's timeout: ten minutes. So the 
 per worker, runs on a helper thread with a timeout of its own (`Assignment.connect_timeout_s`). A fenced training thread
 leaves at once; the helper thread keeps the half-made group until that timeout, then frees it. Nothing is lost with it:
 no tensor has been given to the group yet.
+
+Each rank reads the addresses of all others from the store. Two settings of gloo make that 128 addresses a request, and
+keep an address short: otherwise it has a number for each rank, and N ranks read N^3 numbers.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -53,6 +57,13 @@ def replace_constructor() -> None:
         self._set_default_timeout(final)
 
     ProcessGroupGloo.__init__ = construct  # type: ignore[method-assign]
+
+
+def shorten_addresses() -> None:
+    """Idempotent; before the first group. gloo reads the variables each time that it makes one; all ranks need the same
+    values. A rank is known by its number then, which is enough: every group has a listening port of its own."""
+    os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
+    os.environ.setdefault("GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER", "1")
 
 
 def _on_helper_thread(construct: Callable[[], None], limits: _Limits) -> None:

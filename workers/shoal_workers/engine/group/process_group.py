@@ -30,7 +30,7 @@ from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.engine.errors import EngineError, Fenced, FormFailed
 from shoal_workers.engine.group.collective_log import CollectiveLog
-from shoal_workers.engine.group.connecting import bounded_connecting
+from shoal_workers.engine.group.connecting import bounded_connecting, shorten_addresses
 from shoal_workers.engine.group.gloo_sockets import Address, GlooSockets
 from shoal_workers.engine.group.links import LinkMeter
 from shoal_workers.engine.group.mesh import Meshes, build_mesh
@@ -84,7 +84,10 @@ class Group:
         self._rendezvous.arrive("arrived")
         backend = backend_of(self._device.type, a.layout)
         has_gloo = "gloo" in backend
+        store = self._rendezvous.store
         if has_gloo:
+            shorten_addresses()
+            store.set_timeout(timedelta(seconds=a.connect_s))  # gloo reads addresses with the store's own
             self._sockets.before_groups()
         if self._device.type == "cuda":
             _configure_nccl()
@@ -93,7 +96,7 @@ class Group:
             with bounded_connecting(self._check, a.connect_s):
                 dist.init_process_group(
                     backend,
-                    store=PrefixStore("groups", self._rendezvous.store),
+                    store=PrefixStore("groups", store),
                     rank=a.rank,
                     world_size=a.world_size,
                     timeout=timedelta(seconds=a.collective_timeout_s),
@@ -106,6 +109,7 @@ class Group:
             own = json.dumps(sorted(self._sockets.after_groups()))
             listening = self._rendezvous.gather("listening", own, timeout_s=a.connect_s)
             self._sockets.learn_peers(_addresses(listening))
+        store.set_timeout(timedelta(seconds=a.collective_timeout_s))  # NCCL connects in a group's first collective
         self.is_formed = True
         return meshes
 

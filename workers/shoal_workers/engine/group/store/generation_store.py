@@ -18,6 +18,9 @@ from shoal_workers.engine.errors import Fenced
 from shoal_workers.engine.group.store.connection import StoreConnection
 from shoal_workers.engine.group.store.messages import Operation, Outcome, Space, split
 
+_SHOWN = 4
+"""Keys in a message."""
+
 
 class GenerationStore(Store):
     """Keys of one generation at one server.
@@ -124,7 +127,8 @@ class GenerationStore(Store):
             )
         except TimeoutError:
             names = operands if operation in (Operation.GET, Operation.WAIT) else operands[:1]
-            what = f"{operation} {', '.join(map(str, names))}".rstrip()
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            what = f"{operation} {', '.join(map(str, names[:_SHOWN]))}{more}".rstrip()
             message = f"the rendezvous store at {host}:{port} did not answer {what} within {timeout_s:g} s"
             raise DistStoreError(message) from None
         except OSError as error:
