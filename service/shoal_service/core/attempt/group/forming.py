@@ -133,7 +133,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
         )
         turn.do(Run(worker.index, assignment))
     source = StateSource.MEMORY if memory else StateSource.CHECKPOINT if _newest_url(state) else StateSource.INITIAL
-    before = state.group.workers
+    before = state.group.ranks
     if state.incident is not None:
         turn.incident = replace(
             state.incident,

@@ -81,8 +81,11 @@ class Table(Sequence[T]):
         return (number, at) if at < len(leaf) and leaf[at].index == index else None
 
     def _with_leaf(self, number: int, leaf: tuple[T, ...], num: int) -> Table[T]:
-        new = (leaf,) if leaf else ()
-        return self._made((*self._leaves[:number], *new, *self._leaves[number + 1 :]), num)
+        before, after = self._leaves[:number], self._leaves[number + 1 :]
+        if not leaf:
+            return self._made((*before, *after), num)
+        is_same = leaf[0].index == self._firsts[number]
+        return self._made((*before, leaf, *after), num, self._firsts if is_same else None)
 
     def __iter__(self) -> Iterator[T]:
         return chain.from_iterable(self._leaves)
@@ -111,10 +114,10 @@ class Table(Sequence[T]):
         return f"Table({tuple(self)!r})"
 
     @classmethod
-    def _made(cls, leaves: tuple[tuple[T, ...], ...], num: int) -> Table[T]:
+    def _made(cls, leaves: tuple[tuple[T, ...], ...], num: int, firsts: tuple[int, ...] | None = None) -> Table[T]:
         made = cls.__new__(cls)
         made._leaves, made._num = leaves, num
-        made._firsts = tuple([leaf[0].index for leaf in leaves])
+        made._firsts = firsts if firsts is not None else tuple([leaf[0].index for leaf in leaves])
         return made
 
     @classmethod
