@@ -33,10 +33,11 @@ from shoal_service.core.nodes import Node
 from shoal_service.store import Store
 from shoal_service.telemetry.pass_times import PassTimes
 from shoal_service.telemetry.tallies import Durations
+from shoal_service.views import JobStatus, SeriesPoint, WorkerState, WorkerView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
+from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.worker_reports import StepReport
 
 _WORKERS_PER_NODE = 8
 _LIMIT_S = 0.5
@@ -115,6 +116,7 @@ async def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, flo
         last = _submit(store, _spec("last", -1000, labels=_SPARE))
         await _until(lambda: store.get_job(last).status.state is not JobState.QUEUED)
         started_s = time.perf_counter() - began
+        assert not reporter.done(), "the supervisors do not report any more"
     finally:
         stop.set()
         reporter.cancel()
@@ -156,25 +158,45 @@ def _submit(store: Store, spec: JobSpec) -> str:
 
 
 async def _report(cluster: FakeCluster) -> None:
+    """A step a second of each job, with its status, as a supervisor reports it."""
     step = 0
     while True:
         step += 1
         await asyncio.sleep(0.01)
         for supervisor in list(cluster.supervisors.values()):
+            now = time.time()
+            status = JobStatus(
+                state=JobState.RUNNING, attempt=1, generation=1, workers=2, step=step, loss=1.0, step_at=now
+            )
+            supervisor.outbox.set_status(status, tuple(_worker(rank, step) for rank in range(2)))
             supervisor.report(
-                StepReport(
-                    generation=1,
+                SeriesPoint(
                     step=step,
-                    at=time.time(),
+                    at=now,
                     loss=1.0,
                     grad_norm=1.0,
                     lr=1e-3,
-                    tokens=1024,
+                    tokens_per_s=1024.0,
                     step_s=1.0,
                     world_size=2,
+                    generation=1,
                 )
             )
             await asyncio.sleep(1.0 / max(1, len(cluster.supervisors)))
+
+
+def _worker(rank: int, step: int) -> WorkerView:
+    return WorkerView(
+        worker_id=f"w{rank}",
+        rank=rank,
+        state=WorkerState.TRAINING,
+        node_id="n0",
+        node_ip="10.0.0.1",
+        pid=1,
+        generation=1,
+        phase=Phase.FORWARD,
+        step=step,
+    )
 
 
 async def _until(condition: Any) -> None:

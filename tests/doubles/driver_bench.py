@@ -11,6 +11,7 @@ from doubles.fake_clock import FakeClock
 from doubles.fake_cluster import FakeCluster, FakeSupervisor
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.driver import Driver
+from shoal_service.control.supervisors.report_writer import ReportWriter
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent
 from shoal_service.store.driving import DriveRow
@@ -41,7 +42,16 @@ class DriverBench:
         self.driver = self.make_driver()
 
     def make_driver(self) -> Driver:
-        return Driver(self.store, self.cluster, self.clock, CONFIG, self.row, epoch=self.epoch, numbers=self.numbers)
+        return Driver(
+            self.store,
+            self.cluster,
+            self.clock,
+            CONFIG,
+            self.row,
+            epoch=self.epoch,
+            numbers=self.numbers,
+            writer=ReportWriter(self.store, self.clock),
+        )
 
     def start(self) -> asyncio.Task[None]:
         self.task = asyncio.create_task(self.driver.run())

@@ -1,7 +1,7 @@
 """ControlLoop: the acting half of the control plane. Holds the lease, starts queued jobs, runs one driver per attempt.
 
     lease (renewed)  ->  one pass: the store's jobs + the cluster's nodes  ->  the policy  ->  store, drivers
-                         one driver task per attempt: supervisor.pull -> store.apply, one transaction per answer
+                         one driver task per attempt: supervisor.pull -> ReportWriter -> store.apply_all
 
 Run by `shoal serve`. Training never depends on it: supervisors and workers go on without a control plane, and the next
 holder of the lease finds them by name. Every write is guarded by the lease's epoch.
@@ -35,6 +35,7 @@ from shoal_service.control.market.pruner import Pruner
 from shoal_service.control.ownership import acquired
 from shoal_service.control.protocols import Cluster
 from shoal_service.control.supervisors.leftovers import Leftovers
+from shoal_service.control.supervisors.report_writer import ReportWriter
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.scheduling.decide import decide
@@ -97,7 +98,7 @@ class ControlLoop:
         self._reader = ClusterReader(store, cluster, clock, config.max_probation)
         self._policy = policy
         self._market = MarketBuilder(config.profiles)
-        self._writer = DecisionWriter(store)
+        self._writer, self._report_writer = DecisionWriter(store), ReportWriter(store, clock)
         self._pruner = Pruner(store)
         self._drain_times = DrainTimes()
         self._leftovers = Leftovers(store, cluster)
@@ -163,12 +164,9 @@ class ControlLoop:
 
         unwatch = self._cluster.watch(node_changed)
 
-        def requested(_: str) -> None:
-            loop.call_soon_threadsafe(self._is_requested.set)
-
-        with (
-            self._store.subscribe(lambda _: loop.call_soon_threadsafe(self._woken.set)),
-            self._store.subscribe(requested, REQUESTS),
+        with (  # an event that is set already is cleared before the next pass reads: nothing is missed
+            self._store.subscribe(lambda _: self._woken.is_set() or loop.call_soon_threadsafe(self._woken.set)),
+            self._store.subscribe(lambda _: loop.call_soon_threadsafe(self._is_requested.set), REQUESTS),
         ):
             while not stop.is_set() and not self._is_saved:
                 began_mono = self._clock.monotonic()
@@ -331,6 +329,7 @@ class ControlLoop:
                 row,
                 epoch=lease.epoch,
                 numbers=self._directive_numbers,
+                writer=self._report_writer,
             )
             driver.expect(places)
             driver.update(row, avoid, server_stops=self._show_saving is not None)

@@ -19,6 +19,7 @@ from shoal_service.control.profile_store import measured_profile
 from shoal_service.control.protocols import Cluster, SupervisorHandle
 from shoal_service.control.supervisors.calls import SupervisorCalls
 from shoal_service.control.supervisors.finishing import to_its_end
+from shoal_service.control.supervisors.report_writer import ReportWriter
 from shoal_service.core import supervisor_starts
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.endings import AttemptEnd
@@ -73,8 +74,9 @@ class Driver:
         *,
         epoch: int,
         numbers: Iterator[int],
+        writer: ReportWriter,
     ) -> None:
-        """`numbers`: of signed directives; they rise over all drivers of the epoch."""
+        """`numbers`: of signed directives; they rise over all drivers of the epoch. `writer`: shared by all drivers."""
         self._store = store
         self._cluster = cluster
         self._clock = clock
@@ -93,7 +95,7 @@ class Driver:
         self._unrecorded: int | None = None
         """Starts that were not recorded when the supervisor last answered; None: unknown."""
         self._supervisor: SupervisorCalls | None = None
-        self._numbers = numbers
+        self._numbers, self._writer = numbers, writer
         self._signer: Signer | None = None
         """None: the attempt began without a key."""
         self._is_rekeyed = False
@@ -179,8 +181,7 @@ class Driver:
         status = (await asyncio.to_thread(self._store.get_job, self._row.id)).status
         end = AttemptEnd(reason=decision.end, message=decision.reason, step=status.step)
         reports = SupervisorReports(attempt=self._row.attempt, seq=0, status=status, end=end)
-        now = self._clock.time()
-        await asyncio.to_thread(self._store.apply, self._row.id, reports, epoch=self._epoch, now=now)
+        await self._writer.store(self._row.id, reports, epoch=self._epoch, now=self._clock.time())
 
     async def _report_failed_start(self, decision: StartDecision) -> None:
         event = SupervisorStartFailed(
@@ -235,8 +236,7 @@ class Driver:
             await self._clock.sleep(_PULL_PAUSE_S)
 
     async def _apply(self, reports: SupervisorReports) -> None:
-        now = self._clock.time()
-        await asyncio.to_thread(self._store.apply, self._row.id, reports, epoch=self._epoch, now=now)
+        await self._writer.store(self._row.id, reports, epoch=self._epoch, now=self._clock.time())
         self._pulled = reports.seq
 
     async def _finish(self, supervisor: SupervisorCalls, reports: SupervisorReports) -> None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, update
+from sqlalchemy import Connection, Update, bindparam, delete, insert, update
 
 from shoal_service.core.downsampling import sample_is_due
 from shoal_service.core.events.base import JobEvent
@@ -36,6 +37,7 @@ from shoal_workers.contract.messages import LogStream
 MAX_LOG_LINES = 20_000
 """Newest lines that are kept of a job."""
 MAX_LOG_LINE_CHARS = 16_384
+_JOB_NUM = "num_of_job"
 
 
 class JobEdit:
@@ -160,7 +162,7 @@ class JobEdit:
             return False
         columns |= self._sample(columns.get("granted_workers", self.job.granted_workers))
         columns["updated_at"] = self.now
-        self.connection.execute(update(jobs).where(jobs.c.num == self.job.num).values(columns))
+        self.connection.execute(_update(frozenset(columns)), {**columns, _JOB_NUM: self.job.num})
         return True
 
     def _sample(self, granted: int) -> dict[str, float]:
@@ -177,6 +179,12 @@ class JobEdit:
             added = {"productive": productive - job.sampled_productive, "total": total - job.sampled_total}
             samples.add_to_cluster(self.connection, now=self.now, **added)
         return {"sampled_at": self.now, "sampled_productive": productive, "sampled_total": total}
+
+
+@cache
+def _update(columns: frozenset[str]) -> Update:
+    """Cached: to build a statement takes longer than to run it."""
+    return update(jobs).where(jobs.c.num == bindparam(_JOB_NUM)).values({name: bindparam(name) for name in columns})
 
 
 def _append_lines(connection: Connection, job_num: int, log_seq: int, lines: Sequence[PendingLog]) -> int:

@@ -7,6 +7,7 @@ states follow from `core.job_machine`, retries from `core.endings`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -43,6 +44,16 @@ class DropReason(StrEnum):
     STALE_ATTEMPT = "stale_attempt"
     DUPLICATE = "duplicate"
     REFUSED_STATE = "refused_state"
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The answer of a job's supervisor to one pull."""
+
+    job_id: str
+    reports: SupervisorReports
+    now: float
+    """When it was received."""
 
 
 def apply(

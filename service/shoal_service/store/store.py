@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import text
 
@@ -39,7 +39,7 @@ from shoal_service.store.reads import metrics_snapshot as snapshots
 from shoal_service.store.reads.live_jobs import LiveJobs
 from shoal_service.store.reads.metrics_snapshot import Snapshot
 from shoal_service.store.records import load_view
-from shoal_service.store.reports import DropReason, exemplars_of
+from shoal_service.store.reports import DropReason, Received, exemplars_of
 from shoal_service.store.retention.methods import RetentionMethods
 from shoal_service.store.scheduling.methods import SchedulingMethods
 from shoal_service.store.scheduling.node_methods import NodeMethods
@@ -310,15 +310,23 @@ class Store(
 
     def apply(self, job_id: str, reports: SupervisorReports, *, epoch: int, now: float) -> None:
         """Stores each item of a supervisor's reports exactly once; drops and counts what is stale or impossible."""
+        self.apply_all([Received(job_id, reports, now)], epoch=epoch)
+
+    def apply_all(self, received: Sequence[Received], *, epoch: int) -> None:
+        """The same for several supervisors, in one transaction: all or, if it raises, none. PostgreSQL locks the rows
+        of the jobs in the order of their ids."""
         with self._database.write() as tx:
             leases.hold(tx, epoch)
-            dropped, changed = report_items.apply(tx, job_id, reports, now=now)
+            ordered = sorted(received, key=lambda one: one.job_id)
+            stored = [(one, *report_items.apply(tx, one.job_id, one.reports, now=one.now)) for one in ordered]
         with self._counts_lock:
-            self._dropped.update(dropped)
-            if not dropped:
-                self._exemplars.update(exemplars_of(job_id, reports))
-        if changed:
-            self._hub.publish(job_id, is_request=reports.end is not None)
+            for one, dropped, _ in stored:
+                self._dropped.update(dropped)
+                if not dropped:
+                    self._exemplars.update(exemplars_of(one.job_id, one.reports))
+        for one, _, changed in stored:
+            if changed:
+                self._hub.publish(one.job_id, is_request=one.reports.end is not None)
 
     def requeue(self, job_id: str, *, reason: EndReason, message: str, epoch: int, now: float) -> None:
         """The attempt is lost: the job returns to the queue, or is paused or cancelled if a user has requested that."""

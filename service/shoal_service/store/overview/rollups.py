@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, func, select
+from sqlalchemy import Column, ColumnElement, Connection, bindparam, func, select
 
 from shoal_service.core.downsampling import bucket_steps, downsample
 from shoal_service.store.database import upsert
@@ -48,6 +48,10 @@ _VALUES = (
 _POINTS = select(*(series.c[name] for name in _VALUES))
 _ROLLED = select(*(series_rollups.c[name] for name in _VALUES))
 
+_NEWEST_BUCKET = select(func.max(series_rollups.c.bucket)).where(
+    series_rollups.c.job_num == bindparam("of_job"), series_rollups.c.width == bindparam("of_width")
+)
+
 
 def roll_up(connection: Connection, job_num: int, first_step: int, last_step: int) -> None:
     """After the steps from `first_step` to `last_step` were stored: writes each bucket that they complete, and those
@@ -55,10 +59,7 @@ def roll_up(connection: Connection, job_num: int, first_step: int, last_step: in
     for width in WIDTHS:
         if last_step // width <= (first_step - 1) // width:
             return  # no bucket of this width ends here, so none of a larger one does
-        newest = select(func.max(series_rollups.c.bucket)).where(
-            series_rollups.c.job_num == job_num, series_rollups.c.width == width
-        )
-        known = connection.execute(newest).scalar_one()
+        known = connection.execute(_NEWEST_BUCKET, {"of_job": job_num, "of_width": width}).scalar_one()
         begin = min((first_step - 1) // width, 0 if known is None else known + 1)
         _write(connection, job_num, width, begin, last_step // width)
 
@@ -109,10 +110,7 @@ def _rolled_extent(
 
 def rolled_until(connection: Connection, job_num: int) -> int:
     """The steps up to this one are in roll-ups of the finest level, so that a curve can do without them."""
-    newest = select(func.max(series_rollups.c.bucket)).where(
-        series_rollups.c.job_num == job_num, series_rollups.c.width == _FACTOR
-    )
-    bucket = connection.execute(newest).scalar_one()
+    bucket = connection.execute(_NEWEST_BUCKET, {"of_job": job_num, "of_width": _FACTOR}).scalar_one()
     return 0 if bucket is None else (bucket + 1) * _FACTOR
 
 

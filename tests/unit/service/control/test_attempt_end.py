@@ -11,6 +11,7 @@ from doubles.fake_clock import FakeClock
 from doubles.fake_cluster import FakeCluster, FakeSupervisor
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.driver import Driver
+from shoal_service.control.supervisors.report_writer import ReportWriter
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.signing.calls import SignedCall
 from shoal_service.store.store import Store
@@ -35,7 +36,16 @@ class Ending:
         store.begin_attempt(self.job_id, workers=2, epoch=lease.epoch, now=now)
         [row] = store.jobs_to_drive()
         config = ControlConfig(owner="me", lease_ttl_s=10.0, checkpoint_url="/checkpoints/")
-        driver = Driver(store, self.cluster, self.clock, config, row, epoch=lease.epoch, numbers=count(1))
+        driver = Driver(
+            store,
+            self.cluster,
+            self.clock,
+            config,
+            row,
+            epoch=lease.epoch,
+            numbers=count(1),
+            writer=ReportWriter(store, self.clock),
+        )
         self.task = asyncio.create_task(driver.run())
 
     async def supervisor(self) -> FakeSupervisor:

@@ -15,6 +15,7 @@ from doubles.fake_clock import FakeClock
 from doubles.fake_cluster import FakeCluster, FakeSupervisor
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.driver import Driver
+from shoal_service.control.supervisors.report_writer import ReportWriter
 from shoal_service.reports import SupervisorReports
 from shoal_service.signing.calls import SignedCall
 from shoal_service.store.store import Store
@@ -60,7 +61,16 @@ def test_the_reports_of_a_running_supervisor_of_the_release_before_are_stored(st
         config: SupervisorConfig = sent("config")
         cluster.supervisors[job.id, 1] = OldSupervisor(config, Outbox(1))
         plane = ControlConfig(owner="me", lease_ttl_s=600.0, checkpoint_url="/checkpoints")
-        await Driver(store, cluster, clock, plane, row, epoch=lease.epoch, numbers=itertools.count(1)).run()
+        await Driver(
+            store,
+            cluster,
+            clock,
+            plane,
+            row,
+            epoch=lease.epoch,
+            numbers=itertools.count(1),
+            writer=ReportWriter(store, clock),
+        ).run()
         view = store.get_job(job.id)
         assert (view.status.state, view.status.step) == (JobState.SUCCEEDED, 12)
         assert [incident.worker_ids for incident in store.incidents(job.id)] == [("b",)]
