@@ -107,9 +107,9 @@ class NodePreference:
             self._read_mono = self._monotonic()
             self._taken.clear()
         return [
-            NodeRoom(node.node_id, self._room(node), self._held[node.node_id])
+            NodeRoom(node.node_id, room, self._held[node.node_id])
             for node in self._nodes
-            if node.node_id not in order.avoid_nodes and _has(node.labels, labels)
+            if (room := self._room(node)) > 0 and node.node_id not in order.avoid_nodes and _has(node.labels, labels)
         ]
 
     def _room(self, node: FreeNode) -> int:
