@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from shoal_service.control.profile_store import measured_profile
+from shoal_service.core.attempt.plan_layout import UNKNOWN_NEED, HostNeed
 from shoal_service.planner import HardwareProfile, Ranking, plan, rank
 from shoal_service.planner.gpus import DEFAULT_GPU
 from shoal_workers.contract.base import Frozen
@@ -46,6 +47,8 @@ class Choice(Frozen):
     num_idle: int
     """Workers that the layout does not use."""
     reason: str
+    host: HostNeed = UNKNOWN_NEED
+    """Host memory of a worker."""
 
 
 class PlanAnswer(Frozen):
@@ -93,6 +96,7 @@ def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> Pla
             name=layout.describe(),
             num_idle=world_size - layout.world_size,
             reason=planned.reason,
+            host=planned.host,
         ),
         ranking=ranking,
     )

@@ -84,3 +84,13 @@ def test_node_sizes_that_are_none_or_have_too_little_room_are_a_usage_error(
     offline: Any, spec_file: Path, nodes: str
 ) -> None:
     assert offline("plan", str(spec_file), "--workers", "9", "--nodes", nodes).code == 2
+
+
+def test_the_host_memory_of_a_worker_is_shown(offline: Any, spec_file: Path, tmp_path: Path) -> None:
+    arguments = ("plan", str(spec_file), "--workers", "2", "--state-dir", str(tmp_path))
+    shown = " ".join(offline(*arguments).out.split())
+    assert "host memory of a worker: 0." in shown and "; on several machines up to 0." in shown
+    host = offline(*arguments, "--json").json()["choice"]["host"]
+    assert host["process"] == CPU.reserved_bytes and host["snapshots"] > 0
+    without = offline(*arguments, "--set", "snapshot.enabled=false")
+    assert "on several machines" not in without.out

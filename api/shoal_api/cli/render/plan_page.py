@@ -8,6 +8,7 @@ from rich.text import Text
 
 from shoal_api.cli.render.tables import new_table
 from shoal_service.control.planning_request import PlanAnswer
+from shoal_service.core.attempt.plan_layout import HostNeed
 from shoal_service.core.hardware_profile import GIB, LinkClass
 from shoal_service.planner import HardwareProfile, Prediction
 from shoal_service.planner.memory import BytesPart
@@ -46,6 +47,8 @@ def plan_page(answer: PlanAnswer) -> list[Any]:
         chosen.append(f", {choice.num_idle} of {ranking.world_size} ranks idle", style="yellow")
     lines.append(chosen)
     lines += [Text(f"  {reason}", style="dim") for reason in choice.reason.split("; ")]
+    if choice.host.alone:
+        lines.append(_host(choice.host))
     return lines
 
 
@@ -59,6 +62,18 @@ def profile_page(profile: HardwareProfile, path: str) -> list[Any]:
     for size, latency_s in sorted(profile.inside.latency_s.items()):
         table.add_row(f"collective of {size} ranks", f"{1e3 * latency_s:,.3f} ms")
     return [Text.assemble((profile.name, "bold"), f"  {path}"), table]
+
+
+def _host(need: HostNeed) -> Text:
+    parts = {"process": need.process, "training": need.training, "snapshots": need.snapshots}
+    if need.build:
+        parts["the whole model while it is built"] = need.build
+    text = f"host memory of a worker: {need.alone / GIB:.2f} GiB ("
+    text += ", ".join(f"{words} {size / GIB:.2f}" for words, size in parts.items() if size) + ")"
+    if copies := need.sent + need.kept + need.log:
+        text += f"; on several machines up to {copies / GIB:.2f} GiB more for copies"
+        text += f", of which the gradient log {need.log / GIB:.2f}" if need.log else ""
+    return Text(text)
 
 
 def _head(answer: PlanAnswer) -> Text:
