@@ -9,7 +9,7 @@ the node is not wanted  any more: the agent is ended
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -56,15 +56,21 @@ class AgentChanges:
     end: tuple[str, ...] = ()
 
 
-def wanted_nodes(state: Attempt, agents_from: int) -> frozenset[str]:
-    """Nodes whose workers should be polled by an agent. `agents_from`: 0 for none."""
-    workers = [worker for worker in state.pool.workers if worker.info is not None]
-    if not agents_from or len(workers) < agents_from or state.stage is Stage.ENDED:
+def wanted_nodes(state: Attempt, agents_from: int, having: Collection[str] = ()) -> frozenset[str]:
+    """Nodes whose workers should be polled by an agent. `agents_from`: 0 for none; `having`: nodes that have one.
+
+    These keep theirs down to half of the numbers, so a lost worker does not end agents that are due again soon.
+    """
+    counts = Counter(worker.info.node_id for worker in state.pool.workers if worker.info is not None)
+    num = counts.total()
+    if not agents_from or state.stage is Stage.ENDED:
         return frozenset()
-    silent = {worker.info.node_id for worker in workers if worker.info is not None and worker.left_out is not None}
-    counts = Counter(worker.info.node_id for worker in workers if worker.info is not None)
+    per_node = min(NODE_WORKERS, agents_from)
     return frozenset(
-        node for node, number in counts.items() if number >= min(NODE_WORKERS, agents_from) and node not in silent
+        node
+        for node, number in counts.items()
+        if (number >= per_node and num >= agents_from)
+        or (node in having and 2 * number >= per_node and 2 * num >= agents_from)
     )
 
 
@@ -74,16 +80,18 @@ def is_calm(state: Attempt, now: float) -> bool:
     return is_trained and now - state.current.since >= CALM_S
 
 
-def changes(agents: Mapping[str, NodeAgent], wanted: frozenset[str], *, calm: bool, now: float) -> AgentChanges:
-    """What to start and what to end now. `agents`: by node id, all that were started and not ended."""
-    missing = (node for node in wanted if node not in agents)
-    failed = (
+def changes(
+    agents: Mapping[str, NodeAgent], wanted: frozenset[str], silent: frozenset[str], *, calm: bool, now: float
+) -> AgentChanges:
+    """What to start and what to end now. `agents`: by node id, all that were started and not ended; `silent`: nodes
+    that do not answer."""
+    due = (
         node
-        for node in wanted & agents.keys()
-        if agents[node].phase is AgentPhase.FAILED and now >= agents[node].retry_at
+        for node in wanted - silent
+        if node not in agents or (agents[node].phase is AgentPhase.FAILED and now >= agents[node].retry_at)
     )
     return AgentChanges(
-        start=tuple(sorted((*missing, *failed))) if calm else (),
+        start=tuple(sorted(due)) if calm else (),
         end=tuple(sorted(agents.keys() - wanted)),
     )
 

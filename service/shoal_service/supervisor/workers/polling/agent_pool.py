@@ -11,6 +11,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from shoal_service.core.attempt.state.worker import silent_nodes
 from shoal_service.supervisor.workers.context import SupervisorContext
 from shoal_service.supervisor.workers.polling import agent_policy
 from shoal_service.supervisor.workers.polling.agent_policy import AgentPhase, NodeAgent
@@ -61,9 +62,10 @@ class AgentPool:
         while True:
             await clock.sleep(_LOOK_S)
             state = self._context.state()
-            wanted = agent_policy.wanted_nodes(state, self._agents_from)
+            wanted = agent_policy.wanted_nodes(state, self._agents_from, self._known)
             calm = agent_policy.is_calm(state, clock.time())
-            due = agent_policy.changes(self._known, wanted, calm=calm, now=clock.monotonic())
+            silent = silent_nodes(state.pool)
+            due = agent_policy.changes(self._known, wanted, silent, calm=calm, now=clock.monotonic())
             for node_id in due.end:
                 self._known.pop(node_id)
                 self._serving.pop(node_id).cancel()

@@ -12,7 +12,7 @@ from shoal_service.core.attempt.state.group import Group
 from shoal_service.core.attempt.state.persistent.table import Table
 from shoal_service.core.attempt.state.progress import GroupProgress
 from shoal_service.core.attempt.state.stages import Quiescing, Running, Switching
-from shoal_service.core.attempt.state.worker import LeftOut, Worker, WorkerPool
+from shoal_service.core.attempt.state.worker import Worker, WorkerPool
 from shoal_service.supervisor.new_attempt import new_attempt
 from shoal_service.supervisor.workers.polling import agent_policy
 from shoal_service.supervisor.workers.polling.agent_policy import (
@@ -25,6 +25,7 @@ from shoal_service.supervisor.workers.polling.agent_policy import (
 from shoal_workers.contract.messages import WorkerInfo
 
 MANY = 32
+NONE: frozenset[str] = frozenset()
 
 
 def attempt(*workers_on: int, num_starting: int = 0) -> Attempt:
@@ -68,10 +69,19 @@ def test_agents_can_be_switched_off() -> None:
     assert agent_policy.wanted_nodes(attempt(1000), 0) == frozenset()
 
 
-def test_a_node_that_is_silent_has_no_agent() -> None:
-    state = attempt(MANY, MANY)
-    out = replace(state.pool.workers[0], left_out=LeftOut(since=1.0, reason="silent"))
-    assert agent_policy.wanted_nodes(replace(state, pool=state.pool.with_worker(out)), MANY) == {"node-1"}
+def test_a_lost_worker_ends_no_agent_and_half_of_them_do() -> None:
+    having = {"node-0"}
+    assert agent_policy.wanted_nodes(attempt(NODE_WORKERS - 1, MANY - NODE_WORKERS), MANY, having) == having
+    assert agent_policy.wanted_nodes(attempt(MANY // 2), MANY, having) == having
+    assert agent_policy.wanted_nodes(attempt(MANY // 2 - 1), MANY, having) == frozenset()
+    few = attempt(NODE_WORKERS // 2 - 1, MANY)
+    assert agent_policy.wanted_nodes(few, MANY, having) == {"node-1"}
+
+
+def test_nothing_is_started_on_a_node_that_is_silent_and_its_agent_is_not_ended() -> None:
+    wanted, serving = frozenset("ab"), NodeAgent(AgentPhase.SERVING, 1.0)
+    assert agent_policy.changes({}, wanted, frozenset("a"), calm=True, now=1.0).start == ("b",)
+    assert agent_policy.changes({"a": serving}, wanted, wanted, calm=True, now=1.0) == AgentChanges()
 
 
 @pytest.mark.parametrize(
@@ -88,15 +98,15 @@ def test_a_node_that_is_silent_has_no_agent() -> None:
 def test_agents_are_started_only_while_a_group_trains(state: Attempt, now: float, is_calm: bool) -> None:
     assert agent_policy.is_calm(state, now) is is_calm
     expected = AgentChanges(start=("a", "b")) if is_calm else AgentChanges()
-    assert agent_policy.changes({}, frozenset("ab"), calm=is_calm, now=now) == expected
+    assert agent_policy.changes({}, frozenset("ab"), NONE, calm=is_calm, now=now) == expected
 
 
 def test_an_agent_that_is_there_is_left_alone_and_one_that_is_not_wanted_is_ended() -> None:
     serving = NodeAgent(AgentPhase.SERVING, 1.0)
     starting = NodeAgent(AgentPhase.STARTING, 1.0)
     known = {"a": serving, "b": starting, "c": serving}
-    assert agent_policy.changes(known, frozenset("ab"), calm=True, now=1e9) == AgentChanges(end=("c",))
-    assert agent_policy.changes(known, frozenset(), calm=False, now=1e9) == AgentChanges(end=("a", "b", "c"))
+    assert agent_policy.changes(known, frozenset("ab"), NONE, calm=True, now=1e9) == AgentChanges(end=("c",))
+    assert agent_policy.changes(known, NONE, NONE, calm=False, now=1e9) == AgentChanges(end=("a", "b", "c"))
 
 
 def test_a_failed_agent_is_started_again_later_each_time() -> None:
@@ -104,10 +114,10 @@ def test_a_failed_agent_is_started_again_later_each_time() -> None:
     for _ in range(8):
         agent = agent_policy.failed(agent, now)
         waits.append(agent.retry_at - now)
-        early = agent_policy.changes({"a": agent}, frozenset("a"), calm=True, now=agent.retry_at - 0.01)
+        early = agent_policy.changes({"a": agent}, frozenset("a"), NONE, calm=True, now=agent.retry_at - 0.01)
         assert early == AgentChanges()
         now = agent.retry_at
-        assert agent_policy.changes({"a": agent}, frozenset("a"), calm=True, now=now).start == ("a",)
+        assert agent_policy.changes({"a": agent}, frozenset("a"), NONE, calm=True, now=now).start == ("a",)
         agent = agent_policy.serving(agent_policy.started(agent, now), now)
     assert waits == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
 
