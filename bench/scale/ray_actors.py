@@ -1,7 +1,7 @@
 """How a supervisor grows with the number of its workers when they are real actors of Ray.
 
     python bench/scale/ray_actors.py [--workers 16,32,64] [--nodes 4] [--train-s 10] [--kills 3]
-                                     [--out build/ray-actors.json]
+                                     [--agents-from 0] [--out build/ray-actors.json]
 
 The shipped supervisor, journal, calls over Ray and control plane's store, on a cluster of `--nodes` raylets; the
 workers are the shipped actors with an engine that only answers (bench/scale/thin_actors.py), so many of them fit on one
@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=4, help="raylets beside the head (4)")
     parser.add_argument("--train-s", type=float, default=10.0, help="seconds of undisturbed training (10)")
     parser.add_argument("--kills", type=int, default=3, help="for each number (3)")
+    parser.add_argument("--agents-from", type=int, default=0, help="workers from which on agents poll; 0: never (0)")
     parser.add_argument("--out", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cleans up like Ctrl-C
@@ -75,7 +76,7 @@ def _rows(cluster: EmbeddedCluster, folder: str, arguments: argparse.Namespace) 
     """Measured by a process of its own, because Ray reads the cluster's environment when it is imported."""
     address = cluster.start()
     script = str(Path(__file__).with_name("ray_attempt.py"))
-    options = [arguments.nodes, arguments.workers, arguments.train_s, arguments.kills]
+    options = [arguments.nodes, arguments.workers, arguments.train_s, arguments.kills, arguments.agents_from]
     driver = subprocess.Popen(
         [sys.executable, script, address, folder, *map(str, options)],
         stdout=subprocess.PIPE,

@@ -3,7 +3,7 @@
 A driver of a running cluster. The supervisor is started as the control plane starts it, and a thread stores its reports
 as the control plane does. Prints the figures of each number of workers as a line of JSON.
 
-    python bench/scale/ray_attempt.py ADDRESS FOLDER NODES WORKERS,... TRAIN_S KILLS
+    python bench/scale/ray_attempt.py ADDRESS FOLDER NODES WORKERS,... TRAIN_S KILLS AGENTS_FROM
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,24 +41,35 @@ _PATIENCE_S = 300.0
 _LOOK_S = 0.01
 _SILENT = "node.silent"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_AGENTS_S = 15.0
+"""Until agents poll the workers."""
 
 
-def main(address: str, folder: str, num_nodes: int, numbers: list[int], train_s: float, num_kills: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Those of bench/scale/ray_actors.py."""
+
+    train_s: float
+    num_kills: int
+    agents_from: int
+
+
+def main(address: str, folder: str, num_nodes: int, numbers: list[int], options: Options) -> None:
     cloudpickle.register_pickle_by_value(thin_actors)  # the nodes of the cluster do not have it
     cluster = RayCluster(SupervisorActorOfThinWorkers)
     cluster.connect(address)
-    with Attempt(cluster, Path(folder), num_nodes) as first:  # the nodes start their fork servers now
+    with Attempt(cluster, Path(folder), num_nodes, 0) as first:  # the nodes start their fork servers now
         first.until_whole(0, num_nodes)
     for number in numbers:
-        with Attempt(cluster, Path(folder), number) as attempt:
-            print(json.dumps(_figures(attempt, train_s, num_kills)), flush=True)
+        with Attempt(cluster, Path(folder), number, options.agents_from) as attempt:
+            print(json.dumps(_figures(attempt, options)), flush=True)
     cluster.disconnect()
 
 
 class Attempt:
     """The first attempt of a job with so many workers. The context ends all of its actors."""
 
-    def __init__(self, cluster: RayCluster, folder: Path, num_workers: int) -> None:
+    def __init__(self, cluster: RayCluster, folder: Path, num_workers: int, agents_from: int) -> None:
         self.num_workers = num_workers
         self._cluster = cluster
         place = folder / uuid.uuid4().hex
@@ -73,6 +85,7 @@ class Attempt:
             epoch=self._control_plane.epoch,
             spec_version=1,
             snapshot_key="secret",
+            agents_from=agents_from,
         )
         self.notes = notes_of(self.config.checkpoint_root)
         self.suspected: set[str] = set()
@@ -145,21 +158,21 @@ class Attempt:
         return found
 
 
-def _figures(attempt: Attempt, train_s: float, num_kills: int) -> dict[str, Any]:
+def _figures(attempt: Attempt, options: Options) -> dict[str, Any]:
     found: dict[str, Any] = {"workers": attempt.num_workers, "evicted": 0}
     generation = attempt.until_whole(0, attempt.num_workers)
     found["start_s"] = attempt.last_arrival(generation) - attempt.began_at
     found["start_cpu_s"] = attempt.cpu_s()
     attempt.until_formed(generation)
-    time.sleep(2.0)  # of undisturbed training, as the next one
+    time.sleep(_AGENTS_S if options.agents_from else 2.0)  # of undisturbed training, as the next one
     began, cpu_s = time.perf_counter(), attempt.cpu_s()
-    time.sleep(train_s)
+    time.sleep(options.train_s)
     found["train_cpu_share"] = (attempt.cpu_s() - cpu_s) / (time.perf_counter() - began)
     found["supervisor_mib"] = _mib(attempt.pid)
     pids = [arrival["pid"] for arrival in attempt.arrivals(generation).values()]
     found["worker_mib"] = statistics.fmean(_mib(pid) for pid in pids)
     kills = []
-    for number in range(num_kills):
+    for number in range(options.num_kills):
         before = attempt.arrivals(generation)
         nodes = sorted({arrival["node"] for arrival in before.values()})
         node = nodes[number % len(nodes)]  # another one each time: a node that loses three in a row is suspected
@@ -204,5 +217,6 @@ def _spec(num_workers: int) -> JobSpec:
 
 
 if __name__ == "__main__":
-    address, folder, nodes, workers, train_s, kills = sys.argv[1:]
-    main(address, folder, int(nodes), [int(number) for number in workers.split(",")], float(train_s), int(kills))
+    address, folder, nodes, workers, train_s, kills, agents_from = sys.argv[1:]
+    options = Options(float(train_s), int(kills), int(agents_from))
+    main(address, folder, int(nodes), [int(number) for number in workers.split(",")], options)
