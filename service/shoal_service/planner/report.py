@@ -81,16 +81,16 @@ def memory_note(spec: JobSpec, nodes: Iterable[tuple[float, float, float]], prof
     for room, gib in sorted(((_room(spec, cpus, gpus), gib) for cpus, gpus, gib in nodes), reverse=True):
         number = min(left, room)
         left -= number
-        if number * need.alone > gib * GIB:
-            full.append((number * need.alone / GIB - gib, number, gib))
+        if need.of(number) > gib * GIB and need.own:
+            full.append((need.of(number) / GIB - gib, number, gib))
     if not full:
         return ""
     _, number, gib = max(full)
+    gibs = [size / GIB for size in (need.of(number), need.process, need.own, number * need.snapshots)]
     return (
-        f"{number} workers on one node are predicted to need {number * need.alone / GIB:,.1f} GiB ({number} x "
-        f"{need.alone / GIB:,.1f}), and Ray counts {gib:,.1f} GiB there: spread them over more nodes "
-        "(worker.memory_gib, placement), or set snapshot.enabled: false "
-        f"({number * (need.alone - need.snapshots) / GIB:,.1f} GiB)."
+        f"{number} workers on one node are predicted to need {gibs[0]:,.1f} GiB (process {gibs[1]:,.1f} + {number} x "
+        f"{gibs[2]:,.1f}), and Ray counts {gib:,.1f} GiB there: spread them over more nodes (worker.memory_gib, "
+        f"placement), or set snapshot.enabled: false, which saves {gibs[3]:,.1f} GiB."
     )
 
 

@@ -29,9 +29,18 @@ class HostNeed(Frozen):
     """The gradient log that the buddy keeps of it."""
 
     @property
+    def own(self) -> int:
+        """Beyond its process, without copies on other nodes."""
+        return max(self.build, self.training + self.snapshots)
+
+    @property
     def alone(self) -> int:
         """Without copies on other nodes."""
-        return self.process + max(self.build, self.training + self.snapshots)
+        return self.process + self.own
+
+    def of(self, num_workers: int) -> int:
+        """Of workers on one machine, without copies on other nodes. Forked processes share what they have imported."""
+        return self.process + num_workers * self.own if num_workers else 0
 
 
 UNKNOWN_NEED = HostNeed()

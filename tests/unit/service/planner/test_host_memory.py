@@ -87,9 +87,10 @@ def test_a_task_whose_whole_model_exceeds_the_workers_memory_is_refused() -> Non
 
 def test_at_submit_a_node_that_is_too_small_for_the_workers_on_it_is_noted(job: Any) -> None:
     spec = job(MODEL, batch=BATCH, elasticity={"max_workers": 4})
-    each = plan(spec, 4).host.alone / (1 << 30)
-    assert memory_note(spec, [(4.0, 0.0, 4.1 * each)], None) == ""
-    assert memory_note(spec, [(2.0, 0.0, 2.1 * each), (2.0, 0.0, 2.1 * each)], None) == ""
-    words = memory_note(spec, [(2.0, 0.0, 2.1 * each), (3.0, 0.0, 2.1 * each)], None)
-    assert words.startswith(f"3 workers on one node are predicted to need {3 * each:,.1f} GiB (3 x {each:,.1f})")
+    need = plan(spec, 4).host
+    two, three, four = (need.of(number) / (1 << 30) for number in (2, 3, 4))
+    assert memory_note(spec, [(4.0, 0.0, four + 0.1)], None) == ""
+    assert memory_note(spec, [(2.0, 0.0, two + 0.1), (2.0, 0.0, two + 0.1)], None) == ""
+    words = memory_note(spec, [(2.0, 0.0, two + 0.1), (3.0, 0.0, two + 0.1)], None)
+    assert words.startswith(f"3 workers on one node are predicted to need {three:,.1f} GiB (process 0.3 + 3 x ")
     assert memory_note(job(task="mine:Task", data={}, elasticity={"max_workers": 4}), [(4.0, 0.0, 0.1)], None) == ""

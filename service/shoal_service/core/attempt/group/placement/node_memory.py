@@ -1,9 +1,9 @@
 """Whether the workers of each machine fit into its memory: what they train with and build, their snapshots, and the
 copies that they keep for workers of other machines. Pure; `choice` calls it when a group forms.
 
-    8 workers on a machine of 16 GiB, each: process 0.3, training 1.2, snapshots 0.6; kept for 8 others: 0.5 each
-    8 x (0.3 + 1.2 + 0.6) = 16.8 GiB         does not start: refused
-    without snapshots 12.0 + 8 x 0.5 = 16 GiB
+    8 workers on a machine of 14 GiB, process 0.3 GiB, each: training 1.2, snapshots 0.8
+    0.3 + 8 x (1.2 + 0.8) = 16.3 GiB    refused: more than 14 GiB and a tenth
+    0.3 + 7 x (1.2 + 0.8) = 14.3 GiB    not refused; copies that they keep for others are remarked
 
 A machine may run several Ray nodes; their workers share its memory. What a group cannot start without is refused only
 if it exceeds the memory by the error of predictions. Copies and the gradient log are only remarked: workers do without
@@ -46,7 +46,7 @@ def verdict(workers: Sequence[WorkerInfo], buddies: Sequence[SnapshotServer | No
     remarks: list[tuple[float, str]] = []
     for machine, has in memory.items():
         number = on_machine[machine]
-        alone = number * need.alone
+        alone = need.of(number)
         if alone > TOLERANCE * has:
             refusals.append((alone / has, _refusal(hosts[machine], has, number, need)))
         copies = sending[machine] * need.sent + kept[machine] * (need.kept + need.log)
@@ -56,19 +56,20 @@ def verdict(workers: Sequence[WorkerInfo], buddies: Sequence[SnapshotServer | No
 
 
 def _refusal(host: str, has: int, number: int, need: HostNeed) -> str:
-    parts = {"process": need.process, "training": need.training, "snapshots": need.snapshots}
+    parts = {"training": need.training, "snapshots": need.snapshots}
     if need.build > need.training + need.snapshots:
-        parts = {"process": need.process, "the whole model, which each worker builds": need.build}
-    fitting = int(TOLERANCE * has // need.alone)
+        parts = {"the whole model, which each worker builds": need.build}
+    fitting = max(0, int((TOLERANCE * has - need.process) // need.own))
     ways = [f"at most {fitting} workers on a node"] if fitting else []
-    if "snapshots" in parts and number * (need.alone - need.snapshots) <= TOLERANCE * has:
+    if "snapshots" in parts and need.of(number) - number * need.snapshots <= TOLERANCE * has:
         ways.append(f"snapshot.enabled: false, which saves {_gib(number * need.snapshots)}")
     if "snapshots" not in parts:
         ways.append("deferred_init = True in the task, so that no worker builds the whole model (docs/tasks.md)")
     else:
         ways.append("more workers on other nodes, so that each has a smaller part of the model")
     return (
-        f"{host} has {_gib(has)} of memory, and {_workers(number)} need {_gib(number * need.alone)}: {number} x "
+        f"{host} has {_gib(has)} of memory, and {_workers(number)} need {_gib(need.of(number))}: process "
+        f"{_gib(need.process)} + {number} x "
         f"({' + '.join(f'{words} {_gib(size)}' for words, size in parts.items() if size)}). "
         f"Ways out: {'; '.join(ways)}"
     )
@@ -78,7 +79,7 @@ def _remark(host: str, has: int, number: int, num_kept: int, need: HostNeed, cop
     log = f", snapshot.gradient_log: off saves {_gib(num_kept * need.log)}" if need.log else ""
     return (
         f"{host} has {_gib(has)} of memory, and {_workers(number)} with the copies that they send and keep for "
-        f"{num_kept} ranks of other nodes need {_gib(number * need.alone + copies)}{log}"
+        f"{num_kept} ranks of other nodes need {_gib(need.of(number) + copies)}{log}"
     )
 
 

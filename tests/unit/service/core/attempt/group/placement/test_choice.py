@@ -101,17 +101,17 @@ def test_the_same_group_forms_where_the_memory_is_not_known(new_world: NewWorld)
 
 
 def test_a_group_that_trains_does_not_grow_into_one_that_cannot_start(new_world: NewWorld) -> None:
-    """Two processes and their state of 4 GiB fit on the node, a third process does not."""
+    """Each worker builds the whole model, 1 GiB: of six workers that is more than their state of 4 GiB."""
     own = {"task": "mine:Task", "data": {}, "plan": {"num_params": 1 << 28}}
-    world = new_world(workers=2, min_workers=1, nodes=1, **own)
+    world = new_world(workers=4, min_workers=1, nodes=1, **own)
     world.node_memory_bytes = 4400 << 20
     world.open(then=1)
-    world.feed(GrantChanged(3))
+    world.feed(GrantChanged(6))
     world.start_all()
     world.pass_time(60.0)
     world.run(1)
-    assert world.state.stage is Stage.RUNNING and len(world.group()) == 2
+    assert world.state.stage is Stage.RUNNING and len(world.group()) == 4
     running = world.state.current
     assert isinstance(running, Running)
     decision = switching.decide(world.state, replace(running, kept_layout_for=None), world.now, plan)
-    assert not decision and "10.0.0.1 has 4.3 GiB of memory, and 3 workers need 4.9 GiB" in decision.reason
+    assert not decision and "10.0.0.1 has 4.3 GiB of memory, and 6 workers need 6.3 GiB" in decision.reason

@@ -36,7 +36,7 @@ def kept_by(*keepers: WorkerInfo) -> list[SnapshotServer]:
 
 
 def test_what_fits_is_neither_refused_nor_remarked() -> None:
-    four = workers(4, memory_gib=7)
+    four = workers(4, memory_gib=6.25)
     assert verdict(four, [None] * 4, NEED).refusal == ""
     assert verdict(four, [None] * 4, NEED).remark == ""
 
@@ -44,23 +44,21 @@ def test_what_fits_is_neither_refused_nor_remarked() -> None:
 def test_a_refusal_has_the_numbers_of_the_fullest_node_and_the_ways_out() -> None:
     found = verdict(workers(2, 5, memory_gib=7), [None] * 7, NEED)
     assert found.refusal == (
-        "10.0.0.2 has 7.0 GiB of memory, and 5 workers need 8.8 GiB: 5 x (process 0.2 GiB + training 1.0 GiB + "
+        "10.0.0.2 has 7.0 GiB of memory, and 5 workers need 7.8 GiB: process 0.2 GiB + 5 x (training 1.0 GiB + "
         "snapshots 0.5 GiB). Ways out: at most 4 workers on a node; snapshot.enabled: false, which saves 2.5 GiB; more "
         "workers on other nodes, so that each has a smaller part of the model"
     )
 
 
 def test_an_excess_within_the_error_of_predictions_is_not_refused() -> None:
-    assert verdict(workers(4, memory_gib=6.5), [None] * 4, NEED).refusal == ""
-    assert verdict(workers(4, memory_gib=6.3), [None] * 4, NEED).refusal != ""
+    assert verdict(workers(4, memory_gib=5.7), [None] * 4, NEED).refusal == ""
+    assert verdict(workers(4, memory_gib=5.6), [None] * 4, NEED).refusal != ""
 
 
 def test_a_model_that_each_worker_builds_counts_before_it_trains() -> None:
     whole = NEED.model_copy(update={"build": 4 * GIB})
     found = verdict(workers(4, memory_gib=9), [None] * 4, whole)
-    assert "4 workers need 17.0 GiB: 4 x (process 0.2 GiB + the whole model, which each worker builds 4.0 GiB)" in (
-        found.refusal
-    )
+    assert "need 16.2 GiB: process 0.2 GiB + 4 x (the whole model, which each worker builds 4.0 GiB)" in found.refusal
     assert "at most 2 workers on a node; deferred_init = True in the task" in found.refusal
     assert "snapshot.enabled" not in found.refusal
 
@@ -81,7 +79,7 @@ def test_copies_are_remarked_where_they_are_kept() -> None:
 def test_the_nodes_of_one_machine_share_its_memory() -> None:
     apart, together = workers(2, 2, memory_gib=4), workers(2, 2, memory_gib=4, machine="m")
     assert verdict(apart, [None] * 4, NEED).refusal == ""
-    assert "4 workers need 7.0 GiB" in verdict(together, [None] * 4, NEED).refusal
+    assert "4 workers need 6.2 GiB" in verdict(together, [None] * 4, NEED).refusal
 
 
 def test_without_a_known_need_or_a_known_memory_nothing_is_said() -> None:
