@@ -114,7 +114,7 @@ class AgentPool:
                     one.receive(poll)
                 for worker_id in answer.failed:
                     if worker_id in taken:
-                        taken[worker_id].release()
+                        taken[worker_id].fail()
                 if answered:
                     await self._context.settled()
                 for one, _ in answered:

@@ -39,6 +39,8 @@ class WorkerPolling:
         """The direct poll in flight."""
         self._released: asyncio.Future[None] | None = None
         """Set while an agent polls the worker; done when it is polled directly again."""
+        self._has_failed = False
+        """Its agent could not poll it; it has not answered a direct poll since."""
 
     async def run(self) -> None:
         """Long-polls the worker for reports, logs and progress. Raises WorkerCallError when the worker has ended.
@@ -57,6 +59,7 @@ class WorkerPolling:
                     await unreachable(self._context, self.index)
                     continue
                 if poll is not None:
+                    self._has_failed = False
                     self.receive(poll)
                     await self._context.settled()
                     self.handled()
@@ -83,10 +86,11 @@ class WorkerPolling:
             self._call = self._released = None
 
     def take_over(self) -> bool:
-        """An agent polls the worker from now on, until `release`. False: not now, an answer is being handled."""
+        """An agent polls the worker from now on, until `release`. False: not now, an answer is being handled, or the
+        last try has failed."""
         if self._released is not None:
             return not self._released.done()
-        if self._call is None or self._call.done():
+        if self._call is None or self._call.done() or self._has_failed:
             return False
         self._released = asyncio.get_running_loop().create_future()
         self._call.cancel()
@@ -95,6 +99,11 @@ class WorkerPolling:
     @property
     def is_taken_over(self) -> bool:
         return self._released is not None and not self._released.done()
+
+    def fail(self) -> None:
+        """The agent cannot poll the worker: poll it directly, which says why, and on until it answers."""
+        self._has_failed = True
+        self.release()
 
     def release(self) -> None:
         """Poll directly again, at once. Nothing happens if no agent polls the worker."""

@@ -184,6 +184,23 @@ def test_a_dead_worker_of_a_served_node_is_noticed_at_once_and_only_it() -> None
     check(main)
 
 
+def test_a_worker_that_cannot_be_reached_is_polled_directly_until_it_answers() -> None:
+    async def main(bench: SupervisorBench) -> None:
+        agents = await serve(bench)
+        worker = next(one for one in bench.workers.created if one.info.node_id == "node-1")
+        name = worker.info.worker_id
+        worker.cut_off()
+        await settle()
+        index = bench.workers.created.index(worker)
+        assert bench.executor._state.pool.worker(index).unreachable_since is not None
+        await bench.clock.advance(1.5)
+        assert name not in {request.worker_id for request in agents["node-1"].requests[-1]}
+        worker.reconnect()
+        await bench.advance_until(lambda: name in {one.worker_id for one in agents["node-1"].requests[-1]}, 10.0)
+
+    check(main)
+
+
 def test_workers_that_stand_still_are_polled_more_often_through_the_agent_too() -> None:
     async def main(bench: SupervisorBench) -> None:
         agents = await serve(bench)
