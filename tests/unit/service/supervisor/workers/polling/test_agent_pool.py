@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable
+
+import pytest
 
 from doubles.event_loop import run, settle, until
 from doubles.fake_agents import FakeAgentProcess
@@ -250,5 +253,44 @@ def test_agents_that_cannot_start_change_nothing() -> None:
         await step(bench)
         assert_each_line_once(bench)
         assert bench.agent_processes == {}
+
+    check(main)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_to_agents_each_line_arrives_once_and_in_order(seed: int) -> None:
+    async def main(bench: SupervisorBench) -> None:
+        chance = random.Random(seed)
+        agents = await serve(bench)
+        printed = {worker.info.worker_id: 0 for worker in bench.workers.created}
+        found: dict[str, list[str]] = {name: [] for name in printed}
+        stored = 0
+
+        def store() -> None:
+            """As the control plane: a pull acknowledges what the one before has brought."""
+            nonlocal stored
+            reports = bench.outbox.pull(stored, 0.0)
+            stored = reports.seq
+            for line in reports.logs:
+                found[line.worker_id].append(line.text)
+
+        for _ in range(60):
+            for worker in chance.sample(bench.workers.created, chance.randrange(NUM)):
+                printed[worker.info.worker_id] += 1
+                worker.print(f"line {printed[worker.info.worker_id]}")
+            if agents and chance.random() < 0.2:
+                victim = agents[chance.choice(sorted(agents))]
+                if chance.random() < 0.5:
+                    victim.die()
+                else:
+                    victim.is_silent = not victim.is_silent
+            if chance.random() < 0.3:
+                store()
+            await bench.clock.advance(chance.choice([0.0, 0.001, 0.3, 1.0, 2.5]))
+        await bench.clock.advance(5.0)
+        store()
+        expected = {name: [f"line {n + 1}" for n in range(count)] for name, count in printed.items()}
+        assert found == expected
+        assert len(bench.agents.started) > 2, "some were started again"
 
     check(main)
