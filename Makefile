@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-culprit bench-ray-process bench-gpu docs site picture screenshots clean
+.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-culprit bench-ray-process bench-gpu docs site picture screenshots clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -37,7 +37,7 @@ lint: setup types ## ruff, mypy strict, import-linter
 types: setup     ## mypy strict
 	@$(BIN)/mypy
 
-bench: bench-overhead bench-api bench-start bench-forming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-ray-process bench-gpu ## every benchmark; recovery and layouts in a short form
+bench: bench-overhead bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-ray-process bench-gpu ## every benchmark; recovery and layouts in a short form
 	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1
 	@$(BIN)/python bench/recovery/takeover.py --trials 1 --databases sqlite
 	@$(BIN)/python bench/layouts/main.py --parts relayout,moving,planner
@@ -70,6 +70,10 @@ bench-scale: setup ## how the work of a supervisor grows with its workers, in on
 bench-big-start: setup ## memory of eight workers while a model of 1 B parameters starts, and of 0.5 B until the first step; host memory of snapshots, copies and gradient log (15 minutes)
 	@$(BIN)/python bench/scale/big_start.py
 	@$(BIN)/python bench/scale/host_memory.py
+
+bench-reforming: setup ## CPU seconds of 8, 16 and 32 workers while they form a group again, and of their small collectives around the ring and directly
+	@$(BIN)/python bench/group/reforming.py
+	@$(BIN)/python bench/group/direct_collectives.py
 
 bench-forming: setup ## seconds to form a group of 4, 16 and 32 processes, with Shoal's store and with torch's TCPStore; CPU seconds of the store for an exchange of 64 to 1,024 ranks
 	@$(BIN)/python bench/forming.py

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Shard
 
 from shoal_workers.contract.layout import Layout, ShardLevel
+from shoal_workers.engine.group.direct_collectives import DirectAllGather, DirectReduceScatter
 from shoal_workers.engine.group.mesh import Meshes
 
 
@@ -65,7 +66,7 @@ def reduces_once(layout: Layout) -> bool:
 def _fully_shard(module: nn.Module, mesh: DeviceMesh, layout: Layout, policy: MixedPrecisionPolicy) -> None:
     shards = mesh.size(mesh.ndim - 1)
     offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if layout.offload else OffloadPolicy()
-    fully_shard(
+    sharded = fully_shard(
         module,
         mesh=mesh,
         reshard_after_forward=not keeps_gathered(layout),
@@ -73,6 +74,9 @@ def _fully_shard(module: nn.Module, mesh: DeviceMesh, layout: Layout, policy: Mi
         mp_policy=policy,
         offload_policy=offload,
     )
+    if mesh.device_type == "cpu":
+        sharded.set_custom_all_gather(DirectAllGather())
+        sharded.set_custom_reduce_scatter(DirectReduceScatter())
 
 
 def _placement(parameter: nn.Parameter, num_shards: int) -> Shard | None:

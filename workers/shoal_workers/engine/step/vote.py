@@ -6,8 +6,9 @@
 
 It comes after the gradients are reduced and before anything is changed. If it completes, every rank has finished its
 backward pass; if it does not, no rank has changed anything, and the step can be repeated. It replaces the all-reduce
-that clipping needs, so it costs nothing extra. The ones add up to the world size: an aborted NCCL communicator returns
-from a collective without an error, with arbitrary values in the buffer. Called by the trainer.
+that clipping needs, so it costs nothing extra; on gloo every rank sends its box to every other one at once. The ones
+add up to the world size: an aborted NCCL communicator returns from a collective without an error, with arbitrary values
+in the buffer. Called by the trainer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from dataclasses import astuple, dataclass, fields
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from shoal_workers.engine.group.direct_collectives import all_reduce_small
 
 _NUM_FIGURES = 10
 """Numbers that each rank contributes at an index of its own."""
@@ -117,7 +120,7 @@ def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
     words[_NUM_FIGURES * (rank + 1) - 1 - len(figures)] = (~torch.isfinite(loss)).double()  # on the device
     metrics = loss.new_zeros(0) if ballot.metrics is None else ballot.metrics
     box = torch.cat([torch.stack([loss, norm, is_bad.double()]), words, metrics])
-    dist.all_reduce(box)
+    all_reduce_small(box)
     total_loss, total_norm, num_bad, num_present, *rest = box.tolist()
     if num_present != world_size:
         raise dist.DistError(f"the vote counted {num_present:g} of {world_size} ranks: the communicator was aborted")

@@ -1,0 +1,100 @@
+"""Collectives of small tensors on gloo: every rank sends to every other one at once, instead of around a ring.
+
+gloo passes parts around a ring: n - 1 rounds to gather, 2 (n - 1) to sum. In each round each process waits for its
+neighbour, so a group of n pays n (n - 1) wake-ups or twice as many, whatever the size. An all-to-all has one round: a
+process that wakes up finds the messages of many others. `python bench/group/direct_collectives.py` compares the two.
+
+    all-gather       every rank sends its part to every other one
+    reduce-scatter   every rank sends each other one the summand of its part, and adds up what it gets
+    all-reduce       every rank sends all of it to every other one; if that is much, a reduce-scatter and an all-gather
+
+Each of them holds as many bytes again as its larger tensor, so tensors above a limit go around the ring, as those on a
+GPU do. All ranks decide alike, because sizes are equal on all. These are plain collectives, whose waits can be timed
+and left (see collective_wait.py), and unlike gloo's reduce-scatter they need no other thread for that. Called by
+`sharding` for FSDP, and by the vote.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+
+MAX_BYTES = 4 << 20
+"""Of the larger tensor. Up to here both are faster with every number of ranks that was measured (4 to 32)."""
+_MAX_REPEATED_BYTES = 1 << 20
+"""Of all copies of what is reduced in one round."""
+_MIN_RANKS = 3
+"""The ring of two ranks is one round, too."""
+
+
+class DirectAllGather(DefaultAllGather):
+    """For FSDPModule.set_custom_all_gather."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        if async_op or not _is_direct(output_tensor, group):
+            return super().__call__(output_tensor, input_tensor, group, async_op)
+        _gather(output_tensor, input_tensor, group)
+        return None
+
+
+class DirectReduceScatter(DefaultReduceScatter):
+    """For FSDPModule.set_custom_reduce_scatter."""
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        """Adds in fp32, if the tensors have less."""
+        if async_op or op != dist.ReduceOp.SUM or not _is_direct(input_tensor, group):
+            return super().__call__(output_tensor, input_tensor, group, op, async_op)
+        summands = torch.empty_like(input_tensor)
+        dist.all_to_all_single(summands, input_tensor, group=group)
+        torch.sum(summands.view(group.size(), -1), 0, out=output_tensor)
+        return None
+
+
+def all_reduce_small(tensor: Tensor) -> None:
+    """Replaces a 1-D tensor by its sum over all ranks, with the same bits on every rank."""
+    group = dist.group.WORLD
+    if group is None or not _is_direct(tensor, group):
+        dist.all_reduce(tensor)
+        return
+    num_ranks = group.size()
+    if tensor.nbytes * num_ranks <= _MAX_REPEATED_BYTES:
+        summands = tensor.new_empty(num_ranks * tensor.numel())
+        _gather(summands, tensor, group)
+        tensor.copy_(_sum_of_rows(summands.view(num_ranks, -1)))
+        return
+    size = -(-tensor.numel() // num_ranks)
+    whole = tensor.new_zeros(num_ranks * size)
+    whole[: tensor.numel()] = tensor
+    summands = torch.empty_like(whole)
+    dist.all_to_all_single(summands, whole, group=group)
+    _gather(whole, _sum_of_rows(summands.view(num_ranks, -1)), group)
+    tensor.copy_(whole[: tensor.numel()])
+
+
+def _is_direct(larger: Tensor, group: dist.ProcessGroup) -> bool:
+    return larger.device.type == "cpu" and group.size() >= _MIN_RANKS and larger.nbytes <= MAX_BYTES
+
+
+def _gather(output: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
+    dist.all_to_all_single(output, part.repeat(group.size()), group=group)
+
+
+def _sum_of_rows(rows: Tensor) -> Tensor:
+    """Row by row: every processor adds in the same order, whatever its vectors."""
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total += row
+    return total
