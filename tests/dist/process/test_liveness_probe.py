@@ -63,6 +63,18 @@ def test_a_killed_process_is_reported_dead(listening: Listening) -> None:
     asyncio.run(story())
 
 
+def test_a_busy_loop_does_not_take_an_open_port_for_a_silent_one() -> None:
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            asking = asyncio.create_task(liveness_probe.accepts(listener.getsockname()))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the connect is under way
+            time.sleep(3 * liveness_probe.REFUSAL_S)  # noqa: ASYNC251 -- as a long turn of the supervisor does
+            assert await asyncio.wait_for(asking, _PATIENCE_S)
+
+    asyncio.run(story())
+
+
 def test_a_process_that_closes_the_connection_is_alive() -> None:
     async def story() -> None:
         connected: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()

@@ -17,7 +17,7 @@ Address = tuple[str, int]
 
 _PAUSE_S = 0.02
 _UNREACHABLE_S = 1.0
-_REFUSAL_S = 0.2
+REFUSAL_S = 0.2
 _RAYLET_CHECK_S = 0.3
 """A live raylet reports the worker's death, with its cause, within this time. A raylet that dies just after its
 workers has ended by then."""
@@ -85,9 +85,9 @@ async def _try(address: Address) -> OSError | None:
     while True:
         began = time.monotonic()
         try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection(*address), _REFUSAL_S)
+            _, writer = await asyncio.wait_for(asyncio.open_connection(*address), REFUSAL_S)
         except TimeoutError as error:
-            if time.monotonic() - began < 2 * _REFUSAL_S:
+            if time.monotonic() - began < 2 * REFUSAL_S:
                 return error
         except OSError as error:
             return error
