@@ -10,7 +10,7 @@ import resource, torch
 from shoal_workers.engine.process.warm_memory import MemoryToucher, keep_freed_memory
 keep_freed_memory()
 
-SIZES = [8] * 6
+SIZES = [2] * 24
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -27,8 +27,7 @@ PAGES_OF_ALL = 48 << 20 >> 12
 
 
 def test_freed_memory_is_reused() -> None:
-    """A small allocation between freed blocks can cost one or two new blocks of the six; without the settings all six
-    are new."""
+    """A small allocation between freed blocks can cost some new blocks of the 24; without the settings all are new."""
     assert _pages_touched("for _ in range(3): make()") < PAGES_OF_ALL / 2
 
 
@@ -38,10 +37,37 @@ def test_touched_memory_is_used_by_the_first_allocation() -> None:
 
 
 def _pages_touched(warm: str) -> int:
-    """While six blocks are made and filled, after that."""
+    """While 24 blocks are made and filled, after that."""
     program = PROGRAM.replace("{warm}", warm)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     return int(done.stdout)
+
+
+def test_large_blocks_return_to_the_kernel_although_small_ones_between_them_stay() -> None:
+    program = """
+import torch
+from pathlib import Path
+from shoal_workers.engine.process.warm_memory import keep_freed_memory
+keep_freed_memory()
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) << 12
+
+def fill(size):
+    return torch.empty(size, dtype=torch.uint8).fill_(1)
+
+fill(8 << 20)
+before, kept = resident(), []
+for _ in range(16):
+    blocks = []
+    for _ in range(4):
+        blocks.append(fill(8 << 20))
+        kept.append(fill(128 << 10))
+    del blocks
+print(resident() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) < 2 * (16 * 4 * 128 << 10) + (4 << 20)
 
 
 def test_touching_stops_when_the_memory_is_needed() -> None:

@@ -3,7 +3,13 @@
 The first touch of a page costs 10 to 25 times what copying into it does (the kernel zeroes it; on a virtual machine the
 host may have to find it first). glibc returns blocks to the kernel when they are freed, and requests new ones when the
 next layout's tensors are created, or the next step's activations. With these settings it keeps them: one arena, which
-is never trimmed, and no separate mapping for blocks of less than 32 MiB, the largest threshold that glibc accepts.
+is never trimmed, and no separate mapping for blocks of less than 4 MiB.
+
+Larger blocks have mappings of their own, which return to the kernel when they are freed. In the arena they cost more
+memory than they hold: glibc's aligned allocation needs a little more than what a block of the same size has left
+behind, and activations that stay until the backward pass divide the rest. FSDP gathers every unit of a large model into
+such blocks, so the arena grew with each unit. New pages of large mappings are huge pages if the process was started
+with `glibc.malloc.hugetlb=1`, as Shoal's workers are, and then cost little.
 
 A worker that joins a training group has touched nothing yet, and in its first step all ranks wait for it. So it touches
 the memory that the planner expects it to need while it waits for its first generation.
@@ -23,9 +29,9 @@ import torch
 from shoal_workers.engine.process.memory_limit import available_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_LARGEST_THRESHOLD_BYTES = 32 << 20
+_OWN_MAPPING_BYTES = 4 << 20
 _NEVER_BYTES = 2**31 - 1
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 2 << 20
 """Below the threshold, so glibc takes each block from the memory that it keeps."""
 _MAX_BYTES = 4 << 30
 """Takes some seconds to touch."""
@@ -39,7 +45,7 @@ def keep_freed_memory() -> None:
         return
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_ARENA_MAX, 1)
-    libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_THRESHOLD_BYTES)
+    libc.mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING_BYTES)
     libc.mallopt(_M_TRIM_THRESHOLD, _NEVER_BYTES)
 
 
