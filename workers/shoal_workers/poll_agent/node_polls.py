@@ -13,6 +13,7 @@ stays in flight as long as the next call asks for the same position.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -90,7 +91,9 @@ class NodePolls:
         self._drop(moved)
         for name, request in wanted.items():
             if name not in self._in_flight:
-                answer = asyncio.ensure_future(self._poll_worker(request, life))
+                wait_s = until_common_end(asyncio.get_running_loop().time(), request.wait_s)
+                aligned = request.model_copy(update={"wait_s": wait_s})
+                answer = asyncio.ensure_future(self._poll_worker(aligned, life))
                 answer.add_done_callback(_retrieve)
                 self._in_flight[name] = _InFlight(request.after, answer)
 
@@ -126,6 +129,13 @@ class NodePolls:
                 return answer
             polls.append(answer)
         return NodePoll(polls=tuple(polls), failed=tuple(failed))
+
+
+def until_common_end(now: float, wait_s: float) -> float:
+    """How long a poll that begins now waits, at most `wait_s` and more than half of it. Polls that begin at different
+    times end at few times in common, so their answers travel together."""
+    half_s = wait_s / 2
+    return math.floor((now + wait_s) / half_s) * half_s - now if half_s else 0.0
 
 
 def _retrieve(answer: asyncio.Future[WorkerAnswer]) -> None:

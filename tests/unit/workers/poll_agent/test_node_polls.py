@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from doubles.event_loop import run, settle
 from shoal_workers.contract.messages import (
     LogLine,
@@ -16,7 +18,7 @@ from shoal_workers.contract.messages import (
     Refused,
     WorkerPoll,
 )
-from shoal_workers.poll_agent.node_polls import NodePolls
+from shoal_workers.poll_agent.node_polls import NodePolls, until_common_end
 
 _LINE = LogLine(at=1.0, stream=LogStream.STDOUT, text="a line")
 
@@ -172,3 +174,18 @@ def test_a_refusal_by_a_worker_reaches_the_supervisor() -> None:
         assert await call == Refused(life=3)
 
     check(main)
+
+
+@pytest.mark.parametrize("wait_s", [0.25, 1.0, 8.0])
+def test_polls_that_begin_at_different_times_end_together(wait_s: float) -> None:
+    begins = [1000.0 + wait_s * part / 20 for part in range(20)]
+    waits = [until_common_end(begin, wait_s) for begin in begins]
+    assert all(wait_s / 2 < wait <= wait_s for wait in waits)
+    ends = {round(begin + wait, 6) for begin, wait in zip(begins, waits, strict=True)}
+    assert len(ends) == 2, ends
+    later = [until_common_end(end + 0.003, wait_s) for end in ends]
+    assert later == pytest.approx([wait_s - 0.003] * 2), "and so do those that follow"
+
+
+def test_a_poll_that_does_not_wait_is_not_delayed() -> None:
+    assert until_common_end(12.3, 0.0) == 0.0
