@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--stalled", action="store_true", help="no worker makes progress")
     parser.add_argument("--out", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR", namespace=NAMESPACE)
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="FATAL", namespace=NAMESPACE)
     print("| workers | polled | calls/s | supervisor, ms/s | agent, ms/s | workers, ms/s | line, ms: median | most |")
     print("|---|---|---|---|---|---|---|---|")
     rows = []

@@ -19,7 +19,7 @@ NUM = 8
 STEPS = 40
 
 
-def check(main: Callable[[SupervisorBench], Awaitable[None]], *, agents_from: int = NUM) -> None:
+def check(main: Callable[[SupervisorBench], Awaitable[None]], *, agents_from: int = NUM // 2) -> None:
     """Two nodes with four workers each."""
     values = SPEC.model_dump() | {
         "stop": {"steps": STEPS},
