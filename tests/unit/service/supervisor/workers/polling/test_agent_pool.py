@@ -10,8 +10,9 @@ import pytest
 from doubles.event_loop import run, settle, until
 from doubles.fake_agents import FakeAgentProcess
 from doubles.supervisor_bench import SPEC, SupervisorBench
+from shoal_service.cluster.node_table import NodeTable
 from shoal_service.supervisor.workers.polling.agent_policy import CALM_S
-from shoal_workers.contract.job import EndReason
+from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import Phase, Progress
 from shoal_workers.contract.spec import JobSpec
 
@@ -183,6 +184,24 @@ def test_a_dead_worker_of_a_served_node_is_noticed_at_once_and_only_it() -> None
         await bench.advance_until(lambda: len(bench.workers.group) == NUM - 1)
         bench.workers.form(bench.status.step)
         await step(bench, within_s=1.0)
+
+    check(main)
+
+
+def test_the_agent_of_a_dead_node_is_given_up_and_the_other_goes_on() -> None:
+    async def main(bench: SupervisorBench) -> None:
+        agents = dict(await serve(bench))
+        agents["node-1"].die()
+        for worker in bench.workers.created[4:]:
+            worker.die(IncidentCause.NODE_DIED)
+        bench.nodes.show(NodeTable(dead=frozenset({"node-1"})))
+        await bench.advance_until(lambda: len(bench.workers.group) == 4)
+        bench.workers.form(bench.status.step)
+        await step(bench, within_s=1.0)
+        await bench.clock.advance(10.0)
+        assert "node-1" not in bench.agent_processes and bench.agents.started.count("node-1") == 1
+        assert bench.agent_processes["node-0"] is agents["node-0"]
+        assert bench.agents.started.count("node-0") == 1
 
     check(main)
 
