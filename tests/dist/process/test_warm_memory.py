@@ -70,6 +70,32 @@ print(resident() - before)
     assert int(done.stdout) < 2 * (16 * 4 * 128 << 10) + (4 << 20)
 
 
+def test_freed_memory_returns_to_the_kernel_on_request() -> None:
+    program = """
+import resource, torch
+from pathlib import Path
+from shoal_workers.engine.process.warm_memory import keep_freed_memory, return_freed_memory
+keep_freed_memory()
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) << 12
+
+def make():
+    return [torch.empty(2 << 20, dtype=torch.uint8).fill_(1) for _ in range(24)]
+
+made = make()
+full = resident()
+del made
+kept = resident()
+return_freed_memory()
+print(full - kept, full - resident())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    freed, returned = map(int, done.stdout.split())
+    assert freed < 8 << 20
+    assert returned > 40 << 20
+
+
 def test_touching_stops_when_the_memory_is_needed() -> None:
     program = """
 import resource

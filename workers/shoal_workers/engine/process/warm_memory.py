@@ -14,7 +14,7 @@ with `glibc.malloc.hugetlb=1`, as Shoal's workers are, and then cost little.
 A worker that joins a training group has touched nothing yet, and in its first step all ranks wait for it. So it touches
 the memory that the planner expects it to need while it waits for its first generation.
 
-Called by the engine, once per worker. Both do nothing on other C libraries than glibc.
+Called by the engine. All of it does nothing on other C libraries than glibc.
 """
 
 from __future__ import annotations
@@ -47,6 +47,12 @@ def keep_freed_memory() -> None:
     libc.mallopt(_M_ARENA_MAX, 1)
     libc.mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING_BYTES)
     libc.mallopt(_M_TRIM_THRESHOLD, _NEVER_BYTES)
+
+
+def return_freed_memory() -> None:
+    """To the kernel, once: what was freed will not be needed again. Blocks that are freed later are kept as before."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class MemoryToucher:

@@ -17,6 +17,7 @@ import time
 
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.worker_reports import ReplicaMismatch, SnapshotCost, SnapshotsStopped
+from shoal_workers.engine.process.warm_memory import return_freed_memory
 from shoal_workers.engine.state.buddy_copies import BuddyCopies
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.gradient_log import GradientLog
@@ -247,7 +248,7 @@ class Snapshots:
 
     def _move_to_shared_memory(self, store: SnapshotStore, step: int, *, is_restoring: bool = False) -> bool:
         try:
-            return self._state.move_to_shared_memory(
+            is_moved = self._state.move_to_shared_memory(
                 store,
                 owns_replicated=self._assignment.layout.is_first_of_stage(self._assignment.rank),
                 extra_bytes=len(self._extra.encoded(step)),
@@ -257,6 +258,9 @@ class Snapshots:
         except SharedMemoryFull as error:
             self._outbox.log_text(f"shared memory cannot hold the state twice, so snapshots are copies: {error}")
             return False
+        if is_moved and not is_restoring:
+            return_freed_memory()  # of the state: no later state of this worker is in private memory
+        return is_moved
 
     def _copy(self, store: SnapshotStore, step: int) -> float:
         """Copy the state. Returns the seconds that it took."""
