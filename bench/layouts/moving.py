@@ -15,6 +15,7 @@ import multiprocessing
 import statistics
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -105,7 +106,8 @@ def measure_moves(say: Callable[[str], None], *, millions: int = 200) -> Moves:
             return Moves(fresh, tuple(_median(moves[place::places]) for place in range(places)))
         finally:
             for end in ends:
-                end.close()
+                with suppress(OSError):  # the process has died, which was reported before
+                    end.send(None)
             for process in processes:
                 process.join(10.0)
                 if process.is_alive():
