@@ -63,10 +63,12 @@ class _WaitingThread:
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
             plain_wait, work, errors, is_done = order
+            del order
             try:
                 plain_wait(work)
             except RuntimeError as error:
                 errors.append(error)
+            del work  # else it would keep its tensors until the next wait: the gradients of a whole FSDP unit
             is_done.set()
 
 
