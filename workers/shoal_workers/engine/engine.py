@@ -40,6 +40,7 @@ from shoal_workers.engine.model.build import build_runtime, shape_of
 from shoal_workers.engine.model.fast_build import build_for_restore
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.model.warm_up import warm_up
+from shoal_workers.engine.parallel.cutting import replace_detach
 from shoal_workers.engine.process.exits import GenerationEnd, classify
 from shoal_workers.engine.process.node_preparation import prepare_once
 from shoal_workers.engine.process.outbox import Outbox
@@ -93,6 +94,7 @@ class Engine:
         replace_wait()
         replace_constructor()
         replace_functional_all_reduce()
+        replace_detach()
         self._position = Position(on_phase)
         self._saver = Saver(checkpoint_root, outbox, stall_s=spec.timeouts.save_s, note=self._position.note)
         self._profiling = Profiling(checkpoint_root, outbox, self._position, has_gpu=self._device.type == "cuda")

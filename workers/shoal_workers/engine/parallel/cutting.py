@@ -1,11 +1,13 @@
 """Conversions between whole parameters, local parts and DTensors, without communication.
 
-Called when a model is built (`cut`), in forward passes (`local`), and for gradients and optimizer state (`shard_like`).
+Called when a model is built (`cut`), in forward passes (`local`), for gradients and optimizer state (`shard_like`), and
+once per worker (`replace_detach`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +43,18 @@ def shard_like(owner: DTensor, local_part: Tensor) -> DTensor:
     return DTensor.from_local(
         local_part, owner.device_mesh, owner.placements, run_check=False, shape=owner.shape, stride=owner.stride()
     )
+
+
+def replace_detach() -> None:
+    """DTensors are detached without planning: torch plans each operation once for every mesh and shape, with tensors
+    without memory, and a group that has lost a rank has other meshes and shapes. Building and restoring a model detach
+    all of its parameters and of the optimizer's state, and need little else of DTensor. Idempotent."""
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.detach.default] = _detached
+
+
+def _detached(op_call: object, args: tuple[Any, ...], kwargs: dict[str, object]) -> DTensor:
+    (tensor,) = args
+    return DTensor(tensor._local_tensor.detach(), tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def local(parameter: Tensor) -> Tensor:
