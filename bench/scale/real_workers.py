@@ -4,8 +4,9 @@
 
 For each number of workers: a real `shoal serve`, a cluster of `--nodes` raylets and a job of a tiny language model in
 which each rank has one micro-batch. Each kill is a SIGKILL of a random worker while all of them train; the next one
-waits until the job has grown back. Everything shares the cores of this machine, so 32 workers on 2 cores measure the
-load as well as Shoal. The exit status is 1 if a healthy worker was evicted or a node suspected.
+waits until the job has grown back, and strikes another node, because three deaths on one node would isolate it.
+Everything shares the cores of this machine, so 32 workers on 2 cores measure the load as well as Shoal. The exit status
+is 1 if a healthy worker was evicted or a node suspected.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,10 +122,13 @@ def _kill(job: Job, num_kills: int, chance: random.Random) -> dict[str, Any]:
     job.settle()
     row: dict[str, Any] = {"workers": job.num_workers, "start_s": time.monotonic() - started, "kills": []}
     steps, evicted, load = [], 0, 0.0
+    struck: Counter[str | None] = Counter()
     for number in range(num_kills):
         steps.append(job.settle())
         known, before = len(job.client.incidents(job.id)), job.workers()
-        victim = chance.choice(before)
+        least = min(struck[worker.node_id] for worker in before)
+        victim = chance.choice([worker for worker in before if struck[worker.node_id] == least])
+        struck[victim.node_id] += 1
         at = send(victim.pid, signal.SIGKILL)
         incident = job.until(lambda: job.recovered(known), "the incident is closed")  # noqa: B023
         job.until(lambda: len(job.workers()) == job.num_workers, "the job has grown back")

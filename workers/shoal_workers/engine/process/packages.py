@@ -22,6 +22,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -32,6 +33,7 @@ from shoal_workers.package_sets.directories import hold, root_of_node
 
 _held: dict[Path, IO[bytes]] = {}
 """The locks that show that this process uses its packages; until it ends."""
+_holding = threading.Lock()
 _MISSING = re.compile(r"(?:No matching distribution found for|satisfies the requirement) ([^\s(;]+)")
 _CONFLICT = re.compile(r"Cannot install (.+?) because")
 _MAX_ERROR = 600
@@ -64,8 +66,9 @@ def installed(code: CodeSpec, note: Callable[[str], None], root: Path) -> Path:
     key = _key(code)
     directory = root / key
     root.mkdir(parents=True, exist_ok=True)
-    if directory not in _held:
-        _held[directory] = hold(root, key, lambda _: note("packages that were not used for long are being removed"))
+    with _holding:
+        if directory not in _held:
+            _held[directory] = hold(root, key, lambda _: note("packages that were not used for long are being removed"))
     if directory.is_dir():
         return directory
 
