@@ -67,7 +67,7 @@ bench-scale: setup ## how the work of a supervisor grows with its workers, in on
 	@$(BIN)/python bench/scale/real_workers.py --out build/real-workers.json
 	@$(BIN)/python bench/scale/polling.py --out build/polling.json
 
-bench-big-start: setup ## memory of eight workers while a model of 1 B parameters starts, and of 0.5 B until the first step; host memory of snapshots, copies and gradient log (15 minutes)
+bench-big-start: setup ## memory of eight workers while models of 1 B and 0.5 B parameters start, first step included; host memory of snapshots, copies and gradient log (15 minutes)
 	@$(BIN)/python bench/scale/big_start.py
 	@$(BIN)/python bench/scale/host_memory.py
 

@@ -37,7 +37,7 @@ _GIB = 1 << 30
 _PATIENCE_S = 900.0
 _BYTES = 16
 """Of a parameter: weight, gradient, two moments."""
-_STEP_BYTES = 22
+_STEP_BYTES = 17
 """Of a parameter on this machine in the first step: its state, the optimizer's temporaries and the gathered blocks."""
 _BASE_BYTES = 450 << 20
 """Of a process that has imported everything."""
