@@ -31,10 +31,15 @@ from measurements.machine import describe
 from measurements.recovery_tables import node_losses, ratios, table
 from measurements.trial import Event, Size, System, Trial, Victim, read_trials
 from recovery.cells import Cells
-from recovery.peers import ray_train, torchft_ddp, torchrun
+from recovery.peers import ray_train, torchft_replicas, torchrun
 from recovery.shoal import plans
 
-_SYSTEMS = {System.SHOAL: plans, System.RAY_TRAIN: ray_train, System.TORCHRUN: torchrun, System.TORCHFT: torchft_ddp}
+_SYSTEMS = {
+    System.SHOAL: plans,
+    System.RAY_TRAIN: ray_train,
+    System.TORCHRUN: torchrun,
+    System.TORCHFT: torchft_replicas,
+}
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ def main() -> None:
 def _predicted(need: HostNeed, *, has_buddies: bool) -> tuple[int, int]:
     """Bytes of a worker that also keeps the copies of one other, and those of them in shared memory."""
     copies = need.sent + need.kept + need.log if has_buddies else 0
-    state = need.snapshots  # the state itself is in shared memory, too, and is as large
+    state = need.snapshots  # as large as the snapshots, and in shared memory like them
     return need.alone + copies, state + need.snapshots + copies
 
 

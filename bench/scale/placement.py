@@ -83,8 +83,8 @@ async def _measure(arguments: argparse.Namespace) -> None:
 
 
 async def _started(names: dict[str, str], number: int, *, is_preferred: bool, full: str) -> dict[str, Any]:
-    """Where so many workers of a new job are, and how long it took. `full`: the id of a node that others fill after
-    Shoal has read what is free, so that it is preferred in vain."""
+    """The nodes of `number` workers of a new job, and the seconds until they had started. `full`: the id of a node that
+    is filled after Shoal has read its free CPUs, so Shoal still prefers it."""
     import ray
     from shoal_service.cluster.gcs import available
     from shoal_service.core.attempt.commands import StartWorker

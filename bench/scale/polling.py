@@ -147,7 +147,7 @@ async def _measure(number: int, arguments: argparse.Namespace) -> list[dict[str,
     tasks = [asyncio.ensure_future(polling.run()) for polling in pollings]
     direct = await bench.measure(arguments.seconds, fleet, agents, [], pids)
     pool.start()
-    while not agents.calls["agent"]:  # noqa: ASYNC110  (Ray tells nobody)
+    while not agents.calls["agent"]:  # noqa: ASYNC110 -- Ray has no event for it
         await asyncio.sleep(0.1)
     agent = await ray.get_actor(agent_name(config.job_id, 1, _node()), NAMESPACE).ping.remote(1)
     served = await bench.measure(arguments.seconds, fleet, agents, [agent], pids)

@@ -4,9 +4,9 @@
                                      [--agents-from 0] [--out build/ray-actors.json]
 
 The shipped supervisor, journal, calls over Ray and control plane's store, on a cluster of `--nodes` raylets; the
-workers are the shipped actors with an engine that only answers (bench/scale/thin_actors.py), so many of them fit on one
-machine. For each number: seconds and the supervisor's CPU seconds until every worker has got `run`; its CPU seconds for
-each second of training; seconds from the SIGKILL of a worker until the last `run` of the next group has arrived;
+workers are the shipped actors with an engine that only answers (bench/scale/thin_actors.py), so dozens of them fit on
+one machine. For each number: seconds and the supervisor's CPU seconds until every worker has got `run`; its CPU seconds
+for each second of training; seconds from the SIGKILL of a worker until the last `run` of the next group has arrived;
 memory. The exponents say how each of these grows: 1 is linear. The exit status is 1 if a healthy worker was evicted or
 a node suspected.
 """

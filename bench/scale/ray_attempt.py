@@ -67,7 +67,7 @@ def main(address: str, folder: str, num_nodes: int, numbers: list[int], options:
 
 
 class Attempt:
-    """The first attempt of a job with so many workers. The context ends all of its actors."""
+    """The first attempt of a job with `num_workers` workers. The context ends all of its actors."""
 
     def __init__(self, cluster: RayCluster, folder: Path, num_workers: int, agents_from: int) -> None:
         self.num_workers = num_workers

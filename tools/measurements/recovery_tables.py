@@ -27,7 +27,7 @@ NAMES = {
     System.SHOAL: "Shoal",
     System.RAY_TRAIN: "Ray Train V2 elastic",
     System.TORCHRUN: "torchrun",
-    System.TORCHFT: "torchft DDP",
+    System.TORCHFT: "torchft",
 }
 _VICTIMS = {
     None: "",

@@ -3,7 +3,7 @@
     python bench/recovery/peers/torchft_agent.py FOLDER
 
 torchft leaves restarts to a scheduler. This is the fastest possible one: it starts a dead replica in the same moment.
-recovery/peers/torchft_ddp.py starts it.
+recovery/peers/torchft_replicas.py starts it.
 """
 
 from __future__ import annotations

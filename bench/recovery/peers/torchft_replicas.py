@@ -1,7 +1,7 @@
 """torchft: replicas that train data-parallel, of which a dead one is left out of the next quorum and joins again later.
 
 Called by recovery/main.py. Needs the package torchft (extra `peers`); without it every event is recorded with the
-reason. Each worker holds the whole model (DDP): torchft replaces whole replicas, never a part of a sharded one.
+reason. Each worker holds the whole model: torchft replaces whole replicas, never a part of a sharded one.
 """
 
 from __future__ import annotations
