@@ -22,7 +22,7 @@ test: setup      ## all tests but the cells marked `matrix` and `soak`: within 1
 	@$(BIN)/python tools/run_tests.py
 
 test-all: setup  ## all tests and every cell of the matrices, without the soak
-	@$(BIN)/pytest -m "not soak"
+	@$(BIN)/pytest -m "not soak" --hypothesis-profile=explore
 
 MINUTES ?= 10
 SEED    ?= 1

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from kit.databases import MigratedDatabases
 from kit.guard.guard import guard_this_process
@@ -29,9 +29,13 @@ from shoal_service.views import JobView, SeriesPoint
 
 ROOT = Path(__file__).parent.parent
 
-# Properties are about results, not about speed: a busy machine must not fail them.
-settings.register_profile("shoal", deadline=None, max_examples=60)
-settings.load_profile("shoal")
+# Properties are about results, not about speed: a busy machine must not fail them. `make test` checks the same examples
+# in every run, so that a change is judged by what it changed; `make test-all` looks for new ones.
+for name, is_same in (("same", True), ("explore", False)):
+    settings.register_profile(
+        name, deadline=None, max_examples=60, derandomize=is_same, suppress_health_check=[HealthCheck.too_slow]
+    )
+settings.load_profile("same")
 
 
 def pytest_configure() -> None:

@@ -6,15 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from shoal_service.core.hardware_profile import DeviceKind, Link
 from shoal_service.planner import HardwareProfile
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.spec import JobSpec, Precision
-
-settings.register_profile("shared-machine", deadline=None)
-settings.load_profile("shared-machine")
 
 ROUND = HardwareProfile(
     name="round",

@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from shoal_workers.contract.model.lm import TextDataConfig
-
-settings.register_profile("shared-machine", deadline=None)
-settings.load_profile("shared-machine")
 
 
 @pytest.fixture

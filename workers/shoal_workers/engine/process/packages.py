@@ -11,6 +11,7 @@ imported keep their version. Called by the engine on the training thread, before
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib
 import importlib.metadata
@@ -69,6 +70,7 @@ def installed(code: CodeSpec, note: Callable[[str], None], root: Path) -> Path:
     with _holding:
         if directory not in _held:
             _held[directory] = hold(root, key, lambda _: note("packages that were not used for long are being removed"))
+            atexit.register(_held[directory].close)
     if directory.is_dir():
         return directory
 
