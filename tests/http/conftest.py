@@ -147,7 +147,7 @@ def running(
             )
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         listener.close()
         assert not thread.is_alive(), "the server does not stop"
 

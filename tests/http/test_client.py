@@ -30,15 +30,15 @@ class Relay:
 
     def close(self) -> None:
         socket.create_connection(self._listener.getsockname()).close()
-        self._thread.join(10)
+        self._thread.join(60)
         self._listener.close()
 
     def _serve(self) -> None:
         while True:
             near, _ = self._listener.accept()
             with near, socket.create_connection(self._target) as far:
-                near.settimeout(10)
-                far.settimeout(10)
+                near.settimeout(60)
+                far.settimeout(60)
                 request = near.recv(1 << 16)
                 if not request:
                     return

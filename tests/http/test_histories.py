@@ -111,7 +111,7 @@ def test_many_long_polls_wait_without_holding_threads(service: Any, spec: dict[s
         service.client.health()
     service.record(job.id, 1)
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert counts == [1] * 60
 
 
@@ -173,10 +173,10 @@ def test_workers_incidents_and_checkpoints_are_listed(service: Any, supervise: A
 
 def test_wait_returns_at_the_requested_state(service: Any, supervise: Any) -> None:
     job_id = supervise(status=JobStatus(state=JobState.RUNNING, step=4))
-    assert service.client.wait(job_id, until=[JobState.RUNNING], timeout_s=5).status.step == 4
+    assert service.client.wait(job_id, until=[JobState.RUNNING], timeout_s=60).status.step == 4
     timer = threading.Timer(0.2, service.client.cancel, (job_id,))
     timer.start()
-    job = service.client.wait(job_id, until=[JobState.CANCELLING], timeout_s=10)
+    job = service.client.wait(job_id, until=[JobState.CANCELLING], timeout_s=60)
     assert job.status.state is JobState.CANCELLING
     timer.join()
 

@@ -25,7 +25,7 @@ SECRET_NAME = "env:SHOAL_WEBHOOK_SECRET_TEST"
 SECRET = "a-secret-of-this-test"
 HANG = 0
 """In place of a status: no answer until the receiver is closed."""
-LONGEST_S = 20.0
+LONGEST_S = 60.0
 """For whatever a test waits for; other processes may use the cores."""
 
 
@@ -130,7 +130,9 @@ class Receiver:
         return Handler
 
 
-def config_of(*hooks: Any, answer_s: float = 5.0, directory: Path = Path("/nowhere"), **policy: float) -> WebhookConfig:
+def config_of(
+    *hooks: Any, answer_s: float = 30.0, directory: Path = Path("/nowhere"), **policy: float
+) -> WebhookConfig:
     """Fast retries, unless `policy` says otherwise."""
     return WebhookConfig(
         secrets=Secrets({SECRET_NAME.removeprefix("env:"): SECRET}, directory),

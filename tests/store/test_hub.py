@@ -82,6 +82,6 @@ def test_an_asyncio_reader_wakes_up(store: Store, submit: Submit) -> None:
         loop = asyncio.get_running_loop()
         with store.subscribe(lambda _: loop.call_soon_threadsafe(woken.set), job_id):
             await asyncio.to_thread(store.request, job_id, Desired.PAUSE, now=2.0)
-            await asyncio.wait_for(woken.wait(), timeout=10)
+            await asyncio.wait_for(woken.wait(), timeout=60)
 
     asyncio.run(wait())

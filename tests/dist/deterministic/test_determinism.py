@@ -100,7 +100,7 @@ def test_a_killed_rank_and_two_other_world_sizes_change_no_bit(make_job: Any, kn
     job.wait_until_committed(workers, 4)
     workers[2].strike("backward", 5, "kill")
     workers[0].call("go")
-    assert workers[2].gone.wait(30)
+    assert workers[2].died()
     survivors = [workers[0], workers[1], workers[3]]
     job.interrupt(survivors)
     survivors[0].strike("backward", 6, "hold")
@@ -182,7 +182,7 @@ def test_without_deterministic_mode_two_hundred_steps_with_three_incidents_stay_
         job.wait_until_committed(workers, (step - 2) // 25 * 25)
         victim.strike("backward", step, "kill")
         workers[0].call("go")
-        assert victim.gone.wait(30)
+        assert victim.died()
         job.interrupt(workers[:-1])
         seen |= job.losses(workers[:-1])
         workers = workers[:-1] + job.workers(max(0, world_size - len(workers) + 1))

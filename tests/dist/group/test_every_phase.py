@@ -52,7 +52,7 @@ def test_the_others_continue_without_a_rank_that_is_lost(
     step = 0 if phase in FORMING else BEFORE + 2
     victim.strike(phase, step, action)
     job.start(workers, restore_snapshot=source, collective_timeout_s=600.0)
-    assert victim.gone.wait(60) if action == "kill" else victim.reached()
+    assert victim.died() if action == "kill" else victim.reached()
     exits = job.interrupt(survivors)
     assert {one.kind for one in exits} <= LEFT
     newest = job.in_memory(exits, survivors)

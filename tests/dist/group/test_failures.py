@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes.fleet import PATIENCE_S
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import GroupFormed, SaveFailed
 
@@ -40,7 +42,7 @@ def test_survivors_of_a_killed_rank_re_form_and_end_with_the_plain_losses(
     job.wait_until_committed(workers, 3)
     victim.strike(phase, 5, "kill")
     workers[0].call("go")
-    assert victim.gone.wait(30)
+    assert victim.died()
     exits = job.interrupt(survivors)
     assert {e.kind for e in exits} <= set(LEFT)
     assert {e.step for e in exits} <= ({5, 6} if phase == "optimizer" else {5})
@@ -100,7 +102,7 @@ def test_a_missing_rank_is_named_after_the_timeout(make_job: Any) -> None:
     assert [worker.call("prepare") for worker in workers] == [None, None]
     exits = job.run(workers, world_size=3, store_timeout_s=4.0)
     assert [e.kind for e in exits] == [ExitKind.FORM_FAILED] * 2
-    assert "rank 2" in exits[0].error.message
+    assert re.search(r": rank (1, )?2\.$", exits[0].error.message)  # rank 1 may be late on a busy machine
 
 
 def test_a_rank_may_take_longer_to_build_than_to_arrive(make_job: Any) -> None:
@@ -146,7 +148,7 @@ def test_twenty_generations_in_the_same_workers_leak_neither_descriptors_nor_thr
         exits = job.interrupt(workers)
         assert {e.kind for e in exits} <= set(LEFT)
         counts.append([worker.call("resource_counts") for worker in workers])
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while [worker.call("resource_counts") for worker in workers] > min(
         counts[:3]
     ):  # an operation that gloo lost ends at its timeout
@@ -240,7 +242,7 @@ def test_an_unresponsive_worker_logs_its_stack(make_job: Any) -> None:
     for worker in reversed(workers):  # rank 1 first: it waits for rank 0, whose interrupt would fail its collective
         worker.call("interrupt", generation)
     lines: list[str] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not any("on_phase" in line for line in lines):
         assert time.monotonic() < deadline, lines
         lines += [line.text for line in workers[0].new_logs()]

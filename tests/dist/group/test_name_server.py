@@ -52,7 +52,7 @@ def test_start_kill_and_grow_ask_no_name_server(isolated_fleet: Fleet, queries: 
     victim, survivors = workers[1], [workers[0], *workers[2:]]
     victim.strike("backward", 2, "kill")
     job.start(workers)
-    assert victim.gone.wait(60)
+    assert victim.died()
     exits = job.interrupt(survivors)
     survivors[0].strike("forward", 4, "hold")
     generation = job.start(survivors, restore_snapshot=job.in_memory(exits, survivors))

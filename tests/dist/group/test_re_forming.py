@@ -7,22 +7,13 @@ from typing import Any
 
 import pytest
 
+from kit.worlds.snapshot_spec import snapshot_spec
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.snapshots import SnapshotServer
 from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost
 
 STEPS = 8
-SPEC: dict[str, Any] = {
-    "batch": {"global_size": 8, "micro_size": 2},
-    "optimizer": {"lr": 0.02},
-    "schedule": {"warmup_steps": 2},
-    "stop": {"steps": STEPS},
-    "checkpoint": {"every_steps": 100},
-    "validation": {"samples": 0},
-    "elasticity": {"max_workers": 4},
-    "snapshot": {"budget": 1.0},
-    "seed": 3,
-}
+SPEC = snapshot_spec(STEPS)
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "snapshot"])
@@ -32,7 +23,7 @@ def test_a_killed_rank_costs_at_most_one_step_without_any_checkpoint(make_job: A
     victim, survivors = workers[1], [workers[0], *workers[2:]]
     victim.strike(phase, 6 if phase == "snapshot" else 5, "kill")
     job.start(workers)
-    assert victim.gone.wait(30)
+    assert victim.died()
     exits = job.interrupt(survivors)
     source = job.in_memory(exits, survivors)
     reached = 6 if phase == "snapshot" else 5
@@ -51,7 +42,7 @@ def test_survivors_keep_their_model_when_a_standby_replaces_the_dead_rank(make_j
     victim, survivors = workers[1], [workers[0], workers[2]]
     victim.strike("backward", 4, "kill")
     job.start(workers)
-    assert victim.gone.wait(30)
+    assert victim.died()
     exits = job.interrupt(survivors)
     before = [worker.call("model_id") for worker in survivors]
     group = [workers[0], spare, workers[2]]
@@ -131,8 +122,11 @@ def test_re_formations_leak_nothing(make_job: Any, tmp_path: Path, rounds: int) 
     resource_counts, memory, slots = {}, {}, {}
     for round_ in range(rounds):
         group = workers[: 2 + round_ % 4 // 2]
+        workers[0].strike("forward", round_, "hold")
         generation = job.start(group, restore_snapshot=source)
+        workers[0].reached()
         workers[0].call("request_yield", generation, False)
+        workers[0].call("go")
         exits = [worker.exit() for worker in group]
         assert [e.kind for e in exits] == [ExitKind.YIELDED] * len(group), exits
         source = job.in_memory(exits, group)

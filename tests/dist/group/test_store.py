@@ -25,7 +25,7 @@ from shoal_workers.engine.group.store.messages import Operation, Space, StoreReq
 from shoal_workers.engine.group.store.server import StoreServer
 
 KEY = "the attempt's key"
-PATIENCE = timedelta(seconds=20)
+PATIENCE = timedelta(seconds=60)
 
 
 @pytest.fixture
@@ -79,11 +79,11 @@ def test_a_server_without_the_key_is_refused() -> None:
 
         threading.Thread(target=pretend, daemon=True).start()
         with pytest.raises(ConnectionError, match="does not know this attempt's key"):
-            StoreConnection(impostor.getsockname(), KEY, check=lambda: None, patience_s=20.0)
+            StoreConnection(impostor.getsockname(), KEY, check=lambda: None, patience_s=60.0)
 
 
 def test_requests_before_the_proof_are_not_served(server: StoreServer) -> None:
-    with socket.create_connection((server.host, server.port), timeout=20) as stranger:
+    with socket.create_connection((server.host, server.port), timeout=60) as stranger:
         assert len(stranger.recv(32, socket.MSG_WAITALL)) == 32
         stranger.sendall(b"x" * 1000)
         with pytest.raises(OSError):
@@ -97,7 +97,7 @@ def test_requests_before_the_proof_are_not_served(server: StoreServer) -> None:
 def test_junk_of_a_stranger_ends_its_own_connection_only(server: StoreServer, connect: Connect, junk: bytes) -> None:
     """No rank of the group sees an error of it, so no job is charged for it."""
     store = connect()
-    with socket.create_connection((server.host, server.port), timeout=20) as stranger:
+    with socket.create_connection((server.host, server.port), timeout=60) as stranger:
         with suppress(OSError):  # the server may close it before everything is sent
             stranger.sendall(junk)
             while stranger.recv(1 << 16):
@@ -125,7 +125,7 @@ def test_a_name_is_no_address() -> None:
 
 def test_silent_connections_do_not_keep_others_out() -> None:
     server = StoreServer("127.0.0.1", KEY, max_unproven=3, proof_s=0.2)
-    silent = [socket.create_connection((server.host, server.port), timeout=20) for _ in range(4)]
+    silent = [socket.create_connection((server.host, server.port), timeout=60) for _ in range(4)]
     connection_to(server).close()
     assert len(silent[0].recv(33, socket.MSG_WAITALL)) == 32, "the oldest one was closed after its challenge"
     for one in silent:
@@ -138,12 +138,12 @@ def test_a_server_that_is_awake_ends_before_it_is_woken_and_closes_all_the_same(
 ) -> None:
     """The order of the threads is forced: it ends between the two steps of `close`."""
     server = StoreServer("127.0.0.1", KEY, max_unproven=1, proof_s=600.0)
-    silent = [socket.create_connection((server.host, server.port), timeout=20) for _ in range(2)]
+    silent = [socket.create_connection((server.host, server.port), timeout=60) for _ in range(2)]
     stop, thread = server._stopped.set, server._thread
 
     def stop_and_await_the_end() -> None:
         stop()
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive(), "the second connection keeps it awake"
 
     monkeypatch.setattr(server._stopped, "set", stop_and_await_the_end)
@@ -166,7 +166,7 @@ def test_every_closer_returns_after_the_thread_has_ended() -> None:
     for one in closers:
         one.start()
     for one in closers:
-        one.join(20)
+        one.join(60)
     assert alive == [False] * 8
 
 
@@ -212,7 +212,7 @@ def test_a_value_of_another_client_ends_a_wait(connect: Connect) -> None:
     thread = threading.Thread(target=lambda: found.append(waiting.get("late")))
     thread.start()
     writing.set("late", b"\0\xff")
-    thread.join(20)
+    thread.join(60)
     assert found == [b"\0\xff"]
 
 
@@ -240,10 +240,10 @@ def test_the_fence_ends_a_wait_and_the_connection_serves_the_next_generation(ser
 
     thread = threading.Thread(target=wait)
     thread.start()
-    waits.wait(20)
+    waits.wait(60)
     fence.raise_to(1)
     connection.wake()
-    thread.join(20)
+    thread.join(60)
     assert [type(error) for error in errors] == [Fenced]
     assert connection.is_idle
     following = GenerationStore(connection, Space(2, "job/1"), check=fence.of(2).check, timeout=PATIENCE)
@@ -286,7 +286,7 @@ def test_a_rank_without_an_address_is_a_rank_that_has_not_connected(
     def await_the_constructor() -> None:
         for thread in threading.enumerate():
             if thread.name == "shoal-connect":
-                thread.join(20)
+                thread.join(60)
 
     message = (
         r"not all ranks have connected to this one within 0\.3 s: the rendezvous store .* did not answer get 0/0, 0/1"

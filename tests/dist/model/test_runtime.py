@@ -47,7 +47,7 @@ def test_survivors_keep_their_model_and_the_losses_do_not_change(
         victim = group[-1]
         victim.strike(phase, step, "kill")
         job.start(group, layout=layout, restore_from=None, restore_snapshot=source)
-        assert victim.gone.wait(60)
+        assert victim.died()
         exits = job.interrupt(survivors)
         models.append([worker.call("model_id") for worker in survivors])
         group = [*survivors, *job.workers(1)]

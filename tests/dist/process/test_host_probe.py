@@ -21,7 +21,7 @@ import pytest
 
 from shoal_service.supervisor.workers.host_probe import HostProbe
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 Answers = queue.Queue[dict[str, str]]
 
 

@@ -15,7 +15,7 @@ import pytest
 from shoal_service.supervisor.workers import liveness_probe
 from shoal_service.supervisor.workers.liveness_probe import Gone
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 Listening = tuple[subprocess.Popen[str], int, Callable[[], str]]
 
 

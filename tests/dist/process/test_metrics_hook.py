@@ -95,9 +95,7 @@ def test_a_hook_that_hangs_or_leaves_costs_its_worker_nothing(record: Path) -> N
         ("NotThere", "AttributeError: module 'recording_hooks' has no attribute 'NotThere'"),
     ):
         hook = hook_of(name, [], answer_s=3.0 if name == "Hangs" else 60.0)
-        begun = time.monotonic()
-        hook.forward(batch, 1)
-        assert time.monotonic() - begun < 1.0
+        assert hook.forward(batch, 1) == MetricsProgress(), "it returns before the hook runs"
         until(hook, batch, lambda progress, error=error: progress.error == error)
         hook.close()
 

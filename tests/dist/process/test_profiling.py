@@ -91,7 +91,7 @@ def test_a_killed_rank_drops_the_recording_and_the_survivor_can_be_profiled_agai
     workers[0].reached()
     workers[0].call("request_profile", generation, ProfileRequest(number=1, rank=0, steps=20))
     workers[0].call("go")
-    workers[1].gone.wait(PATIENCE_S)
+    assert workers[1].died()
     [first] = job.interrupt([workers[0]])
     assert first.kind in (ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED)
     assert job.reported([workers[0]], Profiled) == []

@@ -26,7 +26,7 @@ raylet.exit_with_raylet()
 print(listener.getsockname()[1], flush=True)
 sys.stdin.read()
 """
-_PATIENCE_S = 30
+_PATIENCE_S = 60
 
 
 @contextmanager

@@ -7,21 +7,12 @@ from typing import Any
 
 import pytest
 
+from kit.worlds.snapshot_spec import snapshot_spec
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import GroupFormed
 
 STEPS = 8
-SPEC: dict[str, Any] = {
-    "batch": {"global_size": 8, "micro_size": 2},
-    "optimizer": {"lr": 0.02},
-    "schedule": {"warmup_steps": 2},
-    "stop": {"steps": STEPS},
-    "checkpoint": {"every_steps": 100},
-    "validation": {"samples": 0},
-    "elasticity": {"max_workers": 4},
-    "snapshot": {"budget": 1.0},
-    "seed": 3,
-}
+SPEC = snapshot_spec(STEPS)
 
 
 def _assert_nothing_was_copied(directory: Path) -> None:
@@ -38,7 +29,7 @@ def test_the_state_of_a_killed_rank_is_restored_without_a_snapshot_copy(
     victim, survivors = workers[1], [workers[0], *workers[2:]]
     victim.strike(phase, 5, "kill")
     job.start(workers)
-    assert victim.gone.wait(30)
+    assert victim.died()
     _assert_nothing_was_copied(tmp_path)
     exits = job.interrupt(survivors)
     source = job.in_memory(exits, survivors)
@@ -55,12 +46,12 @@ def test_the_state_that_survives_two_deaths_in_a_row_is_the_source_both_times(
     workers = job.workers(4)
     workers[3].strike("backward", 5, "kill")
     job.start(workers)
-    assert workers[3].gone.wait(30)
+    assert workers[3].died()
     exits = job.interrupt(workers[:3])
     first = job.in_memory(exits, workers[:3])
     workers[2].strike("backward", 5, "kill")
     job.start(workers[:3], restore_snapshot=first)
-    assert workers[2].gone.wait(30)
+    assert workers[2].died()
     _assert_nothing_was_copied(tmp_path)
     exits = job.interrupt(workers[:2])
     second = job.in_memory(exits, workers[:2])
@@ -74,7 +65,7 @@ def test_survivors_read_nothing_if_the_layout_does_not_change(make_job: Any, ref
     *workers, spare = job.workers(4)
     workers[1].strike("backward", 4, "kill")
     job.start(workers)
-    assert workers[1].gone.wait(30)
+    assert workers[1].died()
     _assert_nothing_was_copied(tmp_path)
     exits = job.interrupt([workers[0], workers[2]])
     group = [workers[0], spare, workers[2]]
@@ -107,7 +98,7 @@ def test_a_step_is_repeated_if_one_rank_dies_before_completing_it(
     for worker in (victim, *survivors) if action == "stop" else survivors:
         worker.reached()
     victim.kill()
-    assert victim.gone.wait(30)
+    assert victim.died()
     _assert_nothing_was_copied(tmp_path)
     for worker in survivors:
         worker.call("interrupt", generation)
@@ -131,7 +122,7 @@ def test_a_survivor_that_is_ahead_returns_to_its_other_buffer_without_reading(ma
     for worker in workers:
         worker.reached()
     workers[1].kill()
-    assert workers[1].gone.wait(30)
+    assert workers[1].died()
     workers[0].call("interrupt", generation)
     workers[0].call("go")
     group = [workers[0], spare]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
+from kit.processes.fleet import PATIENCE_S
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import ReplayMismatch, ReplicaMismatch, ReplicasEqual
@@ -20,16 +22,25 @@ SPEC: dict[str, Any] = {
     "health": {"checksum_every_steps": None},
 }
 """The regular comparison is off: the step itself shows that something is wrong."""
-WITHOUT_SUPERVISOR: dict[str, Any] = {"collective_timeout_s": 1.0}
+
+
+def wait_for(job: Any, workers: list[Any], kind: type[Any]) -> Any:
+    """The first report of this kind. The ranks then wait for the interrupt of a supervisor."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := job.reported(workers, kind)):
+        assert time.monotonic() < deadline
+    return found[0]
 
 
 def test_a_bit_that_flips_to_infinity_in_one_of_two_replicas_is_that_worker_s_fault(make_job: Any) -> None:
     job = make_job(**SPEC)
     workers = job.workers(2)
     workers[1].strike("forward", 3, "flip to inf")
-    exits = job.run(workers, layout=Layout(dp_replicate=2), **WITHOUT_SUPERVISOR)
-    assert [(e.kind, e.step) for e in exits] == [(ExitKind.COLLECTIVE_FAILED, 3)] * 2, "not NON_FINITE"
-    [found] = job.reported(workers, ReplicaMismatch)
+    job.start(workers, layout=Layout(dp_replicate=2))
+    found = wait_for(job, workers, ReplicaMismatch)
+    exits = job.interrupt(workers)
+    assert [(e.kind, e.step) for e in exits] == [(ExitKind.INTERRUPTED, 3)] * 2, "not NON_FINITE"
+    assert job.reported(workers, ReplicaMismatch) == [found]
     assert (found.ranks, found.is_certain, found.step) == ((1,), True, 3)
 
 
@@ -39,9 +50,11 @@ def test_a_bit_that_flips_to_infinity_in_one_of_two_replicas_is_that_worker_s_fa
 def test_a_loss_that_is_finite_when_it_is_computed_again_is_that_worker_s_fault(make_job: Any, layout: Layout) -> None:
     job = make_job(**SPEC, task="tiny_tasks:Spiking", model={"wrong": 1, "on": 9})
     workers = job.workers(2)
-    exits = job.run(workers, layout=layout, **WITHOUT_SUPERVISOR)
-    assert {e.kind for e in exits} == {ExitKind.COLLECTIVE_FAILED}
-    [found] = job.reported(workers, ReplayMismatch)
+    job.start(workers, layout=layout)
+    found = wait_for(job, workers, ReplayMismatch)
+    exits = job.interrupt(workers)
+    assert {e.kind for e in exits} == {ExitKind.INTERRUPTED}
+    assert job.reported(workers, ReplayMismatch) == [found]
     assert (found.rank, found.step) == (1, exits[0].step + 1)
     assert "is finite when it is computed again" in found.message
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes.fleet import PATIENCE_S
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import ReplicaMismatch, ReplicasEqual
@@ -33,10 +34,11 @@ def compared(workers: list[Any]) -> list[int]:
 
 
 def wait_for_difference(workers: list[Any]) -> ReplicaMismatch:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not (found := differences(workers[:1])):
         assert time.monotonic() < deadline
-    return found[0]
+    [one] = found
+    return one
 
 
 @pytest.mark.parametrize("wrong", [0, 2])
@@ -68,9 +70,10 @@ def test_two_replicas_are_both_suspected(make_job: Any) -> None:
     job = make_job(memory=True, **SPEC)
     workers = job.workers(2)
     workers[1].strike("forward", 1, "flip")
-    exits = job.run(workers, layout=Layout(dp_replicate=2), collective_timeout_s=1.0)
-    assert [(e.kind, e.step) for e in exits] == [(ExitKind.COLLECTIVE_FAILED, EVERY)] * 2
-    [found] = differences(workers)
+    job.start(workers, layout=Layout(dp_replicate=2))
+    found = wait_for_difference(workers)
+    assert [(e.kind, e.step) for e in job.interrupt(workers)] == [(ExitKind.INTERRUPTED, EVERY)] * 2
+    assert differences(workers) == [found]
     assert (found.ranks, found.is_certain) == ((0, 1), False)
 
 
@@ -78,9 +81,12 @@ def test_a_bit_that_flips_after_the_last_comparison_is_found_before_the_result_i
     job = make_job(memory=True, **{**SPEC, "checkpoint": {"every_steps": None}})
     workers = job.workers(3)
     workers[1].strike("forward", STEPS - 1, "flip")
-    exits = job.run(workers, layout=Layout(dp_replicate=3), collective_timeout_s=1.0)
-    assert {e.kind for e in exits} == {ExitKind.COLLECTIVE_FAILED}
-    assert [(found.ranks, found.step) for found in differences(workers)] == [((1,), STEPS)]
+    job.start(workers, layout=Layout(dp_replicate=3))
+    found = wait_for_difference(workers)
+    assert (found.ranks, found.step) == ((1,), STEPS)
+    assert {e.kind for e in job.interrupt(workers)} == {ExitKind.INTERRUPTED}
+    assert differences(workers) == [found]
+    job.commit(workers)
     assert job.committed == []
 
 

@@ -7,21 +7,12 @@ from typing import Any
 
 import pytest
 
+from kit.worlds.snapshot_spec import snapshot_spec
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import ExitKind
 
 STEPS = 9
-SPEC: dict[str, Any] = {
-    "batch": {"global_size": 8, "micro_size": 2},
-    "optimizer": {"lr": 0.02},
-    "schedule": {"warmup_steps": 2},
-    "stop": {"steps": STEPS},
-    "checkpoint": {"every_steps": 100},
-    "validation": {"samples": 0},
-    "elasticity": {"max_workers": 4},
-    "snapshot": {"budget": 1.0},
-    "seed": 3,
-}
+SPEC = snapshot_spec(STEPS)
 
 
 def _files(directory: Path) -> set[tuple[str, int]]:
@@ -73,7 +64,7 @@ def test_a_death_around_the_first_update_of_a_smaller_group_costs_no_step(
     first, victim = job.in_memory(exits, workers), workers[2]
     victim.strike(phase, 4, action)
     job.start(workers[:3], restore_snapshot=first)
-    assert victim.gone.wait(30)
+    assert victim.died()
     survivors = workers[:2]
     exits = job.interrupt(survivors)
     second = job.in_memory(exits, survivors)
@@ -92,7 +83,7 @@ def test_survivors_that_read_nothing_keep_what_the_others_were_restored_from(mak
     source = job.in_memory(exits, group)
     spare.strike("optimizer", 4, "kill within")
     job.start(group, restore_snapshot=source)
-    assert spare.gone.wait(30)
+    assert spare.died()
     exits = job.interrupt([workers[0]])
     again = job.in_memory(exits, [workers[0], workers[1]])
     assert (again.generation, again.step) == (source.generation, 4)

@@ -94,7 +94,7 @@ def test_after_the_death_of_a_rank_the_metrics_are_those_of_an_undisturbed_run(m
     job.wait_until_committed(workers, 3)
     workers[1].strike(phase, 5, "kill")
     workers[0].call("go")
-    assert workers[1].gone.wait(30)
+    assert workers[1].died()
     survivors = [workers[0], workers[2]]
     job.interrupt(survivors)
     exits = job.run(survivors, layout=fully_sharded(2), is_recovery=True)

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from kit.processes.fleet import PATIENCE_S
+from kit.tasks.tiny_tasks import SLOW_S
 from shoal_workers.contract.errors.suspects import Resource
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import StepReport, StepSkipped
@@ -52,7 +53,7 @@ def test_each_report_has_the_times_of_all_ranks_and_slow_data_is_seen_on_its_ran
     job.run(workers)
     reports = {one.step: one for one in job.reported(workers, StepReport)}
     slow = reports[4]
-    assert slow.data_s[FAULTY] >= 0.3 and max(slow.data_s[0], slow.data_s[2]) < 0.3
+    assert slow.data_s[FAULTY] >= SLOW_S and max(slow.data_s[0], slow.data_s[2]) < SLOW_S
     assert slow.compute_s[FAULTY] >= slow.data_s[FAULTY]
     assert len(slow.cpu_wait_s) == len(slow.saving_s) == 3
-    assert max(reports[6].data_s) < 0.3
+    assert max(reports[6].data_s) < SLOW_S

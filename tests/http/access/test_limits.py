@@ -50,7 +50,7 @@ def serve(store: Store, state_dir: Path) -> Iterator[Serve]:
 
         def end() -> None:
             server.should_exit = True
-            thread.join(20)
+            thread.join(60)
             listener.close()
 
         ended.append(end)
@@ -84,7 +84,9 @@ def test_a_token_that_asks_too_often_is_refused_and_others_are_not(serve: Serve,
     url, metrics = serve(Limits(requests_per_s=0.5))
     other = store.create_token(TokenRequest(name="other", role=Role.VIEWER), by="test", now=time.time())
     with http_of(url) as http, http_of(url, other.token) as second:
-        found = [refused(http.get("/v1/whoami")) for _ in range(8)]
+        found: list[bool] = []
+        while not any(found) and len(found) < 200:  # one more is allowed each two seconds
+            found.append(refused(http.get("/v1/whoami")))
         assert found[:5] == [False] * 5 and found[-1]
         assert not refused(second.get("/v1/whoami"))
     assert metrics.refusals()["requests",] == sum(found)

@@ -15,7 +15,7 @@ EVENTS = {"Accept": "text/event-stream"}
 
 
 def _as(service: Any, token: str) -> httpx.Client:
-    return httpx.Client(base_url=service.url, timeout=10, trust_env=False, headers={"Authorization": f"Bearer {token}"})
+    return httpx.Client(base_url=service.url, timeout=60, trust_env=False, headers={"Authorization": f"Bearer {token}"})
 
 
 @pytest.mark.parametrize("what", ["events", "logs"])
@@ -51,7 +51,7 @@ def test_a_stream_ends_with_its_token_and_others_go_on(service: Any, spec: dict[
 def test_a_stream_of_a_session_ends_with_the_logout(service: Any, spec: dict[str, Any]) -> None:
     job = service.client.submit(spec)
     token = service.http.headers["Authorization"].removeprefix("Bearer ")
-    with httpx.Client(base_url=service.url, timeout=10, trust_env=False) as page:
+    with httpx.Client(base_url=service.url, timeout=60, trust_env=False) as page:
         begun = page.post("/v1/session", json={"token": token})
         assert begun.status_code == 201
         with page.stream("GET", f"/v1/jobs/{job.id}", headers=EVENTS) as answer:

@@ -67,7 +67,7 @@ def https(store: Store, state_dir: Path, certificate: tuple[Path, Path]) -> Iter
     thread.start()
     yield f"https://127.0.0.1:{listener.getsockname()[1]}"
     server.should_exit = True
-    thread.join(20)
+    thread.join(60)
     listener.close()
 
 

@@ -33,7 +33,7 @@ def _answer(service: Any, job: Any, result: Profiled, directory: Path) -> thread
 
     def answer() -> None:
         with listening:
-            assert requested.wait(30)
+            assert requested.wait(60)
             service.report(job, JobStatus(state=JobState.RUNNING), profiles=(result,))
 
     thread = threading.Thread(target=answer)

@@ -138,7 +138,7 @@ def _supervise(service: Any, reason: EndReason) -> threading.Thread:
 
     def play() -> None:
         with service.store.subscribe(on_commit):
-            assert created.wait(20)
+            assert created.wait(60)
         job = service.store.get_job(job_ids[0])
         service.begin(job)
         event = GenerationFormed(

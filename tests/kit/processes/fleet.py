@@ -23,7 +23,9 @@ from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.contract.worker_reports import SavedPart, StepReport, WorkerReport
 
 _HERE = Path(__file__).parent
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
+"""Far more than anything takes that a test waits for, and far less than a collective may take: what ends within it was
+not ended by a timeout of gloo."""
 _KINDS = ("reply", "exit", "reached", "dumped")
 
 
@@ -66,6 +68,10 @@ class RemoteWorker:
         """`action`: kill, stop, hold, dump, flip (a bit of a parameter) or "flip to inf", as `phase` is entered the
         `count`-th time after `step` steps; or "kill within" the update that follows."""
         self.call("strike", phase, step, action, count)
+
+    def died(self) -> bool:
+        """Wait for its death; False: it is alive after PATIENCE_S."""
+        return self.gone.wait(PATIENCE_S)
 
     def reached(self) -> Any:
         return self._inbox["reached"].get(timeout=PATIENCE_S)
@@ -122,7 +128,6 @@ class Job:
         self.spec = {"task": "tiny_tasks:Counting", **spec}
         self.root = str(root)
         self.generation = 0
-        self._collective_timeout_s = 0.0
         self.committed: list[str] = []
 
     def workers(self, count: int, node_id: str = "n1") -> list[RemoteWorker]:
@@ -166,10 +171,9 @@ class Job:
                 "store_host": "127.0.0.1",
                 "store_port": workers[0].store_port,
                 "restore_from": newest_committed(self.root) if Path(self.root).exists() else None,
-                "collective_timeout_s": 30.0,
+                "collective_timeout_s": 600.0,
                 **changes,
             }
-            self._collective_timeout_s = values["collective_timeout_s"]
             if buddy_of is not None:
                 buddy = buddy_of(rank)
                 values["buddy"] = None if buddy is None else buddy.snapshot_server
@@ -185,13 +189,10 @@ class Job:
         return exits
 
     def interrupt(self, workers: list[RemoteWorker]) -> list[WorkerExit]:
-        """Interrupt the current generation everywhere; the exits, all of them well before gloo's own timeout."""
-        start = time.monotonic()
+        """Interrupt the current generation everywhere; the exits."""
         for worker in workers:
             worker.call("interrupt", self.generation)
-        exits = [worker.exit() for worker in workers]
-        assert time.monotonic() - start < self._collective_timeout_s * 2 / 3, "freed by the timeout, not woken"
-        return exits
+        return [worker.exit() for worker in workers]
 
     def wait_for_an_exit(self) -> None:
         assert self._fleet.has_exit.wait(PATIENCE_S)

@@ -11,6 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
+SLOW_S = 3.0
+"""What `Faulty` waits for the data of one step: far more than a busy machine makes others wait."""
+
 
 class Block(nn.Module):
     def __init__(self, dim, dropout):
@@ -267,5 +270,5 @@ class SlowSequences(torch.utils.data.Dataset):
         if self.read % 2:  # the first sample of a micro-batch of two
             self.task.step += 1
             if self.task.is_struck("slow"):
-                time.sleep(0.3)
+                time.sleep(SLOW_S)
         return self.sequences[index]

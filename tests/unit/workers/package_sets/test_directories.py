@@ -98,10 +98,10 @@ def test_a_process_that_waits_for_a_removal_locks_the_file_that_is_there_afterwa
     waits, files = threading.Event(), []
     user = threading.Thread(target=lambda: files.append(hold(tmp_path, OLD, lambda _: waits.set())))
     user.start()
-    assert waits.wait(10)
+    assert waits.wait(60)
     (tmp_path / f"{OLD}.use").unlink()
     removing.close()
-    user.join(10)
+    user.join(60)
     assert os.path.samestat(os.fstat(files[0].fileno()), (tmp_path / f"{OLD}.use").stat())
     assert not remove(tmp_path, OLD, for_s=0)
     files[0].close()

@@ -72,7 +72,7 @@ def test_every_call_has_the_answer_of_the_cluster(make: Make) -> None:
     changed = threading.Event()
     unwatch = cluster.watch(changed.set)
     assert cluster.upload_code("j", 1, b"x" * (3 << 20)) == f"gcs://{3 << 20}.zip"
-    assert changed.wait(10), "the fake has changed its nodes"
+    assert changed.wait(60), "the fake has changed its nodes"
     unwatch()
 
     async def of_the_supervisor() -> None:

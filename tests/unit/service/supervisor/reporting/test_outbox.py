@@ -168,7 +168,7 @@ def test_a_long_poll_wakes_when_a_report_arrives(what: str) -> None:
             outbox.set_status(JobStatus(state=JobState.RECOVERING), ())
         case "end":
             outbox.add_end(END)
-    reader.join(15.0)
+    reader.join(60.0)
     assert answers and answers[0].seq > seq
 
 
@@ -192,7 +192,7 @@ def test_nothing_is_reported_before_the_first_status() -> None:
     outbox.add(event(2))
     assert answers == []
     outbox.set_status(RUNNING, ())
-    reader.join(15.0)
+    reader.join(60.0)
     assert answers[0].status == RUNNING and numbers(answers[0]) == [1, 2]
 
 

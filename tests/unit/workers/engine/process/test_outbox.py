@@ -50,7 +50,7 @@ def test_a_poll_waits_for_the_first_report_and_reads_progress_afterwards() -> No
     reader.start()
     assert not is_read.is_set()
     outbox.report(report(1))
-    reader.join(timeout=10)
+    reader.join(timeout=60)
     assert answers[0].reports == (report(1),)
 
 

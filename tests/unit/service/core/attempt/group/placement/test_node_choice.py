@@ -15,7 +15,8 @@ PACK, SPREAD = Placement.PACK, Placement.SPREAD
 
 
 def places(nodes: str, num: int, *, tp: int = 1, placement: Placement = PACK) -> str:
-    """Where so many workers go, one after the other. `nodes`: "A2+1" is node A with room for 2, and with 1 worker."""
+    """The nodes that `choose_node` chooses for `num` workers, which are placed one after the other: "AAB" is two on A,
+    then one on B; "-" is no node. `nodes`: "A2+1" is node A with room for 2 more workers, and with 1 worker on it."""
     rooms: dict[str, list[int]] = {}
     for text in nodes.split():
         room, _, held = text[1:].partition("+")
