@@ -19,7 +19,7 @@ import pytest
 
 from kit.processes.ray_nodes import Nodes
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0
 
 
 class Arena:

@@ -37,7 +37,7 @@ STEPS = 12
 _BUILT_IN = "struck:BuiltIn"
 _LAST = ("finishing", "committing")
 """Moments after the last step."""
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0
 
 
 def _every_cell() -> list[Any]:
@@ -190,7 +190,7 @@ class Chain:
             holds=[hold for cell in self._cells for hold in cell.holds],
             elasticity={"standby": max(cell.standbys for cell in self._cells)},
             health={"probation_s": 1.0},
-            timeouts={"save_s": 2.0},
+            timeouts={"save_s": 10.0},  # storage that answers does so within it, also on a busy machine
         )
         self._lost_before = 0
 

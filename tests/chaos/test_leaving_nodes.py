@@ -15,7 +15,7 @@ from shoal_service.node_views import WindowRequest
 
 _HOLDS = [{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (5, 16)]
 _BLOCKED_IP = "127.0.0.4"
-_AHEAD_S = 3.0
+_AHEAD_S = 10.0
 """The drain for the maintenance window begins so much later than the window is planned."""
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from kit.webhooks import LONGEST_S
 from shoal_service.store import Lease, Store
+from shoal_service.telemetry.webhook_tallies import WebhookTallies
 from shoal_service.webhook_views import WebhookView
 
 
@@ -32,5 +33,19 @@ def reach(store: Store) -> Callable[..., WebhookView | None]:
             assert time.monotonic() < deadline_mono, view
             pause.wait(0.01)
         return view
+
+    return _reach
+
+
+@pytest.fixture
+def reach_count() -> Callable[..., None]:
+    """Waits until deliveries of a hook have ended in this way so often. They are counted after they are stored."""
+
+    def _reach(tallies: WebhookTallies, hook: str, outcome: str, number: int) -> None:
+        deadline_mono = time.monotonic() + LONGEST_S
+        pause = threading.Event()
+        while tallies.outcomes.values().get((hook, outcome), 0) < number:
+            assert time.monotonic() < deadline_mono, tallies.outcomes.values()
+            pause.wait(0.01)
 
     return _reach

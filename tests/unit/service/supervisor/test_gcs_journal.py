@@ -16,7 +16,7 @@ from shoal_service.supervisor.copies.stored_config import StoredConfig
 from shoal_service.supervisor.journal import GcsJournal
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 
 
 def journal(store: FakeKeyValueStore, *, on_replaced: threading.Event | None = None) -> GcsJournal:
@@ -29,7 +29,7 @@ def journal(store: FakeKeyValueStore, *, on_replaced: threading.Event | None = N
     return GcsJournal(store, "j1", 1, on_replaced=replaced)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_write_goes_ahead_without_the_head_and_the_newest_entry_is_written_when_it_is_back() -> None:
     store = FakeKeyValueStore()
     mine = journal(store)
@@ -38,16 +38,17 @@ def test_a_write_goes_ahead_without_the_head_and_the_newest_entry_is_written_whe
     store.is_away = True
     mine.write(entry(2))
     began = time.monotonic()
-    mine.write(entry(3))
-    assert time.monotonic() - began < 0.2, "only the first write waits"
+    for number in range(3, 103):
+        mine.write(entry(number))
+    assert time.monotonic() - began < 12.0, "only the first write waits: a quarter of a second"
     store.is_away = False
     deadline = time.monotonic() + _PATIENCE_S
-    while journal(store).read() != entry(3):
+    while journal(store).read() != entry(102):
         assert time.monotonic() < deadline
         store.refused.wait(0.01)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_supervisor_that_was_cut_off_does_not_overwrite_its_successor_s_entry() -> None:
     store, replaced = FakeKeyValueStore(), threading.Event()
     mine = journal(store, on_replaced=replaced)
@@ -64,7 +65,7 @@ def test_a_supervisor_that_was_cut_off_does_not_overwrite_its_successor_s_entry(
     assert other.read() == entry(9)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_reading_waits_for_the_head() -> None:
     store = FakeKeyValueStore()
     store.is_away = True

@@ -143,7 +143,7 @@ def test_an_error_while_it_is_made_ends_the_attempt_with_its_traceback() -> None
     assert "_make_world" in end.failure.traceback and end.failure.phase == "supervising"
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 def test_an_error_of_the_executor_ends_the_attempt_with_its_traceback() -> None:
     bench = Bench(JournalStorage())
 
