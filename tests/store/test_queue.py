@@ -5,11 +5,15 @@ from functools import partial
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.market import Wait
 from shoal_service.queue_views import QueuePlace
 from shoal_service.store import Lease, LeaseLost, Store
+from shoal_service.store.database import upsert
+from shoal_service.store.scheduling import queue
+from shoal_service.store.tables import queue_places
 from shoal_workers.contract.job import JobState
 
 Submit = Callable[..., str]
@@ -87,6 +91,35 @@ def test_a_job_that_leaves_the_queue_has_no_place(
     set_queue(Wait(started, "late", 1), now=12.0)
     attempt.report(JobState.RUNNING)
     assert store.get_job(started).queue is None and store.get_job(started).status.message != "late"
+
+
+def test_a_place_that_was_written_while_its_job_left_the_queue_goes_with_the_next_order(
+    store: Store, lease: Lease, submit: Submit, begin: Begin, set_queue: SetQueue
+) -> None:
+    started, waiting = submit(), submit()
+    with store._database.read() as tx:
+        late = queue.differing(tx, [Wait(started, "a", 1)], now=10.0)
+    begin(started)
+    with store._database.write() as tx:
+        queue.save(tx, late)
+        assert [row.job_num for row in tx.execute(select(queue_places))] == [], "its job has left the queue"
+        upsert(tx, queue_places, list(late.placed))
+    set_queue(Wait(waiting, "b", 1))
+    with store._database.read() as tx:
+        assert [row.reason for row in tx.execute(select(queue_places))] == ["b"]
+
+
+def test_a_job_that_has_returned_to_the_queue_gets_its_place_again(
+    store: Store, submit: Submit, set_queue: SetQueue
+) -> None:
+    job_id = submit()
+    for now in (10.0, 20.0):
+        set_queue(Wait(job_id, "a", 1), now=now)
+        place = store.get_job(job_id).queue
+        assert place is not None and place.decided_at == now
+        store.request(job_id, Desired.PAUSE, now=now)
+        assert store.get_job(job_id).queue is None
+        store.request(job_id, Desired.RUN, now=now)
 
 
 def test_a_former_owner_cannot_write_the_order(store: Store, submit: Submit, lease: Lease) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.cluster.probation import Probation
-from shoal_service.collector import paused_collector
+from shoal_service.collector import SparedJobs, paused_collector
 from shoal_service.control.cluster_reader import READ_S, ClusterReader
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.decisions import DecisionWriter, changes_of
@@ -40,6 +40,7 @@ from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Decision, MarketState, Policy
+from shoal_service.core.scheduling.pauses import pauses_after
 from shoal_service.queue_views import StartForecast
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost
@@ -55,16 +56,6 @@ from shoal_workers.contract.spec import JobSpec
 _log = logging.getLogger(__name__)
 _REVIEW_S = 2.0
 """The policy is asked at least this often while jobs wait or run: progress changes what a worker adds where."""
-_MIN_PASS_S = 0.2
-"""A burst of changes causes one pass, not one pass each."""
-_IDLE_SHARE = 9.0
-"""A pause is at least this many times as long as the pass before it: a long queue must not take the time of the
-HTTP edge ..."""
-_REQUEST_SHARE = 1.0
-"""... and this many times if a user has asked for something, or workers are free: training jobs report all the time,
-and an urgent job must not wait for the end of a pause that protects from those reports."""
-_MAX_PAUSE_S = 1.0
-"""An urgent job must not wait longer for its decision, also if passes are slow because the machine is busy."""
 _REQUEST_S = 60.0
 _MAX_QUEUED = 100_000
 """Jobs of the queue that are considered, by priority and age. Those beyond it wait."""
@@ -97,7 +88,7 @@ class ControlLoop:
         self._times = times or PassTimes()
         self._reader = ClusterReader(store, cluster, clock, config.max_probation)
         self._policy = policy
-        self._market = MarketBuilder(config.profiles)
+        self._market, self._spared = MarketBuilder(config.profiles), SparedJobs()
         self._writer, self._report_writer = DecisionWriter(store), ReportWriter(store, clock)
         self._pruner = Pruner(store)
         self._drain_times = DrainTimes()
@@ -185,8 +176,7 @@ class ControlLoop:
                 finally:
                     self._times.passes.observe(self._clock.monotonic() - began_mono)
                 pass_s = self._clock.monotonic() - began_mono
-                shares_s = (share * pass_s for share in (_REQUEST_SHARE, _IDLE_SHARE))
-                least_s, pause_s = (min(_MAX_PAUSE_S, max(_MIN_PASS_S, wanted_s)) for wanted_s in shares_s)
+                least_s, pause_s = pauses_after(pass_s)
                 await self._wait_for_any(stop, timeout_s=least_s)
                 if pause_s > least_s:
                     await self._wait_for_any(stop, self._is_requested, timeout_s=pause_s - least_s)
@@ -297,9 +287,11 @@ class ControlLoop:
 
     def _market_state(self, rows: list[DriveRow], now: float) -> MarketState:
         reader, store = self._reader, self._store
-        return self._market.build(
+        state = self._market.build(
             rows, reader.view.nodes, reader.foreign, reader.workers, store.projects(), store.users(), now
         )
+        self._spared.note(self._market.num_new, len(rows))
+        return state
 
     def _drive_all(
         self, rows: list[DriveRow], lease: Lease, places: Mapping[str, Mapping[str, int]] | None = None

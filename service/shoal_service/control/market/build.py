@@ -14,6 +14,7 @@ from shoal_service.core import nodes as node_rules
 from shoal_service.core.desired import Desired
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.curves import ThroughputCurve
+from shoal_service.core.scheduling.facts import facts_of
 from shoal_service.core.scheduling.market import MarketJob, MarketNode, MarketState, Project, User, WorkerNeed
 from shoal_service.planner import HardwareProfile
 from shoal_service.store.driving import DriveRow
@@ -33,6 +34,8 @@ class MarketBuilder:
         self._known: dict[str, tuple[DriveRow, MarketJob, bool]] = {}
         """By job: the row and what was made of it, and whether its curve is predicted."""
         self._may_predict = 0
+        self.num_new = 0
+        """Jobs that the last `build` saw for the first time."""
 
     def build(
         self,
@@ -51,6 +54,7 @@ class MarketBuilder:
         """
         self._may_predict = _PREDICTIONS_PER_PASS
         self._measurements.forget_all_but({row.id for row in rows})
+        self.num_new = 0
         self._known = {row.id: self._job(row, now) for row in rows}
         jobs = [
             _with_workers(job, workers.get(job.job_id, {}))
@@ -64,6 +68,7 @@ class MarketBuilder:
         known = self._known.get(row.id)
         if known is not None and known[0] is row and (known[2] or not self._may_predict):
             return known
+        self.num_new += known is None
         measured = self._measurements.observe(row, now)
         curve, is_predicted = self._curve(row, measured)
         return row, self._market_job(row, measured, curve), is_predicted
@@ -109,24 +114,9 @@ class MarketBuilder:
 
 
 def standing_of(state: MarketState) -> object:
-    """All of a state but the progress of its jobs, to compare it with another one."""
-    jobs = tuple(
-        (
-            *(job.job_id, job.granted, job.held, job.min_workers, job.max_workers, job.need, job.priority),
-            *(
-                job.project,
-                job.user,
-                job.sweep,
-                job.sweep_limit,
-                job.finish_by,
-                job.capacity,
-                job.placement,
-                job.is_leaving,
-                tuple(job.selector.items()),
-            ),
-        )
-        for job in state.jobs
-    )
+    """All of a state but the progress of its jobs, to compare it with another one. Jobs that have not changed give the
+    same object again, which is compared by its identity."""
+    jobs = [facts_of(job).standing(job) for job in state.jobs]
     return jobs, tuple(state.nodes), dict(state.projects), dict(state.users)
 
 

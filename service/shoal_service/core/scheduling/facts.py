@@ -3,7 +3,7 @@
 The control loop passes the same MarketJob again as long as the job has not changed. So a decision derives these
 numbers only for the jobs that are new or have trained since the last one. Nothing here depends on the time, on other
 jobs or on nodes, and a decision is the same whether a number was kept or is derived again.
-Called by `plan`, `gains` and `reservations`.
+Called by `plan`, `gains` and `reservations`, and by the control loop to see what has changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_LABELS: frozenset[tuple[str, str]] = frozenset()
 class Facts:
     """Of one job."""
 
-    __slots__ = ("_division", "_ends", "claim_key", "order", "shape_key", "work_s")
+    __slots__ = ("_division", "_ends", "_standing", "claim_key", "order", "shape_key", "work_s")
 
     def __init__(self, job: MarketJob) -> None:
         need = job.need
@@ -45,6 +45,7 @@ class Facts:
         """Place in the queue."""
         self._division: tuple[tuple[Segment, ...], float] | None = None
         self._ends: tuple[float, float] | None = None
+        self._standing: tuple[object, ...] | None = None
 
     def division(self, job: MarketJob) -> tuple[tuple[Segment, ...], float]:
         """The hull of its curve from its minimum on, and the weight of a sample of it per second before that by length:
@@ -64,6 +65,15 @@ class Facts:
                 rate = job.curve.rate(job.granted or job.min_workers)
                 self._ends = (job.left / max(job.curve.rates), job.left / rate)
         return self._ends
+
+    def standing(self, job: MarketJob) -> tuple[object, ...]:
+        """All that decisions depend on but its progress."""
+        if self._standing is None:
+            self._standing = (
+                *(job.job_id, job.granted, job.held, job.max_workers, job.finish_by, job.is_leaving),
+                self.claim_key,
+            )
+        return self._standing
 
 
 def facts_of(job: MarketJob) -> Facts:

@@ -88,10 +88,14 @@ class SchedulingMethods:
 
     def set_queue(self, waits: Sequence[Wait], *, epoch: int, now: float) -> None:
         """Replaces the order of the queue and its reasons: the `Wait` decisions of a pass, also an empty list. Writes
-        only what differs, and notifies nobody: the order may change with every pass."""
+        only what differs, and notifies nobody: the order may change with every pass. Compares before it holds up other
+        writers: with the same epoch, nobody else writes places."""
+        with self._database.read() as tx:
+            changes = queue.differing(tx, waits, now=now)
         with self._database.write() as tx:
             leases.hold(tx, epoch)
-            queue.save(tx, waits, now=now)
+            if changes.placed or changes.gone:
+                queue.save(tx, changes)
 
     def set_growth(self, answers: Sequence[HeldBack], versions: Mapping[str, int], *, epoch: int, now: float) -> None:
         """Why running jobs are held back, as a pass explained it. `versions`: of the spec that the pass has considered,

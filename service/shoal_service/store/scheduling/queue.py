@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, delete, func, select
@@ -26,18 +27,71 @@ _SAME_START_SHARE = 0.02
 """An expected start that differs by less than this, relative to the time until then, is not written again."""
 
 
-def save(connection: Connection, waits: Sequence[Wait], *, now: float) -> int:
-    """Replaces the order; returns the number of rows that were written. Jobs that are not queued are left out."""
-    known = {row.job_num: row for row in connection.execute(select(queue_places))}
-    queued = select(jobs.c.id, jobs.c.num).where(jobs.c.state == JobState.QUEUED.value)
-    nums = {row.id: row.num for row in connection.execute(queued)}
-    placed = {nums[wait.job_id]: _row(nums[wait.job_id], wait, now) for wait in waits if wait.job_id in nums}
-    gone = [{"gone": num} for num in known if num not in placed]
-    changed = [row for num, row in placed.items() if num not in known or not _is_same(known[num], row, now)]
-    if gone:
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What differs from the stored order."""
+
+    placed: Sequence[dict[str, Any]]
+    """New rows."""
+    gone: Sequence[int]
+    """Numbers of the jobs that have a place no more."""
+
+
+def differing(connection: Connection, waits: Sequence[Wait], *, now: float) -> Changes:
+    """Compares a new order with the stored one. Jobs that are not queued are left out."""
+    known = {job_id: row for job_id, *row in connection.execute(_PLACES)}
+    holders: dict[tuple[str, ...], str] = {}
+    placed = []
+    for wait in waits:
+        if (row := known.pop(wait.job_id, None)) is None:
+            continue  # it has left the queue
+        if (text := holders.get(wait.holders)) is None:
+            text = holders[wait.holders] = json.dumps(wait.holders[:_MAX_HOLDERS])
+        num, position, reason, held_by, expected_at = row
+        if (position, reason, held_by) == (wait.position, wait.reason, text) and _is_same(
+            expected_at, wait.expected_at, now
+        ):
+            continue
+        placed.append(
+            {
+                "job_num": num,
+                "position": wait.position,
+                "reason": wait.reason,
+                "holders": text,
+                "expected_at": wait.expected_at,
+                "decided_at": now,
+            }
+        )
+    gone = [row[0] for row in known.values() if row[1] is not None]
+    gone += connection.execute(_LEFT).scalars()
+    return Changes(placed, gone)
+
+
+def save(connection: Connection, changes: Changes) -> None:
+    """Places of jobs that have left the queue since `differing` are not written."""
+    nums = set(connection.execute(_QUEUED).scalars()) if changes.placed else set()
+    placed = [row for row in changes.placed if row["job_num"] in nums]
+    if changes.gone:
+        gone = [{"gone": num} for num in changes.gone]
         connection.execute(delete(queue_places).where(queue_places.c.job_num == bindparam("gone")), gone)
-    upsert(connection, queue_places, changed)
-    return len(gone) + len(changed)
+    upsert(connection, queue_places, placed)
+
+
+_QUEUED = select(jobs.c.num).where(jobs.c.state == JobState.QUEUED.value)
+_LEFT = (
+    select(queue_places.c.job_num)
+    .join(jobs, jobs.c.num == queue_places.c.job_num)
+    .where(jobs.c.state != JobState.QUEUED.value)
+)
+"""On PostgreSQL a job may leave the queue while its place is written."""
+_PLACES = (
+    select(
+        *(jobs.c.id, jobs.c.num),
+        *(queue_places.c.position, queue_places.c.reason, queue_places.c.holders, queue_places.c.expected_at),
+    )
+    .outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
+    .where(jobs.c.state == JobState.QUEUED.value)
+)
 
 
 def read(connection: Connection, *, limit: int, visible: Collection[str] | None = None) -> QueueView:
@@ -93,21 +147,7 @@ def _queued_job(row: Row[*tuple[Any, ...]]) -> QueuedJob:
     )
 
 
-def _row(num: int, wait: Wait, now: float) -> dict[str, Any]:
-    return {
-        "job_num": num,
-        "position": wait.position,
-        "reason": wait.reason,
-        "holders": json.dumps(wait.holders[:_MAX_HOLDERS]),
-        "expected_at": wait.expected_at,
-        "decided_at": now,
-    }
-
-
-def _is_same(known: Row[Any], row: dict[str, Any], now: float) -> bool:
-    if any(getattr(known, key) != row[key] for key in ("position", "reason", "holders")):
-        return False
-    before, after = known.expected_at, row["expected_at"]
+def _is_same(before: float | None, after: float | None, now: float) -> bool:
     if before is None or after is None:
-        return bool(before == after)
-    return bool(abs(after - before) <= max(_SAME_START_S, _SAME_START_SHARE * (after - now)))
+        return before is after
+    return abs(after - before) <= max(_SAME_START_S, _SAME_START_SHARE * (after - now))
