@@ -87,10 +87,12 @@ def test_a_yield_stops_all_ranks_after_the_same_step_and_another_world_size_cont
 def test_a_worker_that_misses_the_rendezvous_does_not_block_the_others(make_job: Any) -> None:
     job = make_job(**SPEC)
     workers = job.workers(2)
-    workers[0].strike("forming", 0, "hold")
+    for worker in workers:  # both have begun: one that has not would leave as stale
+        worker.strike("forming", 0, "hold")
     job.start(workers, world_size=3)
-    workers[0].reached()
-    workers[0].call("go")
+    for worker in workers:
+        worker.reached()
+        worker.call("go")
     exits = job.interrupt(workers)
     assert [e.kind for e in exits] == [ExitKind.INTERRUPTED] * 2
     assert [e.kind for e in job.run(workers)] == [ExitKind.FINISHED] * 2

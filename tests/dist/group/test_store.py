@@ -110,7 +110,7 @@ def test_junk_of_a_stranger_ends_its_own_connection_only(server: StoreServer, co
 def test_junk_of_a_member_ends_its_own_connection_only(server: StoreServer, connect: Connect, junk: bytes) -> None:
     store, member = connect(), connection_to(server)
     member._socket.sendall(junk)
-    member._socket.settimeout(20)
+    member._socket.settimeout(60)
     with suppress(OSError):
         assert member._socket.recv(1) == b""
     member.close()

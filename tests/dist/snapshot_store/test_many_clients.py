@@ -47,7 +47,7 @@ def test_more_ranks_than_there_are_threads_read_at_once(nodes: Any, writer: Snap
     ]
     with ExitStack() as stack:
         for _ in range(MAX_CONNECTIONS):
-            stack.enter_context(connect(source.parts[0], "secret", check=_nothing, patience_s=5.0))
+            stack.enter_context(connect(source.parts[0], "secret", check=_nothing, patience_s=60.0))
         for thread in threads:
             thread.start()
         assert read == [], "no thread is free for them"
@@ -61,7 +61,7 @@ def test_logs_do_not_occupy_the_threads_that_readers_need(nodes: Any, writer: Sn
     head = head_of((), (("w", 0, (1,)),), commit_room=1).model_dump_json().encode()
     with ExitStack() as stack:
         for rank in range(MAX_CONNECTIONS + 1):
-            wire = stack.enter_context(connect(source.parts[0], "secret", check=_nothing, patience_s=5.0))
+            wire = stack.enter_context(connect(source.parts[0], "secret", check=_nothing, patience_s=60.0))
             part = Part(generation=1, rank=rank, world_size=99, step=1, index_bytes=len(head))
             wire.send_message(Request(verb=Verb.LOG, part=part))
             wire.send(head)

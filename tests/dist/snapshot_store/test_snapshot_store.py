@@ -244,7 +244,7 @@ def test_memory_does_not_grow_over_a_hundred_snapshots_and_loads(nodes: Any) -> 
     for number in range(30, 130):
         cycle(number)
     more = _more_than(before)
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + 60
     while more and time.monotonic() < give_up:  # a serving thread closes its connection a moment after its client
         threading.Event().wait(0.01)
         more = _more_than(before)

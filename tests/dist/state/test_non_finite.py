@@ -23,6 +23,9 @@ SPEC: dict[str, Any] = {
 }
 """The regular comparison is off: the step itself shows that something is wrong."""
 
+LEFT = {ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED}
+"""A rank may still be in the exchange that showed the fault when another one has left it."""
+
 
 def wait_for(job: Any, workers: list[Any], kind: type[Any]) -> Any:
     """The first report of this kind. The ranks then wait for the interrupt of a supervisor."""
@@ -39,7 +42,7 @@ def test_a_bit_that_flips_to_infinity_in_one_of_two_replicas_is_that_worker_s_fa
     job.start(workers, layout=Layout(dp_replicate=2))
     found = wait_for(job, workers, ReplicaMismatch)
     exits = job.interrupt(workers)
-    assert [(e.kind, e.step) for e in exits] == [(ExitKind.INTERRUPTED, 3)] * 2, "not NON_FINITE"
+    assert {e.kind for e in exits} <= LEFT and [e.step for e in exits] == [3] * 2, "not NON_FINITE"
     assert job.reported(workers, ReplicaMismatch) == [found]
     assert (found.ranks, found.is_certain, found.step) == ((1,), True, 3)
 
@@ -53,7 +56,7 @@ def test_a_loss_that_is_finite_when_it_is_computed_again_is_that_worker_s_fault(
     job.start(workers, layout=layout)
     found = wait_for(job, workers, ReplayMismatch)
     exits = job.interrupt(workers)
-    assert {e.kind for e in exits} == {ExitKind.INTERRUPTED}
+    assert {e.kind for e in exits} <= LEFT
     assert job.reported(workers, ReplayMismatch) == [found]
     assert (found.rank, found.step) == (1, exits[0].step + 1)
     assert "is finite when it is computed again" in found.message

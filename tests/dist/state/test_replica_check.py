@@ -23,6 +23,8 @@ SPEC: dict[str, Any] = {
     "elasticity": {"max_workers": 4},
     "health": {"checksum_every_steps": EVERY},
 }
+LEFT = {ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED}
+"""A rank may still be in the exchange that showed the fault when another one has left it."""
 
 
 def differences(workers: list[Any]) -> list[ReplicaMismatch]:
@@ -57,7 +59,7 @@ def test_a_flipped_bit_is_found_within_k_steps_and_the_result_is_that_of_the_und
     job.wait_until_committed(workers, 8)
     workers[wrong].kill()
     exits = job.interrupt(survivors)
-    assert [(e.kind, e.step) for e in exits] == [(ExitKind.INTERRUPTED, 8)] * 2, "step 9 was not applied"
+    assert {e.kind for e in exits} <= LEFT and [e.step for e in exits] == [8] * 2, "step 9 was not applied"
     trusted = next(directory for directory in job.committed if "step-000000000004" in directory)
     ended = job.run(survivors, layout=Layout(dp_replicate=2), restore_from=trusted)
     assert [e.kind for e in ended] == [ExitKind.FINISHED] * 2
@@ -72,7 +74,8 @@ def test_two_replicas_are_both_suspected(make_job: Any) -> None:
     workers[1].strike("forward", 1, "flip")
     job.start(workers, layout=Layout(dp_replicate=2))
     found = wait_for_difference(workers)
-    assert [(e.kind, e.step) for e in job.interrupt(workers)] == [(ExitKind.INTERRUPTED, EVERY)] * 2
+    exits = job.interrupt(workers)
+    assert {e.kind for e in exits} <= LEFT and [e.step for e in exits] == [EVERY] * 2
     assert differences(workers) == [found]
     assert (found.ranks, found.is_certain) == ((0, 1), False)
 
@@ -84,7 +87,7 @@ def test_a_bit_that_flips_after_the_last_comparison_is_found_before_the_result_i
     job.start(workers, layout=Layout(dp_replicate=3))
     found = wait_for_difference(workers)
     assert (found.ranks, found.step) == ((1,), STEPS)
-    assert {e.kind for e in job.interrupt(workers)} == {ExitKind.INTERRUPTED}
+    assert {e.kind for e in job.interrupt(workers)} <= LEFT
     assert differences(workers) == [found]
     job.commit(workers)
     assert job.committed == []

@@ -116,8 +116,11 @@ def test_twenty_layout_changes_leak_nothing(make_job: Any, text: str) -> None:
     for turn in range(20):
         layout = Layout(pp=2, tp=2) if turn % 2 == 0 else Layout(dp_shard=3)
         group = workers[: layout.world_size]
+        workers[0].strike("forward", turn, "hold")
         generation = job.start(group, layout=layout, restore_snapshot=source, restore_from=None)
+        workers[0].reached()
         workers[0].call("request_yield", generation, False)
+        workers[0].call("go")
         exits = [worker.exit() for worker in group]
         assert [one.kind for one in exits] == [ExitKind.YIELDED] * len(group), [one.error for one in exits]
         source = job.in_memory(exits, group)

@@ -22,6 +22,9 @@ SPEC: dict[str, Any] = {
     "health": {"replay_every_steps": 2},
 }
 
+LEFT = {ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED}
+"""A rank may still be in the exchange that showed the fault when another one has left it."""
+
 
 def accusations(workers: list[Any]) -> list[tuple[int, int]]:
     return [(item.rank, item.step) for worker in workers for item in worker.poll() if isinstance(item, ReplayMismatch)]
@@ -37,7 +40,7 @@ def test_the_rank_that_computes_wrong_is_named_and_its_step_is_not_applied(make_
         assert time.monotonic() < deadline
     workers[3].kill()
     exits = job.interrupt(workers[:3])
-    assert [(e.kind, e.step) for e in exits] == [(ExitKind.INTERRUPTED, 0)] * 3
+    assert {e.kind for e in exits} <= LEFT and [e.step for e in exits] == [0] * 3
     assert accusations(workers[:3]) == [(3, 1)]
     assert [e.kind for e in job.run(workers[:3])] == [ExitKind.FINISHED] * 3  # rank 3 was the liar
     assert job.losses(workers[:3]) == pytest.approx(reference(6, **spec), abs=1e-5)

@@ -87,7 +87,7 @@ class LogPartner:
             owns_replicated=True,
         )
         assert self.store.replicate(buddy)
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + 60.0
         while self.store.is_sending:
             assert time.monotonic() < deadline
             threading.Event().wait(0.001)
@@ -105,7 +105,7 @@ class LogPartner:
         if is_bf16:
             gradients = [gradient.bfloat16() for gradient in gradients]
         self.log.append(self.number + 1, [g.reshape(-1).view(torch.uint8).numpy().data for g in gradients])
-        self.log.wait(nothing, patience_s=20.0)
+        self.log.wait(nothing, patience_s=60.0)
 
     def skip(self) -> None:
         """The vote refuses the step."""
@@ -150,7 +150,7 @@ class LogPartner:
     def wait(self) -> None:
         """Until the buddy has acknowledged the newest step."""
         assert self.log is not None
-        self.log.wait(nothing, patience_s=20.0)
+        self.log.wait(nothing, patience_s=60.0)
         assert not self.log.failure, self.log.failure
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from shoal_workers.data.lock import node_lock
 from shoal_workers.data.progress import PreparePhase, PrepareProgress
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 
 
 def test_a_process_that_waits_sees_the_progress_of_the_holder(tmp_path: Path) -> None:
