@@ -12,7 +12,7 @@ from typing import Any
 
 _TURNS = 200
 _MAX_TURNS = 20_000
-_LIMIT_S = 30.0
+_LIMIT_S = 240.0
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

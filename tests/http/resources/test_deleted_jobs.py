@@ -163,7 +163,7 @@ class _Collector(RetentionCollector):
         with self._store.subscribe(lambda _: loop.call_soon_threadsafe(changed.set)):
             task = asyncio.create_task(self.run(stop, self._store.current_lease))
             while self._store.unfinished_deletions():
-                await asyncio.wait_for(changed.wait(), 30)
+                await asyncio.wait_for(changed.wait(), 60)
                 changed.clear()
         stop.set()
         await task
