@@ -66,6 +66,8 @@ from shoal_workers.contract.worker_reports import ValidationReport
 
 _log = logging.getLogger(__name__)
 TICK_S = 0.25
+_MAX_EVENTS = 512
+"""Of one turn, so that the exits of a large group are several turns. Between two of them the loop answers calls."""
 _STEP_NOTE_S = 2.0
 """At least this often the journal contains the newest step: the lost steps are known if all processes die together."""
 
@@ -141,7 +143,8 @@ class Executor:
             except TimeoutError:
                 self._take(Tick())
                 continue
-            self._take(*(events := (oldest, *(self._queue.get_nowait() for _ in range(self._queue.qsize())))))
+            num_more = min(self._queue.qsize(), _MAX_EVENTS - 1)
+            self._take(*(events := (oldest, *(self._queue.get_nowait() for _ in range(num_more)))))
             for _ in events:
                 self._queue.task_done()
         self._world.node_watch.stop()
@@ -235,18 +238,15 @@ class Executor:
         self.inspection.consider(events, commands, self._directive)
         is_validation = any(isinstance(e, ReportArrived) and isinstance(e.item, ValidationReport) for e in events)
         self._is_unwritten |= is_validation or essential(before) != essential(self._state)
+        is_step_note_due = self._clock.monotonic() - self._journaled_mono > _STEP_NOTE_S
         if commands or (self._is_unwritten and self._journal_pace.is_due):
             self._write_journal()
-        elif self._state.progress.step != self._journaled_step and self._is_step_note_due:
+        elif self._state.progress.step != self._journaled_step and is_step_note_due:
             self._write_journal(wait=False)
         self._perform(commands, numbers)
         if before.pool is not self._state.pool:
             self._watch_hosts()
         self._show()
-
-    @property
-    def _is_step_note_due(self) -> bool:
-        return self._clock.monotonic() - self._journaled_mono > _STEP_NOTE_S
 
     def _show(self) -> None:
         if self._status_pace.is_due:

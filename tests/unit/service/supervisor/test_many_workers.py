@@ -10,6 +10,7 @@ from doubles.fake_clock import FakeClock
 from doubles.supervisor_bench import SPEC, SupervisorBench
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import Run
+from shoal_service.core.attempt.events import InterruptAcknowledged
 from shoal_service.core.attempt.faults.large_groups import later_s, poll_wait_s
 from shoal_service.supervisor.orders import UnansweredOrders
 from shoal_service.supervisor.reporting.pace import Pace
@@ -66,6 +67,27 @@ def test_the_loss_of_one_worker_of_many_takes_a_few_turns_and_a_few_journal_entr
         assert [worker.assignment.rank for worker in bench.workers.group if worker.assignment] == list(
             range(NUM_WORKERS - 1)
         )
+
+    run(main())
+
+
+def test_more_events_than_a_turn_takes_are_several_turns_in_the_order_of_arrival() -> None:
+    async def main() -> None:
+        bench = many()
+        await bench.start_and_train()
+        turns: list[list[int]] = []
+        turn = bench.executor._turn
+
+        def noted(*happened: Any) -> None:
+            turns.append([one.generation for one in happened if isinstance(one, InterruptAcknowledged)])
+            turn(*happened)
+
+        bench.executor._turn = noted  # type: ignore[method-assign]
+        for number in range(1200):
+            bench.executor._post(InterruptAcknowledged(0, 1_000 + number))  # of no generation: it changes nothing
+        await bench.advance_until(lambda: sum(map(len, turns)) == 1200)
+        assert len([numbers for numbers in turns if numbers]) == 3 and max(map(len, turns)) == 512
+        assert [number for numbers in turns for number in numbers] == list(range(1_000, 2_200))
 
     run(main())
 
