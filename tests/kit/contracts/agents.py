@@ -11,7 +11,7 @@ from kit.contracts.fleet import eventually
 from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.supervisor.protocols import Fleet
 from shoal_service.supervisor.workers.polling.protocol import AgentFailed, PollAgents
-from shoal_workers.contract.messages import PollRequest
+from shoal_workers.contract.messages import PollRequest, WorkerPoll
 
 
 class AgentsContract:
@@ -47,6 +47,10 @@ class AgentsContract:
             await fleet.poll(index, 0, 0, 0.0)
         await agents.start(self.node)
         return agents
+
+    async def polled(self, agents: PollAgents, index: int) -> tuple[WorkerPoll, ...]:
+        """Empty: the worker has not answered in time."""
+        return (await agents.poll(self.node, [self.request(index)])).polls
 
     def request(self, index: int, *, wait_s: float = 0.0) -> PollRequest:
         return PollRequest(worker_id=self.name(index), after=0, acknowledged=0, wait_s=wait_s)
@@ -91,8 +95,8 @@ class AgentsContract:
     def test_a_killed_agent_fails_its_calls_and_can_be_started_again(self) -> None:
         async def main() -> None:
             agents = await self.started(0)
-            seq = (await agents.poll(self.node, [self.request(0)])).polls[0].seq
-            request = self.request(0, wait_s=60.0).model_copy(update={"after": seq})
+            [first] = await eventually(lambda: self.polled(agents, 0))
+            request = self.request(0, wait_s=60.0).model_copy(update={"after": first.seq})
             pending = asyncio.create_task(agents.poll(self.node, [request]))
             await asyncio.sleep(0)
             await self.kill_agent()
@@ -108,7 +112,8 @@ class AgentsContract:
                 return True
 
             await eventually(restarted)
-            assert (await agents.poll(self.node, [self.request(0)])).polls[0].worker_id == self.name(0)
+            [again] = await eventually(lambda: self.polled(agents, 0))
+            assert again.worker_id == self.name(0)
 
         self.run(main)
 
@@ -124,7 +129,8 @@ class AgentsContract:
             older, newer = self.make(on_replaced=end), self.make(life=2)
             await older.start(self.node)
             await newer.start(self.node)
-            assert (await newer.poll(self.node, [self.request(0)])).polls[0].worker_id == self.name(0)
+            [poll] = await eventually(lambda: self.polled(newer, 0))
+            assert poll.worker_id == self.name(0)
             with pytest.raises(Ended):
                 await older.poll(self.node, [self.request(0)])
             await older.end(self.node)

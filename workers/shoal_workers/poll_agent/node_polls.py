@@ -23,9 +23,8 @@ WorkerAnswer = WorkerPoll | Refused
 PollWorker = Callable[[PollRequest, int], Awaitable[WorkerAnswer]]
 """Polls one worker for the supervisor of this life. Any exception: the worker has to be polled by the supervisor."""
 _GATHER_S = 0.05
-"""Answers without anything new are sent together with others that arrive within this time."""
 _GATHER_NEW_S = 0.002
-"""The same of an answer with something new."""
+"""Like `gather_s`, of an answer with something new."""
 _GRACE_S = 0.1
 """A worker answers a little after the time that its poll may wait."""
 
@@ -53,8 +52,10 @@ class _InFlight:
 class NodePolls:
     """Used on one asyncio loop."""
 
-    def __init__(self, poll_worker: PollWorker) -> None:
+    def __init__(self, poll_worker: PollWorker, *, gather_s: float = _GATHER_S) -> None:
+        """`gather_s`: answers without anything new are sent together with others that arrive within this time."""
         self._poll_worker = poll_worker
+        self._gather_s = gather_s
         self._in_flight: dict[str, _InFlight] = {}
         """By worker id."""
         self._life = 0
@@ -108,7 +109,7 @@ class NodePolls:
             waiting = [one.answer for one in self._in_flight.values() if not one.is_answered]
             if len(waiting) < len(self._in_flight):
                 is_new = any(one.brings_something for one in self._in_flight.values())
-                end = min(end, loop.time() + (_GATHER_NEW_S if is_new else _GATHER_S))
+                end = min(end, loop.time() + (_GATHER_NEW_S if is_new else self._gather_s))
             left_s = end - loop.time()
             if not waiting or left_s <= 0:
                 return

@@ -39,11 +39,11 @@ def printed(name: str, seq: int) -> WorkerPoll:
 class Workers:
     """Their polls, which a test answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: float) -> None:
         self.polled: list[tuple[str, int, int]] = []
         """Name, position and life of each poll."""
         self.calls: dict[str, asyncio.Future[WorkerPoll | Refused]] = {}
-        self.agent = NodePolls(self._poll)
+        self.agent = NodePolls(self._poll, **settings)
 
     def _poll(self, wanted: PollRequest, life: int) -> Awaitable[WorkerPoll | Refused]:
         self.polled.append((wanted.worker_id, wanted.after, life))
@@ -57,9 +57,9 @@ class Workers:
         return call
 
 
-def check(main: Callable[[Workers], Awaitable[None]]) -> None:
+def check(main: Callable[[Workers], Awaitable[None]], **settings: float) -> None:
     async def coroutine() -> None:
-        await main(Workers())
+        await main(Workers(**settings))
 
     run(coroutine())
 
@@ -79,12 +79,21 @@ def test_the_first_answer_with_something_new_ends_the_call_and_the_other_poll_st
 
 def test_answers_without_anything_new_are_sent_together() -> None:
     async def main(workers: Workers) -> None:
-        call = await workers.call(request("a"), request("b"), request("c"))
+        call = await workers.call(request("a"), request("b"))
         workers.calls["a"].set_result(idle("a"))
         await settle()
         assert not call.done(), "others are about to answer"
         workers.calls["b"].set_result(idle("b"))
         assert await call == NodePoll(polls=(idle("a"), idle("b")))
+
+    check(main, gather_s=60.0)
+
+
+def test_answers_without_anything_new_do_not_wait_for_the_last_worker() -> None:
+    async def main(workers: Workers) -> None:
+        call = await workers.call(request("a", wait_s=600.0), request("b", wait_s=600.0))
+        workers.calls["a"].set_result(idle("a"))
+        assert await call == NodePoll(polls=(idle("a"),))
 
     check(main)
 
@@ -97,7 +106,7 @@ def test_something_new_does_not_wait_for_others() -> None:
         workers.calls["b"].set_result(printed("b", 2))
         assert await call == NodePoll(polls=(idle("a"), printed("b", 2)))
 
-    check(main)
+    check(main, gather_s=600.0)
 
 
 def test_silent_workers_are_not_waited_for_longer_than_their_polls_may_take() -> None:
