@@ -1,12 +1,14 @@
-"""Moving a large state from one layout into another with the real engine, against the machine's memcpy.
+"""Moving a large state from one layout into another with the real engine, against copying as many bytes.
 
-    old layout: trains some steps, yields -> all ranks copy a buffer at once -> new layout: build, read, first step
+    old layout: trains some steps, yields -> new layout: build, read, first step, .. yields -> all ranks copy at once
 
 Engines without Ray, snapshot stores under /dev/shm; nothing of a change of layout is left out but the supervisor. The
-reading is what `SnapshotStore.load` does, from the first rank's start until the last rank's end, including its
-planning. Right before each move, all processes copy at the same time from one warm buffer into another.
-Each move is made three times, and the one with the median share counts. Extra memory is the peak of a process until the
-end of its first step in the new layout, beyond its memory when it left the old one, as a multiple of one rank's state.
+reading is what `SnapshotStore.load` does, its planning included, from the start of all ranks together until the last
+one's end. For comparison, all ranks copy together, each as many bytes as it has read, between buffers in shared memory
+whose pages are in place: the kind of memory that states are in. No way to move the state can be faster than that.
+Each move is made _CYCLES times, and the one with the median share counts. Extra memory is the peak of a process until
+the end of its first step in the new layout, beyond its memory when it left the old one, as a multiple of one rank's
+state.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any
 
-from layouts.moving_rank import COPY_BYTES, Interval, RankMove, serve
+from layouts.moving_rank import Copy, Interval, RankMove, serve
 from shoal_workers.contract.layout import Layout, Schedule
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.model.lm import LM_TASK
@@ -62,11 +64,13 @@ class Move:
     load_s: float
     bytes_per_s: float
     copy_bytes_per_s: float
-    """Rate of copying of all processes at once, right before the move."""
+    """Rate of copying the same bytes, all ranks at once, right after the move."""
     share: float
     """`bytes_per_s` as a share of the rate of copying."""
     cpu_s: float
-    """Processor time of all ranks during the reading."""
+    """CPU time of all ranks during the reading."""
+    copy_cpu_s: float
+    """CPU time of all ranks to copy the same bytes."""
     fresh_bytes: int
     """Bytes of pages that were touched for the first time during the reading."""
     build_s: float
@@ -74,15 +78,13 @@ class Move:
     change_s: float
     """Seconds from the assignment to the end of the first step."""
     change_cpu_s: float
-    """Processor time of all ranks in it."""
+    """CPU time of all ranks in it."""
     extra: float
     """Extra memory of the worst rank at its peak, as a multiple of its state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    fresh_bytes_per_s: float
-    """Rate of copying into untouched pages, all processes at once."""
     moves: tuple[Move, ...]
 
 
@@ -91,19 +93,19 @@ def measure_moves(say: Callable[[str], None], *, millions: int = 200) -> Moves:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["layouts.moving_rank"])
         ends, processes = [], []
+        barrier = context.Barrier(_WORLD)
         for rank in range(_WORLD):
             ours, theirs = multiprocessing.Pipe()
-            process = context.Process(target=serve, args=(theirs, _spec(millions), folder, rank), daemon=True)
+            process = context.Process(target=serve, args=(theirs, _spec(millions), folder, rank, barrier), daemon=True)
             process.start()
             theirs.close()
             ends.append(ours)
             processes.append(process)
         try:
             ports: list[tuple[int, int]] = _answers(ends)
-            fresh = _copy_rate(ends, fresh=True)
             moves = [_printed(move, say) for move in _Mover(ends, ports).moves()]
             places = len(_LAYOUTS) - 1
-            return Moves(fresh, tuple(_median(moves[place::places]) for place in range(places)))
+            return Moves(tuple(_median(moves[place::places]) for place in range(places)))
         finally:
             for end in ends:
                 with suppress(OSError):  # the process has died, which was reported before
@@ -136,33 +138,46 @@ class _Mover:
         self._generation = 1
         self._step = 0
 
-    def moves(self) -> list[Move]:
+    def moves(self) -> Iterator[Move]:
         self._step = self._run(_LAYOUTS[0], None)[0]
-        return [self._move(before, after) for before, after in list(pairwise(_LAYOUTS)) * _CYCLES]
+        for before, after in list(pairwise(_LAYOUTS)) * _CYCLES:
+            yield self._move(before, after)
 
     def _move(self, before: Layout, after: Layout) -> Move:
-        copying = statistics.median(_copy_rate(self._ends, fresh=False) for _ in range(_COPIES))
         source = SnapshotSource(generation=self._generation, world_size=_WORLD, step=self._step, parts=self._servers)
         self._generation += 1
         ranks: list[RankMove] = self._run(after, source)
         self._step = ranks[0].step
         size = sum(rank.state_bytes for rank in ranks)
         load_s = _seconds([rank.load for rank in ranks])
+        copy_s, copy_cpu_s = self._copied([rank.state_bytes for rank in ranks])
         return Move(
             before=before.describe(),
             after=after.describe(),
             state_bytes=size,
             load_s=load_s,
             bytes_per_s=size / load_s,
-            copy_bytes_per_s=copying,
-            share=size / load_s / copying,
+            copy_bytes_per_s=size / copy_s,
+            share=copy_s / load_s,
             cpu_s=sum(rank.load_cpu_s for rank in ranks),
+            copy_cpu_s=copy_cpu_s,
             fresh_bytes=sum(rank.fresh_bytes for rank in ranks),
             build_s=ranks[0].build_s,
             change_s=_seconds([rank.change for rank in ranks]),
             change_cpu_s=sum(rank.change_cpu_s for rank in ranks),
             extra=max(rank.extra_bytes / max(rank.state_bytes, 1) for rank in ranks),
         )
+
+    def _copied(self, sizes: list[int]) -> tuple[float, float]:
+        """Seconds, and CPU seconds of all ranks, to copy so many bytes of each: medians of some passes."""
+        passes = []
+        for _ in range(_COPIES):
+            for end, size in zip(self._ends, sizes, strict=True):
+                end.send(size)
+            copies: list[Copy] = _answers(self._ends)
+            passes.append((_seconds([one.interval for one in copies]), sum(one.cpu_s for one in copies)))
+        seconds, cpu_seconds = zip(*passes, strict=True)
+        return statistics.median(seconds), statistics.median(cpu_seconds)
 
     def _run(self, layout: Layout, source: SnapshotSource | None) -> list[Any]:
         for rank, end in enumerate(self._ends):
@@ -183,13 +198,6 @@ class _Mover:
         return _answers(self._ends)
 
 
-def _copy_rate(ends: list[Connection], *, fresh: bool) -> float:
-    """Bytes per second of all processes together."""
-    for end in ends:
-        end.send(fresh)
-    return _WORLD * COPY_BYTES / _seconds(_answers(ends))
-
-
 def _seconds(intervals: list[Interval]) -> float:
     """From the first start to the last end."""
     return max(one.end_s for one in intervals) - min(one.start_s for one in intervals)
@@ -198,7 +206,8 @@ def _seconds(intervals: list[Interval]) -> float:
 def _printed(move: Move, say: Callable[[str], None]) -> Move:
     say(
         f"{move.before} -> {move.after}: {move.state_bytes / 1e9:.2f} GB in {move.load_s:.2f} s, "
-        f"{100 * move.share:.0f} % of copying ({move.copy_bytes_per_s / 1e9:.1f} GB/s), {move.cpu_s:.2f} s of CPU, "
+        f"{100 * move.share:.0f} % of copying ({move.copy_bytes_per_s / 1e9:.1f} GB/s), {move.cpu_s:.2f} s of CPU time "
+        f"({move.copy_cpu_s:.2f} s to copy), "
         f"{move.fresh_bytes / 1e9:.2f} GB of fresh pages; until the end of the first step {move.change_s:.2f} s, "
         f"{move.change_cpu_s:.2f} s of CPU time, {move.extra:.2f} x a rank's state of extra memory"
     )
@@ -220,7 +229,7 @@ def _spec(millions: int) -> dict[str, Any]:
     return {
         "name": "moving",
         "task": LM_TASK,
-        "model": {**_SIZES[millions], "num_heads": 8, "num_kv_heads": 4, "seq_len": 32},
+        "model": {**_SIZES[millions], "num_heads": 8, "num_kv_heads": 4, "seq_len": 8},
         "data": {"corpus": "python-stdlib"},
         "batch": {"global_size": _WORLD, "micro_size": 1},
         "stop": {"steps": 1_000_000},

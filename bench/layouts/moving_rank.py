@@ -1,7 +1,9 @@
 """One rank of the benchmark of moves: the engine with a snapshot store, from one layout's generation to the next.
 
-    copy      all ranks copy one warm buffer into another at the same time
+    copy      all ranks copy as many bytes as they have just read, at the same time, from shared memory to shared memory
     run       a generation: it is restored from the snapshot of the one before, trains some steps, and yields
+
+Ranks begin to copy, and to read, together: a barrier is right before both.
 
 Times are those of the system-wide clock, so that the ranks' intervals can be compared. `bench/layouts/moving.py` starts
 and commands these processes.
@@ -9,12 +11,14 @@ and commands these processes.
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +35,11 @@ from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.snapshot_store.store import Loaded, SnapshotStore
 
-STEPS = 3
-"""Of each generation. The second has the memory of all later ones."""
+STEPS = 6
+"""Of each generation. The second has the memory of all later ones; in the fifth, peers' slots are mapped."""
 COPY_BYTES = 128 << 20
+"""Of each of the two buffers that are copied again and again: of all ranks together many times the caches."""
+_PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,14 @@ class Interval:
 
     start_s: float
     end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What one rank did while all copied."""
+
+    interval: Interval
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,36 +92,40 @@ class _Use:
 
 
 class _MeasuredStore(SnapshotStore):
-    """Notes what each load used."""
+    """Notes what each load used; all ranks begin it together."""
 
+    barrier: Barrier
     before: _Use
     after: _Use
     state_bytes = 0
 
     def load(self, state: Mapping[str, torch.Tensor], source: SnapshotSource, *, check: Callable[[], None]) -> Loaded:
         self.state_bytes = sum(local_tensor(tensor).nbytes for tensor in state.values())
+        self.barrier.wait(_PATIENCE_S)
         self.before = _Use.now()
         loaded = super().load(state, source, check=check)
         self.after = _Use.now()
         return loaded
 
 
-def serve(connection: Connection, spec: dict[str, Any], folder: str, rank: int) -> None:
+def serve(connection: Connection, spec: dict[str, Any], folder: str, rank: int, barrier: Barrier) -> None:
     """Sends the ports of its rendezvous store and of its snapshot store; then answers commands until None."""
     torch.set_num_threads(1)
-    moving = _Rank(spec, Path(folder), rank)
+    moving = _Rank(spec, Path(folder), rank, barrier)
     connection.send(moving.ports)
     while (command := connection.recv()) is not None:
-        connection.send(moving.copy(fresh=command) if isinstance(command, bool) else moving.run(command))
+        connection.send(moving.copy(command) if isinstance(command, int) else moving.run(command))
     moving.close()
 
 
 class _Rank:
-    def __init__(self, spec: dict[str, Any], folder: Path, rank: int) -> None:
-        self._source, self._target = (torch.ones(COPY_BYTES, dtype=torch.uint8) for _ in range(2))
+    def __init__(self, spec: dict[str, Any], folder: Path, rank: int, barrier: Barrier) -> None:
+        self._barrier = barrier
+        self._source, self._target = (_shared_memory(folder / f"copy-{rank}-{number}") for number in range(2))
         self._store = _MeasuredStore(
             job_id="bench", attempt=1, worker_id=f"s{rank}", node_id="n", key="key", root=folder
         )
+        self._store.barrier = barrier
         self._outbox = Outbox(f"rank-{os.getpid()}")
         self._engine = Engine(
             parse_spec(spec),
@@ -129,14 +147,15 @@ class _Rank:
     def ports(self) -> tuple[int, int]:
         return self._engine.store_port, self._store.port
 
-    def copy(self, *, fresh: bool) -> Interval:
-        """`fresh`: into untouched pages."""
-        start_s = time.perf_counter()
-        if fresh:
-            torch.empty_like(self._source).copy_(self._source)
-        else:
-            self._target.copy_(self._source)
-        return Interval(start_s, time.perf_counter())
+    def copy(self, num_bytes: int) -> Copy:
+        """So many bytes between buffers in shared memory whose pages this process has mapped and touched."""
+        self._barrier.wait(_PATIENCE_S)
+        before = _Use.now()
+        for start in range(0, num_bytes, COPY_BYTES):
+            length = min(COPY_BYTES, num_bytes - start)
+            self._target[:length].copy_(self._source[:length])
+        after = _Use.now()
+        return Copy(Interval(before.at_s, after.at_s), after.cpu_s - before.cpu_s)
 
     def run(self, assignment: Assignment) -> RankMove | int:
         """The step at which the generation has yielded if it was not restored."""
@@ -173,7 +192,16 @@ class _Rank:
         elif step == self._first_step + 1 and self._stepped.at_s < self._began.at_s:
             self._stepped, self._peak = _Use.now(), status_bytes("VmHWM")
         if step == self._first_step + STEPS - 1:
+            assert self._store.wait_until_mapped(_PATIENCE_S)
             self._engine.request_yield(self._generation, durable=False)
+
+
+def _shared_memory(path: Path) -> torch.Tensor:
+    """Its pages are in place."""
+    with path.open("w+b") as file:
+        os.posix_fallocate(file.fileno(), 0, COPY_BYTES)
+        memory = mmap.mmap(file.fileno(), COPY_BYTES, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    return torch.frombuffer(memory, dtype=torch.uint8).fill_(1)
 
 
 def _resident() -> int:

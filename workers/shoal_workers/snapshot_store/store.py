@@ -29,6 +29,7 @@ from shoal_workers.snapshot_store.slots import registry
 from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots
 from shoal_workers.snapshot_store.slots.live_slots import LiveSlot, LiveSlots
 from shoal_workers.snapshot_store.slots.own_slots import OwnSlots
+from shoal_workers.snapshot_store.slots.peer_maps import PeerMaps
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry, Sweep
 from shoal_workers.snapshot_store.slots.slot import Stamp
 from shoal_workers.snapshot_store.transfer import loading
@@ -75,6 +76,7 @@ class SnapshotStore:
         self._sweep()
         self._own = OwnSlots(self._registry.path, self._make_room)
         self._live = LiveSlots(self._registry.path, self._make_room)
+        self._peer_maps = PeerMaps(self._registry)
         self._buddies = BuddySlots(self._registry.path, self._make_room)
         self._entries = EntrySlots(self._registry.path)
         self._replayer = Replayer(self._registry, self._buddies)
@@ -245,10 +247,32 @@ class SnapshotStore:
         `check` is called between reads, at least every 0.1 s while waiting; if it raises, the load ends. SnapshotLost
         if a part cannot be read.
         """
-        loaded = loading.load(state, source, registry=self._registry, node_id=self._node_id, key=self._key, check=check)
+        loaded = loading.load(
+            state,
+            source,
+            registry=self._registry,
+            mapped=lambda fd, num_bytes: self._peer_maps.find(fd, num_bytes, self._live.files),
+            node_id=self._node_id,
+            key=self._key,
+            check=check,
+        )
         self._own.keep_restored(source.generation, source.step)
         self._live.keep_restored(source.generation, source.step)
         return loaded
+
+    def map_peers(self) -> None:
+        """Has the live slots of this node's other processes mapped soon, for the next `load`. Called once per
+        generation, in the step after `drop_older`, when the slots of no process change their sizes any more."""
+        self._peer_maps.map_ahead()
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Resident memory of this process that belongs to other processes' slots."""
+        return self._peer_maps.num_bytes
+
+    def wait_until_mapped(self, timeout_s: float) -> bool:
+        """Whether what `map_peers` began is done within this time."""
+        return self._peer_maps.wait(timeout_s)
 
     def drop_older(self, generation: int) -> None:
         """Drops parts of generations before this one: own ones, those of dead processes, and copies for buddies.
@@ -272,7 +296,8 @@ class SnapshotStore:
 
     def _make_room(self) -> bool:
         """There is no memory for a slot: attempts without a live process are not kept any longer."""
-        return _report_swept(registry.sweep_stale(self._root))
+        had_maps = self._peer_maps.drop()  # of slots that may have been removed
+        return _report_swept(registry.sweep_stale(self._root)) or had_maps
 
     def close(self) -> None:
         """Stops the threads and removes its slots. Slots of dead processes remain until the last one closes."""
@@ -283,6 +308,7 @@ class SnapshotStore:
         for log in self._logs:
             log.break_off()
         self._server.close()
+        self._peer_maps.close()
         self._own.close()
         self._live.close()
         self._buddies.close()

@@ -72,17 +72,22 @@ class NeededParts:
         elif self._num_rounds > _MAX_ROUNDS:
             chosen = set(range(self._num_parts)) - self._taken
         else:
-            chosen = {part for one in self._uncovered.values() for part in self._guesses(one)} or self._probe()
+            alike = {(one.wanted, tuple(one.slices.items())): one for one in self._uncovered.values()}
+            chosen = {part for one in alike.values() for part in self._guesses(one)} or self._probe()
         self._taken |= chosen
         return sorted(chosen)
 
     def opened(self, part: int, slices: Iterable[tuple[str, Numbers, Numbers]]) -> None:
         """`slices`: name of the tensor, offsets and sizes of each slice in the part."""
+        covered: dict[tuple[Wanted, Box], int] = {}
         for name, offsets, sizes in slices:
             one = self._uncovered.get(name)
             if one is not None and offsets not in one.slices and len(offsets) == len(one.wanted.shape):
                 one.slices[offsets] = part, sizes
-                one.lacking -= sum(_overlap(box, (offsets, sizes)) for box in one.wanted.boxes)
+                key = one.wanted, (offsets, sizes)
+                if key not in covered:  # a state has hundreds of tensors, of about ten kinds
+                    covered[key] = sum(_overlap(box, (offsets, sizes)) for box in one.wanted.boxes)
+                one.lacking -= covered[key]
 
     def _guesses(self, tensor: _Tensor) -> Iterator[int]:
         """Parts that probably have the slices that are lacking."""

@@ -54,7 +54,8 @@ class Snapshots:
         self._copy_s = 0.0
         self._num_taken = 0
         self._num_reported = 0
-        self._has_freed_older = False
+        self._num_since_freed = -1
+        """Steps since older snapshots were freed; -1: they were not."""
         self.log = GradientLog(generation, store, state)
         self._lag = 0
         self._has_waited_for_copy = False
@@ -205,9 +206,8 @@ class Snapshots:
             self._can_copy, is_older_needed = False, False
             if not self._state.is_in_shared_memory:
                 self._store = None
-        if self._store is not None and not self._has_freed_older and not is_older_needed:
-            self._has_freed_older = True
-            self._store.drop_older(self._assignment.generation)
+        if self._store is not None and not is_older_needed:
+            self._free_older(self._store)
         busy_s = self._take_busy_s()
         if not self._decides:
             return
@@ -223,6 +223,14 @@ class Snapshots:
         if current != self._reported or self._num_taken >= self._num_reported + _REPORT_EVERY:
             self._reported, self._num_reported = current, self._num_taken
             self._report(step)
+
+    def _free_older(self, store: SnapshotStore) -> None:
+        """Once per generation. In the step after it, all ranks have voted since they did so, so their slots stay."""
+        self._num_since_freed += 1
+        if self._num_since_freed == 0:
+            store.drop_older(self._assignment.generation)
+        elif self._num_since_freed == 1:
+            store.map_peers()
 
     @property
     def _log_reason(self) -> str:

@@ -138,6 +138,11 @@ class LiveSlots:
         self._next = None
         return LiveSlot(second, self._shape)
 
+    @property
+    def files(self) -> tuple[SlotFile, ...]:
+        """All slots that have memory, mapped."""
+        return self._pool.slots
+
     def keep_restored(self, generation: int, step: int) -> None:
         """The group was restored from this snapshot; it stays until `drop_older`."""
         self._restored = generation, step

@@ -45,6 +45,7 @@ KEEP_S = 120.0
 """Longer than a supervisor waits for a worker that is started to read the snapshots of a node (Timeouts.orphans_s)."""
 _PARTS = ("own-", "buddy-")
 _ENTRIES = ("log-",)
+_LIVE = ("own-live-",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,12 @@ class SlotRegistry:
                 os.close(fd)
             if header is not None:
                 yield path, header
+
+    def live_slots_of_others(self) -> Iterator[Path]:
+        """The live slots of all other processes in this node's memory, with or without a complete part."""
+        for process in _directories(self.node):
+            if process != self.path:
+                yield from self._slots_of(process, _LIVE)
 
     def entries(self, num_start_bytes: int) -> Iterator[tuple[Path, PartHeader, bytes]]:
         """Every complete log entry in this node's memory, of all processes, with the start of its extra region."""

@@ -8,6 +8,8 @@ replaced and others not. Called by the snapshot store, on the training thread.
 
 from __future__ import annotations
 
+import gc
+import mmap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,6 +31,9 @@ _PATIENCE_S = 5.0
 _QUEUE_S = 20.0
 """A server accepts a connection only when it has a free thread: a thousand ranks may want part 0 at once."""
 
+Mapped = Callable[[int, int], mmap.mmap | None]
+"""For a descriptor and a number of bytes: a map of at least these bytes of the file, if this process has one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -45,6 +50,7 @@ def load(
     source: SnapshotSource,
     *,
     registry: SlotRegistry,
+    mapped: Mapped,
     node_id: str,
     key: str,
     check: Callable[[], None],
@@ -53,7 +59,8 @@ def load(
     assert len(source.parts) == source.world_size, source
     registry.scan()
     with ExitStack() as resources:
-        reader = _Reader(source, registry, node_id, key, check, resources)
+        resources.enter_context(_paused_collector())
+        reader = _Reader(source, registry, mapped, node_id, key, check, resources)
         try:
             plan = plan_needed(state, source.world_size, reader.indexes, directory="in memory")
         except CheckpointError as error:
@@ -71,6 +78,18 @@ def load(
         return Loaded(plan.extra, local_bytes=num_bytes[True], remote_bytes=num_bytes[False])
 
 
+@contextmanager
+def _paused_collector() -> Iterator[None]:
+    """A plan has many objects and no garbage: a full collection in between would take longer than to make the plan."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class _Reader:
     """The parts of one source that were opened, and one connection at a time to a process that serves some of them.
 
@@ -80,6 +99,7 @@ class _Reader:
         self,
         source: SnapshotSource,
         registry: SlotRegistry,
+        mapped: Mapped,
         node_id: str,
         key: str,
         check: Callable[[], None],
@@ -87,6 +107,7 @@ class _Reader:
     ) -> None:
         self._source = source
         self._registry = registry
+        self._mapped = mapped
         self._node_id = node_id
         self._key = key
         self._check = check
@@ -114,7 +135,7 @@ class _Reader:
                 here = self._open_here(rank, scans=True)
                 if here is None:
                     raise PeerRefused("it no longer exists, or is not complete")
-            part = LocalPart(here, self._check) if here is not None else self._remote(rank)
+            part = LocalPart(here, self._check, self._mapped) if here is not None else self._remote(rank)
             if part.index.world_size != source.world_size:
                 raise PeerRefused(f"its world size is {part.index.world_size}, not {source.world_size}")
             return part

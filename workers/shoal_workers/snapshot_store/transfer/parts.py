@@ -1,7 +1,8 @@
 """One part of a snapshot as a reader sees it: a file on this node, or a process on another node that serves its parts.
 
-    LocalPart    whole rows of saved slices are read from the file directly into the target tensor; for other boxes the
-                 file is mapped read-only, which costs a page fault per 64 KiB
+    LocalPart    if the file was mapped ahead (slots/peer_maps.py), all boxes are copied from the map. Otherwise whole
+                 rows of saved slices are read from the file directly into the target tensor; for other boxes the file
+                 is mapped read-only, which costs a page fault per 64 KiB
     RemotePart   whole rows over TCP, in the order of the payload; a box that is not whole rows passes through scratch
                  memory
 
@@ -11,6 +12,7 @@ cannot raise SIGBUS. Called by `loading`.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -46,9 +48,12 @@ class ReadablePart(Protocol):
 class LocalPart:
     is_local = True
 
-    def __init__(self, part: OpenPart, check: Callable[[], None]) -> None:
+    def __init__(
+        self, part: OpenPart, check: Callable[[], None], mapped: Callable[[int, int], mmap.mmap | None]
+    ) -> None:
         self._part = part
         self._check = check
+        self._mapped = mapped
         header = part.header
         index = os.pread(part.fd, header.index_bytes, header.index_offset)
         extra = os.pread(part.fd, header.extra_bytes, header.extra_offset)
@@ -60,14 +65,20 @@ class LocalPart:
 
     def fill(self, reads: Iterable[ItemRead]) -> int:
         start, num_bytes = self._part.header.payload_offset, 0
-        window = _Window(self._part.fd, start + self._part.header.num_bytes)
+        end = start + self._part.header.num_bytes
+        memory = self._mapped(self._part.fd, end)
+        window = _Window(self._part.fd, end, memory)
         for read in reads:
             self._check()
             for fill in read.fills:
                 num_bytes += fill.target.nbytes
                 piece = _piece(read, fill)
                 if _is_direct(piece):
-                    self._read_into(_memory_of(fill.target), start + piece.offset)
+                    if memory is None:
+                        self._read_into(_memory_of(fill.target), start + piece.offset)
+                    else:
+                        source = window.at(start + piece.offset, piece.num_bytes)
+                        ctypes.memmove(fill.target.data_ptr(), source.data_ptr(), piece.num_bytes)
                     continue
                 item = read.item
                 saved = window.at(start + item.file_offset, item.nbytes).view(read.dtype).view(item.sizes)
@@ -88,11 +99,12 @@ class LocalPart:
 class _Window:
     """Maps a file window by window, in ascending order, so that only one window counts as this process's memory."""
 
-    def __init__(self, fd: int, file_bytes: int) -> None:
+    def __init__(self, fd: int, file_bytes: int, memory: mmap.mmap | None) -> None:
+        """`memory`: a map of the whole file that exists already."""
         self._fd = fd
         self._file_bytes = file_bytes
         self._start = 0
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = torch.empty(0, dtype=torch.uint8) if memory is None else _readable(memory)
 
     def at(self, offset: int, count: int) -> torch.Tensor:
         """A view of the file; it stays mapped as long as the view exists."""
@@ -105,10 +117,14 @@ class _Window:
                 file = mmap.mmap(self._fd, length, prot=mmap.PROT_READ, offset=self._start)
             except ValueError:
                 raise PeerRefused("its file is shorter than its header says") from None
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # torch warns that the memory is read-only
-                self._memory = torch.frombuffer(file, dtype=torch.uint8)
+            self._memory = _readable(file)
         return self._memory[offset - self._start : offset - self._start + count]
+
+
+def _readable(memory: mmap.mmap) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch warns that the memory is read-only
+        return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 class RemotePart:
