@@ -3,7 +3,7 @@
     python bench/layouts/main.py [--parts relayout,moving,reality,techniques,planner] [--steps 7] [--out layouts.json]
 
     relayout     how long training of 4 workers pauses when the job is switched to another layout
-    moving       moving 2.4 GB of state from one layout's snapshot in memory into another layout
+    moving       moving 2.2 GB of state from one layout's snapshot in memory into another layout
     reality      memory and step time of 26 layouts of 1 to 8 processes against the planner's prediction
     techniques   activation checkpointing, ZeRO levels and offload: memory saved, measured and predicted
     planner      seconds to rank all layouts of 1,024 and 16,384 GPUs

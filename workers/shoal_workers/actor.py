@@ -385,8 +385,8 @@ class WorkerActor:
 
             torch.set_num_threads(max(1, int(self._spec.worker.cpus)))
             if self._spec.snapshot.enabled:
-                place = Place(self._node_id, self._node_ip)
-                self._snapshot_store = open_snapshot_store(self._config, place, self._outbox.log_text)
+                store = open_snapshot_store(self._config, Place(self._node_id, self._node_ip), self._outbox.log_text)
+                self._snapshot_store = self._meter.maps = store
             self._engine = Engine(
                 self._spec,
                 checkpoint_root=self._config.checkpoint_root,

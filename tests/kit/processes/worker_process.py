@@ -180,6 +180,11 @@ class WorkerProcess:
         """Of whole copies and of gradient logs."""
         return self.snapshot_store.sent_bytes
 
+    def do_mapped_bytes(self):
+        """Of other workers' live slots, once the maps that were begun are made."""
+        assert self.snapshot_store.wait_until_mapped(60)
+        return self.snapshot_store.mapped_bytes
+
     def do_resource_counts(self):
         """Open descriptors and threads."""
         return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))

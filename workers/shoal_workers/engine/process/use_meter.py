@@ -14,11 +14,19 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from shoal_workers.contract.worker_use import WorkerUse
 
 _EVERY_S = 5.0
 _SHM = "/dev/shm"
+
+
+class Maps(Protocol):
+    @property
+    def mapped_bytes(self) -> int:
+        """Resident memory of this process that belongs to other processes."""
+        ...
 
 
 class UseMeter:
@@ -40,6 +48,8 @@ class UseMeter:
         self._before: tuple[float, float] | None = None
         """Monotonic time and CPU seconds of the measurement before."""
         self._stop = threading.Event()
+        self.maps: Maps | None = None
+        """Of other workers' memory, which is not counted as this one's."""
         self.latest: WorkerUse | None = None
 
     def start(self) -> None:
@@ -59,7 +69,7 @@ class UseMeter:
         return WorkerUse(
             at=time.time(),
             cpu_cores=cores,
-            resident_bytes=_resident_bytes(),
+            resident_bytes=max(0, _resident_bytes() - (self.maps.mapped_bytes if self.maps is not None else 0)),
             shm_bytes=shm_bytes,
             shm_free_bytes=shm_free_bytes,
             disk_bytes=disk_bytes,

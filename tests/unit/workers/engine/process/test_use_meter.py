@@ -16,6 +16,15 @@ def test_a_measurement_has_the_memory_and_the_filesystems_of_this_process(tmp_pa
     assert first.at <= second.at
 
 
+def test_memory_of_other_workers_that_is_mapped_is_not_counted(tmp_path: Path) -> None:
+    class Mapped:
+        mapped_bytes = 1 << 60
+
+    meter = UseMeter(str(tmp_path), has_gpu=False)
+    meter.maps = Mapped()
+    assert meter.measure().resident_bytes == 0
+
+
 def test_checkpoints_in_an_object_store_are_measured_by_the_temporary_files() -> None:
     assert UseMeter("s3://bucket/checkpoints", has_gpu=False).measure().disk_bytes > 0
 
