@@ -35,7 +35,7 @@ from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.snapshot_store.store import Loaded, SnapshotStore
 
-STEPS = 6
+STEPS = 5
 """Of each generation. The second has the memory of all later ones; in the fifth, peers' slots are mapped."""
 COPY_BYTES = 128 << 20
 """Of each of the two buffers that are copied again and again: of all ranks together many times the caches."""
@@ -192,7 +192,7 @@ class _Rank:
         elif step == self._first_step + 1 and self._stepped.at_s < self._began.at_s:
             self._stepped, self._peak = _Use.now(), status_bytes("VmHWM")
         if step == self._first_step + STEPS - 1:
-            assert self._store.wait_until_mapped(_PATIENCE_S)
+            assert self._store.wait_until_mapped(_PATIENCE_S) and self._store.mapped_bytes
             self._engine.request_yield(self._generation, durable=False)
 
 

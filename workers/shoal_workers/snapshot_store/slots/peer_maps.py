@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,8 @@ CHECK_S = 5.0
 """Longest time for which the memory of a removed file is kept."""
 MOST_BYTES = 64 << 30
 """Of all maps; their page tables take 128 MiB then, and the thread some seconds. Other slots are read as files."""
+MOST_MAPS = 128
+"""Each holds a file descriptor."""
 _MADV_POPULATE_READ = 22
 _CHUNK_BYTES = 8 << 20
 """Takes less than a millisecond, in which no other thread of this process can make or remove a mapping."""
@@ -124,7 +127,7 @@ class PeerMaps:
 
     def _map_all(self, num_drops: int) -> None:
         num_bytes = 0
-        for path in self._registry.live_slots_of_others():
+        for path in islice(self._registry.live_slots_of_others(), MOST_MAPS):
             with suppress(OSError):  # it was removed, or there is no memory for page tables: it is read as a file
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
