@@ -182,11 +182,15 @@ def _overlaps(chunks: list[ChunkStorageMetadata], saved: _Saved) -> tuple[_Box, 
 
 def _collect(indexes: Sequence[ShardIndex], directory: str) -> dict[str, _Saved]:
     saved: dict[str, _Saved] = {}
+    dtypes: dict[Hashable, torch.dtype] = {}
     for index in indexes:
         file = payload_name(index.rank)
         for item in index.items:
             known = saved.get(item.fqn)
-            dtype = dtype_of(item, index.rank, directory)
+            kind = item.dtype, item.sizes, item.nbytes
+            dtype = dtypes.get(kind)
+            if dtype is None:
+                dtype = dtypes[kind] = dtype_of(item, index.rank, directory)
             if known is None:
                 known = saved[item.fqn] = _Saved(dtype, item.shape, {})
             elif known.shape != item.shape or known.dtype != dtype:
