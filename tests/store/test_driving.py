@@ -198,6 +198,37 @@ class TestAttempts:
 
 
 class TestQueue:
+    def test_rows_that_another_control_plane_has_changed_are_read_again(
+        self, store: Store, store_url: str, submit: Submit, begin: Begin
+    ) -> None:
+        running, starting, patched, cancelled = (submit() for _ in range(4))
+        begin(running)
+        other = Store.open(store_url)
+        try:
+            assert other.jobs_to_drive() == store.jobs_to_drive()
+            taken = other.acquire_lease("other", ttl_s=1e9, now=2e9)
+            assert taken is not None
+            other.requeue(running, reason=EndReason.CLUSTER_LOST, message="gone", epoch=taken.epoch, now=2e9)
+            other.begin_attempt(starting, workers=2, epoch=taken.epoch, now=2e9)
+            other.patch_job(patched, JobPatch(priority=7), if_match=None, now=2e9)
+            other.request(cancelled, Desired.CANCEL, now=2e9)
+            assert [row.id for row in store.jobs_to_drive(max_queued=0)] == [starting]
+            seen = store.jobs_to_drive()
+            assert [row.id for row in seen] == [starting, patched, running]
+            assert seen == other.jobs_to_drive()
+        finally:
+            other.close()
+
+    def test_a_look_at_the_jobs_with_an_attempt_keeps_what_was_made_of_the_queue(
+        self, store: Store, submit: Submit, begin: Begin
+    ) -> None:
+        running, waiting = submit(), submit()
+        begin(running)
+        before = {row.id: row for row in store.jobs_to_drive()}
+        [held] = store.jobs_to_drive(max_queued=0)
+        after = {row.id: row for row in store.jobs_to_drive()}
+        assert held is before[running] is after[running] and after[waiting] is before[waiting]
+
     def test_jobs_to_drive_are_those_with_an_attempt_then_the_queue_in_its_order(
         self, store: Store, lease: Lease, submit: Submit, begin: Begin
     ) -> None:

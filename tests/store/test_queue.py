@@ -98,7 +98,7 @@ def test_a_place_that_was_written_while_its_job_left_the_queue_goes_with_the_nex
 ) -> None:
     started, waiting = submit(), submit()
     with store._database.read() as tx:
-        late = queue.differing(tx, [Wait(started, "a", 1)], now=10.0)
+        late = queue.differing(tx, [Wait(started, "a", 1)], now=10.0, most=10)
     begin(started)
     with store._database.write() as tx:
         queue.save(tx, late)
@@ -120,6 +120,18 @@ def test_a_job_that_has_returned_to_the_queue_gets_its_place_again(
         store.request(job_id, Desired.PAUSE, now=now)
         assert store.get_job(job_id).queue is None
         store.request(job_id, Desired.RUN, now=now)
+
+
+def test_a_long_queue_is_written_in_parts_and_nobody_is_left_out(store: Store, lease: Lease, submit: Submit) -> None:
+    ids = [submit() for _ in range(5)]
+    save = partial(store.set_queue, epoch=lease.epoch, most=2)
+    for now in range(1, 6):  # all of them move each time
+        save([Wait(job_id, "a", i) for i, job_id in enumerate(ids, now)], now=float(now))
+    written = {one.job_id: one.place.decided_at for one in store.queue().items if one.place is not None}
+    assert written.keys() == set(ids) and min(written.values()) == 3.0, "each one in one of three passes"
+    order = [Wait(job_id, "a", i) for i, job_id in enumerate(ids, 1)]
+    assert [save(order, now=now) for now in (6.0, 7.0, 8.0)] == [False, False, True]
+    assert [one.job_id for one in store.queue().items] == ids
 
 
 def test_a_former_owner_cannot_write_the_order(store: Store, submit: Submit, lease: Lease) -> None:

@@ -266,7 +266,7 @@ class ControlLoop:
         self._decided_for, self._decided_mono = (None if changes else standing), mono
         grants = {row.id: row.granted_workers for row in rows}
         places = freed_places(changes, grants, self._reader.reservations) if changes else {}
-        self._drive_all(await self._readable_jobs(lease) if changes else rows, lease, places)
+        self._drive_all(await self._with_changes(rows) if changes else rows, lease, places)
         await self._writer.explain(state, decisions, by_id, epoch=lease.epoch, now=now)
         await self._scale_out(state, decisions, mono)
         avoided = frozenset(node.node_id for node in self._reader.view.nodes if node.drain or node.suspected)
@@ -366,6 +366,12 @@ class ControlLoop:
             await asyncio.to_thread(self._store.quarantine, unreadable, epoch=lease.epoch, now=self._clock.time())
         self._quarantined = frozenset(unreadable)
         return rows
+
+    async def _with_changes(self, rows: Sequence[DriveRow]) -> list[DriveRow]:
+        """The rows once decisions are in effect. These change only jobs that have an attempt then."""
+        held = await asyncio.to_thread(self._store.jobs_to_drive, max_queued=0)
+        held_ids = {row.id for row in held}
+        return [*held, *(row for row in rows if row.state is JobState.QUEUED and row.id not in held_ids)]
 
     async def _stop_driving(self) -> None:
         """Without the lease nothing is driven; supervisors go on alone."""

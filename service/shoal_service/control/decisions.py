@@ -79,8 +79,8 @@ class DecisionWriter:
         """The order of the queue, and why each job waits."""
         words = [(wait.job_id, wait.position, wait.reason, wait.holders) for wait in waits]
         if words != self._written or (waits and not 0 <= now - self._written_at < _REFRESH_S):
-            await asyncio.to_thread(self._store.set_queue, waits, epoch=epoch, now=now)
-            self._written, self._written_at = words, now
+            is_whole = await asyncio.to_thread(self._store.set_queue, waits, epoch=epoch, now=now)
+            self._written, self._written_at = words if is_whole else None, now
 
 
 def changes_of(decisions: Sequence[Decision]) -> list[Change]:

@@ -80,7 +80,7 @@ _COLUMNS: tuple[Column[Any], ...] = (
     *(jobs.c.status, jobs.c.failure, jobs.c.pins, jobs.c.profile),
 )
 """What a DriveRow is made of. A third of the table's columns, and none of its longest."""
-_KnownRows: TypeAlias = dict[int, tuple[Row[Any], DriveRow]]
+_KnownRows: TypeAlias = dict[int, tuple[tuple[Any, ...], DriveRow]]
 
 
 class RowCache:
@@ -90,14 +90,15 @@ class RowCache:
         self._rows: _KnownRows = {}
         self._lock = Lock()
 
-    def get(self, num: int, row: Row[Any]) -> tuple[Row[Any], DriveRow] | None:
-        known = self._rows.get(num)
-        return known if known is not None and known[0] == row else None
+    @property
+    def rows(self) -> Mapping[int, tuple[tuple[Any, ...], DriveRow]]:
+        """By number of the job: the columns, and what was made of them."""
+        return self._rows
 
-    def keep(self, found: _KnownRows) -> None:
-        """Forgets all others."""
+    def keep(self, found: _KnownRows, *, is_whole: bool) -> None:
+        """`is_whole`: forgets all others."""
         with self._lock:
-            self._rows = found
+            self._rows = found if is_whole else {**self._rows, **found}
 
 
 class SpecCache:
@@ -134,15 +135,16 @@ def to_drive(
     """All jobs with an attempt, oldest first; then the first `max_queued` jobs of the queue, in its order. Jobs whose
     spec cannot be read are left out; why is added to `unreadable`, by id."""
     kept: _KnownRows = {}
+    known = rows.rows
     needed = continuing.held(connection)
     for row in chain(connection.execute(_HELD), connection.execute(_QUEUED, {"max_queued": max_queued})):
         num: int = row[0]
-        known = rows.get(num, row)
-        if known is not None:
-            kept[num] = known  # and not the equal new row, which would only be garbage of the next read
+        values = tuple(row)  # compared faster than a Row
+        if (before := known.get(num)) is not None and before[0] == values:
+            kept[num] = before  # and not the equal new values, which would only be garbage of the next read
         elif (drive := _drive_row(connection, specs, row, unreadable)) is not None:
-            kept[num] = row, drive
-    rows.keep(kept)
+            kept[num] = values, drive
+    rows.keep(kept, is_whole=max_queued > 0)
     if not needed:
         return [drive for _, drive in kept.values()]
     return [

@@ -11,6 +11,7 @@ from shoal_service.store import lease as leases
 from shoal_service.store.database import Database
 from shoal_service.store.hub import Hub
 from shoal_service.store.scheduling import growth, projects, queue, users
+from shoal_service.store.scheduling.queue import MOST_PLACED
 
 
 class SchedulingMethods:
@@ -86,16 +87,18 @@ class SchedulingMethods:
         with self._database.read() as tx:
             return users.defined(tx)
 
-    def set_queue(self, waits: Sequence[Wait], *, epoch: int, now: float) -> None:
+    def set_queue(self, waits: Sequence[Wait], *, epoch: int, now: float, most: int = MOST_PLACED) -> bool:
         """Replaces the order of the queue and its reasons: the `Wait` decisions of a pass, also an empty list. Writes
         only what differs, and notifies nobody: the order may change with every pass. Compares before it holds up other
-        writers: with the same epoch, nobody else writes places."""
+        writers: with the same epoch, nobody else writes places. False: more than `most` places have changed, so it
+        has to be called again."""
         with self._database.read() as tx:
-            changes = queue.differing(tx, waits, now=now)
+            changes = queue.differing(tx, waits, now=now, most=most)
         with self._database.write() as tx:
             leases.hold(tx, epoch)
             if changes.placed or changes.gone:
                 queue.save(tx, changes)
+        return not changes.num_left
 
     def set_growth(self, answers: Sequence[HeldBack], versions: Mapping[str, int], *, epoch: int, now: float) -> None:
         """Why running jobs are held back, as a pass explained it. `versions`: of the spec that the pass has considered,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, delete, func, select
@@ -22,6 +23,8 @@ from shoal_service.store.tables import jobs, queue_places
 from shoal_workers.contract.job import JobState
 
 _MAX_HOLDERS = 16
+MOST_PLACED = 5_000
+"""Places of one transaction: with each start and end of a job, all those behind it move."""
 _SAME_START_S = 1.0
 _SAME_START_SHARE = 0.02
 """An expected start that differs by less than this, relative to the time until then, is not written again."""
@@ -32,13 +35,15 @@ class Changes:
     """What differs from the stored order."""
 
     placed: Sequence[dict[str, Any]]
-    """New rows."""
+    """New rows, of jobs without a place, then those that were not written for longest."""
+    num_left: int
+    """New rows beyond these."""
     gone: Sequence[int]
     """Numbers of the jobs that have a place no more."""
 
 
-def differing(connection: Connection, waits: Sequence[Wait], *, now: float) -> Changes:
-    """Compares a new order with the stored one. Jobs that are not queued are left out."""
+def differing(connection: Connection, waits: Sequence[Wait], *, now: float, most: int) -> Changes:
+    """Compares a new order with the stored one. Jobs that are not queued are left out. `most`: new rows."""
     known = {job_id: row for job_id, *row in connection.execute(_PLACES)}
     holders: dict[tuple[str, ...], str] = {}
     placed = []
@@ -47,24 +52,24 @@ def differing(connection: Connection, waits: Sequence[Wait], *, now: float) -> C
             continue  # it has left the queue
         if (text := holders.get(wait.holders)) is None:
             text = holders[wait.holders] = json.dumps(wait.holders[:_MAX_HOLDERS])
-        num, position, reason, held_by, expected_at = row
+        num, position, reason, held_by, expected_at, decided_at = row
         if (position, reason, held_by) == (wait.position, wait.reason, text) and _is_same(
             expected_at, wait.expected_at, now
         ):
             continue
-        placed.append(
-            {
-                "job_num": num,
-                "position": wait.position,
-                "reason": wait.reason,
-                "holders": text,
-                "expected_at": wait.expected_at,
-                "decided_at": now,
-            }
-        )
+        new = {
+            "job_num": num,
+            "position": wait.position,
+            "reason": wait.reason,
+            "holders": text,
+            "expected_at": wait.expected_at,
+            "decided_at": now,
+        }
+        placed.append((decided_at or 0.0, wait.position, new))
     gone = [row[0] for row in known.values() if row[1] is not None]
     gone += connection.execute(_LEFT).scalars()
-    return Changes(placed, gone)
+    placed.sort(key=itemgetter(0, 1))
+    return Changes([new for _, _, new in placed[:most]], max(0, len(placed) - most), gone)
 
 
 def save(connection: Connection, changes: Changes) -> None:
@@ -87,7 +92,8 @@ _LEFT = (
 _PLACES = (
     select(
         *(jobs.c.id, jobs.c.num),
-        *(queue_places.c.position, queue_places.c.reason, queue_places.c.holders, queue_places.c.expected_at),
+        *(queue_places.c.position, queue_places.c.reason, queue_places.c.holders),
+        *(queue_places.c.expected_at, queue_places.c.decided_at),
     )
     .outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
     .where(jobs.c.state == JobState.QUEUED.value)
