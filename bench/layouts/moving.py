@@ -6,9 +6,9 @@ Engines without Ray, snapshot stores under /dev/shm; nothing of a change of layo
 reading is what `SnapshotStore.load` does, its planning included, from the start of all ranks together until the last
 one's end. For comparison, all ranks copy together, each as many bytes as it has read, between buffers in shared memory
 whose pages are in place: the kind of memory that states are in. No way to move the state can be faster than that.
-Each move is made _CYCLES times, and the one with the median share counts. Extra memory is the peak of a process until
-the end of its first step in the new layout, beyond its memory when it left the old one, as a multiple of one rank's
-state.
+Each move is made once, its reading three times, of which the median counts, as of three copies. Extra memory is the
+peak of a process until the end of its first step in the new layout, beyond its memory when it left the old one, as a
+multiple of one rank's state.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any
 
-from layouts.moving_rank import Copy, Interval, RankMove, serve
+from layouts.moving_rank import Interval, Passage, RankMove, serve
 from shoal_workers.contract.layout import Layout, Schedule
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.model.lm import LM_TASK
@@ -33,8 +33,6 @@ LEAST_SHARE = 0.5
 MOST_EXTRA = 1.3
 _WORLD = 4
 _COPIES = 3
-_CYCLES = 3
-"""Passes through all layouts."""
 _TIMEOUT_S = 120.0
 _PATIENCE_S = 280.0
 _LAYOUTS = (
@@ -103,9 +101,7 @@ def measure_moves(say: Callable[[str], None], *, millions: int = 200) -> Moves:
             processes.append(process)
         try:
             ports: list[tuple[int, int]] = _answers(ends)
-            moves = [_printed(move, say) for move in _Mover(ends, ports).moves()]
-            places = len(_LAYOUTS) - 1
-            return Moves(tuple(_median(moves[place::places]) for place in range(places)))
+            return Moves(tuple(_printed(move, say) for move in _Mover(ends, ports).moves()))
         finally:
             for end in ends:
                 with suppress(OSError):  # the process has died, which was reported before
@@ -140,7 +136,7 @@ class _Mover:
 
     def moves(self) -> Iterator[Move]:
         self._step = self._run(_LAYOUTS[0], None)[0]
-        for before, after in list(pairwise(_LAYOUTS)) * _CYCLES:
+        for before, after in pairwise(_LAYOUTS):
             yield self._move(before, after)
 
     def _move(self, before: Layout, after: Layout) -> Move:
@@ -149,7 +145,7 @@ class _Mover:
         ranks: list[RankMove] = self._run(after, source)
         self._step = ranks[0].step
         size = sum(rank.state_bytes for rank in ranks)
-        load_s = _seconds([rank.load for rank in ranks])
+        load_s, load_cpu_s = _medians([_together(passages) for passages in zip(*(r.loads for r in ranks), strict=True)])
         copy_s, copy_cpu_s = self._copied([rank.state_bytes for rank in ranks])
         return Move(
             before=before.describe(),
@@ -159,7 +155,7 @@ class _Mover:
             bytes_per_s=size / load_s,
             copy_bytes_per_s=size / copy_s,
             share=copy_s / load_s,
-            cpu_s=sum(rank.load_cpu_s for rank in ranks),
+            cpu_s=load_cpu_s,
             copy_cpu_s=copy_cpu_s,
             fresh_bytes=sum(rank.fresh_bytes for rank in ranks),
             build_s=ranks[0].build_s,
@@ -174,10 +170,9 @@ class _Mover:
         for _ in range(_COPIES):
             for end, size in zip(self._ends, sizes, strict=True):
                 end.send(size)
-            copies: list[Copy] = _answers(self._ends)
-            passes.append((_seconds([one.interval for one in copies]), sum(one.cpu_s for one in copies)))
-        seconds, cpu_seconds = zip(*passes, strict=True)
-        return statistics.median(seconds), statistics.median(cpu_seconds)
+            copies: list[Passage] = _answers(self._ends)
+            passes.append(_together(copies))
+        return _medians(passes)
 
     def _run(self, layout: Layout, source: SnapshotSource | None) -> list[Any]:
         for rank, end in enumerate(self._ends):
@@ -198,6 +193,16 @@ class _Mover:
         return _answers(self._ends)
 
 
+def _together(passages: Sequence[Passage]) -> tuple[float, float]:
+    """Seconds, and CPU seconds of all ranks."""
+    return _seconds([one.interval for one in passages]), sum(one.cpu_s for one in passages)
+
+
+def _medians(passes: list[tuple[float, float]]) -> tuple[float, float]:
+    seconds, cpu_seconds = zip(*passes, strict=True)
+    return statistics.median(seconds), statistics.median(cpu_seconds)
+
+
 def _seconds(intervals: list[Interval]) -> float:
     """From the first start to the last end."""
     return max(one.end_s for one in intervals) - min(one.start_s for one in intervals)
@@ -212,10 +217,6 @@ def _printed(move: Move, say: Callable[[str], None]) -> Move:
         f"{move.change_cpu_s:.2f} s of CPU time, {move.extra:.2f} x a rank's state of extra memory"
     )
     return move
-
-
-def _median(moves: list[Move]) -> Move:
-    return sorted(moves, key=lambda move: move.share)[len(moves) // 2]
 
 
 def _answers(ends: list[Connection]) -> list[Any]:

@@ -39,6 +39,8 @@ STEPS = 5
 """Of each generation. The second has the memory of all later ones; in the fifth, peers' slots are mapped."""
 COPY_BYTES = 128 << 20
 """Of each of the two buffers that are copied again and again: of all ranks together many times the caches."""
+_LOADS = 3
+"""Of each restore: the same parts into the same tensors."""
 _PATIENCE_S = 120.0
 
 
@@ -51,8 +53,8 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """What one rank did while all copied."""
+class Passage:
+    """What one rank did while all copied, or read."""
 
     interval: Interval
     cpu_s: float
@@ -62,15 +64,15 @@ class Copy:
 class RankMove:
     """What one rank did until the end of its first step in the new layout."""
 
-    load: Interval
+    loads: tuple[Passage, ...]
+    """The same one several times."""
     state_bytes: int
-    load_cpu_s: float
     fresh_bytes: int
-    """Of pages that were touched for the first time during the load."""
+    """Of pages that were touched for the first time during the first load."""
     build_s: float
     """Rank 0 only."""
     change: Interval
-    """From the assignment to the end of the first step."""
+    """From the assignment to the end of the first step, as long as if it had been loaded once."""
     change_cpu_s: float
     """In that time, forward and backward passes included."""
     extra_bytes: int
@@ -90,22 +92,36 @@ class _Use:
         used = resource.getrusage(resource.RUSAGE_SELF)
         return _Use(time.perf_counter(), used.ru_utime + used.ru_stime, used.ru_minflt)
 
+    def until(self, after: _Use) -> Passage:
+        return Passage(Interval(self.at_s, after.at_s), after.cpu_s - self.cpu_s)
+
 
 class _MeasuredStore(SnapshotStore):
     """Notes what each load used; all ranks begin it together."""
 
     barrier: Barrier
-    before: _Use
-    after: _Use
+    loads: tuple[Passage, ...] = ()
+    fresh_bytes = 0
     state_bytes = 0
 
     def load(self, state: Mapping[str, torch.Tensor], source: SnapshotSource, *, check: Callable[[], None]) -> Loaded:
         self.state_bytes = sum(local_tensor(tensor).nbytes for tensor in state.values())
-        self.barrier.wait(_PATIENCE_S)
-        self.before = _Use.now()
-        loaded = super().load(state, source, check=check)
-        self.after = _Use.now()
+        self.loads = ()
+        for _ in range(_LOADS):
+            self.barrier.wait(_PATIENCE_S)
+            before = _Use.now()
+            loaded = super().load(state, source, check=check)
+            after = _Use.now()
+            if not self.loads:
+                self.fresh_bytes = (after.num_faults - before.num_faults) * resource.getpagesize()
+            self.loads += (before.until(after),)
         return loaded
+
+    @property
+    def repeated(self) -> tuple[float, float]:
+        """Seconds, and CPU seconds, of all loads but the first."""
+        first, last = self.loads[0], self.loads[-1]
+        return last.interval.end_s - first.interval.end_s, sum(one.cpu_s for one in self.loads[1:])
 
 
 def serve(connection: Connection, spec: dict[str, Any], folder: str, rank: int, barrier: Barrier) -> None:
@@ -147,15 +163,14 @@ class _Rank:
     def ports(self) -> tuple[int, int]:
         return self._engine.store_port, self._store.port
 
-    def copy(self, num_bytes: int) -> Copy:
+    def copy(self, num_bytes: int) -> Passage:
         """So many bytes between buffers in shared memory whose pages this process has mapped and touched."""
         self._barrier.wait(_PATIENCE_S)
         before = _Use.now()
         for start in range(0, num_bytes, COPY_BYTES):
             length = min(COPY_BYTES, num_bytes - start)
             self._target[:length].copy_(self._source[:length])
-        after = _Use.now()
-        return Copy(Interval(before.at_s, after.at_s), after.cpu_s - before.cpu_s)
+        return before.until(_Use.now())
 
     def run(self, assignment: Assignment) -> RankMove | int:
         """The step at which the generation has yielded if it was not restored."""
@@ -168,15 +183,14 @@ class _Rank:
         self._seq = poll.seq
         if assignment.restore_snapshot is None:
             return ended.step
-        before, after = self._store.before, self._store.after
+        repeated_s, repeated_cpu_s = self._store.repeated
         return RankMove(
-            load=Interval(before.at_s, after.at_s),
+            loads=self._store.loads,
             state_bytes=self._store.state_bytes,
-            load_cpu_s=after.cpu_s - before.cpu_s,
-            fresh_bytes=(after.num_faults - before.num_faults) * resource.getpagesize(),
+            fresh_bytes=self._store.fresh_bytes,
             build_s=sum(item.build_s for item in poll.reports if isinstance(item, GroupFormed)),
-            change=Interval(self._began.at_s, self._stepped.at_s),
-            change_cpu_s=self._stepped.cpu_s - self._began.cpu_s,
+            change=Interval(self._began.at_s, self._stepped.at_s - repeated_s),
+            change_cpu_s=self._stepped.cpu_s - self._began.cpu_s - repeated_cpu_s,
             extra_bytes=self._peak - self._resident,
             step=ended.step,
         )
