@@ -67,7 +67,7 @@ def moves_table(moving: Document) -> str:
     lines += [
         f"| {one['before']} | {one['after']} | {one['state_bytes'] / 1e9:.2f} GB | {one['load_s']:.2f} s | "
         f"{one['bytes_per_s'] / 1e9:.1f} GB/s | {one['copy_bytes_per_s'] / 1e9:.1f} GB/s | "
-        f"{one['share']:.1%} | {one['cpu_s']:.2f} s | {one['copy_cpu_s']:.2f} s | "
+        f"{one['share']:.1%} | {one['cpu_s']:.2f} s | {_seconds(one.get('copy_cpu_s'))} | "
         f"{one['fresh_bytes'] / 1e9:.2f} GB | {one['extra']:.2f} x |"
         for one in moving["moves"]
     ]
@@ -85,6 +85,10 @@ def planner_table(figures: Sequence[Document]) -> str:
 
 def _mib(num_bytes: float) -> str:
     return f"{num_bytes / _MIB:,.1f} MiB"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.2f} s"
 
 
 def _ms(seconds: float | None) -> str:
