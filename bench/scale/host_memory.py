@@ -4,8 +4,9 @@
 
 Four processes with the real engine and gloo, as two nodes of two on this machine, train a model until every slot of the
 snapshot store has been used. Measured are VmHWM, the kernel's peak of the resident pages of a process with everything
-that it has imported, and RssShmem, those of them in shared memory at the end. A slot is mapped by the process that
-writes it, so every page counts once. Predicted is what the planner says for one worker. The last line is JSON.
+that it has imported, and RssShmem, those of them in shared memory at the end. From both, the other workers' slots are
+subtracted, which each worker maps to read (`snapshot_store/slots/peer_maps.py`), so every page counts once. Predicted
+is what the planner says for one worker. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -113,7 +114,20 @@ def _run(spec: dict[str, Any], *, has_buddies: bool) -> Measured:
 def _measured(pid: int) -> Measured:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.endswith(" kB")}
-    return Measured(sizes["VmHWM"], sizes["RssShmem"])
+    others = _mapped_to_read(pid)
+    return Measured(sizes["VmHWM"] - others, sizes["RssShmem"] - others)
+
+
+def _mapped_to_read(pid: int) -> int:
+    """Resident bytes of slots that the process only reads: shared maps without the right to write."""
+    total, is_slot = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):
+            is_slot = values[0] == "r--s" and "/dev/shm/" in line
+        elif is_slot and name == "Rss:":
+            total += int(values[0]) << 10
+    return total
 
 
 def _spec(millions: int, steps: int, snapshot: dict[str, Any]) -> dict[str, Any]:
