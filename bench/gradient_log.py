@@ -36,6 +36,7 @@ sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("bench", "tes
 from kit.processes.fleet import Fleet, Job, RemoteWorker
 from kit.worlds import log_partner
 from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.model.lm import LM_TASK
 from shoal_workers.contract.snapshots import SnapshotServer
 from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost, StepReport
 from shoal_workers.snapshot_store.log.entry_slots import STEPS_PER_COPY
@@ -102,14 +103,16 @@ def _run(tokens: int, mode: str, steps: int) -> dict[str, Any]:
             job.start(workers, buddy_of=lambda rank: workers[(rank + _WORLD // 2) % _WORLD])
             ends = [worker.exit(timeout_s=600.0) for worker in workers]
             assert [end.kind for end in ends] == [ExitKind.FINISHED] * _WORLD, [end.error for end in ends]
-            return _figures(workers, steps, is_logged=mode == "auto")
+            return _figures(workers, tokens, steps, is_logged=mode == "auto")
         finally:
             fleet.close()
 
 
-def _figures(workers: list[RemoteWorker], steps: int, *, is_logged: bool) -> dict[str, Any]:
+def _figures(workers: list[RemoteWorker], tokens: int, steps: int, *, is_logged: bool) -> dict[str, Any]:
     reports = [item for worker in workers for item in worker.poll()]
-    times = [item.step_s for item in reports if isinstance(item, StepReport) and item.step > _WARM_UP_STEPS]
+    done = [item for item in reports if isinstance(item, StepReport)]
+    assert {item.tokens for item in done} == {tokens}, done[:1]
+    times = [item.step_s for item in done if item.step > _WARM_UP_STEPS]
     figures: dict[str, Any] = {"step_ms": round(1000 * statistics.median(times), 1)}
     if not is_logged:
         return figures
@@ -225,7 +228,7 @@ def _usage() -> tuple[float, ...]:
 
 
 def _spec(tokens: int, mode: str, steps: int) -> dict[str, Any]:
-    spec: dict[str, Any] = yaml.safe_load(_EXAMPLE.read_text())
+    spec: dict[str, Any] = {"task": LM_TASK} | yaml.safe_load(_EXAMPLE.read_text())
     size, length, micro = _SHAPES[tokens]
     spec["model"] = spec["model"] | {"seq_len": length}
     spec["batch"] = {"global_size": size, "micro_size": micro}

@@ -20,6 +20,7 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -76,9 +77,9 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _spec(arguments: argparse.Namespace) -> dict[str, object]:
+def _spec(arguments: argparse.Namespace) -> dict[str, Any]:
     """The example with 10 M parameters on 2 workers; it saves only at the end."""
-    spec: dict[str, object] = yaml.safe_load((_HERE.parent / "examples" / "lm-10m.yaml").read_text())
+    spec: dict[str, Any] = yaml.safe_load((_HERE.parent / "examples" / "lm-10m.yaml").read_text())
     spec["batch"] = {"global_size": arguments.global_size, "micro_size": arguments.micro_size}
     spec["stop"] = {"steps": arguments.steps}
     spec["elasticity"] = {"min_workers": _WORKERS, "max_workers": _WORKERS}

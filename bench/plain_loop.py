@@ -64,7 +64,7 @@ class PlainLoop:
         local = self._local
         total = torch.zeros((), device=self._device)
         for index in range(local):
-            self.model.set_requires_gradient_sync(index == local - 1)
+            self.model.set_requires_gradient_sync(index == local - 1)  # type: ignore[operator]
             loss = self._task.loss(self.model, self._micro_batch(step, self._rank * local + index)) / local
             loss.backward()
             total += loss.detach()

@@ -76,8 +76,8 @@ def _measure(root: Path, connection: Connection, num_bytes: int, rounds: int) ->
         seconds["send"].append(cost.wall_s)
         send_cpu_s.append(cost.cpu_s)
         source = SnapshotSource(generation=1, world_size=1, step=step, parts=(buddy,))
-        seconds["local"].append(_time(lambda source=source: store.load(target, source, check=_nothing)))
-        seconds["remote"].append(_time(lambda source=source: far.load(target, source, check=_nothing)))
+        seconds["local"].append(_time(lambda: store.load(target, source, check=_nothing)))  # noqa: B023
+        seconds["remote"].append(_time(lambda: far.load(target, source, check=_nothing)))  # noqa: B023
     assert all(torch.equal(target[name], state[name]) for name in state)
     store.close()
     far.close()

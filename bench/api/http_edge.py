@@ -18,18 +18,23 @@ from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
 from shoal_service.collector import spare_what_exists
 from shoal_service.control.profile_store import planning_profile
+from shoal_service.queue_views import StartForecast
 from shoal_service.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
 from shoal_service.telemetry.pass_times import PassTimes
 from shoal_service.telemetry.request_metrics import RequestMetrics
 from shoal_service.views import ClusterView
 from shoal_workers.contract.messages import Stacks
+from shoal_workers.contract.spec import JobSpec
 
 
 class _NoCluster:
     """A `shoal_api.http.context.ClusterSource` of a server that has not reached its cluster yet."""
 
     async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:
+        return None
+
+    def expected_start(self, spec: JobSpec) -> StartForecast | None:
         return None
 
     def snapshot(self) -> ClusterView:

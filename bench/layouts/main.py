@@ -91,7 +91,7 @@ def _table(part: str, figures: dict[str, Any]) -> str:
 
 
 def _profile() -> HardwareProfile:
-    return measure_profile(name="this-machine", max_processes=cases.WORLD, seconds=0.5, say=_print_now)
+    return measure_profile(name="this-machine", max_processes=cases.WORLD, seconds=0.5, report=_print_now)
 
 
 def _arguments() -> argparse.Namespace:

@@ -18,6 +18,7 @@ from typing import Any
 
 from measurements.disturbance import steady_step_s
 from measurements.stamps import StepEnd
+from measurements.trial import Size
 from recovery.shoal.run import ShoalRun
 from recovery.workload import WORKERS
 from shoal_server import ShoalServer
@@ -61,7 +62,7 @@ def measure_changes(folder: Path, say: Callable[[str], None]) -> list[Change]:
     try:
         server.start()
         with server.client as client:
-            run = ShoalRun(client, model=_HEADS, parallelism={"dp_shard": WORKERS})
+            run = ShoalRun(client, Size.SMALL, model=_HEADS, parallelism={"dp_shard": WORKERS})
             run.must(lambda: _num_in_newest_group(run) >= _STEPS_BETWEEN, "steps in the first layout")
             before = "fsdp4"
             for after, degrees in _CHANGES:

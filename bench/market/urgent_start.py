@@ -91,7 +91,7 @@ def _measure(client: Client, folder: Path, holders: tuple[Holder, ...], num_star
             for at, one in enumerate(holders)
         ]
         for run, holder in zip(runs, holders, strict=True):
-            until(lambda run=run, holder=holder: _is_whole(run, holder), "the cluster is full", 600.0)
+            until(lambda: _is_whole(run, holder), "the cluster is full", 600.0)  # noqa: B023
         start = _start(client, folder / f"urgent-{number}", runs)
         print(json.dumps(start), flush=True)
         if number:  # the first one starts the fork servers

@@ -35,14 +35,14 @@ def main() -> None:
     signer = Signer(new_seed(), "job-bench", 1, 1)
     gate = Gate(signer.public_key, "job-bench", 1)
     pull = {"after": 12_345, "wait_s": 1.0}
-    for name, call, kind, arguments in (
+    for name, call, kind, make in (
         ("pull", CallName.PULL, PullArguments, lambda: pull),
         ("directive", CallName.DIRECT, Directive, lambda: directive(0)),
         ("directive, 50 avoided nodes", CallName.DIRECT, Directive, lambda: directive(50)),
     ):
-        signed = signer.sign(call, arguments())
-        sign_us = median_us(num_calls, lambda call=call, make=arguments: signer.sign(call, make()))
-        open_us = median_us(num_calls, lambda call=call, kind=kind, one=signed: gate.opened(one, call, kind))
+        signed = signer.sign(call, make())
+        sign_us = median_us(num_calls, lambda: signer.sign(call, make()))  # noqa: B023
+        open_us = median_us(num_calls, lambda: gate.opened(signed, call, kind))  # noqa: B023
         size = len(signed.text) + len(signed.signature)
         print(f"{name}: control plane {sign_us:.0f} us, supervisor {open_us:.0f} us, {size} bytes")
     times = [

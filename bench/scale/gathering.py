@@ -160,7 +160,7 @@ def _measure(way: str, world: int, num_rounds: int) -> dict[str, float]:
     stores = _forked(lambda end: _serve(end, num_stores))
     ports = stores.recv()
     ends = [
-        _forked(lambda end, n=n: _run_ranks(end, way, range(n, world, _PROCESSES), world, ports))
+        _forked(lambda end: _run_ranks(end, way, range(n, world, _PROCESSES), world, ports))  # noqa: B023
         for n in range(_PROCESSES)
     ]
     rounds = []

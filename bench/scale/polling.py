@@ -176,7 +176,7 @@ class Bench:
             self.lines += [1e3 * (time.time() - float(line.text)) for line in poll.logs if line.text.strip()]
             record(index, poll, at)
 
-        reporter.record_poll = recorded  # type: ignore[method-assign]
+        reporter.record_poll = recorded  # type: ignore[method-assign, assignment]
         ignore: Callable[..., None] = lambda *_: None  # noqa: E731
         self.context = SupervisorContext(
             fleet=fleet,
