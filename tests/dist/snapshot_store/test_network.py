@@ -17,7 +17,7 @@ from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store.errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.snapshot_store.transfer.requests import Answer, Part, Request, Verb
-from shoal_workers.snapshot_store.transfer.wire import CHUNK_BYTES, LOCAL_SEND_BYTES, PeerRefused, Wire, connect
+from shoal_workers.snapshot_store.transfer.wire import CHUNK_BYTES, PeerRefused, Wire, connect
 
 _PATIENCE_S = 60.0
 
@@ -363,17 +363,6 @@ def test_a_fenced_generation_stops_waiting_for_a_silent_peer(nodes: Any, mute: S
 def test_a_silent_peer_times_out(mute: SnapshotServer) -> None:
     with pytest.raises(TimeoutError, match=r"no progress for 0\.3 s"):
         connect(mute, "secret", check=_nothing, patience_s=0.3)
-
-
-@pytest.mark.parametrize(("host", "is_limited"), [("127.0.0.1", True), ("127.0.0.2", False)])
-def test_the_send_buffer_is_limited_only_between_equal_addresses(host: str, is_limited: bool) -> None:
-    with (
-        socket.create_server((host, 0)) as server,
-        socket.create_connection(server.getsockname(), source_address=("127.0.0.1", 0)) as sock,
-    ):
-        before = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-        Wire(sock, check=_nothing, patience_s=1.0)
-        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == (2 * LOCAL_SEND_BYTES if is_limited else before)
 
 
 def test_close_interrupts_transfers(nodes: Any, mute: SnapshotServer, caplog: pytest.LogCaptureFixture) -> None:

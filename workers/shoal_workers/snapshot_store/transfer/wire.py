@@ -19,7 +19,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -32,9 +31,6 @@ _SLICE = struct.pack("@ll", 0, int(SLICE_S * 1e6))
 _RECEIVED_AT_ONCE = 1 << 20
 NONCE_BYTES = 32
 _MAX_PARTS = 256
-LOCAL_SEND_BYTES = 128 << 10
-"""Send buffer between equal addresses; the kernel doubles it. Otherwise it grows to 4 MiB, and the bytes leave the
-processor's cache between the two copies (`bench/gradient_log.py --wire`). Over a network it would limit the speed."""
 _FRAME = struct.Struct("=I")
 _MAX_FRAME_BYTES = 64 << 20
 
@@ -58,9 +54,6 @@ class Wire:
         for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             sock.setsockopt(socket.SOL_SOCKET, limit, _SLICE)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with suppress(OSError):  # the peer has closed it already; the first read or write says so
-            if sock.getpeername()[0] == sock.getsockname()[0]:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BYTES)
 
     def __enter__(self) -> Wire:
         return self
