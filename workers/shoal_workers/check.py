@@ -2,7 +2,7 @@
 
     prepare    the class is imported and constructed, the data are opened
     2 steps    one micro-batch each: batch, forward, backward, update
-    save       a checkpoint in a temporary directory, committed
+    save       a checkpoint in the directory that the argument names, committed
     load       the state is read back from it, and one more step and a validation follow
 
 It runs the engine that trains, as a group of one rank on the data axes. Standard input is the spec as JSON; each line
@@ -17,7 +17,6 @@ import json
 import resource
 import secrets
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -86,7 +85,8 @@ class TaskRefused(Exception):
 
 
 def main() -> int:
-    """Exit status 1 if the task cannot train."""
+    """The spec is read from the standard input; the argument is an empty directory. Exit status 1 if the task cannot
+    train."""
     faulthandler.enable()
     spec = parse_spec(json.load(sys.stdin))
     sys.path.insert(0, str(Path(spec.code.working_dir or ".").expanduser()))
@@ -96,13 +96,12 @@ def main() -> int:
         lines.write(json.dumps(document) + "\n")
         lines.flush()
 
-    with tempfile.TemporaryDirectory(prefix="shoal-check-") as directory:
-        try:
-            found = check(spec, Path(directory), lambda phase, note: say({"phase": phase, "note": note}))
-        except TaskRefused as error:
-            failed = {**error.report.model_dump(mode="json"), "sentence": error.report.sentence}
-            say({"failed": {**failed, "is_the_tasks": error.kind is ExitKind.USER_ERROR}})
-            return 1
+    try:
+        found = check(spec, Path(sys.argv[1]), lambda phase, note: say({"phase": phase, "note": note}))
+    except TaskRefused as error:
+        failed = {**error.report.model_dump(mode="json"), "sentence": error.report.sentence}
+        say({"failed": {**failed, "is_the_tasks": error.kind is ExitKind.USER_ERROR}})
+        return 1
     say({"found": asdict(found)})
     return 0
 

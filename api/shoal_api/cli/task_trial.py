@@ -66,13 +66,15 @@ def try_task(document: dict[str, Any], directory: Path) -> dict[str, Any]:
         raise CliError(
             f"code.working_dir {directory} is not a directory", hint="name the directory of the task's module"
         )
-    program = [sys.executable, "-m", "shoal_workers.check"]
     document = {**document, "code": {**document["code"], "working_dir": "."}}
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     answer: dict[str, Any] = {}
-    with tempfile.TemporaryFile("w+", errors="replace") as printed:
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-check-") as checkpoints,  # ours: the process may be killed
+        tempfile.TemporaryFile("w+", errors="replace") as printed,
+    ):
         process = subprocess.Popen(
-            program,
+            [sys.executable, "-m", "shoal_workers.check", checkpoints],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=printed,

@@ -24,8 +24,8 @@ def check(task: str, *options: str, **environment: str) -> subprocess.CompletedP
     return subprocess.run(command, cwd=TASKS, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_crash_is_reported_with_signal_phase_and_line() -> None:
-    done = check("mistaken_tasks:Crash", "--json", "--set", "validation.samples=4")
+def test_a_crash_is_reported_with_signal_phase_and_line_and_leaves_no_directory(tmp_path: Path) -> None:
+    done = check("mistaken_tasks:Crash", "--json", "--set", "validation.samples=4", TMPDIR=str(tmp_path))
     assert done.returncode == 1, done.stderr
     error = json.loads(done.stdout)["error"]
     assert re.fullmatch(
@@ -34,6 +34,7 @@ def test_a_crash_is_reported_with_signal_phase_and_line() -> None:
         error["message"],
     ), error
     assert error["details"] == []
+    assert not list(tmp_path.glob("shoal-check-*"))
 
 
 @pytest.mark.parametrize("debug", ["0", "1"])
