@@ -165,7 +165,7 @@ class _Mover:
         )
 
     def _copied(self, sizes: list[int]) -> tuple[float, float]:
-        """Seconds, and CPU seconds of all ranks, to copy so many bytes of each: medians of some passes."""
+        """Wall seconds, and CPU seconds of all ranks, of a copy of `sizes` bytes, one size per rank: medians."""
         passes = []
         for _ in range(_COPIES):
             for end, size in zip(self._ends, sizes, strict=True):

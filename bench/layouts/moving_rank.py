@@ -164,7 +164,7 @@ class _Rank:
         return self._engine.store_port, self._store.port
 
     def copy(self, num_bytes: int) -> Passage:
-        """So many bytes between buffers in shared memory whose pages this process has mapped and touched."""
+        """Copies `num_bytes` bytes between two buffers in shared memory whose pages are mapped in this process."""
         self._barrier.wait(_PATIENCE_S)
         before = _Use.now()
         for start in range(0, num_bytes, COPY_BYTES):

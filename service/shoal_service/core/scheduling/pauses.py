@@ -1,4 +1,4 @@
-"""How long the control loop pauses after a pass. Called by it; the loop begins sooner than that for nothing."""
+"""How long the control loop pauses after a pass. Called by the control loop."""
 
 from __future__ import annotations
 

@@ -88,10 +88,15 @@ class SchedulingMethods:
             return users.defined(tx)
 
     def set_queue(self, waits: Sequence[Wait], *, epoch: int, now: float, most: int = MOST_PLACED) -> bool:
-        """Replaces the order of the queue and its reasons: the `Wait` decisions of a pass, also an empty list. Writes
-        only what differs, and notifies nobody: the order may change with every pass. Compares before it holds up other
-        writers: with the same epoch, nobody else writes places. False: more than `most` places have changed, so it
-        has to be called again."""
+        """Replaces the order of the queue and its reasons by the `Wait` decisions of a pass, which may be none. Only
+        what differs is written, and no watcher is notified, because the order may change with every pass.
+
+        The comparison comes before the write transaction, so other writers wait only for the rows. Nobody else
+        writes places during the same epoch.
+
+        Returns:
+            False if more than `most` places differ. Then the rest is written by the next call.
+        """
         with self._database.read() as tx:
             changes = queue.differing(tx, waits, now=now, most=most)
         with self._database.write() as tx:
