@@ -9,10 +9,11 @@ drawn later (draw.py).
     for a new model                   each parameter's last fill: `build_undrawn`
 
 The device "meta" would do the same for plain models, but functions of torch.nn.init (trunc_normal_, orthogonal_) leave
-such tensors alone without an error, and the values of other tensors may depend on parameters. Here such a use is
-noticed, and the model must be built in full. The same holds for other random values of the task's code (a random mask,
-a buffer that no checkpoint holds), which would come from another position of the random stream. Called by
-`build_runtime`, the engine and `warm_up`.
+such tensors alone without an error, and the values of other tensors may depend on parameters: a buffer that no
+checkpoint holds, `self.scale = self.weight.norm().item()`, an array of NumPy. Here such a use is noticed, and the model
+must be built in full. The same holds for other random values of the task's code (a random mask), which would come from
+another position of the random stream. A restore lets parameters depend on parameters, since it overwrites them all.
+Called by `build_runtime`, the engine and `warm_up`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -37,6 +39,8 @@ _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _FILLS = frozenset({"aten::normal_", "aten::uniform_", "aten::random_", "aten::exponential_", "aten::bernoulli_"})
 _CONSTANTS = frozenset({"aten::zero_", "aten::fill_"})
 _VIEWS = frozenset({"aten::detach", "aten::alias"})
+_READS = frozenset({"numpy", "tolist", "__array__", "__dlpack__"})
+_OF_TORCH = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 def build_for_restore(build: Callable[[], nn.Module]) -> nn.Module:
@@ -46,7 +50,7 @@ def build_for_restore(build: Callable[[], nn.Module]) -> nn.Module:
     """
     with _skipped_fills() as mode:
         model = build()
-    return build() if mode.drew_elsewhere else model
+    return build() if mode.drew_elsewhere or mode.is_left_outside_parameters(model) else model
 
 
 def build_undrawn(build: Callable[[], nn.Module]) -> tuple[nn.Module, Mapping[str, Distribution]] | None:
@@ -57,7 +61,7 @@ def build_undrawn(build: Callable[[], nn.Module]) -> tuple[nn.Module, Mapping[st
     """
     with _skipped_fills() as mode:
         model = build()
-    if mode.drew_elsewhere or mode.used_undrawn:
+    if mode.drew_elsewhere or mode.used_undrawn or mode.is_left_outside_parameters(model):
         return None
     return model, {
         name: distribution
@@ -71,10 +75,26 @@ def _skipped_fills() -> Iterator[_SkipFills]:
     mode = _SkipFills()
     handle = register_module_parameter_registration_hook(lambda _module, _name, parameter: mode.know(parameter))
     try:
-        with mode:
+        with mode, _NoticeReads(mode), _skipped_truncation(mode):
             yield mode
     finally:
         handle.remove()
+
+
+@contextmanager
+def _skipped_truncation(mode: _SkipFills) -> Iterator[None]:
+    """A vision transformer has its weights from `trunc_normal_`, which would look like a read of each. torch has no
+    hook for it, so its inner function is replaced meanwhile; test_fast_build.py fails if a torch version has none."""
+    original = nn.init._no_grad_trunc_normal_
+
+    def skipped(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return tensor if mode.truncate(tensor) else original(tensor, *args, **kwargs)
+
+    nn.init._no_grad_trunc_normal_ = skipped
+    try:
+        yield
+    finally:
+        nn.init._no_grad_trunc_normal_ = original
 
 
 class _SkipFills(TorchDispatchMode):
@@ -86,9 +106,15 @@ class _SkipFills(TorchDispatchMode):
         """Random values were drawn for anything but a parameter."""
         self.used_undrawn = False
         """A parameter was read, or written in part, whose fill was skipped; or it has no such distribution."""
+        self._reached_others = False
+        """Something else than a parameter was computed from such a parameter."""
         self._parameters: dict[int, Tensor] = {}
         """By their memory. They are kept, so that it is not used again."""
-        self._filled: dict[int, Distribution] = {}
+        self._filled: dict[int, Distribution | None] = {}
+        """By their memory: those whose fill was skipped. None: it is no distribution of all elements."""
+        self._copies: dict[int, Tensor] = {}
+        """Of parameters whose fill was skipped, by their memory: `copy.deepcopy` of a module makes parameters of
+        them."""
 
     def know(self, parameter: nn.Parameter | None) -> None:
         """A module has this parameter; code may fill it through its `data`."""
@@ -98,6 +124,26 @@ class _SkipFills(TorchDispatchMode):
     def distribution_of(self, parameter: Tensor) -> Distribution | None:
         """None: it holds its values."""
         return self._filled.get(_memory(parameter)) if parameter.layout is torch.strided else None
+
+    def truncate(self, tensor: Tensor) -> bool:
+        """`nn.init.trunc_normal_` of this tensor, which rejects values that it reads. False: it is no parameter."""
+        if not isinstance(tensor, Tensor) or not self._is_parameter(tensor):
+            return False
+        self._fill(tensor, None)
+        return True
+
+    def note_read(self, values: Any) -> None:
+        """Some code reads the elements of these tensors as numbers."""
+        if self._has_undrawn(values):
+            self.used_undrawn = self._reached_others = True
+
+    def is_left_outside_parameters(self, model: nn.Module) -> bool:
+        """Whether something that the model has beside its parameters depends on values that were not drawn."""
+        if self._reached_others:
+            return True
+        parameters = {_memory(one) for one in model.parameters() if one.layout is torch.strided}
+        own = [value for module in model.modules() for value in (*module._buffers.values(), *_attributes(module))]
+        return bool(self._copies.keys() - parameters) or self._has_undrawn(own)
 
     def __torch_dispatch__(
         self,
@@ -115,8 +161,8 @@ class _SkipFills(TorchDispatchMode):
         elif name in _CONSTANTS and self._is_skipped_constant(args):
             self._fill(args[0], Constant(float(args[1]) if len(args) > 1 else 0.0))
             return args[0]
-        elif name not in _VIEWS and self._filled and self._has_filled((args, kwargs)):
-            self.used_undrawn = True
+        elif name not in _VIEWS and self._filled and self._has_undrawn((args, kwargs)):
+            return self._used(func, args, kwargs)
         if func is torch.ops.aten.empty.memory_format and _is_large(args[0], **kwargs):
             return _separate_mapping(args[0], kwargs.get("dtype") or torch.get_default_dtype())
         return func(*args, **kwargs)
@@ -138,14 +184,55 @@ class _SkipFills(TorchDispatchMode):
         is_whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
         if distribution is None or not is_whole or not tensor.is_floating_point():
             self.used_undrawn = True
-        else:
-            self._filled[_memory(tensor)] = distribution
+            distribution = None
+        self._filled[_memory(tensor)] = distribution
 
-    def _has_filled(self, values: Any) -> bool:
+    def _used(self, func: torch._ops.OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a function with a parameter that was not drawn among its arguments."""
+        self.used_undrawn = True
+        result = func(*args, **kwargs)
+        if func._schema.name == "aten::clone":
+            self._copies[_memory(result)] = result
+        elif not self._stays_within(func, result, args, kwargs):
+            self._reached_others = True
+        return result
+
+    def _stays_within(
+        self, func: torch._ops.OpOverload[..., Any], result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Whether it has written such parameters only, and returned nothing but views of them."""
+        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
+        written = [given.get(one.name) for one in func._schema.arguments if one.is_write]
+        leaves = [leaf for leaf in tree_leaves((result, written)) if leaf is not None]
+        return bool(leaves) and all(self._has_undrawn(leaf) for leaf in leaves)
+
+    def _has_undrawn(self, values: Any) -> bool:
         return any(
-            isinstance(leaf, Tensor) and leaf.layout is torch.strided and _memory(leaf) in self._filled
+            isinstance(leaf, Tensor)
+            and leaf.layout is torch.strided
+            and ((memory := _memory(leaf)) in self._filled or memory in self._copies)
             for leaf in tree_leaves(values)
         )
+
+
+class _NoticeReads(TorchFunctionMode):
+    """Notices what no dispatch mode sees: reads of a tensor's memory by Python and NumPy."""
+
+    def __init__(self, mode: _SkipFills) -> None:
+        super().__init__()
+        self._mode = mode
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in _READS:
+            self._mode.note_read(args)
+        return func(*args, **(kwargs or {}))
+
+
+def _attributes(module: nn.Module) -> Iterator[Any]:
+    """Values of plain attributes."""
+    return (value for name, value in vars(module).items() if name not in _OF_TORCH)
 
 
 def _memory(tensor: Tensor) -> int:

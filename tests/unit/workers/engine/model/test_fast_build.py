@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -48,6 +49,101 @@ def test_everything_but_the_drawn_weights_is_unchanged() -> None:
     }
     assert torch.equal(built.angles, usual.angles)
     assert torch.equal(built.norm.weight, usual.norm.weight)
+
+
+class _Derived(nn.Module):
+    """`derive` makes something from initial weights that no checkpoint holds."""
+
+    def __init__(self, derive: Callable[[nn.Module, nn.Linear], object]) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.linear = nn.Linear(200, 200)
+        self.other = nn.Linear(200, 200)
+        derive(self, self.linear)
+
+
+def _a_buffer(model: nn.Module, linear: nn.Linear) -> None:
+    model.register_buffer("kept", linear.weight.detach().clone(), persistent=False)
+
+
+def _a_buffer_that_is_filled(model: nn.Module, linear: nn.Linear) -> None:
+    model.register_buffer("kept", torch.zeros(200, 200))
+    model.kept.copy_(linear.weight.detach())
+
+
+def _a_view(model: nn.Module, linear: nn.Linear) -> None:
+    model.kept = linear.weight.detach()
+
+
+def _views_in_a_list(model: nn.Module, linear: nn.Linear) -> None:
+    model.kept = list(linear.weight.data)
+
+
+def _a_number(model: nn.Module, linear: nn.Linear) -> None:
+    model.kept = linear.weight.norm().item()
+
+
+def _an_element(model: nn.Module, linear: nn.Linear) -> None:
+    model.kept = float(linear.weight.data[3, 4])
+
+
+def _an_array(model: nn.Module, linear: nn.Linear) -> None:
+    model.kept = linear.weight.detach().numpy().copy()
+
+
+def _a_list(model: nn.Module, linear: nn.Linear) -> None:
+    model.kept = linear.weight.data.tolist()
+
+
+def _of_a_copy(model: nn.Module, linear: nn.Linear) -> None:
+    model.kept = copy.deepcopy(linear).weight.data.tolist()
+
+
+def _after_a_change(model: nn.Module, linear: nn.Linear) -> None:
+    nn.init.trunc_normal_(linear.weight)
+    model.kept = linear.weight.sum(0)
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        *(_a_buffer, _a_buffer_that_is_filled, _a_view, _views_in_a_list, _a_number, _an_element, _an_array, _a_list),
+        *(_of_a_copy, _after_a_change),
+    ],
+)
+def test_what_is_computed_from_initial_weights_is_as_after_a_start(
+    derive: Callable[[nn.Module, nn.Linear], object],
+) -> None:
+    def build() -> nn.Module:
+        return _Derived(derive)
+
+    usual, built = build().kept, build_for_restore(build).kept
+    torch.testing.assert_close(built, usual, rtol=0, atol=0)
+    assert build_undrawn(build) is None
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda model, linear: setattr(model, "teacher", copy.deepcopy(linear).requires_grad_(False)),
+        lambda model, linear: model.other.load_state_dict(linear.state_dict()),
+        lambda model, linear: nn.init.trunc_normal_(linear.weight),
+        lambda model, linear: linear.weight.data[0].zero_(),
+    ],
+)
+def test_a_restore_draws_nothing_for_parameters_that_depend_on_parameters(
+    derive: Callable[[nn.Module, nn.Linear], object],
+) -> None:
+    """The checkpoint holds them."""
+    num_builds = 0
+
+    def build() -> nn.Module:
+        nonlocal num_builds
+        num_builds += 1
+        return _Derived(derive)
+
+    build_for_restore(build)
+    assert num_builds == 1
 
 
 def test_no_random_numbers_are_drawn_for_parameters() -> None:
