@@ -148,6 +148,8 @@ def _groups(shapes: Mapping[str, torch.Tensor], dtype: torch.dtype, file_bytes: 
 
 
 def _written(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    if tensor.is_complex():
+        return torch.complex64  # the only one that the format has
     return dtype if tensor.is_floating_point() else tensor.dtype
 
 

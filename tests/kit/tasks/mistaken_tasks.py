@@ -272,3 +272,24 @@ class Typo(Right):
 
 def train(model, data, seed):
     """A function, where a class is expected."""
+
+
+class ExpandedParameter(Right):
+    def build_model(self):
+        model = super().build_model()
+        model.scale = nn.Parameter(torch.ones(1).expand(4))
+        return model
+
+
+class SparseParameter(Right):
+    def build_model(self):
+        model = super().build_model()
+        model.thin = nn.Parameter(torch.eye(3).to_sparse())
+        return model
+
+
+class SharedMemory(Right):
+    def build_model(self):
+        model = super().build_model()
+        model.again = nn.Parameter(next(model.parameters()).data.t())
+        return model

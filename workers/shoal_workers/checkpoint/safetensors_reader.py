@@ -24,6 +24,7 @@ _INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000
 _PIECE_BYTES = 16 << 20
 _DTYPES = {
+    "C64": torch.complex64,
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from shoal_workers.engine.deterministic.integer_sum import NUM_DIGITS, digits_of, row_squares, split_finite, value_of
 from shoal_workers.engine.deterministic.scale import NUM_RUNGS, rung_of, scale_of
-from shoal_workers.engine.deterministic.units import Slot, Unit, units_of
+from shoal_workers.engine.deterministic.units import Slot, Unit, real_view, units_of
 from shoal_workers.engine.parallel.cutting import shard_like
 
 
@@ -55,7 +55,7 @@ class ExactGradients:
         self._device = self._units[0].sums.device
         self._world_size = self._units[0].sums.shape[0]
         # Allocated once: the first touch of new pages costs more than the arithmetic in them.
-        self._integers = self._zeros(max(slot.shard.numel() for slot in self._slots))
+        self._integers = self._zeros(max(slot.num_real for slot in self._slots))
         largest_unit = max(unit.sums.numel() for unit in self._units)
         self._incoming = self._zeros(largest_unit if self._world_size > 1 else 0)
         self._extremes: list[Tensor] = []
@@ -104,7 +104,7 @@ class ExactGradients:
         """
         shards = [shard for unit in self._units for shard in self._received(unit)]
         own_rung = rung_of(self._largest())
-        squares = torch.cat([row_squares(shard) for shard in shards])
+        squares = torch.cat([row_squares(real_view(shard)) for shard in shards])
         loss, num_bad_losses = split_finite(self._stacked(weighted_losses))
         norm, num_bad_norms = split_finite(squares)
         bad = torch.stack([num_bad_losses, num_bad_norms + (own_rung is None)])
@@ -135,7 +135,7 @@ class ExactGradients:
     @torch.no_grad()
     def _add(self, slot: Slot, gradient: Tensor) -> None:
         """Consumes `gradient`."""
-        flat = gradient.reshape(-1)
+        flat = real_view(gradient).reshape(-1)
         if flat.dtype == torch.float16:  # cannot hold the scaled values, as every other type can
             flat = flat.float()
         smallest, largest = torch.aminmax(flat)
@@ -158,8 +158,10 @@ class ExactGradients:
             unit.slots, torch.split(sums, [slot.sums.shape[1] for slot in unit.slots]), strict=True
         ):
             local = slot.shard.to_local()
-            values = column[: local.numel()].to(torch.float64).mul_(1.0 / scale_of(self._rung))
-            shards.append(values.to(local.dtype).view(local.shape))
+            real = real_view(local)
+            values = column[: real.numel()].to(torch.float64).mul_(1.0 / scale_of(self._rung))
+            shard = values.to(real.dtype).view(real.shape)
+            shards.append(torch.view_as_complex(shard) if local.is_complex() else shard)
         return shards
 
     def _largest(self) -> float:

@@ -3,7 +3,7 @@
     unit's accumulator, int64, world size 3            parameter of 7 rows: chunks of ceil(7 / 3) = 3 rows
     rank 0's chunk  | rows 0 1 2 of w | bias ... |
     rank 1's chunk  | rows 3 4 5 of w | bias ... |     columns beyond the last row stay zero
-    rank 2's chunk  | row  6 - - of w | bias ... |
+    rank 2's chunk  | row  6 - - of w | bias ... |     a complex number has two columns
 
 So an all-to-all of the accumulator's rows brings each rank its own shard, without packing. Called by `ExactGradients`.
 """
@@ -32,8 +32,13 @@ class Slot:
     was_touched: bool = False
     """Whether a micro-batch of this step had a gradient for it on this rank."""
 
+    @property
+    def num_real(self) -> int:
+        """Real numbers in the whole parameter."""
+        return numel_of_real(self.shard, self.shard.numel())
+
     def add(self, integers: Tensor) -> None:
-        """`integers`: int64, one for each element of the whole parameter."""
+        """`integers`: int64, one for each real number of the whole parameter."""
         width = self.sums.shape[1]
         num_full, rest = divmod(integers.numel(), width)
         self.sums[:num_full] += integers[: num_full * width].view(num_full, width)
@@ -92,7 +97,7 @@ def _checked(name: str, parameter: nn.Parameter) -> DTensor:
 def _unit(module: nn.Module, found: list[tuple[nn.Module, str, DTensor]]) -> Unit:
     world_size = found[0][2].device_mesh.size()
     device = found[0][2].to_local().device
-    widths = [chunk_numel(shard.shape, world_size) for *_, shard in found]
+    widths = [numel_of_real(shard, chunk_numel(shard.shape, world_size)) for *_, shard in found]
     sums = torch.zeros(world_size, sum(widths), dtype=torch.int64, device=device)
     views = torch.split(sums, widths, dim=1)
     return Unit(module, [Slot(*one, view) for one, view in zip(found, views, strict=True)], sums)
@@ -101,3 +106,12 @@ def _unit(module: nn.Module, found: list[tuple[nn.Module, str, DTensor]]) -> Uni
 def chunk_numel(shape: torch.Size, world_size: int) -> int:
     """Elements of the largest chunk of rows that FSDP2 gives to a rank."""
     return -(-shape[0] // world_size) * shape[1:].numel()
+
+
+def real_view(tensor: Tensor) -> Tensor:
+    """Of a complex tensor: real and imaginary parts, in one more dimension."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def numel_of_real(tensor: Tensor, num_elements: int) -> int:
+    return num_elements * (2 if tensor.is_complex() else 1)

@@ -20,6 +20,7 @@ from shoal_workers.engine.model.fast_build import build_for_restore, build_undra
 from shoal_workers.engine.model.initial_weights import InitialWeights, draw_weights
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.parallel.assemble import assemble
+from shoal_workers.engine.parallel.plain_parameters import make_plain
 from shoal_workers.engine.process.memory_limit import available_bytes
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.restore import is_restoring
@@ -40,6 +41,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
     _choose_kernels(deterministic=spec.deterministic)
     with generation.user_code, noted(generation.position.note):
         model, distributions = _built(generation)
+        make_plain(model, task.line_of("build_model"))
     weights, url = None, spec.init_from or task.initial_weights
     if url is not None and not is_restoring(assignment):
         weights = InitialWeights(model, url, task.export, generation.position.note)
@@ -75,7 +77,7 @@ def _built(generation: Generation) -> tuple[nn.Module, Mapping[str, Distribution
         return undrawn
     with refused_if_too_large(available_bytes):
         model = task.build_model()
-    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     if generation.rank == 0 and num_bytes >= _NOTABLE_BYTES:
         generation.outbox.log_text(
             f"every worker has built the whole model, {num_bytes / (1 << 30):,.1f} GiB of parameters, and keeps its "

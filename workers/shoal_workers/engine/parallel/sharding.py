@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 from shoal_workers.contract.layout import Layout, ShardLevel
 from shoal_workers.engine.group.direct_collectives import DirectAllGather, DirectReduceScatter
 from shoal_workers.engine.group.mesh import Meshes
+from shoal_workers.engine.parallel.dtype_groups import split_by_dtype
 
 
 def shard_model(
@@ -77,6 +78,7 @@ def _fully_shard(module: nn.Module, mesh: DeviceMesh, layout: Layout, policy: Mi
     if mesh.device_type == "cpu":
         sharded.set_custom_all_gather(DirectAllGather())
         sharded.set_custom_reduce_scatter(DirectReduceScatter())
+    split_by_dtype(sharded)
 
 
 def _placement(parameter: nn.Parameter, num_shards: int) -> Shard | None:

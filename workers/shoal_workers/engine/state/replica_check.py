@@ -252,7 +252,7 @@ def _is_whole_on_tp(tensor: DTensor) -> bool:
 
 
 def _are_finite(tensors: Iterable[Tensor]) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point())
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 def _signed(value: int) -> int:

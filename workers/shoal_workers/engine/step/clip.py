@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from shoal_workers.engine.parallel.cutting import local
 
 _EPS = 1e-6
+_HALF = (torch.bfloat16, torch.float16)
 
 
 def clip_factor(total_norm: float, max_norm: float | None) -> float:
@@ -48,7 +49,7 @@ class Gradients:
         for share, gradients in self.by_share.items():
             present = [gradient for gradient in gradients if gradient.numel()]
             if present and share:
-                norms = torch.stack([norm.to(torch.float64) for norm in torch._foreach_norm(present)])
+                norms = torch.stack([norm.to(torch.float64) for norm in _norms(present)])
                 total += torch.dot(norms, norms) * share
         return total
 
@@ -57,3 +58,14 @@ class Gradients:
         if factor != 1.0:
             for gradients in self.by_share.values():
                 torch._foreach_mul_(gradients, factor)
+
+
+def _norms(gradients: list[Tensor]) -> list[Tensor]:
+    """L2 norm of each; of complex ones, of their absolute values. Not in half precision: each shard's norm would be
+    rounded to 8 or 11 bits, and the factor of all gradients would depend on how they are divided."""
+    if not any(gradient.dtype in _HALF for gradient in gradients):
+        return list(torch._foreach_norm(gradients))
+    return [
+        torch.linalg.vector_norm(gradient, dtype=torch.float32 if gradient.dtype in _HALF else None)
+        for gradient in gradients
+    ]

@@ -1,8 +1,9 @@
 """The operations of one AdamW update. The training step and the replay on the buddy both call this function.
 
 The same operations in the same order as torch.optim.AdamW (foreach, not capturable, not amsgrad), hence the same bits.
-Every operation works element by element, so the bits depend neither on the memory that is read or written nor on the
-process. They may depend on the instruction set and on the number of threads: `records.LogHead` has both.
+A complex number is two real ones, as it is there (`view_as_real`). Every operation works element by element, so the
+bits depend neither on the memory that is read or written nor on the process. They may depend on the instruction set and
+on the number of threads: `records.LogHead` has both.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ class ParameterBuffers:
     parameter: Tensor
     exp_avg: Tensor
     exp_avg_sq: Tensor
+
+    def as_real(self) -> ParameterBuffers:
+        """Views of the same memory."""
+        return ParameterBuffers(_real(self.parameter), _real(self.exp_avg), _real(self.exp_avg_sq))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,15 @@ def update(
 
     `counts`: per parameter, the number of its updates, this one included.
     """
+    if any(gradient.is_complex() for gradient in gradients):
+        sources, targets = [one.as_real() for one in sources], [one.as_real() for one in targets]
+        gradients = [_real(gradient) for gradient in gradients]
     for batch in _batches(gradients):
         _update(group, gradients[batch], counts[batch], sources[batch], targets[batch])
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _batches(gradients: Sequence[Tensor]) -> Iterator[slice]:
