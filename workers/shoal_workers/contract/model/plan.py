@@ -51,7 +51,8 @@ class ParallelPlan(Frozen):
     last: tuple[str, ...] = ()
     """Modules that only the last stage has, for example the final norm and the head."""
     tied: dict[str, str] = Field(default_factory=dict)
-    """Parameters that are identical to others: {"head.weight": "embedding.weight"}."""
+    """Parameters that are one tensor with others: {"head.weight": "embedding.weight"}. Not required: they are found in
+    the model. An entry that the model does not have is refused."""
     hidden_size: int = Field(0, ge=0)
     """Width of a block's output, (samples, sequence, hidden_size). Required for pipelines."""
     tensor: dict[str, TensorStyle] = Field(default_factory=dict)

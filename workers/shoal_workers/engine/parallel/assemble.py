@@ -31,8 +31,9 @@ from shoal_workers.engine.parallel.experts import apply_experts
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.parallel.recompute import apply_compile, apply_recompute
 from shoal_workers.engine.parallel.sharding import shard_model
-from shoal_workers.engine.parallel.stages import Stage, split_into_stages
+from shoal_workers.engine.parallel.stages import Stage, all_stages, split_into_stages
 from shoal_workers.engine.parallel.tensor import apply_tensor
+from shoal_workers.engine.parallel.ties import find_ties, refuse_mixed_cuts, stages_with
 
 
 def assemble(
@@ -42,12 +43,19 @@ def assemble(
     meshes: Meshes,
     shard_units: Callable[[nn.Module], Sequence[nn.Module]],
 ) -> Assembly:
-    """Consumes `model`."""
+    """Consumes `model`.
+
+    Raises:
+        ValueError: the plan does not fit the model.
+    """
     layout = meshes.layout
     plan = plan or ParallelPlan()
     units = set(shard_units(model))
-    stages = [Stage(0, model)]
+    ties = find_ties(model, plan)
+    refuse_mixed_cuts(model, plan, ties, tp=layout.tp, ep=layout.ep)
+    stages, shared = [Stage(0, model)], {}
     if layout.pp > 1:
+        shared = stages_with(all_stages(model, plan, layout), ties)
         stages = split_into_stages(model, plan, layout, layout.pipeline_rank(meshes.rank))
     partial: list[nn.Parameter] = []
     for stage in stages:
@@ -63,7 +71,8 @@ def assemble(
         parts=tuple(stage.module for stage in stages),
         stages=tuple(stage.index for stage in stages),
         num_stages=num_stages(layout) if layout.pp > 1 else 1,
-        tied=plan.tied,
+        tied=ties,
+        shared=shared,
         partial=owners,
     )
 

@@ -1,12 +1,13 @@
 """One rank's part of the model: its modules, the names of their parameters, and the share of each on this rank.
 
 There is one part, or one for each pipeline stage on this rank. Names are those of the whole model in every layout, so
-any layout can read what any other has written. A tied weight has the name of the parameter that it is tied to. If a
-rank has both ends of a pipeline, the second weight is a tied copy that is in no checkpoint. Made by `assemble`.
+any layout can read what any other has written. A tensor with several names has the first one (see ties.py). If several
+stages have a parameter, each has a copy; a second copy on one rank is in no checkpoint. Made by `assemble`.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,18 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.contract.layout import Layout
+from shoal_workers.engine.parallel.stages import owner_of
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParameter:
+    """A parameter that several stages of a pipeline have."""
+
+    name: str
+    copies: tuple[nn.Parameter, ...]
+    """On this rank, by ascending stage."""
+    ranks: tuple[int, ...]
+    """All pipeline ranks with a copy, ascending; perhaps this one alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +42,9 @@ class Assembly:
     """Index of each part's pipeline stage."""
     num_stages: int = 1
     tied: Mapping[str, str] = field(default_factory=dict)
-    """Alias -> name of the parameter that it is the same as."""
+    """Every further name of a parameter or buffer -> its first name."""
+    shared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Parameters that several stages have a copy of, by first name -> all those stages, ascending."""
     partial: tuple[tuple[nn.Module, str], ...] = ()
     """Module and attribute of the parameters whose gradient is a sum over the tensor-parallel ranks."""
 
@@ -71,16 +86,20 @@ class Assembly:
                 yield first[name], parameter
             first.setdefault(name, parameter)
 
-    def tied_end(self) -> Iterator[nn.Parameter]:
-        """Parameters of this rank whose copy is at the pipeline's other end, on another rank.
-
-        The order is the same at both ends."""
-        if self.num_stages == 1 or self.is_first == self.is_last:
-            return
-        by_name = dict(self.all_parameters())
-        for owner in sorted(set(self.tied.values())):
-            if owner in by_name:
-                yield by_name[owner]
+    def shared_copies(self) -> list[SharedParameter]:
+        """The trainable parameters of this rank that several stages have, in an order that all ranks agree on."""
+        own: dict[str, list[nn.Parameter]] = defaultdict(list)
+        for name, parameter in self.all_parameters():
+            if name in self.shared and parameter.requires_grad:
+                own[name].append(parameter)
+        return [
+            SharedParameter(
+                name=name,
+                copies=tuple(own[name]),
+                ranks=tuple(sorted({owner_of(self.layout, stage, self.num_stages) for stage in self.shared[name]})),
+            )
+            for name in sorted(own)
+        ]
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters and persistent buffers, each once.
@@ -135,11 +154,13 @@ class Assembly:
         return num_shards * self.layout.pp / self.layout.world_size
 
     def copies(self) -> set[int]:
-        """Ids of the parameters of the last stage that are copies of parameters of the first."""
-        if self.num_stages == 1 or not self.is_last:
-            return set()
-        aliases = set(self.tied.values())
-        return {id(p) for name, p in self._all_parameters_of(self.parts[-1]) if name in aliases}
+        """Ids of the parameters that an earlier stage has, too: a norm over the whole model counts each once."""
+        return {
+            id(parameter)
+            for stage, part in zip(self.stages, self.parts, strict=True)
+            for name, parameter in self._all_parameters_of(part)
+            if stage > min(self.shared.get(name, (stage,)))
+        }
 
     def _all_parameters_of(self, part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         for name, parameter in part.named_parameters():

@@ -10,7 +10,6 @@ So the model's own forward runs in every stage, and the names of parameters are 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from torch import nn
 
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.engine.parallel.ties import shallow_copy, untie_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,24 @@ class PassThrough(nn.Module):
 
 def split_into_stages(model: nn.Module, plan: ParallelPlan, layout: Layout, pipeline_rank: int) -> list[Stage]:
     """The stages of one pipeline rank, in order. `model` must not be used afterwards: the stages share its modules."""
+    stages = all_stages(model, plan, layout)
+    own = [Stage(index, stages[index]) for index in stages_of(layout, pipeline_rank, len(stages))]
+    untie_parts([stage.module for stage in own])
+    return own
+
+
+def all_stages(model: nn.Module, plan: ParallelPlan, layout: Layout) -> dict[int, nn.Module]:
+    """Every stage of the pipeline by index; they share the modules of `model`, and its parameters."""
     sizes = stage_sizes(layout, plan.num_blocks)
-    stages = []
-    for index in stages_of(layout, pipeline_rank, len(sizes)):
+    stages = {}
+    for index in range(len(sizes)):
         first = sum(sizes[:index])
         dropped = {f"{plan.blocks}.{n}" for n in range(plan.num_blocks) if not first <= n < first + sizes[index]}
         if index > 0:
             dropped.update(plan.first)
         if index < len(sizes) - 1:
             dropped.update(plan.last)
-        stages.append(Stage(index, _without(model, dropped, "")))
-    _untie(stages, plan, len(sizes))
+        stages[index] = _without(model, dropped, "")
     return stages
 
 
@@ -72,24 +79,11 @@ def owner_of(layout: Layout, stage: int, num_stages: int) -> int:
     return stage % layout.pp
 
 
-def _untie(stages: list[Stage], plan: ParallelPlan, num_stages: int) -> None:
-    """Give a rank with both ends of the pipeline two copies of tied weights: each stage gathers and frees its own."""
-    if {0, num_stages - 1} <= {stage.index for stage in stages} and num_stages > 1:
-        for alias in plan.tied:
-            module_name, _, name = alias.rpartition(".")
-            module = stages[-1].module.get_submodule(module_name)
-            weight = getattr(module, name)
-            setattr(module, name, nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad))
-
-
 def _without(module: nn.Module, dropped: Collection[str], prefix: str) -> nn.Module:
     """`module` itself if none of its submodules is dropped, else a copy of it with other children."""
     if not any(name.startswith(prefix) for name in dropped):
         return module
-    clone = copy.copy(module)
-    for key, value in vars(clone).items():  # hooks, parameters and children are kept in dicts
-        if isinstance(value, dict):
-            vars(clone)[key] = copy.copy(value)
+    clone = shallow_copy(module)
     for name, child in module._modules.items():
         full_name = prefix + name
         if full_name in dropped:

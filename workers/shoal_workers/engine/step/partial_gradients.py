@@ -1,7 +1,7 @@
 """Gradients of which several ranks hold one summand each: summed once per step, after the last micro-batch.
 
     tensor axis      norms on parts of a sequence, routers of split experts: all-reduce over tp, in one flat buffer
-    pipeline's ends  a weight tied across stages: first and last rank exchange their sums
+    stages           a parameter that several stages of a pipeline have: the ranks that have it exchange their summands
 
 Both happen after FSDP has reduced the gradients, on this rank's shards: sums over different axes commute. Called by the
 gradient pass on the training thread of every rank, once the backward passes have left their gradients in `grad`.
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from shoal_workers.engine.group.mesh import Meshes
-from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.parallel.assembly import Assembly, SharedParameter
 from shoal_workers.engine.parallel.cutting import local
 
 
@@ -28,9 +29,7 @@ class PartialGradients:
         self._partial = [getattr(module, name) for module, name in assembly.partial]
         self._tp = meshes.tp.get_group() if meshes.tp is not None else None
         self._pp = meshes.pp.get_group() if meshes.pp is not None else None
-        self._tied = list(assembly.tied_end())
-        self._tied_copies = list(assembly.tied_copies())
-        self._is_first = assembly.is_first
+        self._shared = _groups(assembly.shared_copies())
 
     @torch.no_grad()
     def add_up(self) -> None:
@@ -38,12 +37,8 @@ class PartialGradients:
 
         if self._tp is not None:
             self._over_tp(self._tp)
-        for parameter, tied_copy in self._tied_copies:
-            summed = _gradient(parameter) + _gradient(tied_copy)
-            _gradient(parameter).copy_(summed)
-            _gradient(tied_copy).copy_(summed)
-        if self._pp is not None and self._tied:
-            self._across_ends(self._pp)
+        if self._pp is not None and self._shared:
+            self._over_stages(self._pp)
 
     def _over_tp(self, group: dist.ProcessGroup) -> None:
         by_dtype: dict[torch.dtype, list[Tensor]] = defaultdict(list)
@@ -55,21 +50,74 @@ class PartialGradients:
             dist.all_reduce(flat, group=group)
             _spread(flat, gradients)
 
-    def _across_ends(self, group: dist.ProcessGroup) -> None:
-        own = torch.cat([_gradient(parameter).reshape(-1) for parameter in self._tied])
-        others = torch.empty_like(own)
-        peer = dist.get_global_rank(group, group.size() - 1 if self._is_first else 0)
-        exchange = [dist.P2POp(dist.isend, own, peer, group), dist.P2POp(dist.irecv, others, peer, group)]
-        for work in dist.batch_isend_irecv(exchange):
-            work.wait()
-        # in the same order on both sides, so that the two copies keep the same bits
-        flat = own + others if self._is_first else others + own
-        _spread(flat, [_gradient(parameter) for parameter in self._tied])
+    def _over_stages(self, group: dist.ProcessGroup) -> None:
+        """Every rank adds the same summands in the same order, so that all copies keep the same bits."""
+        own = [_flat(shared.parameters) for shared in self._shared]
+        found = [
+            [flat if rank == group.rank() else torch.empty_like(flat) for rank in shared.ranks]
+            for shared, flat in zip(self._shared, own, strict=True)
+        ]
+        exchange = []
+        for shared, summands in zip(self._shared, found, strict=True):
+            for rank, summand in zip(shared.ranks, summands, strict=True):
+                if rank != group.rank():
+                    peer = dist.get_global_rank(group, rank)
+                    exchange.append(dist.P2POp(dist.isend, summands[shared.ranks.index(group.rank())], peer, group))
+                    exchange.append(dist.P2POp(dist.irecv, summand, peer, group))
+        if exchange:
+            for work in dist.batch_isend_irecv(exchange):
+                work.wait()
+        for shared, summands in zip(self._shared, found, strict=True):
+            flat = summands[0]
+            for summand in summands[1:]:
+                flat = flat + summand
+            _spread_to_copies(flat, shared.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Parameters of one dtype that the same pipeline ranks have."""
+
+    ranks: tuple[int, ...]
+    parameters: tuple[SharedParameter, ...]
+
+
+def _groups(shared: Sequence[SharedParameter]) -> list[_Group]:
+    """In an order that all their ranks agree on."""
+    groups: dict[tuple[tuple[int, ...], str], list[SharedParameter]] = defaultdict(list)
+    for one in shared:
+        groups[one.ranks, str(one.copies[0].dtype)].append(one)
+    return [_Group(ranks, tuple(parameters)) for (ranks, _), parameters in sorted(groups.items(), key=lambda i: i[0])]
+
+
+def _flat(parameters: Sequence[SharedParameter]) -> Tensor:
+    """This rank's summand of every gradient, then for each parameter 1 if it has any: a parameter that no stage has
+    used keeps no gradient."""
+    pieces: list[Tensor] = []
+    is_there: list[float] = []
+    for shared in parameters:
+        present = [_gradient(parameter) for parameter in shared.copies if parameter.grad is not None]
+        summand = present[0] if present else torch.zeros_like(local(shared.copies[0]))
+        for gradient in present[1:]:
+            summand = summand + gradient
+        pieces.append(summand.reshape(-1))
+        is_there.append(1.0 if present else 0.0)
+    return torch.cat([*pieces, pieces[0].new_tensor(is_there)])
+
+
+def _spread_to_copies(flat: Tensor, parameters: Sequence[SharedParameter]) -> None:
+    *pieces, is_there = torch.split(flat, [*(local(one.copies[0]).numel() for one in parameters), len(parameters)])
+    for shared, piece, count in zip(parameters, pieces, is_there.tolist(), strict=True):
+        for parameter in shared.copies if count else ():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradient = _gradient(parameter)
+            gradient.copy_(piece.view_as(gradient))
 
 
 def _gradient(parameter: Tensor) -> Tensor:
     gradient = parameter.grad
-    assert gradient is not None, "every stage's backward pass reaches its tied weights"
+    assert gradient is not None
     return local(gradient)
 
 
