@@ -4,10 +4,11 @@
     2 steps    one micro-batch each: batch, forward, backward, update
     save       a checkpoint in the directory that the argument names, committed
     load       the state is read back from it, and one more step and a validation follow
+    layouts    one micro-batch whole against split: two processes for the data axis and for each axis of the plan
 
-It runs the engine that trains, as a group of one rank on the data axes. Standard input is the spec as JSON; each line
-of standard output is a JSON object: {"phase": ...} when a phase begins, and at last {"found": ...} or {"failed": ...}.
-If the process crashes, the last phase and the stack on standard error tell where. Called by `shoal check`.
+It runs the engine that trains, as a group of one rank on the data axes; `proofs` proves the layouts. Standard input is
+the spec as JSON; each line of standard output is a JSON object: {"phase": ...} when a phase begins, and at last
+{"found": ...} or {"failed": ...}. If the process crashes, the last phase and the stack on standard error tell where. Called by `shoal check`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, LogStream, Phase
 from shoal_workers.contract.model.hf import HF_TASK
 from shoal_workers.contract.model.lm import LM_TASK
+from shoal_workers.contract.proofs import ProofOutcome
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import (
     GroupFormed,
@@ -46,6 +48,8 @@ from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.engine_error import engine_error
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.packages import PackagesNotInstalled
+from shoal_workers.engine.proof.prove import layout_report
+from shoal_workers.proofs import Zygote, fixed_to_prove, layouts_to_prove
 
 _STEPS = 3
 _SAVED_AFTER = 2
@@ -73,6 +77,8 @@ class Checked:
     """None: the spec asks for no validation, or the task has no such data."""
     remarks: tuple[str, ...] = ()
     """What is probably not meant, and what was not tried."""
+    proofs: tuple[dict[str, Any], ...] = ()
+    """Of layouts, as `LayoutProof`; and `name`, the layout in words."""
 
 
 class TaskRefused(Exception):
@@ -96,14 +102,32 @@ def main() -> int:
         lines.write(json.dumps(document) + "\n")
         lines.flush()
 
+    zygote = Zygote(reduced(spec, Path(sys.argv[1])))  # now, because later this process has several threads
     try:
         found = check(spec, Path(sys.argv[1]), lambda phase, note: say({"phase": phase, "note": note}))
+        found = _with_proofs(found, spec, zygote)
     except TaskRefused as error:
         failed = {**error.report.model_dump(mode="json"), "sentence": error.report.sentence}
         say({"failed": {**failed, "is_the_tasks": error.kind is ExitKind.USER_ERROR}})
         return 1
+    finally:
+        zygote.close()
     say({"found": asdict(found)})
     return 0
+
+
+def _with_proofs(found: Checked, spec: JobSpec, zygote: Zygote) -> Checked:
+    """Raises TaskRefused: the layout that the spec fixes trains another model."""
+    layouts, fixed = layouts_to_prove(spec), fixed_to_prove(spec)
+    proofs = list(zygote.proofs(layouts))
+    for proof in proofs:
+        if proof.layout == fixed and proof.outcome is ProofOutcome.REFUSED:
+            raise TaskRefused(ExitKind.USER_ERROR, layout_report(proof, Phase.BUILDING))
+    rows = tuple({**proof.model_dump(mode="json"), "name": proof.layout.describe()} for proof in proofs)
+    remarks = found.remarks
+    if len(proofs) < len(layouts):
+        remarks += (f"the layout {layouts[len(proofs)].describe()} was not proven: its process has crashed.",)
+    return replace(found, proofs=rows, remarks=remarks)
 
 
 def check(spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]) -> Checked:
@@ -122,8 +146,6 @@ def check(spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]
 def _not_tried(spec: JobSpec) -> Iterator[str]:
     if spec.worker.gpus and not torch.cuda.is_available():
         yield "worker.gpus is set, and this machine has no GPU: it was tried on the CPU."
-    if spec.parallelism != "auto":
-        yield "parallelism is not tried: one process uses the data axes only."
     if spec.compile:
         yield "compile is not tried."
 

@@ -1,4 +1,4 @@
-"""Tries a task on this machine, in one process and within seconds, before it is submitted. For `shoal check`.
+"""Tries a task on this machine, within seconds, before it is submitted. For `shoal check`.
 
 Starts `shoal_workers.check`, because the command line never loads torch, and because the task may crash its process.
 """
@@ -39,7 +39,16 @@ def describe(task: str, found: dict[str, Any]) -> str:
         else f"  {size_text(found['memory_bytes'])} of GPU memory at most",
         f"  loss {number(found['loss'])} in the first step, {number(found['last_loss'])} in the third{validation}",
     ]
+    lines += _layouts(found.get("proofs", ()))
     return "\n".join([*lines, *(f"  note: {remark}" for remark in found["remarks"])])
+
+
+def _layouts(proofs: Sequence[dict[str, Any]]) -> list[str]:
+    """What splitting the model has shown."""
+    proven = [proof["name"] for proof in proofs if proof["outcome"] == "proven"]
+    others = [proof for proof in proofs if proof["outcome"] != "proven"]
+    lines = [f"  layouts proven, one micro-batch split against whole: {', '.join(proven)}"] if proven else []
+    return [*lines, *(f"  layout {one['name']} {one['outcome']}: {one['words']}" for one in others)]
 
 
 def read_task(task: str, assignments: Sequence[str]) -> tuple[dict[str, Any], Path]:

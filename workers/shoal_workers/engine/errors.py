@@ -7,6 +7,7 @@ Exception
 │   ├── Fenced              the supervisor fenced this generation
 │   ├── NonFinite           loss or gradient norm is not finite
 │   ├── ComputesWrong       a replay named a rank, and the supervisor did not remove it in time
+│   ├── LayoutRefused       a proof has shown that the layout trains another model
 │   ├── DataDiffers         ranks read different data, or the data is not that of the job's checkpoint
 │   └── StorageFailed       storage could not be read or written, and training cannot continue without it
 └── (torch) RuntimeError, DistError: a broken collective, recognised by `group/collective_errors.py`
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from shoal_workers.contract.errors.suspects import Suspect
 from shoal_workers.contract.messages import ErrorReport
+from shoal_workers.contract.proofs import LayoutProof
 
 
 class EngineError(Exception):
@@ -55,6 +57,17 @@ class ComputesWrong(EngineError):
 
 class DataDiffers(EngineError):
     """Raised by every rank before the first step; the message is for the user."""
+
+
+class LayoutRefused(EngineError):
+    """Raised before the first step of a layout, on one rank at least; `proof` says why."""
+
+    def __init__(self, proof: LayoutProof) -> None:
+        super().__init__(proof)
+        self.proof = proof
+
+    def __str__(self) -> str:
+        return self.proof.words
 
 
 class StorageFailed(EngineError):

@@ -16,6 +16,8 @@ from enum import StrEnum
 
 REFUSED = "refused"
 """Not in the table: Shoal itself has refused something of the task, and says what in its message."""
+LAYOUT_REFUSED = "layout_refused"
+"""Not in the table: the layout trains another model than one process (engine/proof)."""
 
 
 class Raised(StrEnum):

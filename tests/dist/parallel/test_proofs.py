@@ -1,0 +1,72 @@
+"""Every layout is proven: a right plan on each axis, and each way in which a plan of one's own can be wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kit.tasks.planned_tasks import spec_of
+
+pytestmark = pytest.mark.dist
+
+WRONG = {
+    "fused": ("tp2", r"the output of 'blocks\.0\.attention\.\w+'"),
+    "head_norm": ("tp2", r"the gradient of 'blocks\.0\.attention\.head_norm\.\w+'"),
+    "between": ("pp2", r"the output of 'blocks\.2\.\w+'"),
+    "skip": ("pp2", r"the output of 'blocks\.2\.\w+'"),
+    "pool": ("cp2", r"the output of 'norm' differs by \d+ %"),
+    "arange": ("cp2", r"the output of 'place'"),
+    "shifted": ("cp2", r"the gradient of"),
+    "metric": ("cp2", r"the metric 'largest' is \S+ instead of"),
+}
+"""What is wrong with the task or its plan: the layout that must be refused, and what is named."""
+RIGHT = {"": {"fsdp2", "tp2", "pp2", "cp2"}, "partial": {"fsdp2", "tp2", "pp2", "cp2"}}
+LANGUAGE_MODEL = {
+    "stop": {"steps": 3},
+    "batch": {"global_size": 8, "micro_size": 2},
+    "data": {"corpus": "python-stdlib", "max_bytes": 100_000},
+    "model": {"dim": 32, "num_layers": 4, "num_heads": 4, "seq_len": 16, "num_experts": 4, "num_dense_layers": 1},
+}
+ALL_AXES = [
+    {"dp_shard": 2},
+    {"tp": 2},
+    {"cp": 2, "context": "ulysses"},
+    {"dp_shard": 2, "ep": 2},
+    {"pp": 2, "tp": 2},
+    {"pp": 2, "schedule": "zbv", "stages": [1, 1, 1, 1]},
+]
+
+
+@pytest.fixture(scope="module")
+def proofs(answer_of: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What was found of each task, by layout."""
+    data = {**LANGUAGE_MODEL["data"], "cache_dir": str(tmp_path_factory.mktemp("text"))}  # type: ignore[dict-item]
+    kinds = [*RIGHT, *WRONG]
+    asked: list[Any] = [[spec_of(kind), None] for kind in RIGHT]
+    asked += [[spec_of(kind), [{layout[:2]: 2}]] for kind, (layout, _) in WRONG.items()]
+    answers = answer_of("layout_proofs.py", json.dumps([*asked, [{**LANGUAGE_MODEL, "data": data}, ALL_AXES]]))
+    return dict(zip([*kinds, "language model"], answers, strict=True))
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_a_right_plan_is_proven_on_every_axis_that_it_names(proofs: dict[str, Any], kind: str) -> None:
+    assert {name for name, proof in proofs[kind].items() if proof["outcome"] == "proven"} == RIGHT[kind]
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_plan_is_refused_and_the_place_is_named(proofs: dict[str, Any], kind: str) -> None:
+    layout, named = WRONG[kind]
+    proof = proofs[kind][layout]
+    assert proof["outcome"] == "refused", proof
+    assert re.match(rf"the layout {layout} trains another model than one process: .*{named}", proof["words"]), proof
+
+
+def test_the_built_in_model_is_proven_on_all_axes(proofs: dict[str, Any]) -> None:
+    found = proofs["language model"]
+    assert {proof["outcome"] for proof in found.values()} == {"proven"}, found
+    assert max(proof["difference"] for proof in found.values()) < 1e-5
+    assert len(found) == len(ALL_AXES)

@@ -1,0 +1,90 @@
+"""What is known of a layout: whether one micro-batch that is split as it says trains the same model as a whole one.
+
+Pure data. Made by the engine (engine/proof), kept by the supervisor, shown by `shoal check` and in the status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.layout import ContextMethod, Layout, Schedule
+
+PLANNED_AXES = ("pp", "cp", "tp", "ep")
+"""Axes that split a model by its plan. The data axes need none."""
+
+
+class ProofOutcome(StrEnum):
+    """What a proof has found."""
+
+    PROVEN = "proven"
+    """Loss, metrics and the gradient of every parameter are those of the whole model."""
+    REFUSED = "refused"
+    """They are not, or the split model cannot compute them."""
+    UNPROVEN = "unproven"
+    """It could not be found out; `words` says why."""
+
+
+class LayoutProof(Frozen):
+    """One micro-batch, whole against split."""
+
+    layout: Layout
+    outcome: ProofOutcome
+    words: str = ""
+    """One sentence for people, unless it is proven."""
+    module: str = ""
+    """Refused: the first module whose output differs, else that of a parameter whose gradient does."""
+    difference: float = 0.0
+    """The largest relative difference of the loss, a metric or a parameter's gradient."""
+    seconds: float = 0.0
+    """That the proof took."""
+    is_cached: bool = False
+    """It was found earlier, for the same task and plan."""
+    shrunk: str = ""
+    """How the model was made smaller for the proof; empty: it was not."""
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Axes of the plan that are in use."""
+        return axes_of(self.layout)
+
+
+def axes_of(layout: Layout) -> tuple[str, ...]:
+    """The axes of `layout` that split the model by its plan."""
+    return tuple(axis for axis in PLANNED_AXES if getattr(layout, axis) > 1)
+
+
+def kind_of(layout: Layout) -> frozenset[str]:
+    """What a proof of `layout` is about: the axes in use, how they are computed, and whether there are data ranks.
+
+    Degrees are no part of it: what is wrong with tp 2 is wrong with tp 4, and sizes that a degree must divide are
+    checked elsewhere."""
+    kind = set(axes_of(layout))
+    if layout.pp > 1:
+        kind.add(_SCHEDULES[layout.schedule])
+    if layout.cp > 1 and layout.context is not ContextMethod.ALL_GATHER:
+        kind.add(f"context {layout.context}")
+    return frozenset(kind)
+
+
+_SCHEDULES = {
+    Schedule.GPIPE: "one stage a rank",
+    Schedule.ONE_F_ONE_B: "one stage a rank",
+    Schedule.INTERLEAVED: "several stages a rank",
+    Schedule.ZERO_BUBBLE_V: "both ends on a rank",
+    Schedule.DUAL_PIPE_V: "both ends on a rank",
+}
+"""What schedules differ in for a model: which stages are on one rank."""
+
+
+def proof_for(layout: Layout, proofs: Iterable[LayoutProof]) -> LayoutProof | None:
+    """The proof that answers for `layout`: one that proves all that it uses. None: it must be proven."""
+    kind = kind_of(layout)
+    return next((one for one in proofs if one.outcome is ProofOutcome.PROVEN and kind <= kind_of(one.layout)), None)
+
+
+def is_refused(layout: Layout, refused: Iterable[Layout]) -> bool:
+    """Whether it uses all that a refused layout uses."""
+    kind = kind_of(layout)
+    return any(kind_of(other) <= kind for other in refused)

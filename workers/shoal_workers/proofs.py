@@ -1,0 +1,245 @@
+"""Proves layouts on this machine alone: each with as many forked processes as it has ranks, one layout after the other.
+
+    Zygote     forked while its process has one thread and has imported torch; waits until it is asked
+      == fork ==> rank 0, rank 1 ...     load the task, form a gloo group over a file, and call `engine.proof`
+
+The ranks train nothing and write nothing but their answer. Used by `shoal check`, by tests, and by the table of proofs
+(`python bench/proofs.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from shoal_workers.contract.checks.feasibility import fixed_layout
+from shoal_workers.contract.checks.legality import violations
+from shoal_workers.contract.layout import Layout, fully_sharded
+from shoal_workers.contract.messages import Assignment, Phase
+from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.model.plan_of import plan_of
+from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
+from shoal_workers.contract.spec import JobSpec, ParallelismSpec
+from shoal_workers.engine.errors import LayoutRefused, TaskFailed
+from shoal_workers.engine.group.collective_errors import is_collective_error
+from shoal_workers.engine.group.collective_log import CollectiveLog
+from shoal_workers.engine.group.fence import Fence
+from shoal_workers.engine.group.mesh import build_mesh
+from shoal_workers.engine.group.network_interface import choose_interface
+from shoal_workers.engine.process.outbox import Outbox
+from shoal_workers.engine.process.position import Position
+from shoal_workers.engine.proof.prove import prove
+from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.task.task import load_task
+from shoal_workers.engine.task.user_code import UserCode
+
+_COLLECTIVE_S = 30.0
+"""Ranks that call different collectives wait for each other this long."""
+_BROKEN = "a collective failed"
+_MOST_RANKS = 8
+"""Processes that a proof may have on this machine."""
+
+
+def layouts_to_prove(spec: JobSpec) -> tuple[Layout, ...]:
+    """The data axis, each axis that the plan names, and what `parallelism` fixes with degrees of at most 2: those of
+    them that are legal."""
+    plan = plan_of(spec)
+    wanted = [fully_sharded(2)]
+    if plan is not None:
+        wanted += [Layout(tp=2)] if plan.tensor else []
+        wanted += [Layout(pp=2)] if plan.blocks and plan.num_blocks > 1 and plan.hidden_size else []
+        wanted += [Layout(cp=2)] if plan.attention and plan.sequence else []
+        wanted += [Layout(dp_shard=2, ep=2)] if plan.experts else []
+    if (fixed := fixed_to_prove(spec)) is not None:
+        wanted.append(fixed)
+    enough = spec.batch.model_copy(update={"global_size": spec.batch.micro_size * _MOST_RANKS})
+    asked = spec.model_copy(update={"batch": enough})
+    return tuple(dict.fromkeys(one for one in wanted if one.world_size > 1 and not violations(one, asked, plan)))
+
+
+def fixed_to_prove(spec: JobSpec) -> Layout | None:
+    """What is proven of the layout that the spec fixes; None: it fixes none, or a single process."""
+    if not isinstance(spec.parallelism, ParallelismSpec):
+        return None
+    layout = _small(spec.parallelism, plan_of(spec))
+    return layout if layout.world_size > 1 else None
+
+
+def _small(fixed: ParallelismSpec, plan: ParallelPlan | None) -> Layout:
+    """The fixed layout with as few ranks of each axis as show what it does."""
+    shard = 2 if fixed.dp_shard == "auto" else min(fixed.dp_shard, 2)
+    degrees = {axis: min(getattr(fixed, axis), 2) for axis in ("pp", "cp", "tp", "ep", "dp_replicate")}
+    few = fixed.model_copy(update={**degrees, "dp_shard": max(shard, degrees["ep"])})
+    if few.dp_shard == 2 and few.unit > _MOST_RANKS and few.ep == 1:
+        few = few.model_copy(update={"dp_shard": 1})
+    ranks = few.model_degree * few.dp_replicate * int(few.dp_shard)
+    return fixed_layout(few, ranks, plan) or fully_sharded(1)
+
+
+def prove_layouts(spec: JobSpec, layouts: Iterable[Layout], *, limit_s: float = 120.0) -> Iterator[LayoutProof]:
+    """One proof for each layout. The process must have one thread.
+
+    Raises:
+        TaskFailed: the task's own code raised with the whole model.
+    """
+    spec = spec.model_copy(update={"worker": spec.worker.model_copy(update={"gpus": 0})})
+    for layout in layouts:
+        yield _proved(spec, layout, limit_s)
+
+
+def _proved(spec: JobSpec, layout: Layout, limit_s: float) -> LayoutProof:
+    with tempfile.TemporaryDirectory(prefix="shoal-proof-") as folder:
+        place = Path(folder)
+        ranks = [_fork(spec, layout, rank, place) for rank in range(layout.world_size)]
+        is_late = _wait(ranks, time.monotonic() + limit_s)
+        answers = [LayoutProof.model_validate_json(file.read_text()) for file in sorted(place.glob("answer-*"))]
+        errors = [file.read_text() for file in sorted(place.glob("error-*"))]
+    refused = next((one for one in answers if one.outcome is ProofOutcome.REFUSED), None)
+    if refused is not None:
+        return refused
+    if len(answers) == layout.world_size:
+        return answers[0]
+    if len(errors) + len(answers) == layout.world_size and all(_BROKEN in error for error in errors):
+        words = "cannot be computed: its ranks wait for each other in different collectives."
+        words = f"the layout {layout.describe()} {words}"
+        return LayoutProof(layout=layout, outcome=ProofOutcome.REFUSED, words=words)
+    words = f"it took longer than {limit_s:g} s" if is_late else "".join(errors[:1]) or "a process of it has crashed"
+    return LayoutProof(layout=layout, outcome=ProofOutcome.UNPROVEN, words=words)
+
+
+def _wait(ranks: Sequence[int], deadline_mono: float) -> bool:
+    """Until all have ended. True: they were killed at the deadline."""
+    left = set(ranks)
+    while left:
+        for pid in list(left):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                left.discard(pid)
+        if left and time.monotonic() > deadline_mono:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def _fork(spec: JobSpec, layout: Layout, rank: int, place: Path) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        (place / f"answer-{rank}.part").write_text(_of_rank(spec, layout, rank, place).model_dump_json())
+        (place / f"answer-{rank}.part").rename(place / f"answer-{rank}")
+        status = 0
+    except TaskFailed as error:
+        (place / f"error-{rank}").write_text(error.report.sentence)
+    except BaseException as error:
+        traceback.print_exc()
+        is_broken = isinstance(error, Exception) and is_collective_error(error)
+        (place / f"error-{rank}").write_text(f"{_BROKEN if is_broken else type(error).__name__}: {error}")
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _of_rank(spec: JobSpec, layout: Layout, rank: int, place: Path) -> LayoutProof:
+    torch.set_num_threads(1)
+    position = Position()
+    with UserCode(lambda: Phase.PREPARING):
+        task = load_task(spec)
+        task.prepare(position.note)
+        task.open_data()
+    choose_interface("127.0.0.1", 1)
+    dist.init_process_group("gloo", init_method=f"file://{place / 'group'}", rank=rank, world_size=layout.world_size)
+    generation = Generation(
+        spec=spec,
+        assignment=Assignment(
+            job_id="proof",
+            attempt=1,
+            generation=1,
+            rank=rank,
+            layout=layout,
+            store_host="",
+            store_port=0,
+            restore_from=None,
+        ),
+        task=task,
+        meshes=build_mesh(layout, "cpu", _COLLECTIVE_S, rank),
+        device=torch.device("cpu"),
+        position=position,
+        outbox=Outbox("proof"),
+        fence=Fence().of(1),
+        plan=plan_of(spec) or ParallelPlan(),
+        collectives=CollectiveLog(),
+    )
+    try:
+        proof = prove(generation)
+    except LayoutRefused as refused:
+        return refused.proof
+    dist.barrier()  # else the others find a broken connection
+    return proof
+
+
+class Zygote:
+    """A process that was forked early, to prove layouts later. Not thread-safe."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        """Call it while the process has one thread."""
+        asked, self._ask = os.pipe()
+        self._answers, answer = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._ask)
+            os.close(self._answers)
+            _serve(spec, asked, answer)
+        os.close(asked)
+        os.close(answer)
+
+    def proofs(self, layouts: Sequence[Layout]) -> Iterator[LayoutProof]:
+        """Once. Fewer than there are layouts: the process has ended."""
+        os.write(self._ask, b"".join(layout.model_dump_json().encode() + b"\n" for layout in layouts))
+        os.close(self._ask)
+        self._ask = -1
+        with os.fdopen(self._answers) as lines:
+            for line in lines:
+                yield LayoutProof.model_validate_json(line)
+
+    def close(self) -> None:
+        """Ends the process. Idempotent."""
+        if self._ask >= 0:
+            os.close(self._ask)
+            os.close(self._answers)
+            self._ask = -1
+        if self._pid:
+            with suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+            self._pid = 0
+
+
+def _serve(spec: JobSpec, asked: int, answer: int) -> None:
+    """In the forked process; never returns."""
+    try:
+        with os.fdopen(asked) as lines:
+            layouts = [Layout.model_validate_json(line) for line in lines]
+        with os.fdopen(answer, "w") as out:
+            for proof in prove_layouts(spec, layouts):
+                out.write(proof.model_dump_json() + "\n")
+                out.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
