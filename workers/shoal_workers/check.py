@@ -8,7 +8,8 @@
 
 It runs the engine that trains, as a group of one rank on the data axes; `proofs` proves the layouts. Standard input is
 the spec as JSON; each line of standard output is a JSON object: {"phase": ...} when a phase begins, and at last
-{"found": ...} or {"failed": ...}. If the process crashes, the last phase and the stack on standard error tell where. Called by `shoal check`.
+{"found": ...} or {"failed": ...}. If the process crashes, the last phase and the stack on standard error tell where.
+Called by `shoal check`.
 """
 
 from __future__ import annotations
