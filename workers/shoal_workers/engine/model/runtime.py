@@ -55,6 +55,8 @@ class ModelRuntime:
 
     def park(self) -> None:
         """Drop every reference to a process group, and what an interrupted step left in the model."""
+        for order in self.assembly.orders:
+            order.end_generation()
         for part in _fsdp_modules(self.assembly):
             if part._get_fsdp_state()._is_root is not None:  # else it has never run, and has nothing to reset
                 part.reset_iter_state()

@@ -62,10 +62,11 @@ def assemble(
         partial += _apply(stage.module, plan, meshes, compiles=spec.compile)
     owners = _owners(stages, partial)
     policy = mixed_precision(spec.precision, spec.reduce_precision)
+    orders = []
     for stage in stages:
         experts = [module for _, module in matching(stage.module, plan.experts)] if plan.experts else []
         inside = [module for module in stage.module.modules() if module in units]
-        shard_model(stage.module, meshes, policy, inside, experts if layout.ep > 1 else ())
+        orders.append(shard_model(stage.module, meshes, policy, inside, experts if layout.ep > 1 else ()))
     return Assembly(
         layout=layout,
         parts=tuple(stage.module for stage in stages),
@@ -74,6 +75,7 @@ def assemble(
         tied=ties,
         shared=shared,
         partial=owners,
+        orders=tuple(orders),
     )
 
 

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.contract.layout import Layout
+from shoal_workers.engine.parallel.collective_order import CollectiveOrder
 from shoal_workers.engine.parallel.stages import owner_of
 
 
@@ -47,6 +48,8 @@ class Assembly:
     """Parameters that several stages have a copy of, by first name -> all those stages, ascending."""
     partial: tuple[tuple[nn.Module, str], ...] = ()
     """Module and attribute of the parameters whose gradient is a sum over the tensor-parallel ranks."""
+    orders: tuple[CollectiveOrder, ...] = ()
+    """Of each part's collectives over the data axes."""
 
     @property
     def module(self) -> nn.Module:

@@ -16,8 +16,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Shard
 
 from shoal_workers.contract.layout import Layout, ShardLevel
-from shoal_workers.engine.group.direct_collectives import DirectAllGather, DirectReduceScatter
 from shoal_workers.engine.group.mesh import Meshes
+from shoal_workers.engine.parallel.collective_order import CollectiveOrder
 from shoal_workers.engine.parallel.dtype_groups import split_by_dtype
 
 
@@ -27,7 +27,7 @@ def shard_model(
     policy: MixedPrecisionPolicy,
     units: Sequence[nn.Module],
     experts: Collection[nn.Module] = (),
-) -> None:
+) -> CollectiveOrder:
     """Shard `model` in place. Needs no communication.
 
     Args:
@@ -48,6 +48,9 @@ def shard_model(
         if isinstance(module, FSDPModule):  # both settings apply to one module only, not to its children
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+    # while gradients of a CPU are summed nothing else happens
+    streams = meshes.dense.device_type != "cpu" and meshes.layout.pp == 1
+    return CollectiveOrder(model, meshes.dense, is_whole=keeps_gathered(meshes.layout), streams=streams)
 
 
 def keeps_gathered(layout: Layout) -> bool:
@@ -75,9 +78,6 @@ def _fully_shard(module: nn.Module, mesh: DeviceMesh, layout: Layout, policy: Mi
         mp_policy=policy,
         offload_policy=offload,
     )
-    if mesh.device_type == "cpu":
-        sharded.set_custom_all_gather(DirectAllGather())
-        sharded.set_custom_reduce_scatter(DirectReduceScatter())
     split_by_dtype(sharded)
 
 

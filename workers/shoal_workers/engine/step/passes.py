@@ -20,13 +20,20 @@ from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.deterministic.exact_gradients import ExactGradients
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.cutting import local
-from shoal_workers.engine.parallel.sharding import keeps_gathered, reduces_once
+from shoal_workers.engine.parallel.collective_order import OrderVaries
+from shoal_workers.engine.parallel.sharding import reduces_once
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.task.metrics import Share
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.returned import Returned
 from shoal_workers.tasks.balance import share_of_step
+
+
+_VARIES = (
+    "The model does not run the same blocks in every micro-batch, so parallelism.shard full cannot gather its parameters "
+    "block by block: they stay whole during a step until the group forms again, as with shard gradients."
+)
 
 
 class Passes(Protocol):
@@ -57,23 +64,60 @@ class LocalPasses:
         assert isinstance(self._model, FSDPModule)
         self._fsdp: FSDPModule = self._model
         self._reduces_once = reduces_once(generation.layout)
-        self._keeps_gathered = keeps_gathered(generation.layout)
+        (self._order,) = assembly.orders
+        self._order.begin_generation()
         if exact is not None:
             self._fsdp.set_requires_gradient_sync(False)
 
     def shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
-        shares: list[Share] = []
-        for count, micro_batch in enumerate(self._own):
-            self._generation.check()
-            self._prepare_backward(is_last=count == len(self._own) - 1)
-            is_padding = not micro_batch.weight
-            with self._exact.collecting(is_padding=is_padding) if self._exact else nullcontext():
-                share = self._forward_backward(step, micro_batch, batches, scale)
-            if not is_padding:
-                shares.append(share)
+        order = self._order
+        order.begin_step()
+        try:
+            shares = self._all_shares(step, batches, scale)
+            varies = order.any_deviated()
+        except OrderVaries:
+            varies = True
+        if varies:
+            self._keep_whole()
+            shares = self._all_shares(step, batches, scale)
         return shares
 
     def forward_only(self, batch: Any) -> Share:
+        kind = f"forward, training {self._model.training}"
+        try:
+            share = self._order.run(kind, lambda: self._forward_only(batch))
+            varies = self._order.any_deviated()
+        except OrderVaries:
+            share, varies = None, True
+        if varies:
+            self._keep_whole()
+            share = self._forward_only(batch)
+        assert share is not None
+        return share
+
+    def _keep_whole(self) -> None:
+        self._order.keep_whole()
+        self._order.begin_step()
+        if self._exact is not None:
+            self._exact.begin()
+        if self._generation.rank == 0:
+            self._generation.outbox.log_text(_VARIES)
+
+    def _all_shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
+        shares: list[Share] = []
+        for count, micro_batch in enumerate(self._own):
+            self._generation.check()
+            is_last, is_padding = count == len(self._own) - 1, not micro_batch.weight
+            self._prepare_backward(is_last=is_last)
+            with self._exact.collecting(is_padding=is_padding) if self._exact else nullcontext():
+                share = self._order.run(
+                    f"training, last {is_last}", lambda one=micro_batch: self._forward_backward(step, one, batches, scale)
+                )
+            if not is_padding and share is not None:
+                shares.append(share)
+        return shares
+
+    def _forward_only(self, batch: Any) -> Share:
         generation = self._generation
         with torch.no_grad(), generation.split_loss(), self._user_code:
             return share_of(generation, generation.task.evaluate(self._model, generation.own_tokens(batch)))
@@ -86,7 +130,7 @@ class LocalPasses:
         fsdp.set_is_last_backward(is_last)
         if self._exact is None:
             fsdp.set_requires_gradient_sync(is_last or not self._reduces_once)
-        if self._keeps_gathered:
+        if self._order.is_whole:
             fsdp.set_reshard_after_backward(is_last)
         if self._generation.layout.dp_replicate > 1:
             fsdp.set_requires_all_reduce(is_last)

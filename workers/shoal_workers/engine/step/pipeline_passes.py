@@ -69,10 +69,14 @@ class PipelinePasses:
         self._shares = [0.0] * len(self._own)
         self._schedule: PipelineScheduleSingle | PipelineScheduleMulti | None = None
         self._stages: list[_Stage] = []
+        for order in assembly.orders:
+            order.begin_generation()
 
     def shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
         generation, assembly = self._generation, self._assembly
         num = generation.spec.batch.num_micro_batches
+        for order in assembly.orders:
+            order.begin_step()
         self._shares[:] = [micro_batch.weight / num * scale for micro_batch in self._own]
         with self._user_code, generation.split_loss():
             read = [generation.own_tokens(batches.training(generation.spec, step, one.index)) for one in self._own]

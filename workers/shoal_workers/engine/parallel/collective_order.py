@@ -1,0 +1,351 @@
+"""The order of FSDP2's collectives: the same on every rank, whatever blocks and parameters a forward pass uses.
+
+FSDP2 gathers a unit (a module with a fully_shard of its own) when its forward begins, and sums its gradients when its
+backward ends. If a model runs other blocks for other samples, ranks call other collectives: they wait for ever, or add
+up gradients of different parameters without an error (pytorch#158719). Two orders prevent that:
+
+    whole    parameters stay whole during a step. All units are gathered when the root's forward begins, and summed
+             when the backward pass has ended, once each, with zeros for what this rank has not used. On a GPU a unit is
+             summed as soon as those before it in the order are, which overlaps with the backward pass
+    unit     ShardLevel.FULL: units are gathered one by one, so every pass must run the same units in the same order.
+    by unit  The first pass of each kind compares every collective with the other ranks before it is called; later ones
+             compare with the first. A rank that deviates leaves its pass, calls what the others call, and then all of
+             them repeat the step with whole parameters
+
+`used_parameters` says what had a gradient at all on this rank: torch's optimizers skip a parameter that has none, so
+the vote has to find out what no rank has used.
+
+Besides model/runtime.py the only module that touches what FSDP2 keeps private; tests/dist/parallel/test_branches.py
+fails if a torch version changes it. Made by `assemble`; training thread, and on a GPU autograd's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+from shoal_workers.engine.group.direct_collectives import DirectAllGather, DirectReduceScatter, all_reduce_small
+
+_END = -1
+T = TypeVar("T")
+
+
+class OrderVaries(BaseException):
+    """This pass calls other collectives than the other ranks, or than the first pass did. Not an Exception, because a
+    task may catch those."""
+
+
+class CollectiveOrder:
+    """Of one part of a model, which it hooks into. Outlives generations, as the model does.
+
+    Args:
+        root: sharded; no part has been run yet.
+        is_whole: parameters stay whole from their first forward pass in a step to its last backward pass.
+        streams: gradients are summed during the backward pass.
+    """
+
+    def __init__(self, root: nn.Module, mesh: DeviceMesh, *, is_whole: bool, streams: bool) -> None:
+        assert isinstance(root, FSDPModule)
+        self._root: FSDPModule = root
+        self._units = [module for module in root.modules() if isinstance(module, FSDPModule)]
+        self._groups: list[Any] = [
+            group for unit in reversed(self._units) for group in unit._get_fsdp_state()._fsdp_param_groups
+        ]
+        """FSDP's records of the units, in the order in which gradients are summed."""
+        # with one shard no parameter is ever gathered: only sums must be in order
+        self._layout_is_whole = self.is_whole = is_whole or mesh.size(mesh.ndim - 1) == 1
+        self._streams = streams
+        self._mesh = mesh
+        self._passes: _Passes | None = None
+        self._num_calls: dict[int, int] = {}
+        self._ended: set[int] = set()
+        self._num_summed = 0
+        self._sums: dict[int, Callable[[], None]] = {}
+        self._used: set[int] = set()
+        """Ids of FSDP's records of parameters."""
+        self._hook()
+
+    def begin_generation(self) -> None:
+        """All ranks of a group that has just formed: nothing is known of its passes."""
+        self._passes = None
+        if self.is_whole and not self._layout_is_whole:
+            self.is_whole = False
+            self._root.set_reshard_after_forward(True)
+        if not self.is_whole:
+            self._passes = _Passes(self._mesh)
+
+    def end_generation(self) -> None:
+        """Before the groups are destroyed: drops all references to them."""
+        self._passes = None
+
+    def begin_step(self) -> None:
+        """Forgets which parameters were used."""
+        self._used.clear()
+
+    def used_parameters(self) -> set[int]:
+        """Ids of the parameters of this part that a backward pass on this rank since `begin_step` had a gradient
+        for."""
+        return {
+            id(one.sharded_param) for group in self._groups for one in group.fsdp_params if id(one) in self._used
+        }
+
+    def run(self, kind: str, one_pass: Callable[[], T]) -> T | None:
+        """Run one micro-batch. `kind`: the same for passes that call the same collectives.
+
+        Returns:
+            None: only this rank deviated; the others have got what they waited for. See `any_deviated`.
+
+        Raises:
+            OrderVaries: on all ranks alike.
+        """
+        return one_pass() if self._passes is None else self._passes.run(kind, one_pass, self._reset)
+
+    def any_deviated(self) -> bool:
+        """All ranks, after passes: whether one of them has left a pass. A small collective, none if parameters are
+        whole."""
+        if self._passes is None:
+            return False
+        flag = torch.tensor([float(self._passes.has_deviated)], device=self._mesh.device_type)
+        all_reduce_small(flag)
+        return bool(flag.item())
+
+    def keep_whole(self) -> None:
+        """All ranks, after they have deviated: drop the gradients, and go on with whole parameters."""
+        self._reset()
+        self.is_whole, self._passes = True, None
+        self._root.set_reshard_after_forward(False)
+        for group in self._groups:
+            for one in group.fsdp_params:
+                one.sharded_param.grad = None
+
+    def _reset(self) -> None:
+        """After a pass was left in the middle."""
+        self._root.reset_iter_state()
+        self._ended.clear()
+        self._num_calls.clear()
+        self._num_summed = 0
+        for group in self._groups:
+            group._partial_reduce_output = None
+            for one in group.fsdp_params:
+                one.unsharded_accumulated_grad = None
+                if (whole := getattr(one, "_unsharded_param", None)) is not None:
+                    whole.grad = None
+
+    def _hook(self) -> None:
+        root = self._root
+        root.set_reduce_scatter_unused_params(True)
+        assert isinstance(root, nn.Module)
+        root.register_forward_pre_hook(self._gather_all)  # after FSDP's own, which sets everything up
+        is_cpu = self._mesh.device_type == "cpu"
+        for number, unit in enumerate(self._units):
+            assert isinstance(unit, nn.Module)
+            gather = DirectAllGather() if is_cpu else DefaultAllGather()
+            scatter = DirectReduceScatter() if is_cpu else DefaultReduceScatter()
+            unit.set_custom_all_gather(_Gather(gather, self, number))
+            unit.set_custom_reduce_scatter(_Scatter(scatter, self, number))
+            state = unit._get_fsdp_state()
+            finish = state._root_post_backward_final_callback
+            state._root_post_backward_final_callback = partial(self._end_backward, finish)
+            groups = state._fsdp_param_groups
+            unit.register_forward_pre_hook(partial(self._count, [id(group) for group in groups]))
+            for group in groups:
+                self._sums[id(group)] = group.post_backward
+                group.post_backward = partial(self._after_backward, group)
+
+    def _gather_all(self, *_: object) -> None:
+        if self.is_whole:
+            for unit in self._units:
+                unit.unshard()
+
+    def _count(self, groups: list[int], *_: object) -> None:
+        """A unit that runs twice, or again in a backward pass, has its gradients only when that pass has ended."""
+        if torch.is_grad_enabled():
+            again = 2 if torch._C._current_graph_task_id() != -1 else 1
+            for group in groups:
+                self._num_calls[group] = self._num_calls.get(group, 0) + again
+
+    def _after_backward(self, group: Any, *_: object) -> None:
+        """In place of FSDP's `post_backward` of a unit."""
+        if not group.reduce_grads or not self.is_whole:
+            self._sum(group)
+            return
+        group._training_state = TrainingState.POST_BACKWARD
+        if self._streams and self._num_calls.get(id(group)) == 1:
+            self._ended.add(id(group))
+            while self._num_summed < len(self._groups) and id(self._groups[self._num_summed]) in self._ended:
+                self._sum(self._groups[self._num_summed])
+                self._num_summed += 1
+
+    def _end_backward(self, finish: Callable[[], None]) -> None:
+        """In place of FSDP's callback at the end of a backward pass."""
+        if self.is_whole:
+            for group in self._groups[self._num_summed :]:
+                if group.reduce_grads:
+                    self._sum(group)
+        self._ended.clear()
+        self._num_calls.clear()
+        self._num_summed = 0
+        finish()
+
+    def _sum(self, group: Any) -> None:
+        """FSDP's own `post_backward`: drops, keeps or sums the gradients of a unit."""
+        parameters = [one for one in group.fsdp_params if hasattr(one, "_unsharded_param")]
+        for one in parameters:
+            if one.unsharded_accumulated_grad is not None or one._unsharded_param.grad is not None:
+                self._used.add(id(one))
+        if group.reduce_grads:
+            _equalise(parameters)
+        self._sums[id(group)]()
+
+    def expect(self, call: _Call) -> None:
+        """Right before a collective of a unit. Raises OrderVaries if the other ranks do not call it."""
+        if self._passes is not None:
+            self._passes.expect(call)
+
+    def all_reduce_after(self, number: int) -> dist.ProcessGroup | None:
+        """What FSDP does with the sum over the shards of a unit: the group of its replicas, if they are summed now."""
+        for group in self._units[number]._get_fsdp_state()._fsdp_param_groups:
+            if group._is_hsdp and group.all_reduce_grads:
+                return group._all_reduce_process_group  # type: ignore[no-any-return]
+        return None
+
+
+def _equalise(parameters: list[Any]) -> None:
+    """With mixed precision FSDP keeps sums over micro-batches in the dtype of the reduction, and refuses a gradient of
+    another dtype beside them: that of a parameter which only the last micro-batch has used, or none."""
+    for one in parameters:
+        if one.reduce_dtype is None or not one._unsharded_param.requires_grad:
+            continue
+        if one.unsharded_accumulated_grad is not None:
+            one.accumulate_unsharded_grad_if_needed()
+        elif one._unsharded_param.grad is not None:
+            one.to_accumulated_grad_if_needed()
+        elif one._unsharded_param.dtype != one.reduce_dtype:
+            one.unsharded_accumulated_grad = torch.zeros_like(one._unsharded_param, dtype=one.reduce_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One collective of a pass, with what a rank needs to take part in it without a model."""
+
+    unit: int
+    is_sum: bool
+    output_numel: int
+    input_numel: int
+    like: Tensor
+    """Empty; of the type and on the device of the tensors."""
+    run: Callable[[Tensor, Tensor], Any]
+    replicas: dist.ProcessGroup | None
+    """Among them the sum is summed afterwards."""
+
+    @property
+    def code(self) -> int:
+        return 2 * self.unit + self.is_sum
+
+    def take_part(self) -> None:
+        output = self.like.new_empty(self.output_numel)
+        self.run(output, self.like.new_zeros(self.input_numel))
+        if self.replicas is not None:
+            dist.all_reduce(output, group=self.replicas)
+
+
+class _Passes:
+    """Which collectives the passes of a generation call, by kind of pass. For ShardLevel.FULL."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+        self._known: dict[str, list[_Call]] = {}
+        self._expected: list[_Call] | None = None
+        self._now: list[_Call] | None = None
+        """Of the current pass; None: there is none."""
+        self.has_deviated = False
+
+    def run(self, kind: str, one_pass: Callable[[], T], reset: Callable[[], None]) -> T | None:
+        expected = self._expected = self._known.get(kind)
+        now = self._now = []
+        result: T | None = None
+        try:
+            if not self.has_deviated:  # else the step will be repeated
+                result = one_pass()
+                if expected is None:
+                    self._agree(_END)
+                    self._known[kind] = now
+        except OrderVaries:
+            reset()
+            if expected is None:
+                raise
+            self.has_deviated = True
+        finally:
+            self._expected = self._now = None
+        if expected is not None and len(now) < len(expected):
+            self.has_deviated = True
+            for call in expected[len(now) :]:
+                call.take_part()
+        return None if self.has_deviated else result
+
+    def expect(self, call: _Call) -> None:
+        if self._now is None:
+            return
+        if self._expected is None:
+            self._agree(call.code)
+        elif len(self._now) >= len(self._expected) or self._expected[len(self._now)].code != call.code:
+            raise OrderVaries
+        self._now.append(call)
+
+    def _agree(self, code: int) -> None:
+        pair = torch.tensor([code, -code], device=self._mesh.device_type)
+        for axis in range(self._mesh.ndim):
+            if self._mesh.size(axis) > 1:
+                dist.all_reduce(pair, dist.ReduceOp.MAX, group=self._mesh.get_group(axis))
+        largest, smallest = pair.tolist()
+        if largest != -smallest:
+            raise OrderVaries
+
+
+class _Gather(DefaultAllGather):
+    """For FSDPModule.set_custom_all_gather."""
+
+    def __init__(self, inner: DefaultAllGather, order: CollectiveOrder, number: int) -> None:
+        self._inner = inner
+        self._order = order
+        self._number = number
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        if not self._order.is_whole:
+            sizes = output_tensor.numel(), input_tensor.numel()
+            like = output_tensor.new_empty(0)
+            run = partial(self._inner, group=group)
+            self._order.expect(_Call(self._number, False, *sizes, like, run, None))
+        return self._inner(output_tensor, input_tensor, group, async_op)
+
+
+class _Scatter(DefaultReduceScatter):
+    """For FSDPModule.set_custom_reduce_scatter."""
+
+    def __init__(self, inner: DefaultReduceScatter, order: CollectiveOrder, number: int) -> None:
+        self._inner = inner
+        self._order = order
+        self._number = number
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> Any:
+        if not self._order.is_whole:
+            sizes = output_tensor.numel(), input_tensor.numel()
+            like = output_tensor.new_empty(0)
+            run = partial(self._inner, group=group, op=op)
+            replicas = self._order.all_reduce_after(self._number)
+            self._order.expect(_Call(self._number, True, *sizes, like, run, replicas))
+        return self._inner(output_tensor, input_tensor, group, op, async_op)
