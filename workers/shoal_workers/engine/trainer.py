@@ -67,7 +67,7 @@ class Trainer:
         self._profiling = profiling
         batches = Batches(task, task.train_data, generation.device)
         self._batches = batches
-        self._gradients = GradientPass(generation, runtime.assembly, batches, runtime.calls)
+        self._gradients = GradientPass(generation, runtime.assembly, batches, runtime.calls, runtime.trained)
         self._validation = validation_of(generation, runtime.assembly, self._gradients.passes)
         self._replay = Replay(generation, self._gradients)
         self._replicas = ReplicaCheck(generation, runtime.state.view)
@@ -234,6 +234,7 @@ class Trainer:
             cpu_wait_s=self._cpu_wait.take(),
             saving_s=saving_s,
             metrics=self._gradients.metric_sums(),
+            uses=self._gradients.uses(),
         )
         verdict = hold_vote(ballot, generation.rank, generation.layout.world_size)
         generation.collectives.end_step()
@@ -249,6 +250,7 @@ class Trainer:
             return verdict
         self._num_skipped = 0
         generation.position.enter(Phase.OPTIMIZER)
+        self._gradients.drop_unused(verdict.uses, step)
         factors = Factors(
             unscale=1 / scale,
             clip=clip_factor(verdict.grad_norm, spec.optimizer.clip_norm),

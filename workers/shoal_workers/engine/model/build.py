@@ -48,6 +48,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
     with generation.user_code, noted(generation.position.note):
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         shape = shape_of(model)
+        trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
         calls = ModelCalls(task.evaluate, model)
         assembly = assemble(model, spec, generation.plan, generation.meshes, task.shard_units)
     if weights is not None:
@@ -65,6 +66,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         state=DoubleBufferedState(assembly, update),
         shape=shape,
         num_parameters=num_parameters,
+        trained=trained,
     )
 
 

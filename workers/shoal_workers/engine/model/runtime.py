@@ -48,6 +48,8 @@ class ModelRuntime:
     """Of the whole model."""
     num_parameters: int
     """The same."""
+    trained: tuple[str, ...] = ()
+    """Names of the whole model's parameters that need a gradient; the same on every rank."""
 
     def fits(self, assignment: Assignment) -> bool:
         """Whether the next generation splits the state as this one did, so that only the groups are different."""

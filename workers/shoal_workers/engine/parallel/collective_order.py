@@ -95,9 +95,7 @@ class CollectiveOrder:
     def used_parameters(self) -> set[int]:
         """Ids of the parameters of this part that a backward pass on this rank since `begin_step` had a gradient
         for."""
-        return {
-            id(one.sharded_param) for group in self._groups for one in group.fsdp_params if id(one) in self._used
-        }
+        return {id(one.sharded_param) for group in self._groups for one in group.fsdp_params if id(one) in self._used}
 
     def run(self, kind: str, one_pass: Callable[[], T]) -> T | None:
         """Run one micro-batch. `kind`: the same for passes that call the same collectives.
@@ -153,7 +151,7 @@ class CollectiveOrder:
             scatter = DirectReduceScatter() if is_cpu else DefaultReduceScatter()
             unit.set_custom_all_gather(_Gather(gather, self, number))
             unit.set_custom_reduce_scatter(_Scatter(scatter, self, number))
-            state = unit._get_fsdp_state()
+            state: Any = unit._get_fsdp_state()
             finish = state._root_post_backward_final_callback
             state._root_post_backward_final_callback = partial(self._end_backward, finish)
             groups = state._fsdp_param_groups
@@ -216,7 +214,7 @@ class CollectiveOrder:
         """What FSDP does with the sum over the shards of a unit: the group of its replicas, if they are summed now."""
         for group in self._units[number]._get_fsdp_state()._fsdp_param_groups:
             if group._is_hsdp and group.all_reduce_grads:
-                return group._all_reduce_process_group  # type: ignore[no-any-return]
+                return group._all_reduce_process_group
         return None
 
 

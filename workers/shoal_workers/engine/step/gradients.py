@@ -28,6 +28,7 @@ from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.partial_gradients import PartialGradients
 from shoal_workers.engine.step.passes import LocalPasses, Passes
 from shoal_workers.engine.step.pipeline_passes import PipelinePasses
+from shoal_workers.engine.step.used_parameters import UseCounts
 from shoal_workers.engine.task.metrics import Share
 from shoal_workers.engine.task.model_calls import ModelCalls
 from shoal_workers.engine.task.randomness import seed_everything
@@ -42,9 +43,17 @@ class GradientPass:
 
     Args:
         calls: how the task calls the whole model; needed for a pipeline.
+        trained: names of the whole model's parameters that need a gradient.
     """
 
-    def __init__(self, generation: Generation, assembly: Assembly, batches: Batches, calls: ModelCalls) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        assembly: Assembly,
+        batches: Batches,
+        calls: ModelCalls,
+        trained: Sequence[str],
+    ) -> None:
         self._generation = generation
         self._assembly = assembly
         self._batches = batches
@@ -60,6 +69,7 @@ class GradientPass:
         )
         self._partial_gradients = PartialGradients(assembly, generation.meshes)
         self._copies = assembly.copies()
+        self._uses = UseCounts(trained, generation.layout.world_size)
         self._metrics = generation.task.metrics(generation.device, writes_log=generation.rank == 0)
         self._metric_sums = torch.zeros(0, dtype=torch.float64, device=generation.device)
 
@@ -72,8 +82,6 @@ class GradientPass:
             forget_load(part)
         if self._exact is None:
             shares = self.passes.shares(step, self._batches, scale)
-            if step == 0:
-                self._remark_unused()
             self._partial_gradients.add_up()
             self._sum_load()
             self._agree(shares)
@@ -99,6 +107,30 @@ class GradientPass:
     def metrics(self, sums: Sequence[float]) -> dict[str, float]:
         """`metric_sums` of all ranks, added up: by name, without those that are not finite."""
         return self._metrics.by_name(sums)
+
+    def uses(self) -> Tensor:
+        """This rank's part of the counts of `drop_unused`."""
+        used = {key for order in self._assembly.orders for key in order.used_parameters()}
+        is_exact = self._exact is not None  # then FSDP sums nothing, and no rank has zeros for what it has not used
+        return self._uses.encoded(
+            {
+                name
+                for name, parameter in self._assembly.all_parameters()
+                if parameter.grad is not None and (is_exact or id(parameter) in used)
+            }
+        )
+
+    def drop_unused(self, uses: Sequence[float], step: int) -> None:
+        """After the vote, before the update: a parameter that no rank has used in the step has no gradient. `uses`: the
+        sum of all ranks' `uses`."""
+        unused = self._uses.unused(uses)
+        if not unused:
+            return
+        for name, parameter in self._assembly.all_parameters():
+            if name in unused:
+                parameter.grad = None
+        if step == 0:
+            self._remark(sorted(unused))
 
     def gradients(self) -> Gradients:
         """The gradients of the last `run`."""
@@ -139,20 +171,18 @@ class GradientPass:
             self._metrics.agree(shares)
         self._generation.check()
 
-    def _remark_unused(self) -> None:
-        """After the first step's passes: name the parameters without a gradient in the log, from one rank. Such a
-        parameter is a mistake more often than not, and keeps its initial value. An expert may have got no token."""
+    def _remark(self, unused: Sequence[str]) -> None:
+        """After the first step: name the parameters without a gradient in the log, from one rank. Such a parameter is a
+        mistake more often than not. An expert may have got no token."""
         generation = self._generation
-        if generation.rank != 0 or generation.layout.pp > 1 or generation.plan.experts:
+        if generation.rank != 0 or generation.plan.experts:
             return
-        unused = [name for name, one in self._assembly.named_parameters() if one.requires_grad and one.grad is None]
-        if unused:
-            more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
-            generation.outbox.log_text(
-                f"{len(unused)} parameters got no gradient in the first step and are not trained: "
-                f"{', '.join(unused[:_SHOWN])}{more}. Use them in forward(), leave them out of the model, or set "
-                "requires_grad_(False) if this is meant."
-            )
+        more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
+        generation.outbox.log_text(
+            f"{len(unused)} parameters got no gradient in the first step and are not trained until they get one: "
+            f"{', '.join(unused[:_SHOWN])}{more}. Use them in forward(), leave them out of the model, or set "
+            "requires_grad_(False) if this is meant."
+        )
 
     def _sum_load(self) -> None:
         """Sum the experts' loads over the ranks that have the same blocks and other samples or tokens."""

@@ -10,6 +10,7 @@ Called by `GradientPass` and `Validation`.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -19,8 +20,8 @@ from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
 from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.deterministic.exact_gradients import ExactGradients
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.parallel.cutting import local
 from shoal_workers.engine.parallel.collective_order import OrderVaries
+from shoal_workers.engine.parallel.cutting import local
 from shoal_workers.engine.parallel.sharding import reduces_once
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
@@ -29,10 +30,9 @@ from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.returned import Returned
 from shoal_workers.tasks.balance import share_of_step
 
-
 _VARIES = (
-    "The model does not run the same blocks in every micro-batch, so parallelism.shard full cannot gather its parameters "
-    "block by block: they stay whole during a step until the group forms again, as with shard gradients."
+    "The model does not run the same blocks in every micro-batch, so parallelism.shard full cannot gather its "
+    "parameters block by block: they stay whole during a step until the group forms again, as with shard gradients."
 )
 
 
@@ -110,9 +110,8 @@ class LocalPasses:
             is_last, is_padding = count == len(self._own) - 1, not micro_batch.weight
             self._prepare_backward(is_last=is_last)
             with self._exact.collecting(is_padding=is_padding) if self._exact else nullcontext():
-                share = self._order.run(
-                    f"training, last {is_last}", lambda one=micro_batch: self._forward_backward(step, one, batches, scale)
-                )
+                run = partial(self._forward_backward, step, micro_batch, batches, scale)
+                share = self._order.run(f"training, last {is_last}", run)
             if not is_padding and share is not None:
                 shares.append(share)
         return shares

@@ -78,6 +78,8 @@ class Ballot:
     """Seconds since the last vote in which a checkpoint kept it."""
     metrics: Tensor | None = None
     """Float64 of shape (n,), with the same n on every rank: this rank's share of the task's own metrics."""
+    uses: Tensor | None = None
+    """Float64 of shape (n,), with the same n on every rank: see `UseCounts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ class Verdict:
     """Ranks whose own part of the loss is not finite."""
     metrics: tuple[float, ...] = ()
     """Not part of `is_finite`: a metric may have no value."""
+    uses: tuple[float, ...] = ()
+    """The sum of what the ballots had."""
 
 
 def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
@@ -119,14 +123,15 @@ def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
     words = torch.tensor([1.0, *astuple(ballot.requests), *figures], dtype=torch.float64, device=norm.device)
     words[_NUM_FIGURES * (rank + 1) - 1 - len(figures)] = (~torch.isfinite(loss)).double()  # on the device
     metrics = loss.new_zeros(0) if ballot.metrics is None else ballot.metrics
-    box = torch.cat([torch.stack([loss, norm, is_bad.double()]), words, metrics])
+    uses = loss.new_zeros(0) if ballot.uses is None else ballot.uses.to(loss.device)
+    box = torch.cat([torch.stack([loss, norm, is_bad.double()]), words, uses, metrics])
     all_reduce_small(box)
     total_loss, total_norm, num_bad, num_present, *rest = box.tolist()
     if num_present != world_size:
         raise dist.DistError(f"the vote counted {num_present:g} of {world_size} ranks: the communicator was aborted")
     num_requests = len(fields(Requests))
     end = num_requests + len(figures)
-    request_counts, all_figures, metric_sums = rest[:num_requests], rest[num_requests:end], rest[end:]
+    request_counts, all_figures, others = rest[:num_requests], rest[num_requests:end], rest[end:]
     lags = [lag for lag in all_figures[4::_NUM_FIGURES] if lag != NO_BUDDY]
     return Verdict(
         loss=total_loss,
@@ -143,5 +148,6 @@ def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
         cpu_wait_s=tuple(all_figures[7::_NUM_FIGURES]),
         saving_s=tuple(all_figures[8::_NUM_FIGURES]),
         not_finite=tuple(other for other, bad in enumerate(all_figures[9::_NUM_FIGURES]) if bad),
-        metrics=tuple(metric_sums),
+        metrics=tuple(others[len(uses) :]),
+        uses=tuple(others[: len(uses)]),
     )

@@ -1,0 +1,82 @@
+"""A model may use other blocks and parameters in each micro-batch: the result is that of a plain loop at any size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kit.worlds import plain_reference
+from shoal_workers.contract.layout import Layout, ShardLevel
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.worker_reports import StepReport
+
+_STEPS = 6
+SPEC: dict[str, Any] = {
+    "task": "branching_tasks:Branches",
+    "batch": {"global_size": 10, "micro_size": 2},
+    "optimizer": {"lr": 0.02, "clip_norm": 0.5, "weight_decay": 0.3},
+    "schedule": {"warmup_steps": 1},
+    "stop": {"steps": _STEPS},
+    "checkpoint": {"every_steps": None},
+    "validation": {"samples": 5},
+    "snapshot": {"enabled": False},
+    "seed": 7,
+}
+KINDS = ("heads", "skipped", "order", "twice", "rare", "never")
+
+
+def _run(make_job: Any, layout: Layout, **spec: Any) -> dict[int, StepReport]:
+    job = make_job(f"{layout.describe()}-{layout.shard}", **spec)
+    workers = job.workers(layout.world_size)
+    exits = job.run(workers, layout=layout)
+    faults = [one.error.traceback for one in exits if one.error]
+    assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(workers), "\n".join(faults)
+    return {one.step: one for one in job.reported(workers, StepReport)}
+
+
+def _assert_plain(seen: dict[int, StepReport], spec: dict[str, Any]) -> None:
+    plain = plain_reference.losses(spec, _STEPS)
+    assert {step: one.loss for step, one in seen.items()} == pytest.approx(
+        {step: values[0] for step, values in plain.items()}, abs=1e-6
+    )
+    assert {step: one.grad_norm for step, one in seen.items()} == pytest.approx(
+        {step: values[1] for step, values in plain.items()}, rel=1e-5
+    )
+
+
+def _is_in_matrix(level: ShardLevel, kind: str) -> bool:
+    return level is ShardLevel.GRADIENTS or (level is ShardLevel.FULL and kind in ("order", "twice", "never"))
+
+
+@pytest.mark.parametrize(
+    ("level", "kind"),
+    [
+        pytest.param(level, kind, marks=[pytest.mark.matrix] if _is_in_matrix(level, kind) else [])
+        for level in ShardLevel
+        for kind in KINDS
+    ],
+)
+def test_three_ranks_equal_the_plain_loop(make_job: Any, kind: str, level: ShardLevel) -> None:
+    spec = {**SPEC, "data": {"kind": kind}}
+    _assert_plain(_run(make_job, Layout(dp_shard=3, shard=level), **spec), spec)
+
+
+@pytest.mark.parametrize("level", [ShardLevel.OPTIMIZER, ShardLevel.FULL])
+def test_replicas_equal_the_plain_loop(make_job: Any, level: ShardLevel) -> None:
+    spec = {**SPEC, "data": {"kind": "skipped"}}
+    _assert_plain(_run(make_job, Layout(dp_replicate=2, dp_shard=2, shard=level), **spec), spec)
+
+
+@pytest.mark.parametrize("level", [ShardLevel.OPTIMIZER, ShardLevel.FULL])
+def test_deterministic_mode_equals_the_plain_loop(make_job: Any, level: ShardLevel) -> None:
+    spec = {**SPEC, "data": {"kind": "skipped"}, "deterministic": True}
+    _assert_plain(_run(make_job, Layout(dp_shard=2, shard=level), **spec), spec)
+
+
+def test_bfloat16_takes_a_parameter_that_only_the_last_micro_batch_uses(make_job: Any) -> None:
+    """FSDP keeps sums over micro-batches in float32, and a first gradient in bfloat16."""
+    spec = {**SPEC, "data": {"kind": "skipped"}, "precision": "bf16"}
+    layouts = [Layout(dp_shard=number, shard=ShardLevel.OPTIMIZER) for number in (1, 2)]
+    one, two = (_run(make_job, layout, **spec) for layout in layouts)
+    assert [report.loss for report in two.values()] == pytest.approx([report.loss for report in one.values()], rel=1e-2)
