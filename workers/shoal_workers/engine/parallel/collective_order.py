@@ -145,20 +145,21 @@ class CollectiveOrder:
         assert isinstance(root, nn.Module)
         root.register_forward_pre_hook(self._gather_all)  # after FSDP's own, which sets everything up
         is_cpu = self._mesh.device_type == "cpu"
-        for number, unit in enumerate(self._units):
+        for number, group in enumerate(self._groups):
+            # not through FSDP's setters: they refuse a unit with several groups, see dtype_groups.py
+            group._all_gather_comm = _Gather(DirectAllGather() if is_cpu else DefaultAllGather(), self, number)
+            group._reduce_scatter_comm = _Scatter(
+                DirectReduceScatter() if is_cpu else DefaultReduceScatter(), self, number
+            )
+            self._sums[id(group)] = group.post_backward
+            group.post_backward = partial(self._after_backward, group)
+        for unit in self._units:
             assert isinstance(unit, nn.Module)
-            gather = DirectAllGather() if is_cpu else DefaultAllGather()
-            scatter = DirectReduceScatter() if is_cpu else DefaultReduceScatter()
-            unit.set_custom_all_gather(_Gather(gather, self, number))
-            unit.set_custom_reduce_scatter(_Scatter(scatter, self, number))
             state: Any = unit._get_fsdp_state()
             finish = state._root_post_backward_final_callback
             state._root_post_backward_final_callback = partial(self._end_backward, finish)
             groups = state._fsdp_param_groups
             unit.register_forward_pre_hook(partial(self._count, [id(group) for group in groups]))
-            for group in groups:
-                self._sums[id(group)] = group.post_backward
-                group.post_backward = partial(self._after_backward, group)
 
     def _gather_all(self, *_: object) -> None:
         if self.is_whole:
@@ -210,12 +211,13 @@ class CollectiveOrder:
         if self._passes is not None:
             self._passes.expect(call)
 
-    def all_reduce_after(self, number: int) -> dist.ProcessGroup | None:
-        """What FSDP does with the sum over the shards of a unit: the group of its replicas, if they are summed now."""
-        for group in self._units[number]._get_fsdp_state()._fsdp_param_groups:
-            if group._is_hsdp and group.all_reduce_grads:
-                return group._all_reduce_process_group
-        return None
+    def replicas(self, number: int) -> dist.ProcessGroup | None:
+        """Among whom FSDP sums the sums over shards of this record's parameters, if it does so now."""
+        group = self._groups[number]
+        found: dist.ProcessGroup | None = None
+        if group._is_hsdp and group.all_reduce_grads:
+            found = group._all_reduce_process_group
+        return found
 
 
 def _equalise(parameters: list[Any]) -> None:
@@ -236,7 +238,8 @@ def _equalise(parameters: list[Any]) -> None:
 class _Call:
     """One collective of a pass, with what a rank needs to take part in it without a model."""
 
-    unit: int
+    number: int
+    """Of FSDP's record of the unit's parameters."""
     is_sum: bool
     output_numel: int
     input_numel: int
@@ -248,7 +251,7 @@ class _Call:
 
     @property
     def code(self) -> int:
-        return 2 * self.unit + self.is_sum
+        return 2 * self.number + self.is_sum
 
     def take_part(self) -> None:
         output = self.like.new_empty(self.output_numel)
@@ -344,6 +347,6 @@ class _Scatter(DefaultReduceScatter):
             sizes = output_tensor.numel(), input_tensor.numel()
             like = output_tensor.new_empty(0)
             run = partial(self._inner, group=group, op=op)
-            replicas = self._order.all_reduce_after(self._number)
+            replicas = self._order.replicas(self._number)
             self._order.expect(_Call(self._number, True, *sizes, like, run, replicas))
         return self._inner(output_tensor, input_tensor, group, op, async_op)
