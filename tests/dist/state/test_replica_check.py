@@ -13,6 +13,14 @@ from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import ReplicaMismatch, ReplicasEqual
 
 STEPS, EVERY = 10, 4
+BIASED_PLAN: dict[str, Any] = {
+    "blocks": "blocks",
+    "num_blocks": 2,
+    "first": ["inlet"],
+    "last": ["outlet"],
+    "hidden_size": 12,
+    "tensor": {"blocks.*.up": "column", "blocks.*.down": "row"},
+}
 SPEC: dict[str, Any] = {
     "batch": {"global_size": 12, "micro_size": 2},
     "optimizer": {"lr": 0.02},
@@ -102,3 +110,14 @@ def test_an_honest_group_is_equal_at_each_comparison(make_job: Any, reference: A
     assert {e.kind for e in job.run(workers, layout=layout)} == {ExitKind.FINISHED}
     assert compared(workers) == [4, 8, STEPS] and differences(workers) == []
     assert job.losses(workers) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+
+
+@pytest.mark.parametrize("parameter", ["inlet.weight", "blocks.0.down.bias"])
+def test_a_parameter_that_tp_does_not_split_is_compared_over_tp(make_job: Any, parameter: str) -> None:
+    job = make_job(memory=True, **{**SPEC, "task": "biased_tasks:Biased", "plan": BIASED_PLAN})
+    workers = job.workers(2)
+    workers[1].strike("forward", 1, f"flip in {parameter}")
+    job.start(workers, layout=Layout(tp=2))
+    found = wait_for_difference(workers)
+    assert {e.kind for e in job.interrupt(workers)} <= LEFT
+    assert (found.ranks, found.is_certain, found.step) == ((0, 1), False, EVERY)

@@ -65,8 +65,8 @@ class RemoteWorker:
             return self._inbox["reply"].get(timeout=PATIENCE_S)
 
     def strike(self, phase: str, step: int, action: str, *, count: int = 1) -> None:
-        """`action`: kill, stop, hold, dump, flip (a bit of a parameter) or "flip to inf", as `phase` is entered the
-        `count`-th time after `step` steps; or "kill within" the update that follows."""
+        """`action`: kill, stop, hold, dump, flip (a bit of a parameter), "flip in NAME" or "flip to inf", as `phase` is
+        entered the `count`-th time after `step` steps; or "kill within" the update that follows."""
         self.call("strike", phase, step, action, count)
 
     def died(self) -> bool:

@@ -69,6 +69,8 @@ class WorkerProcess:
             self.flip_a_bit()
         elif action == "flip to inf":
             self.flip_a_bit_of_the_exponent()
+        elif action is not None and action.startswith("flip in "):
+            self.flip_a_bit(action.removeprefix("flip in "))
         elif action == "report":
             self.send("reached", key)
         if phase == Phase.CONNECTING:
@@ -85,10 +87,11 @@ class WorkerProcess:
 
         GenerationStore.multi_get = multi_get
 
-    def flip_a_bit(self):
+    def flip_a_bit(self, parameter=""):
         """In the memory of a parameter of which this rank has a part."""
         tensors = self.engine._runtime.state.view.tensors()
-        own = [t.to_local() for name, t in tensors.items() if name.startswith("model.") and isinstance(t, DTensor)]
+        prefix = f"model.{parameter}"
+        own = [t.to_local() for name, t in tensors.items() if name.startswith(prefix) and isinstance(t, DTensor)]
         octets = next(t for t in own if t.numel()).detach().reshape(-1).view(torch.uint8)
         octets[2] ^= 1 << 6
 

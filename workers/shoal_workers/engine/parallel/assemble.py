@@ -33,6 +33,7 @@ from shoal_workers.engine.parallel.recompute import apply_compile, apply_recompu
 from shoal_workers.engine.parallel.sharding import shard_model
 from shoal_workers.engine.parallel.stages import Stage, all_stages, split_into_stages
 from shoal_workers.engine.parallel.tensor import apply_tensor
+from shoal_workers.engine.parallel.tensor_rules import checked_plan
 from shoal_workers.engine.parallel.ties import find_ties, refuse_mixed_cuts, stages_with
 
 
@@ -50,6 +51,8 @@ def assemble(
     """
     layout = meshes.layout
     plan = plan or ParallelPlan()
+    if layout.tp > 1:
+        plan = checked_plan(model, plan)
     units = set(shard_units(model))
     ties = find_ties(model, plan)
     refuse_mixed_cuts(model, plan, ties, tp=layout.tp, ep=layout.ep)

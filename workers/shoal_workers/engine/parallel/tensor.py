@@ -14,7 +14,7 @@ on their local parts. Every rank has built the same weights, so splitting needs 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +27,13 @@ from shoal_workers.engine.parallel.cutting import cut, local
 from shoal_workers.engine.parallel.exchange import copy, gather_same, gather_sum, own_part, sum_scatter, total
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.parallel.stages import PassThrough
+from shoal_workers.engine.parallel.tensor_rules import cuts_sequence, is_below, modules_of, plain
 
 _SEQUENCE_DIM = 1
-M = TypeVar("M", bound=nn.Module)
 
 
 def apply_tensor(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> list[nn.Parameter]:
-    """Split the modules that `plan.tensor` names over the 1-D `mesh`, in place.
+    """Split the modules that `plan.tensor` names over the 1-D `mesh`, in place. `plan` has passed `tensor_rules`.
 
     Returns:
         Parameters that are whole on every rank but were applied to a part of the sequence, or of the heads, only:
@@ -41,19 +41,20 @@ def apply_tensor(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> list
     """
     cutter = _Cutter(mesh, is_sequential=cuts_sequence(plan))
     partial: list[nn.Parameter] = []
+    gathers = modules_of(model, plan, TensorStyle.GATHER)
     for pattern, style in plan.tensor.items():
-        for _, module in matching(model, pattern):
+        for name, module in matching(model, pattern):
             if isinstance(module, PassThrough):  # another pipeline stage has it
                 continue
             match style:
                 case TensorStyle.COLUMN:
-                    cutter.column(_checked(module, nn.Linear, pattern, style))
+                    cutter.column(plain(module, nn.Linear, name, style))
                 case TensorStyle.ROW:
-                    cutter.row(_checked(module, nn.Linear, pattern, style))
+                    cutter.row(plain(module, nn.Linear, name, style))
                 case TensorStyle.EMBEDDING:
-                    cutter.embedding(_checked(module, nn.Embedding, pattern, style))
+                    cutter.embedding(plain(module, nn.Embedding, name, style))
                 case TensorStyle.HEAD:
-                    cutter.head(_checked(module, nn.Linear, pattern, style))
+                    cutter.head(plain(module, nn.Linear, name, style), gets_whole=is_below(name, gathers))
                 case TensorStyle.GATHER:
                     cutter.gather(module)
                 case TensorStyle.WHOLE:
@@ -61,12 +62,25 @@ def apply_tensor(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> list
                 case TensorStyle.SEQUENCE | TensorStyle.PARTIAL:
                     partial += module.parameters()
     cutter.forget_wholes()
-    return partial
+    if cuts_sequence(plan):
+        partial += _on_a_part(model, plan)
+    return [parameter for parameter in partial if not isinstance(parameter, DTensor)]
 
 
-def cuts_sequence(plan: ParallelPlan) -> bool:
-    """Whether each rank has only a part of the sequence between the split layers."""
-    return not {TensorStyle.SEQUENCE, TensorStyle.GATHER}.isdisjoint(plan.tensor.values())
+def _on_a_part(model: nn.Module, plan: ParallelPlan) -> list[nn.Parameter]:
+    """All parameters that no rank applies to the whole sequence: under sequence parallelism those of every module
+    without the style `whole`. Also the bias of a row layer, which is added to a part of the sum; scales and gates of
+    the blocks themselves; and what stands before a column layer, whose gradient is that of the rank's own columns.
+
+    Experts have their own rule, see `apply_experts`."""
+    wholes = modules_of(model, plan, TensorStyle.WHOLE)
+    experts = dict(matching(model, plan.experts)) if plan.experts else {}
+    return [
+        parameter
+        for name, module in model.named_modules()
+        if not is_below(name, wholes) and not is_below(name, experts)
+        for parameter in module.parameters(recurse=False)
+    ]
 
 
 def splits_vocabulary(plan: ParallelPlan) -> bool:
@@ -115,13 +129,17 @@ class _Cutter:
 
         _replace(module, forward)
 
-    def head(self, module: nn.Linear) -> None:
+    def head(self, module: nn.Linear, *, gets_whole: bool) -> None:
+        """`gets_whole`: inside a `gather`, which has gathered the sequence and sums the gradient."""
         self._split(module, "weight", 0)
         self._split(module, "bias", 0)
         num_outputs = module.out_features
 
         def forward(x: Tensor) -> Tensor:
-            whole = gather_sum(x, _SEQUENCE_DIM, self._mesh) if self._is_sequential else copy(x, self._mesh)
+            if gets_whole:
+                whole = x
+            else:
+                whole = gather_sum(x, _SEQUENCE_DIM, self._mesh) if self._is_sequential else copy(x, self._mesh)
             logits = F.linear(whole, local(module.weight), _local_or_none(module.bias))
             shape = torch.Size((*logits.shape[:-1], num_outputs))
             return DTensor.from_local(
@@ -132,15 +150,11 @@ class _Cutter:
 
     def gather(self, module: nn.Module) -> None:
         """The module gets the whole sequence; the row layer in it splits the output."""
-        module.register_forward_pre_hook(
-            lambda _, inputs: (gather_sum(inputs[0], _SEQUENCE_DIM, self._mesh), *inputs[1:])
-        )
+        _with_first_input(module, lambda part: gather_sum(part, _SEQUENCE_DIM, self._mesh))
 
     def whole(self, module: nn.Module) -> None:
         """Every rank computes the whole module, on the whole sequence."""
-        module.register_forward_pre_hook(
-            lambda _, inputs: (gather_same(inputs[0], _SEQUENCE_DIM, self._mesh), *inputs[1:])
-        )
+        _with_first_input(module, lambda part: gather_same(part, _SEQUENCE_DIM, self._mesh))
         module.register_forward_hook(lambda _module, _inputs, output: own_part(output, _SEQUENCE_DIM, self._mesh))
 
     def forget_wholes(self) -> None:
@@ -171,14 +185,17 @@ def _replace(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
     module.forward = forward
 
 
+def _with_first_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Before each call change the first argument, whether it is given by position or by name."""
+
+    def before(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if inputs:
+            return (change(inputs[0]), *inputs[1:]), named
+        first = next(iter(named))
+        return inputs, {**named, first: change(named[first])}
+
+    module.register_forward_pre_hook(before, with_kwargs=True)
+
+
 def _strides(shape: torch.Size) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
-
-
-def _checked(module: nn.Module, kind: type[M], pattern: str, style: TensorStyle) -> M:
-    if not isinstance(module, kind):
-        raise TypeError(
-            f"plan.tensor gives {pattern!r} the style {style!r}, which is for {kind.__name__}; "
-            f"it is a {type(module).__name__}."
-        )
-    return module

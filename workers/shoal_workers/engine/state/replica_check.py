@@ -107,7 +107,7 @@ class ReplicaCheck:
         whole: list[Tensor] = []
         for tensor in self._view.tensors().values():
             if isinstance(tensor, DTensor):
-                (whole if _is_whole_on_tp(tensor) else sharded).append(local_tensor(tensor).detach())
+                (whole if is_whole_on_tp(tensor) else sharded).append(local_tensor(tensor).detach())
         return sharded, whole
 
     def _compare(self, sums: _Sums, step: int, *, are_finite: Sequence[bool] = (True, True)) -> None:
@@ -246,9 +246,11 @@ def _device_sum(tensor: Tensor) -> Tensor:
     return flat.view(dtype).sum(dtype=torch.int64)
 
 
-def _is_whole_on_tp(tensor: DTensor) -> bool:
+def is_whole_on_tp(tensor: DTensor) -> bool:
+    """Whether every rank of tp holds the same part. FSDP2 lays out a parameter that tp does not split over the data
+    axes alone, so that its mesh has no tp at all."""
     names = tensor.device_mesh.mesh_dim_names or ()
-    return TP in names and tensor.placements[names.index(TP)].is_replicate()
+    return TP not in names or tensor.placements[names.index(TP)].is_replicate()
 
 
 def _are_finite(tensors: Iterable[Tensor]) -> bool:

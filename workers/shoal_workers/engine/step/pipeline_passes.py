@@ -31,7 +31,7 @@ from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.pipeline_feed import micro_batches_fed
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.stages import Stage, owner_of
-from shoal_workers.engine.parallel.tensor import cuts_sequence
+from shoal_workers.engine.parallel.tensor_rules import cuts_sequence
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.passes import share_of
