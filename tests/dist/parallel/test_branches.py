@@ -80,3 +80,25 @@ def test_bfloat16_takes_a_parameter_that_only_the_last_micro_batch_uses(make_job
     layouts = [Layout(dp_shard=number, shard=ShardLevel.OPTIMIZER) for number in (1, 2)]
     one, two = (_run(make_job, layout, **spec) for layout in layouts)
     assert [report.loss for report in two.values()] == pytest.approx([report.loss for report in one.values()], rel=1e-2)
+
+
+@pytest.mark.parametrize("layout", [Layout(dp_shard=1), Layout(dp_shard=2)], ids=Layout.describe)
+def test_gradient_hooks_of_parameters_run_for_each_micro_batch(make_job: Any, layout: Layout) -> None:
+    spec = {**SPEC, "task": "branching_tasks:Hooked", "data": {"kind": "hooked"}}
+    _assert_plain(_run(make_job, layout, **spec), spec)
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "words"),
+    [
+        ("Hooked", "accumulated", "heads.0.bias has a hook of register_post_accumulate_grad_hook"),
+        ("Writes", "clamp", "writes to the parameter blocks.1.inner.weight"),
+        ("Writes", "max_norm", "writes to the parameter blocks.1.table.weight"),
+    ],
+)
+def test_what_depends_on_the_samples_of_one_rank_is_refused(make_job: Any, task: str, kind: str, words: str) -> None:
+    job = make_job("job", **{**SPEC, "task": f"branching_tasks:{task}", "data": {"kind": kind}})
+    (end,) = job.run(job.workers(1), layout=Layout())
+    assert end.kind is ExitKind.USER_ERROR
+    assert end.error is not None
+    assert words in end.error.message

@@ -73,3 +73,47 @@ class Branches:
                 return ((0, 1, 2, 3), 0) if first == 37 else ((0, 1, 2), 0)
             case "never":
                 return (0, 1, 2), 0
+
+
+class Hooked(Branches):
+    """A hook on a parameter: its gradient in each micro-batch is cut to a range."""
+
+    def build_model(self):
+        model = Branching()
+        for parameter in (model.blocks[0].inner.weight, model.heads[0].weight):
+            parameter.register_hook(lambda gradient: gradient.clamp(-0.001, 0.002))
+        if self.kind == "accumulated":
+            model.heads[0].bias.register_post_accumulate_grad_hook(lambda parameter: None)
+        return model
+
+    def use(self, first):
+        return (0, 1, 2), 0
+
+
+class Writes(Branches):
+    """A forward pass that writes to a parameter."""
+
+    def build_model(self):
+        model = Branching()
+        if self.kind == "clamp":
+            model.blocks[1].register_forward_pre_hook(self._clamp)
+        else:
+            model.blocks[1] = Renormalised()
+        return model
+
+    @staticmethod
+    def _clamp(module, inputs):
+        with torch.no_grad():
+            module.inner.weight.clamp_(-0.1, 0.1)
+
+    def use(self, first):
+        return (0, 1, 2), 0
+
+
+class Renormalised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(8, 4, max_norm=0.5)
+
+    def forward(self, x):
+        return x + self.table((x.abs() * 4).long().clamp(max=7)).sum(1)

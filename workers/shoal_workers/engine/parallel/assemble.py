@@ -29,6 +29,7 @@ from shoal_workers.engine.parallel.compression import mixed_precision
 from shoal_workers.engine.parallel.context import apply_context
 from shoal_workers.engine.parallel.experts import apply_experts
 from shoal_workers.engine.parallel.names import matching
+from shoal_workers.engine.parallel.parameter_hooks import hooked_parameters, move_hooks, places_of
 from shoal_workers.engine.parallel.recompute import apply_compile, apply_recompute
 from shoal_workers.engine.parallel.sharding import shard_model
 from shoal_workers.engine.parallel.stages import Stage, all_stages, split_into_stages
@@ -54,6 +55,7 @@ def assemble(
     if layout.tp > 1:
         plan = checked_plan(model, plan)
     units = set(shard_units(model))
+    hooked = hooked_parameters(model)
     ties = find_ties(model, plan)
     refuse_mixed_cuts(model, plan, ties, tp=layout.tp, ep=layout.ep)
     stages, shared = [Stage(0, model)], {}
@@ -69,7 +71,9 @@ def assemble(
     for stage in stages:
         experts = [module for _, module in matching(stage.module, plan.experts)] if plan.experts else []
         inside = [module for module in stage.module.modules() if module in units]
+        places = places_of(hooked, stage.module)
         orders.append(shard_model(stage.module, meshes, policy, inside, experts if layout.ep > 1 else ()))
+        move_hooks(places, stage.module)
     return Assembly(
         layout=layout,
         parts=tuple(stage.module for stage in stages),

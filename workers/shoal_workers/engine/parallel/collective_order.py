@@ -71,6 +71,9 @@ class CollectiveOrder:
         self._ended: set[int] = set()
         self._num_summed = 0
         self._sums: dict[int, Callable[[], None]] = {}
+        self._versions: dict[int, tuple[Any, int]] = {}
+        """By id of FSDP's record of a parameter: the record, and the version of the gathered parameter as its unit's
+        first forward in this pass began."""
         self._used: set[int] = set()
         """Ids of FSDP's records of parameters."""
         self._hook()
@@ -108,6 +111,14 @@ class CollectiveOrder:
         """
         return one_pass() if self._passes is None else self._passes.run(kind, one_pass, self._reset)
 
+    def written_parameter(self) -> str | None:
+        """Name of a parameter that a forward pass has written to since the last call; None: there is none. What is
+        written to a gathered parameter is lost, and only this rank would have it."""
+        versions, self._versions = self._versions, {}
+        return next(
+            (one._param_fqn for one, version in versions.values() if one._unsharded_param._version != version), None
+        )
+
     def any_deviated(self) -> bool:
         """All ranks, after passes: whether one of them has left a pass. A small collective, none if parameters are
         whole."""
@@ -143,7 +154,6 @@ class CollectiveOrder:
         root = self._root
         root.set_reduce_scatter_unused_params(True)
         assert isinstance(root, nn.Module)
-        root.register_forward_pre_hook(self._gather_all)  # after FSDP's own, which sets everything up
         is_cpu = self._mesh.device_type == "cpu"
         for number, group in enumerate(self._groups):
             # not through FSDP's setters: they refuse a unit with several groups, see dtype_groups.py
@@ -159,19 +169,28 @@ class CollectiveOrder:
             finish = state._root_post_backward_final_callback
             state._root_post_backward_final_callback = partial(self._end_backward, finish)
             groups = state._fsdp_param_groups
-            unit.register_forward_pre_hook(partial(self._count, [id(group) for group in groups]))
+            unit.register_forward_pre_hook(partial(self._enter, groups), prepend=True)
+            if id(unit) == id(root):
+                unit.register_forward_pre_hook(self._gather_all, prepend=True)
+            # FSDP's own hook comes first, since it sets everything up; those of the task come last
+            hooks: Any = unit._forward_pre_hooks
+            hooks.move_to_end(state._pre_forward_hook_handle.id, last=False)
 
     def _gather_all(self, *_: object) -> None:
         if self.is_whole:
             for unit in self._units:
                 unit.unshard()
 
-    def _count(self, groups: list[int], *_: object) -> None:
-        """A unit that runs twice, or again in a backward pass, has its gradients only when that pass has ended."""
+    def _enter(self, groups: list[Any], *_: object) -> None:
+        """A unit's forward begins. If it runs twice, or again in a backward pass, it has its gradients only when that
+        pass has ended."""
+        for group in groups:
+            for one in group.fsdp_params:
+                self._versions.setdefault(id(one), (one, one._unsharded_param._version))
         if torch.is_grad_enabled():
             again = 2 if torch._C._current_graph_task_id() != -1 else 1
             for group in groups:
-                self._num_calls[group] = self._num_calls.get(group, 0) + again
+                self._num_calls[id(group)] = self._num_calls.get(id(group), 0) + again
 
     def _after_backward(self, group: Any, *_: object) -> None:
         """In place of FSDP's `post_backward` of a unit."""

@@ -43,7 +43,7 @@ class GradientPass:
 
     Args:
         calls: how the task calls the whole model; needed for a pipeline.
-        trained: names of the whole model's parameters that need a gradient.
+        trained: names of the whole model's parameters that need a gradient; only `drop_unused` needs them.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GradientPass:
         assembly: Assembly,
         batches: Batches,
         calls: ModelCalls,
-        trained: Sequence[str],
+        trained: Sequence[str] = (),
     ) -> None:
         self._generation = generation
         self._assembly = assembly

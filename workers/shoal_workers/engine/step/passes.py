@@ -20,7 +20,7 @@ from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
 from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.deterministic.exact_gradients import ExactGradients
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.parallel.collective_order import OrderVaries
+from shoal_workers.engine.parallel.collective_order import CollectiveOrder, OrderVaries
 from shoal_workers.engine.parallel.cutting import local
 from shoal_workers.engine.parallel.sharding import reduces_once
 from shoal_workers.engine.step.batches import Batches
@@ -143,10 +143,23 @@ class LocalPasses:
             seed_everything(randomness_seed(generation.spec.seed, step, micro_batch.index))
             batch = generation.own_tokens(batches.training(generation.spec, step, micro_batch.index))
             returned = generation.task.evaluate(self._model, batch)
+            refuse_written(self._order)
             share = share_of(generation, returned, weight)
             generation.position.enter(Phase.BACKWARD)
             torch.autograd.backward(returned.loss * weight * (scale / generation.num_token_ranks))
         return share
+
+
+def refuse_written(order: CollectiveOrder) -> None:
+    """After a forward pass of the training. Raises ValueError if it has written to a parameter."""
+    name = order.written_parameter()
+    if name is not None:
+        raise ValueError(
+            f"forward() or loss() writes to the parameter {name} (as nn.Embedding with max_norm does, or clamp_ under "
+            "no_grad). Each worker would have other values, since it sees other samples. Compute with a changed copy "
+            "instead (F.normalize, torch.clamp), or change parameters in the step() of an optimizer that "
+            "build_optimizer returns."
+        )
 
 
 def share_of(generation: Generation, returned: Returned, weight: float = 1.0) -> Share:

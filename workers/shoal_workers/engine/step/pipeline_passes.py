@@ -34,7 +34,7 @@ from shoal_workers.engine.parallel.stages import Stage, owner_of
 from shoal_workers.engine.parallel.tensor_rules import cuts_sequence
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.passes import share_of
+from shoal_workers.engine.step.passes import refuse_written, share_of
 from shoal_workers.engine.task.metrics import Share
 from shoal_workers.engine.task.model_calls import ModelCall, ModelCalls
 from shoal_workers.engine.task.randomness import seed_everything
@@ -95,6 +95,8 @@ class PipelinePasses:
                 [] if assembly.is_last else None,
                 return_outputs=False,
             )
+            for order in assembly.orders:
+                refuse_written(order)
         return shares
 
     def forward_only(self, batch: Any) -> Share:
