@@ -20,7 +20,7 @@ from shoal_service.core.downsampling import SeriesPoint as SeriesPoint
 from shoal_service.core.events.base import Severity
 from shoal_service.core.goodput import Goodput as Goodput
 from shoal_service.core.lost_attempt import LostAttempt
-from shoal_service.core.node_loss import NodeLossBound
+from shoal_service.core.node_loss import NodeLossBound, WorkerLossBound
 from shoal_service.core.nodes import Drain, Node
 from shoal_service.core.parity import Parity
 from shoal_service.core.parity import ParityPoint as ParityPoint
@@ -183,6 +183,8 @@ class JobStatus(Frozen):
     """Share of the step time that snapshots in memory take."""
     node_loss: NodeLossBound | None = None
     """What the loss of one node would cost; null: no group has formed yet."""
+    worker_loss: WorkerLossBound | None = None
+    """What an unexpected death of workers would cost, if no machine is lost; null: not known yet."""
     lost: LostAttempt | None = None
     """The last attempt, if it was lost with its Ray cluster; null once a step was completed since."""
 

@@ -1,6 +1,6 @@
-"""What the loss of one node would cost a job now: the value that status, metrics and incidents show.
+"""What the loss of one worker or one node would cost a job now: the values that status, metrics and incidents show.
 
-`core/attempt/group/node_loss.py` decides it; the supervisor reports it.
+`core/attempt/group/node_loss.py` decides them; the supervisor reports them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,20 @@ class Protection(StrEnum):
     """Copies of the whole state on other nodes."""
     CHECKPOINT = "checkpoint"
     """Nothing in memory: the newest checkpoint, or the seed."""
+
+
+class WorkerLossBound(Frozen):
+    """The bound in force, if workers die but no machine is lost."""
+
+    at_most: int | None
+    """Completed steps that are repeated at most; null: not limited by a number of steps."""
+    reason: str = ""
+    """Why more than one step may be."""
+
+    def words(self) -> str:
+        most = "the steps since the last checkpoint" if self.at_most is None else count_text(self.at_most, "step")
+        repeats = "repeats" if self.at_most is None else "repeats at most"
+        return f"{repeats} {most}" + (f": {self.reason}" if self.reason else "")
 
 
 class NodeLossBound(Frozen):

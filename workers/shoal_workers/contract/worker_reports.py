@@ -168,6 +168,8 @@ class SnapshotCost(Frozen):
     """Fraction of the step time that the gradient log costs."""
     log_reason: str = ""
     """Why no gradient log is in force; empty: one is."""
+    copies_reason: str = ""
+    """Why snapshots are copies of the state; empty: the state itself is in shared memory."""
 
 
 class SnapshotsStopped(Frozen):

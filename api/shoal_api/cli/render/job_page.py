@@ -60,6 +60,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
         ("ETA", duration_text(status.eta_s) if status.eta_s is not None and not status.state.ended else ""),
         ("checkpoint", _checkpoint(job)),
         ("snapshots", _snapshots(job)),
+        ("a dead worker", _worker_loss(job)),
         ("a lost node", _node_loss(job)),
         ("incidents", f"{status.incidents}, {status.steps_lost} steps lost" if status.incidents else ""),
         ("goodput", _goodput(job)),
@@ -140,6 +141,11 @@ def _code(job: JobView) -> str:
     if code.update == "warming":
         return f"{code.version}; workers with {code.updating_to} start"
     return f"{code.version}, on trial"
+
+
+def _worker_loss(job: JobView) -> str:
+    bound = job.status.worker_loss
+    return "" if bound is None or job.status.state.ended else bound.words()
 
 
 def _node_loss(job: JobView) -> str:

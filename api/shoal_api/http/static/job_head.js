@@ -13,7 +13,7 @@ export function showHead(job) {
     ["Loss", number(status.loss)], ["Validation loss", number(status.val_loss)], ["Validation bits/byte", number(status.val_bits_per_byte)],
     ["Tokens/s", number(status.tokens_per_s)], ["Workers", `${status.workers} of ${status.desired_workers} granted`], ...heldBack(status.held_back), ["Layout", status.layout || "–"], ["Remaining", seconds(status.eta_s)],
     ["Incidents", whole(status.incidents)], ["Steps lost", whole(status.steps_lost)], ["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"],
-    ["Snapshots", snapshots(status)], ["A lost node costs", nodeLoss(status)], ["Checkpoint at step", whole(status.checkpoint_step)], ["Parameters", number(status.num_parameters)],
+    ["Snapshots", snapshots(status)], ["A dead worker", workerLoss(status)], ["A lost node costs", nodeLoss(status)], ["Checkpoint at step", whole(status.checkpoint_step)], ["Parameters", number(status.num_parameters)],
     ["Attempt, generation", `${status.attempt}, ${status.generation}`], ...origin(job.spec), ...best(job), ["Submitted", moment(job.created_at)], ...(job.ended_at ? [["Ended", moment(job.ended_at)]] : []),
     ...Object.entries(job.spec.labels || {}).map(([key, value]) => [`Label ${key}`, value])]);
   $("failure").hidden = !status.failure;
@@ -33,5 +33,7 @@ function best({ spec, status: { best: standing } }) {
 const heldBack = (answer) => !answer ? [] : [["Why not more workers", answer.reason]];
 const snapshots = (status) => status.snapshot_every_steps === null ? "–"
   : `every ${status.snapshot_every_steps === 1 ? "step" : `${number(status.snapshot_every_steps)} steps`}, ${percent(status.snapshot_share)}`;
+const workerLoss = ({ worker_loss: bound }) => !bound ? "–"
+  : `repeats ${bound.at_most === null ? "the steps since the last checkpoint" : `at most ${bound.at_most} ${bound.at_most === 1 ? "step" : "steps"}`}${bound.reason ? `: ${bound.reason}` : ""}`;
 const nodeLoss = ({ node_loss: bound }) => !bound ? "–"
   : `${bound.at_most === null ? "since the last checkpoint" : `at most ${bound.at_most} steps`}, now ${bound.now} (${bound.protection.replaceAll("_", " ")})`;

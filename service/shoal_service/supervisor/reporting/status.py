@@ -8,7 +8,7 @@ from shoal_service.core import goodput
 from shoal_service.core.attempt import checkpoint_search, nodes
 from shoal_service.core.attempt.faults import hangs
 from shoal_service.core.attempt.group.forming import readiness
-from shoal_service.core.attempt.group.node_loss import node_loss_bound
+from shoal_service.core.attempt.group.node_loss import node_loss_bound, worker_loss_bound
 from shoal_service.core.attempt.group.orphaned_snapshots import waiting_until
 from shoal_service.core.attempt.group.ranks import next_workers
 from shoal_service.core.attempt.state.attempt import Attempt
@@ -133,6 +133,7 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
         snapshot_every_steps=readings.snapshots.every_steps if readings.snapshots and keeps_snapshots else None,
         snapshot_share=readings.snapshots.share if readings.snapshots else None,
         node_loss=node_loss_bound(state),
+        worker_loss=worker_loss_bound(state),
         code=_code(state),
     )
 

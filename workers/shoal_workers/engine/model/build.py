@@ -57,6 +57,11 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         draw_weights(assembly, distributions, spec.seed)
     with generation.user_code:
         update = build_update(task, assembly, spec)
+    if generation.rank == 0 and update.not_logged and not update.is_elementwise:
+        generation.outbox.log_text(
+            f"{update.not_logged}. So the state is not kept in shared memory: snapshots are copies, and an unexpected "
+            "death repeats the steps since the last one."
+        )
     return ModelRuntime(
         rank=assignment.rank,
         assembly=assembly,

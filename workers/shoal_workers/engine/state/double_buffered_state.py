@@ -10,12 +10,12 @@
       buffer 1   | step 3 | writes step 5 | step 5 .......................... | writes step 7
                           vote 5                      vote 6: step 5 is complete on every rank
 
-Works on the CPU, with the default optimizer, which writes its results to the other buffer, and with one that its task
-declares elementwise: then the state is copied to the other buffer first, and updated there. Of other optimizers it is
-not known what else refers to their tensors. Tensors that cannot be moved (buffers, counters) are copied at each
-`finish`. If they are more than a small part of the state, nothing is moved, and snapshots are copies, as on a GPU. Uses
-private attributes of torch.distributed.fsdp; tests/dist/state/test_double_buffered_state.py fails if a torch version
-changes them. Called by the trainer and by `Snapshots`.
+Works on the CPU, with the default optimizer, which writes its results to the other buffer, and with an elementwise one
+of the task: then the state is copied to the other buffer first, and updated there. Of other optimizers it is not known
+what else refers to their tensors. Tensors that cannot be moved (buffers, counters) are copied at each `finish`. If they
+are more than a small part of the state, nothing is moved, and snapshots are copies, as on a GPU. Uses private
+attributes of torch.distributed.fsdp; tests/dist/state/test_double_buffered_state.py fails if a torch version changes
+them. Called by the trainer and by `Snapshots`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class DoubleBufferedState:
         self.update = update
         self._assembly = assembly
         self._can_move = update.is_elementwise
+        self.why_copies = "" if update.is_elementwise else update.not_logged
+        """Why snapshots are copies of the state, once it was to be moved; empty: it is in shared memory."""
         self.keeps_restored = True
         """What the group was restored from may still be needed after the first update; set before it."""
         self._store: SnapshotStore | None = None
@@ -96,11 +98,14 @@ class DoubleBufferedState:
         if not self._can_move:
             return False
         self._can_move = False  # a failed attempt is not repeated
+        self.why_copies = "shared memory cannot hold the state twice"
         plan = plan_save(self.view.tensors(), owns_replicated=owns_replicated, every_replica=True)
         movable = list(self._movable({item.fqn for item in plan.items}))
         moved_names = frozenset(name for parameter in movable for name in parameter.names)
         copied = [item for item in plan.items if item.fqn not in moved_names]
-        if sum(item.nbytes for item in copied) > _MAX_COPIED_SHARE * plan.total_bytes:
+        if (num_bytes := sum(item.nbytes for item in copied)) > _MAX_COPIED_SHARE * plan.total_bytes:
+            share = num_bytes / plan.total_bytes
+            self.why_copies = f"{share:.0%} of the state are buffers and other tensors that cannot be moved"
             return False
         rooms = {parameter.names[0]: parameter.sharded._sharded_param_data.nbytes for parameter in movable}
         slot = store.live_slot(with_rooms(plan, rooms), extra_bytes=extra_bytes, restoring=restoring)
@@ -114,6 +119,7 @@ class DoubleBufferedState:
                     parameter.copy_to(buffers)
         self.view.forget()
         self._point_to(0)
+        self.why_copies = ""
         return True
 
     def _add(self, slot: LiveSlot) -> None:

@@ -6,9 +6,9 @@ No rank enters a vote before its buddy has the gradients of this step and the co
 leaves before the update. So when a step is complete on every rank, every buddy can repeat it, unless a rank dies
 between the vote and its commit, about a millisecond: then the group goes back by this one step.
 
-Works on a CPU for the built-in AdamW, and for an optimizer that its task declares pure and elementwise: the buddy must
-replay the same operations. If the log breaks, training goes on
-without it, and the next whole copy begins another one. Called by the trainer and by `Snapshots`.
+Works on a CPU for the built-in AdamW, and for an optimizer of the task that is pure and elementwise: the buddy must
+replay the same operations. If the log breaks, training goes on without it, and the next whole copy begins another one.
+Called by the trainer and by `Snapshots`.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def _impossible(generation: Generation, store: SnapshotStore | None, state: Doub
         return "no other machine keeps copies"
     if generation.device.type != "cpu":
         return "the state is on a GPU"
-    if not state.update.is_elementwise:
+    if state.update.double_buffered is None and state.update.logged is None:
         return state.update.not_logged or "the optimizer is not the built-in AdamW, so the buddy cannot repeat it"
     return ""
 

@@ -348,6 +348,7 @@ class Snapshots:
                 log_lag_steps=self._log_lag,
                 log_share=0.0 if self._log_lag is None else self._log_costs.share,
                 log_reason=self._log_reason,
+                copies_reason=self._state.why_copies,
             )
         )
 

@@ -3,13 +3,14 @@
 The default optimizer works element by element, so it runs on the local shards: plain tensors that share their memory
 with the model's DTensors. That avoids DTensor's dispatch in every step, and the 0.3 s that filling its caches takes in
 the first step after each re-forming. A task's own optimizer gets the DTensors, because it may need operations on whole
-tensors; one that the task declares elementwise (`elementwise_optimizer`) runs on the local shards, too. Called by
-`DoubleBufferedState` and by whatever saves or restores the state.
+tensors; one that is elementwise (elementwise.py) runs on the local shards, too. Called by `DoubleBufferedState` and by
+whatever saves or restores the state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from shoal_workers.contract.spec import JobSpec, OptimizerSpec
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.cutting import local, shard_like
 from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
+from shoal_workers.engine.step.elementwise import why_not_elementwise
 from shoal_workers.engine.step.optimizer import adamw
 from shoal_workers.engine.task.task import LoadedTask
 from shoal_workers.snapshot_store.log.optimizers import describe, rebuild, settings_of_groups
@@ -37,13 +39,15 @@ class Update:
         *,
         logged: LoggedOptimizer | None = None,
         not_logged: str = "",
+        is_rebuilt: bool = False,
     ) -> None:
         """`local_parameters`: the optimizer's parameters, each with the model parameter that shares its memory.
-        `logged`: how another process can make an equal one, if its task declares it elementwise. `not_logged`: why none
-        can."""
+        `is_rebuilt`: the task's own, elementwise one, made again over these. `logged`: how another process can make an
+        equal one. `not_logged`: why none can."""
         self.optimizer = optimizer
         self.logged = logged
         self.not_logged = not_logged
+        self._is_rebuilt = is_rebuilt
         self._local_parameters = local_parameters
         named: dict[int, tuple[str, Tensor]] = {
             id(parameter): (name, parameter) for name, parameter in assembly.named_parameters()
@@ -77,7 +81,12 @@ class Update:
     @property
     def is_elementwise(self) -> bool:
         """It updates each element of the local shards on its own, and nothing else refers to its tensors."""
-        return self.double_buffered is not None or self.logged is not None
+        return self.double_buffered is not None or self._is_rebuilt
+
+    @property
+    def is_built_in(self) -> bool:
+        """`default_update` made it, over local shards."""
+        return isinstance(self.optimizer, AdamW) and bool(self._local_parameters) and not self._is_rebuilt
 
     def named_parameters(self) -> Iterator[tuple[int, str, nn.Parameter, Tensor]]:
         """Number of the group, name, the optimizer's parameter and the model's; without tied copies."""
@@ -99,7 +108,7 @@ class Update:
         """
         if self.optimizer.state:
             return
-        if isinstance(self.optimizer, AdamW) and self._local_parameters and self.logged is None:
+        if self.is_built_in:
             self._materialise_adamw()
             return
         rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -171,41 +180,61 @@ class Update:
                 target.copy_(source)
 
 
-_UNDECLARED = "the optimizer is the task's own, and the task does not declare it elementwise"
-
-
 def build_update(task: LoadedTask, assembly: Assembly, spec: JobSpec) -> Update:
     """The task's own optimizer over the model's parameters, or AdamW if the task defines none."""
     optimizer = task.build_optimizer(assembly.module, spec.optimizer)
     if optimizer is None:
         return default_update(assembly, spec.optimizer, deterministic=spec.deterministic)
-    if not task.has_elementwise_optimizer:
-        return Update(assembly, optimizer, (), not_logged=_UNDECLARED)
     try:
-        return _elementwise_update(assembly, optimizer)
-    except (ValueError, TypeError) as error:
-        return Update(assembly, optimizer, (), not_logged=f"the optimizer cannot be made again: {error}")
+        return _elementwise_update(assembly, optimizer, declared=task.elementwise_optimizer)
+    except _NotElementwise as reason:
+        return Update(assembly, optimizer, (), not_logged=str(reason))
 
 
-def _elementwise_update(assembly: Assembly, optimizer: Optimizer) -> Update:
-    """An equal one over the local shards. ValueError or TypeError if it cannot be made."""
-    logged = describe(optimizer)
-    if optimizer.state:
-        raise ValueError("it has a state before the first step")
+class _NotElementwise(Exception):
+    """The message says why an optimizer stays as the task has built it."""
+
+
+def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: bool | None) -> Update:
+    """An equal one over the local shards."""
+    if declared is False:
+        raise _NotElementwise("the task says elementwise_optimizer = False")
+    owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not all(isinstance(parameter, DTensor) and parameter.is_cpu for parameter in owners):
+        raise _NotElementwise("the optimizer has parameters that are not shards on a CPU")
+    if not declared and (why := why_not_elementwise(optimizer)):
+        raise _NotElementwise(why)
     local_parameters: list[tuple[nn.Parameter, DTensor]] = []
     groups = []
     with torch.no_grad():
         for settings, group in zip(settings_of_groups(optimizer), optimizer.param_groups, strict=True):
-            own_ones = []
-            for parameter in group["params"]:
-                if not isinstance(parameter, DTensor) or not parameter.is_cpu:
-                    raise ValueError("it has parameters that are not shards on a CPU")
-                own = nn.Parameter(local(parameter))
-                local_parameters.append((own, parameter))
-                own_ones.append(own)
+            own_ones = [
+                nn.Parameter(local(parameter), requires_grad=parameter.requires_grad) for parameter in group["params"]
+            ]
+            local_parameters += zip(own_ones, group["params"], strict=True)
             groups.append({**settings, "params": own_ones})
-    rebuilt = rebuild(type(optimizer), groups, optimizer.defaults)
-    return Update(assembly, rebuilt, local_parameters, logged=logged)
+    try:
+        rebuilt = rebuild(type(optimizer), groups, optimizer.defaults)
+    except (ValueError, TypeError) as error:
+        raise _NotElementwise(f"the optimizer cannot be made again: {error}") from None
+    if any(
+        not _is_same_state(optimizer.state.get(parameter, {}), rebuilt.state.get(own, {}))
+        for own, parameter in local_parameters
+    ):
+        raise _NotElementwise("the optimizer has a state before the first step that its constructor does not make")
+    logged, not_logged = None, ""
+    try:
+        logged = describe(optimizer)
+    except ValueError as error:
+        not_logged = f"the optimizer cannot be made again on another node: {error}"
+    return Update(assembly, rebuilt, local_parameters, logged=logged, not_logged=not_logged, is_rebuilt=True)
+
+
+def _is_same_state(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(local(value), other[key]) if isinstance(value, Tensor) else value == other[key]
+        for key, value in one.items()
+    )
 
 
 def default_update(assembly: Assembly, settings: OptimizerSpec, *, deterministic: bool = False) -> Update:
@@ -220,7 +249,10 @@ def default_update(assembly: Assembly, settings: OptimizerSpec, *, deterministic
             if isinstance(parameter, DTensor):
                 local_parameters.append((own, parameter))
             parameters.append(own)
-    return Update(assembly, adamw(parameters, settings, deterministic=deterministic), local_parameters)
+    optimizer, why = adamw(parameters, settings, deterministic=deterministic), ""
+    if not isinstance(optimizer, DoubleBufferedAdamW):
+        why = "optimizer.fused is true" if all(one.is_cpu for one in parameters) else "the state is on a GPU"
+    return Update(assembly, optimizer, local_parameters, not_logged=why)
 
 
 def _is_shard(value: object, parameter: Tensor) -> bool:

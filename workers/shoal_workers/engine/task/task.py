@@ -47,8 +47,8 @@ class Task(Protocol):
             workers. `progress("...")` shows a note to people, and moves the deadline `timeouts.start_s` on.
         build_optimizer(model: nn.Module, settings: dict) -> torch.optim.Optimizer
             Default: AdamW. `settings` is the spec's `optimizer` section. The parameters are DTensors at this point.
-        elementwise_optimizer: bool = False
-            Whether that optimizer is pure and elementwise: see docs/tasks.md.
+        elementwise_optimizer: bool | None = None
+            Whether that optimizer is pure and elementwise, if Shoal shall not find out itself: see docs/tasks.md.
         deferred_init: bool = False
             Whether Shoal may draw the weights after it has split the model, from the distributions that build_model
             fills parameters with: then no worker holds the whole model. See docs/tasks.md.
@@ -186,8 +186,10 @@ class LoadedTask:
         return optimizer
 
     @property
-    def has_elementwise_optimizer(self) -> bool:
-        return bool(getattr(self._task, "elementwise_optimizer", False))
+    def elementwise_optimizer(self) -> bool | None:
+        """What the task says of its optimizer; None: nothing."""
+        declared = getattr(self._task, "elementwise_optimizer", None)
+        return None if declared is None else bool(declared)
 
     @property
     def initial_weights(self) -> str | None:

@@ -59,6 +59,11 @@ def settings_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [{**_settings(group), "lr": group["lr"]} for group in optimizer.param_groups]
 
 
+def plain_settings_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The same without the rate: what no step and no schedule may change."""
+    return [_settings(group) for group in optimizer.param_groups]
+
+
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in _NOT_SETTINGS}
 

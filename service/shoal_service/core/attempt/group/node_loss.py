@@ -1,4 +1,13 @@
-"""What the loss of one node would cost the running group, and why. Pure; called by `blame` and by the status.
+"""What the loss of a worker, and of a node, would cost the running group, and why. Pure; called by `blame` and by the
+status.
+
+A worker:
+
+    its state itself is in shared memory             1 step
+    there are copies in shared memory                the steps between two of them
+    otherwise                                        the steps since the newest checkpoint
+
+A node:
 
     every shard has a replica on another node        at most the pace of the snapshots      (on CPU: 1 step)
     all nodes are on one machine                     the same
@@ -16,7 +25,7 @@ from math import ceil
 
 from shoal_service.core.attempt.group.replicas import lonely_ranks
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.node_loss import NodeLossBound, Protection
+from shoal_service.core.node_loss import NodeLossBound, Protection, WorkerLossBound
 from shoal_workers.contract.worker_reports import SnapshotCost
 
 
@@ -51,6 +60,26 @@ def node_loss_bound(state: Attempt) -> NodeLossBound | None:
     if cost.buddy_step is None:
         return _from_checkpoint(state, "there is no copy of every rank on other nodes yet")
     return _from_copies(state, cost, cost.buddy_step)
+
+
+def worker_loss_bound(state: Attempt) -> WorkerLossBound | None:
+    """None: no group has formed yet, or it has not told how it keeps snapshots."""
+    if not state.group.machines or not state.history.has_formed:
+        return None
+    if not state.target.keeps_snapshots:
+        return _repeated_from_checkpoint(state, "snapshot.enabled is false")
+    if lacking := sorted(rank for rank, item in state.progress.stopped.items() if not item.only_copies):
+        return _repeated_from_checkpoint(state, f"rank {lacking[0]} has no memory for snapshots")
+    cost = state.progress.snapshots
+    if cost is None or cost.generation != state.group.generation:
+        return None
+    steps = ceil(cost.every_steps)
+    return WorkerLossBound(at_most=steps, reason=cost.copies_reason if steps > 1 else "")
+
+
+def _repeated_from_checkpoint(state: Attempt, reason: str) -> WorkerLossBound:
+    bound = _from_checkpoint(state, reason)
+    return WorkerLossBound(at_most=bound.at_most, reason=bound.reason)
 
 
 def with_more_steps(bound: NodeLossBound, steps: int) -> NodeLossBound:

@@ -1,0 +1,158 @@
+"""Optimizers as users write them; only some update each element on its own."""
+
+import time
+
+import torch
+from tiny_tasks import Counting
+from torch.optim import SGD, AdamW, Optimizer
+
+
+class Lion(Optimizer):
+    """Elementwise, with a group setting that is a tuple."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["average"] = torch.zeros_like(parameter)
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                direction = state["average"].mul(first).add(parameter.grad, alpha=1 - first).sign_()
+                parameter.add_(direction, alpha=-group["lr"])
+                state["average"].lerp_(parameter.grad, 1 - second)
+
+
+class Clipped(SGD):
+    """Clips each gradient by its own norm, which small gradients never show."""
+
+    def step(self, closure=None):
+        for parameter in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
+            parameter.grad.mul_(min(1.0, 1e6 / (float(parameter.grad.norm()) + 1e-6)))
+        return super().step(closure)
+
+
+class EveryTenth(SGD):
+    """In each tenth step the gradients are centred."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr=lr)
+        self.count = 0
+
+    def step(self, closure=None):
+        self.count += 1
+        if self.count % 10 == 0:
+            for parameter in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
+                parameter.grad.sub_(parameter.grad.mean())
+        return super().step(closure)
+
+
+class Counted(SGD):
+    """Elementwise, but the number of its steps is in no state."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr=lr)
+        self.count = 0
+
+    def step(self, closure=None):
+        self.count += 1
+        for group in self.param_groups:
+            group["lr"] = group["lr"] / self.count
+        return super().step(closure)
+
+
+class Scheduled(SGD):
+    """Keeps its count among the settings of its groups."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+        return super().step(closure)
+
+
+class Hidden(SGD):
+    """What its constructor was given is not among its defaults."""
+
+    def __init__(self, params, lr, factor=1.0):
+        super().__init__(params, lr=lr)
+        self.factor = factor
+
+
+class Noisy(SGD):
+    def step(self, closure=None):
+        for parameter in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
+            parameter.grad.add_(torch.randn_like(parameter.grad), alpha=1e-3)
+        return super().step(closure)
+
+
+class Timed(SGD):
+    def step(self, closure=None):
+        for parameter in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
+            parameter.grad.mul_(1 + 1e-3 * (time.time_ns() % 1000))
+        return super().step(closure)
+
+
+class ByIndex(SGD):
+    """The first elements of a parameter move faster."""
+
+    def step(self, closure=None):
+        for parameter in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
+            rates = torch.linspace(1.0, 2.0, parameter.numel())
+            parameter.grad.mul_(rates.view(parameter.shape))
+        return super().step(closure)
+
+
+class ThroughNumpy(SGD):
+    """What it computes is hidden from torch."""
+
+    def step(self, closure=None):
+        for parameter in (one for group in self.param_groups for one in group["params"] if one.grad is not None):
+            if parameter.grad.numel():
+                parameter.grad.numpy()[:] /= 1e-9 + abs(parameter.grad.numpy()).max()
+        return super().step(closure)
+
+
+class Broken(SGD):
+    def step(self, closure=None):
+        raise KeyError("only on a cluster")
+
+
+class Factored(Optimizer):
+    """A second moment by rows and columns, of matrices of more than 100 rows and columns."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in (one for one in group["params"] if one.grad is not None):
+                square = parameter.grad.square()
+                if parameter.ndim == 2 and min(parameter.shape) > 100:
+                    square = square.mean(0, keepdim=True) * square.mean(1, keepdim=True)
+                parameter.addcdiv_(parameter.grad, square.sqrt() + 1e-6, value=-group["lr"])
+
+
+class Own(Counting):
+    """An optimizer of this module, by name, without a word about it."""
+
+    def build_optimizer(self, model, settings):
+        kind = globals()[self.model["optimizer"]]
+        return kind(model.parameters(), lr=settings["lr"] / 10)
+
+
+class Denied(Own):
+    elementwise_optimizer = False
+
+
+class TensorRate(Counting):
+    """An AdamW of torch whose rate is a tensor."""
+
+    def build_optimizer(self, model, settings):
+        return AdamW(model.parameters(), lr=torch.tensor(settings["lr"]), amsgrad=True)
