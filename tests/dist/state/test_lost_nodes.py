@@ -190,7 +190,7 @@ def test_the_buddies_replay_every_bit_in_any_layout(
 
 @pytest.mark.parametrize("task", [pytest.param("tiny_tasks:Momentum", marks=pytest.mark.matrix), "tiny_tasks:OwnRule"])
 @pytest.mark.parametrize("phase", ["backward", pytest.param("optimizer", marks=pytest.mark.matrix)])
-def test_an_optimizer_that_its_task_declares_elementwise_is_replayed_bit_for_bit(
+def test_an_elementwise_optimizer_of_the_task_is_replayed_bit_for_bit(
     make_job: Any, reference: Any, task: str, phase: str
 ) -> None:
     steps = 6
@@ -222,13 +222,13 @@ def test_an_optimizer_that_its_task_declares_elementwise_is_replayed_bit_for_bit
 
 
 @pytest.mark.matrix
-def test_an_optimizer_that_its_task_does_not_declare_elementwise_keeps_copies(make_job: Any) -> None:
+def test_an_optimizer_that_its_task_declares_not_elementwise_keeps_copies(make_job: Any) -> None:
     job = make_job(memory=True, **{**SPEC, "task": "tiny_tasks:Augmenting", "stop": {"steps": 4}})
     workers = [job.workers(1, "n1")[0], job.workers(1, "n2")[0]]
     ends = job.run(workers, buddy_of=lambda rank: workers[1 - rank])
     assert [end.kind for end in ends] == [ExitKind.FINISHED] * 2
     reasons = {cost.log_reason for cost in job.reported(workers, SnapshotCost)}
-    assert reasons == {"the optimizer is the task's own, and the task does not declare it elementwise"}
+    assert reasons == {"the task says elementwise_optimizer = False"}
 
 
 def test_a_bit_that_flips_in_memory_is_found_by_the_buddy(make_job: Any) -> None:

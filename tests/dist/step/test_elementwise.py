@@ -124,7 +124,12 @@ def test_a_death_repeats_no_completed_step_with_an_optimizer_that_is_elementwise
 
 @pytest.mark.parametrize(
     ("task", "reason"),
-    [("own_optimizers:Denied", "elementwise_optimizer = False"), ("own_optimizers:Own", "linalg_vector_norm")],
+    [
+        ("own_optimizers:Denied", "elementwise_optimizer = False"),
+        ("own_optimizers:Own", "linalg_vector_norm"),
+        ("own_optimizers:Keeping", "keeps the optimizer"),
+        pytest.param("own_optimizers:KeepingGroup", "keeps the optimizer", marks=pytest.mark.matrix),
+    ],
 )
 def test_with_another_one_the_report_says_why_snapshots_are_copies(make_job: Any, task: str, reason: str) -> None:
     _, cost, _ = _killed(make_job, task=task, model={"optimizer": "Clipped"}, snapshot={"budget": 0.5})

@@ -151,6 +151,21 @@ class Denied(Own):
     elementwise_optimizer = False
 
 
+class Keeping(Counting):
+    """Looks at the rate of the optimizer that it has built."""
+
+    def build_optimizer(self, model, settings):
+        self.optimizer = SGD(model.parameters(), lr=settings["lr"])
+        return self.optimizer
+
+
+class KeepingGroup(Counting):
+    def build_optimizer(self, model, settings):
+        optimizer = SGD(model.parameters(), lr=settings["lr"])
+        self.group = optimizer.param_groups[0]
+        return optimizer
+
+
 class TensorRate(Counting):
     """An AdamW of torch whose rate is a tensor."""
 

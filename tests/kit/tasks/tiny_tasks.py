@@ -78,7 +78,9 @@ class Counting:
 
 
 class Augmenting(Counting):
-    """Draws from Python's and torch's generators while it reads samples, and uses SGD with momentum."""
+    """Draws from Python's and torch's generators while it reads samples, and steps SGD with momentum on DTensors."""
+
+    elementwise_optimizer = False
 
     def build_dataset(self, split):
         class Shifted(Sequences):
@@ -92,9 +94,7 @@ class Augmenting(Counting):
 
 
 class Momentum(Counting):
-    """Declares its SGD elementwise."""
-
-    elementwise_optimizer = True
+    """An elementwise optimizer of torch, about which it says nothing."""
 
     def build_optimizer(self, model, settings):
         return torch.optim.SGD(model.parameters(), lr=settings["lr"], momentum=0.9, nesterov=True, weight_decay=0.01)
@@ -124,9 +124,7 @@ class Damped(torch.optim.Optimizer):
 
 
 class OwnRule(Counting):
-    """Declares an optimizer of its own elementwise."""
-
-    elementwise_optimizer = True
+    """An elementwise optimizer of its own, about which it says nothing."""
 
     def build_optimizer(self, model, settings):
         return Damped(model.parameters(), lr=settings["lr"] / 10)

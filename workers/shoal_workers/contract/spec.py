@@ -200,7 +200,8 @@ class GradientLogMode(StrEnum):
 
 
 class SnapshotSpec(Frozen):
-    """Snapshots in memory. With them, an unexpected death of a worker costs at most one step."""
+    """Snapshots in memory. With them, an unexpected death of a worker costs at most one step on CPU with an elementwise
+    optimizer, else the steps between two copies of the state."""
 
     enabled: bool = True
     """Keep snapshots in shared memory, and a copy of each on another node if there is one."""
@@ -209,8 +210,8 @@ class SnapshotSpec(Frozen):
     allows, at most once per step."""
     gradient_log: GradientLogMode = GradientLogMode.AUTO
     """Send each step's gradients to another node, which repeats the update if this node is lost: a lost node then costs
-    at most one step. auto: if the job can have it (on CPU, at least two nodes, built-in AdamW or an optimizer that the
-    task declares elementwise); its cost is not part of `budget`. off: a lost node costs the steps since the last
+    at most one step. auto: if the job can have it (on CPU, at least two nodes, built-in AdamW or another elementwise
+    optimizer); its cost is not part of `budget`. off: a lost node costs the steps since the last
     copy."""
 
 

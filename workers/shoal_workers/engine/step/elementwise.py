@@ -20,6 +20,7 @@ import copy
 import itertools
 import random
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -88,6 +89,13 @@ def why_not_elementwise(optimizer: Optimizer) -> str:
     if key not in _known:
         _known[key] = _tried(optimizer)
     return _known[key]
+
+
+def is_held(optimizer: Optimizer) -> bool:
+    """Whether somebody else refers to its groups or its state."""
+    if sys.getrefcount(optimizer.state) > 2 or sys.getrefcount(optimizer.param_groups) > 2:  # attribute, argument
+        return True
+    return any(sys.getrefcount(group) > 3 for group in optimizer.param_groups)  # and the variable of the loop
 
 
 class _No(Exception):

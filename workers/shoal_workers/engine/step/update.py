@@ -9,6 +9,7 @@ whatever saves or restores the state.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from shoal_workers.contract.spec import JobSpec, OptimizerSpec
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.cutting import local, shard_like
 from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
-from shoal_workers.engine.step.elementwise import why_not_elementwise
+from shoal_workers.engine.step.elementwise import is_held, why_not_elementwise
 from shoal_workers.engine.step.optimizer import adamw
 from shoal_workers.engine.task.task import LoadedTask
 from shoal_workers.snapshot_store.log.optimizers import describe, rebuild, settings_of_groups
@@ -180,13 +181,18 @@ class Update:
                 target.copy_(source)
 
 
+_OWN_REFERENCES = 2
+"""A local variable, and the argument of getrefcount."""
+
+
 def build_update(task: LoadedTask, assembly: Assembly, spec: JobSpec) -> Update:
     """The task's own optimizer over the model's parameters, or AdamW if the task defines none."""
     optimizer = task.build_optimizer(assembly.module, spec.optimizer)
     if optimizer is None:
         return default_update(assembly, spec.optimizer, deterministic=spec.deterministic)
+    is_kept = sys.getrefcount(optimizer) > _OWN_REFERENCES or is_held(optimizer)
     try:
-        return _elementwise_update(assembly, optimizer, declared=task.elementwise_optimizer)
+        return _elementwise_update(assembly, optimizer, declared=task.elementwise_optimizer, is_kept=is_kept)
     except _NotElementwise as reason:
         return Update(assembly, optimizer, (), not_logged=str(reason))
 
@@ -195,10 +201,12 @@ class _NotElementwise(Exception):
     """The message says why an optimizer stays as the task has built it."""
 
 
-def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: bool | None) -> Update:
+def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: bool | None, is_kept: bool) -> Update:
     """An equal one over the local shards."""
     if declared is False:
         raise _NotElementwise("the task says elementwise_optimizer = False")
+    if declared is None and is_kept:  # it would see neither the rates nor the state
+        raise _NotElementwise("the task keeps the optimizer that it built, so no other may take its place")
     owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not all(isinstance(parameter, DTensor) and parameter.is_cpu for parameter in owners):
         raise _NotElementwise("the optimizer has parameters that are not shards on a CPU")

@@ -10,7 +10,7 @@ import pytest
 
 from shoal_service.core.attempt.commands import Emit
 from shoal_service.core.attempt.events import ReportArrived
-from shoal_service.core.attempt.group.node_loss import node_loss_bound
+from shoal_service.core.attempt.group.node_loss import node_loss_bound, worker_loss_bound
 from shoal_service.core.attempt.group.replicas import lonely_ranks
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.events.incidents import IncidentOpened
@@ -27,6 +27,30 @@ def _cost(world: Any, **changes: Any) -> None:
     values = {"every_steps": 1, "buddy_every_steps": 3, "copy_s": 0, "buddy_s": 0.1, "share": 0.01, "num_bytes": 9}
     generation, step = world.state.group.generation, world.state.progress.step
     world.feed(ReportArrived(0, SnapshotCost(**{**values, "generation": generation, "step": step, **changes})))
+
+
+def test_a_dead_worker_repeats_one_step_or_the_steps_between_copies_with_the_reason(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True, checkpoint={"every_steps": 100}).open(then=3)
+    assert worker_loss_bound(world.state) is None, "nothing is known yet"
+    _cost(world)
+    bound = worker_loss_bound(world.state)
+    assert bound is not None and bound.words() == "repeats at most 1 step"
+    _cost(world, every_steps=2.5, copies_reason="torch.optim.Muon is not elementwise")
+    bound = worker_loss_bound(world.state)
+    assert bound is not None and bound.words() == "repeats at most 3 steps: torch.optim.Muon is not elementwise"
+    assert status_of(world.state, Readings(), spec_version=1, now=0.0).worker_loss == bound
+
+
+def test_without_memory_a_dead_worker_repeats_the_steps_since_the_checkpoint(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True, checkpoint={"every_steps": 100}).open(then=3)
+    _cost(world)
+    for rank, only_copies, at_most in ((0, True, 1), (1, False, 100)):
+        stopped = SnapshotsStopped(
+            generation=world.state.group.generation, step=3, at=0, rank=rank, only_copies=only_copies, message="full"
+        )
+        world.feed(ReportArrived(rank, stopped))
+        bound = worker_loss_bound(world.state)
+        assert bound is not None and bound.at_most == at_most
 
 
 def _bound(world: Any) -> Any:
