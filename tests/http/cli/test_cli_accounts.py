@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.node_loss import NodeLossBound, Protection
+from shoal_service.core.node_loss import NodeLossBound, Protection, WorkerLossBound
 from shoal_service.views import Goodput, IncidentView, JobStatus, SeriesPoint
 from shoal_workers.contract.job import IncidentCause, JobState
 
@@ -38,6 +38,7 @@ def incident(number: int, **fields: Any) -> IncidentView:
     )
 
 
+WORKER_BOUND = WorkerLossBound(at_most=3, reason="torch.optim.Muon is not elementwise")
 BOUND = NodeLossBound(
     protection=Protection.COPIES, at_most=24, now=7, every_steps=20, reason="the optimizer is not the built-in AdamW"
 )
@@ -77,7 +78,13 @@ def trained(service: Any) -> Any:
     def train(*values: float, **changes: Any) -> str:
         job = service.add_job(**changes)
         service.begin(job)
-        shown = status(goodput=GOODPUT, node_loss=BOUND, snapshot_every_steps=1, snapshot_share=0.004)
+        shown = status(
+            goodput=GOODPUT,
+            node_loss=BOUND,
+            worker_loss=WORKER_BOUND,
+            snapshot_every_steps=1,
+            snapshot_share=0.004,
+        )
         service.report(job, shown, incidents=(CLOSED, incident(2)), series=losses(*values))
         return str(job.id)
 
@@ -110,6 +117,7 @@ def test_show_says_what_a_lost_node_costs(shoal: Any, trained: Any) -> None:
     text = " ".join(shoal("show", trained()).out.split())
     assert "in memory of each worker, after every step, 0.40% of the step time" in text
     assert "a lost node costs at most 24 steps, now 7 (copies on other nodes after every 20 steps;" in text
+    assert "a dead worker repeats at most 3 steps: torch.optim.Muon is not elementwise" in text
 
 
 def test_an_incident_shows_the_bound_that_was_in_force(shoal: Any, trained: Any) -> None:
