@@ -102,3 +102,9 @@ def test_what_depends_on_the_samples_of_one_rank_is_refused(make_job: Any, task:
     assert end.kind is ExitKind.USER_ERROR
     assert end.error is not None
     assert words in end.error.message
+
+
+def test_communication_that_overlaps_with_the_passes_has_the_same_order(answer_of: Any) -> None:
+    differences = answer_of("streamed_order.py")
+    assert len(differences) == 18
+    assert max(differences.values()) < 1e-5, differences

@@ -4,9 +4,10 @@ FSDP2 gathers a unit (a module with a fully_shard of its own) when its forward b
 backward ends. If a model runs other blocks for other samples, ranks call other collectives: they wait for ever, or add
 up gradients of different parameters without an error (pytorch#158719). Two orders prevent that:
 
-    whole    parameters stay whole during a step. All units are gathered when the root's forward begins, and summed
-             when the backward pass has ended, once each, with zeros for what this rank has not used. On a GPU a unit is
-             summed as soon as those before it in the order are, which overlaps with the backward pass
+    whole    parameters stay whole during a step. All units are gathered when the root's forward begins, in the order of
+             the modules, and summed when the backward pass has ended, in the reverse order, once each, with zeros for
+             what this rank has not used. On a GPU a unit is gathered while the one before it runs, and summed as soon
+             as those before it in the order are, so that communication and computation overlap
     unit     ShardLevel.FULL: units are gathered one by one, so every pass must run the same units in the same order.
     by unit  The first pass of each kind compares every collective with the other ranks before it is called; later ones
              compare with the first. A rank that deviates leaves its pass, calls what the others call, and then all of
@@ -51,7 +52,7 @@ class CollectiveOrder:
     Args:
         root: sharded; no part has been run yet.
         is_whole: parameters stay whole from their first forward pass in a step to its last backward pass.
-        streams: gradients are summed during the backward pass.
+        streams: communicate while the passes compute.
     """
 
     def __init__(self, root: nn.Module, mesh: DeviceMesh, *, is_whole: bool, streams: bool) -> None:
@@ -69,7 +70,7 @@ class CollectiveOrder:
         self._passes: _Passes | None = None
         self._num_calls: dict[int, int] = {}
         self._ended: set[int] = set()
-        self._num_summed = 0
+        self._num_gathered = self._num_summed = 0
         self._sums: dict[int, Callable[[], None]] = {}
         self._versions: dict[int, tuple[Any, int]] = {}
         """By id of FSDP's record of a parameter: the record, and the version of the gathered parameter as its unit's
@@ -163,7 +164,7 @@ class CollectiveOrder:
             )
             self._sums[id(group)] = group.post_backward
             group.post_backward = partial(self._after_backward, group)
-        for unit in self._units:
+        for index, unit in enumerate(self._units):
             assert isinstance(unit, nn.Module)
             state: Any = unit._get_fsdp_state()
             finish = state._root_post_backward_final_callback
@@ -175,8 +176,32 @@ class CollectiveOrder:
             # FSDP's own hook comes first, since it sets everything up; those of the task come last
             hooks: Any = unit._forward_pre_hooks
             hooks.move_to_end(state._pre_forward_hook_handle.id, last=False)
+            if self._streams and id(unit) != id(root):
+                unit.register_forward_pre_hook(partial(self._gather_before, index), prepend=True)
+        if self._streams:
+            root.register_forward_hook(self._gather_rest)
 
     def _gather_all(self, *_: object) -> None:
+        if not self.is_whole:
+            return
+        if self._streams:
+            self._num_gathered = 0
+            self._gather_to(1)
+        else:
+            self._gather_rest()
+
+    def _gather_before(self, index: int, *_: object) -> None:
+        if self.is_whole:
+            self._gather_to(index + 1)
+
+    def _gather_to(self, index: int) -> None:
+        """Begin to gather the units up to this one. FSDP waits for a unit right before its forward."""
+        for unit in self._units[self._num_gathered : index + 1]:
+            unit.unshard(async_op=True)
+        self._num_gathered = max(self._num_gathered, index + 1)
+
+    def _gather_rest(self, *_: object) -> None:
+        """Also those that this rank does not use, or the next pass would not gather them on all ranks."""
         if self.is_whole:
             for unit in self._units:
                 unit.unshard()
