@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-culprit bench-ray-process bench-gpu docs site picture screenshots clean
+.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-culprit bench-ray-process bench-gpu fuzz-tasks docs site picture screenshots clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -28,6 +28,10 @@ MINUTES ?= 10
 SEED    ?= 1
 soak: setup      ## random faults for MINUTES=10 with SEED=1, then parity, goodput and leaks
 	@$(BIN)/python bench/soak/main.py --minutes $(MINUTES) --seed $(SEED)
+
+N       ?= 500
+fuzz-tasks: setup ## N=500 drawn tasks from SEED=1 on, each trained in five ways: equal to a plain loop, or refused in words
+	@mkdir -p build && $(BIN)/python tools/fuzz_tasks.py --num $(N) --seed $(SEED) --out build/fuzz-tasks-$(SEED).jsonl
 
 lint: setup types ## ruff, mypy strict, import-linter
 	@$(BIN)/ruff check .

@@ -41,7 +41,8 @@ class RemoteWorker:
         has_exit: threading.Event,
         memory: tuple[str, str] | None = None,
     ) -> None:
-        """`memory`: directory of the snapshots and node id; None: no snapshot store."""
+        """`memory`: directory of the snapshots and node id; None: no snapshot store. Without a spec it has no engine,
+        and only `call("call", ...)` works."""
         self.pid = pid
         self.reports: list[WorkerReport] = []
         self._seq = 0
@@ -53,7 +54,9 @@ class RemoteWorker:
         self.has_exit = has_exit
         threading.Thread(target=self._receive, daemon=True).start()
         self.node_id = memory[1] if memory else ""
-        self.store_port, self.snapshot_port = self.call("create", spec, root, memory)
+        self.store_port = self.snapshot_port = 0
+        if spec:
+            self.store_port, self.snapshot_port = self.call("create", spec, root, memory)
 
     @property
     def snapshot_server(self) -> SnapshotServer:
@@ -86,6 +89,13 @@ class RemoteWorker:
             raise answer
         assert isinstance(answer, WorkerExit)
         return answer
+
+    def exit_so_far(self) -> WorkerExit | None:
+        """As `exit`, without waiting; None: it has not left."""
+        try:
+            return self.exit(timeout_s=0.001)
+        except queue.Empty:
+            return None
 
     def poll(self) -> list[WorkerReport]:
         """All reports so far."""

@@ -4,6 +4,7 @@ Strikes are faults at an exact place: (phase, completed steps, nth entry in this
 """
 
 import faulthandler
+import importlib
 import os
 import queue
 import signal
@@ -116,6 +117,11 @@ class WorkerProcess:
                     self.assignments.put(*arguments)
         except EOFError:
             self.assignments.put(None)
+
+    def do_call(self, function, *arguments):
+        """`package.module:name` of this process, whatever it is."""
+        module, _, name = function.partition(":")
+        return getattr(importlib.import_module(module), name)(*arguments)
 
     def do_create(self, spec, checkpoint_root, memory):
         if memory is not None:

@@ -1,0 +1,212 @@
+"""From a seed to the description of a task and of the ways in which it is trained. Pure: no torch, no clock.
+
+A description is plain data, so that it can be printed, sent to a worker as a spec's `model` section, and made smaller.
+Every choice has a plain value, which comes first in its list: shrinking sets choices to it, one by one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from kit.fuzz.kinds import OPTIMIZERS, PIECES
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One module of the model, from (B, T, W) to (B, T, W)."""
+
+    kind: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Optim:
+    """Which optimizer, and how its parameters are grouped."""
+
+    kind: str = "builtin"
+    options: Mapping[str, Any] | None = None
+    groups: str = "one"
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Layouts of the data axes in which the task is trained, and what happens to it in its last life."""
+
+    layout: Mapping[str, Any]
+    """Of the undisturbed run."""
+    resumed: Mapping[str, Any]
+    """Of the run that begins at the undisturbed run's checkpoint."""
+    killed: tuple[str, int] | None
+    """Phase in which the last rank of `resumed` dies, and the number of completed steps."""
+    survived: Mapping[str, Any]
+    """Of the group without it; of the same workers if none dies."""
+    changed: Mapping[str, Any] | None
+    """Of the group after a change of the layout that was asked for; None: it is not changed."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A task. Every field is JSON."""
+
+    seed: int
+    pieces: tuple[Piece, ...]
+    ways: Ways
+    width: int = 4
+    length: int = 2
+    """Tokens of a sample."""
+    container: str = "list"
+    """How the model holds its pieces."""
+    is_reversed: bool = False
+    """Pieces are registered in another order than they run in."""
+    inlet: str = "linear"
+    head: str = "linear"
+    loss: str = "squares"
+    has_metrics: bool = False
+    optim: Optim = Optim()
+    lr: float = 0.01
+    clip_norm: float | None = None
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    num_micro_batches: int = 4
+    micro_size: int = 2
+    num_samples: int = 64
+    deterministic: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Description:
+        ways = data["ways"]
+        killed = ways["killed"]
+        return Description(
+            **{
+                **data,
+                "pieces": tuple(Piece(**piece) for piece in data["pieces"]),
+                "ways": Ways(**{**ways, "killed": None if killed is None else (str(killed[0]), int(killed[1]))}),
+                "optim": Optim(**data["optim"]),
+            }
+        )
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What is special about it, for tables of counts."""
+        found = [piece.kind for piece in self.pieces]
+        plain = Description(seed=0, pieces=(), ways=self.ways)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in ("seed", "pieces", "ways", "optim", "width", "length", "lr") and value != getattr(
+                plain, field.name
+            ):
+                found.append(f"{field.name}={value}" if not isinstance(value, bool) else field.name)
+        return (*sorted(set(found)), f"optim={self.optim.kind}")
+
+
+STEPS = 6
+SAVED_AFTER = 2
+_PHASES = ("forward", "backward", "optimizer", "snapshot")
+
+
+def draw(seed: int, kinds: Iterable[str] = PIECES, optimizers: Iterable[str] = OPTIMIZERS) -> Description:
+    """The task of a seed, of these kinds of pieces and optimizers."""
+    source = random.Random(seed)
+    num_micro_batches = source.choice((1, 2, 3, 4, 5, 7))
+    pieces = tuple(_piece(source, source.choice(sorted(kinds))) for _ in range(source.choice((1, 2, 2, 3, 3, 4))))
+    optimizer = source.choice(("builtin", *sorted(optimizers)))
+    return Description(
+        seed=seed,
+        pieces=pieces,
+        ways=_ways(source, num_micro_batches),
+        width=source.choice((4, 5, 6, 7, 11)),
+        length=source.choice((1, 2, 3, 5)),
+        container=source.choice(("list", "list", "attributes", "dict", "nested")),
+        is_reversed=source.random() < 0.2,
+        inlet=source.choice(("linear", "linear", "embedding")),
+        head=source.choice(("linear", "linear", "tied")),
+        loss=source.choice(("squares", "squares", "labels")),
+        has_metrics=source.random() < 0.3,
+        optim=Optim(
+            optimizer,
+            {name: source.choice(choices) for name, choices in OPTIMIZERS.get(optimizer, {}).items()},
+            source.choice(("one", "one", "two", "by_dim")),
+        ),
+        lr=source.choice((0.01, 0.003)),
+        clip_norm=source.choice((None, 1.0, 0.05)),
+        schedule=source.choice(("constant", "linear", "cosine")),
+        warmup_steps=source.choice((0, 0, 2)),
+        num_micro_batches=num_micro_batches,
+        micro_size=source.choice((1, 2, 3)),
+        num_samples=source.choice((11, 64)),
+        deterministic=source.random() < 0.2,
+    )
+
+
+def _piece(source: random.Random, kind: str) -> Piece:
+    return Piece(kind, {name: source.choice(choices) for name, choices in PIECES[kind].items()})
+
+
+def _ways(source: random.Random, num_micro_batches: int) -> Ways:
+    most = min(4, num_micro_batches)
+    layout = _layout(source, source.randint(min(2, most), most))
+    resumed = _layout(source, source.randint(1, most))
+    world = world_of(resumed)
+    killed = (source.choice(_PHASES), source.choice((3, 4))) if world > 1 and source.random() < 0.8 else None
+    survived = _layout(source, world - 1) if killed else resumed
+    changed = _layout(source, source.randint(1, most)) if source.random() < 0.6 else None
+    return Ways(layout=layout, resumed=resumed, killed=killed, survived=survived, changed=changed)
+
+
+def _layout(source: random.Random, world: int) -> dict[str, Any]:
+    replicate = source.choice([n for n in (1, 1, 2, world) if world % n == 0])
+    return {
+        "dp_replicate": replicate,
+        "dp_shard": world // replicate,
+        "shard": source.choice(("full", "full", "gradients", "optimizer")),
+    }
+
+
+def world_of(layout: Mapping[str, Any]) -> int:
+    """Workers that a layout needs."""
+    world = 1
+    for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
+        world *= layout.get(axis, 1)
+    return world
+
+
+def simpler(description: Description) -> Iterable[Description]:
+    """Each description that differs by one choice and is plainer, those with the largest differences first."""
+    pieces = description.pieces
+    if len(pieces) > 1:
+        for index in range(len(pieces)):
+            yield replace(description, pieces=pieces[:index] + pieces[index + 1 :])
+    ways = description.ways
+    two = {"dp_replicate": 1, "dp_shard": 2, "shard": "full"}
+    if ways.changed is not None:
+        yield replace(description, ways=replace(ways, changed=None))
+    if ways.killed is not None:
+        yield replace(description, ways=replace(ways, killed=None, survived=ways.resumed))
+    if ways.layout != two and description.num_micro_batches > 1:
+        yield replace(description, ways=replace(ways, layout=two))
+    plain = Description(seed=description.seed, pieces=pieces, ways=ways)
+    for field in fields(description):
+        if field.name not in ("seed", "pieces", "ways") and getattr(description, field.name) != getattr(
+            plain, field.name
+        ):
+            candidate = replace(description, **{field.name: getattr(plain, field.name)})
+            if candidate.num_micro_batches >= description.num_micro_batches:
+                yield candidate
+    for index, piece in enumerate(pieces):
+        for name, choices in PIECES[piece.kind].items():
+            if piece.options[name] != choices[0]:
+                plainer = Piece(piece.kind, {**piece.options, name: choices[0]})
+                yield replace(description, pieces=(*pieces[:index], plainer, *pieces[index + 1 :]))
+        if piece.kind != "linear" and len(pieces) > 1:
+            plainer = Piece("linear", {name: choices[0] for name, choices in PIECES["linear"].items()})
+            yield replace(description, pieces=(*pieces[:index], plainer, *pieces[index + 1 :]))
+    for name, choices in OPTIMIZERS.get(description.optim.kind, {}).items():
+        options = description.optim.options or {}
+        if options.get(name) != choices[0]:
+            yield replace(description, optim=replace(description.optim, options={**options, name: choices[0]}))

@@ -1,0 +1,47 @@
+"""The drawing of tasks: a seed is one task, every kind is drawn, and shrinking comes to an end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kit.fuzz.draw import Description, draw, simpler, world_of
+from kit.fuzz.kinds import OPTIMIZERS, PIECES
+
+_MANY = range(500)
+
+
+@pytest.fixture(scope="module")
+def many() -> list[Description]:
+    return [draw(seed) for seed in _MANY]
+
+
+def test_a_seed_is_one_task_and_survives_json(many: list[Description]) -> None:
+    assert [draw(seed) for seed in _MANY] == many
+    assert [Description.from_json(json.loads(json.dumps(one.to_json()))) for one in many] == many
+    assert len({json.dumps({**one.to_json(), "seed": 0}) for one in many}) == len(many)
+
+
+def test_every_kind_and_choice_is_drawn(many: list[Description]) -> None:
+    drawn = {(piece.kind, name, piece.options[name]) for one in many for piece in one.pieces for name in piece.options}
+    assert drawn == {(kind, name, choice) for kind in PIECES for name in PIECES[kind] for choice in PIECES[kind][name]}
+    assert {one.optim.kind for one in many} == {"builtin", *OPTIMIZERS}
+
+
+def test_every_layout_has_a_micro_batch_for_each_worker_and_the_dead_one_is_missing(many: list[Description]) -> None:
+    for one in many:
+        ways = one.ways
+        layouts = [ways.layout, ways.resumed, ways.survived, *([ways.changed] if ways.changed else [])]
+        assert max(map(world_of, layouts)) <= one.num_micro_batches
+        assert world_of(ways.survived) == world_of(ways.resumed) - (ways.killed is not None)
+
+
+def test_shrinking_ends(many: list[Description]) -> None:
+    for one in many[:50]:
+        for _ in range(200):
+            smaller = list(simpler(one))
+            if not smaller:
+                break
+            one = smaller[-1]
+        assert not list(simpler(one))
