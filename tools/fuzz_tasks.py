@@ -59,6 +59,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=60.0, help="seconds after which a group counts as hung")
     parser.add_argument("--kinds", default=",".join(PIECES), help="of pieces to draw")
     parser.add_argument("--optimizers", default=",".join(OPTIMIZERS), help="to draw")
+    parser.add_argument("--plans", type=float, default=0.3, help="fraction of the tasks that have a plan")
     parser.add_argument("--shrink", type=int, help="seed of a task that fails")
     parser.add_argument("--table", type=Path, help="a file of results")
     parser.add_argument("--part", help=argparse.SUPPRESS)
@@ -67,7 +68,7 @@ def _arguments() -> argparse.Namespace:
 
 def _drawn(arguments: argparse.Namespace, seed: int) -> Description:
     split = [[name for name in text.split(",") if name] for text in (arguments.kinds, arguments.optimizers)]
-    return draw(seed, kinds=split[0], optimizers=split[1])
+    return draw(seed, kinds=split[0], optimizers=split[1], plans=arguments.plans)
 
 
 def _run_part(arguments: argparse.Namespace) -> None:

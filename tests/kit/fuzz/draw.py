@@ -9,9 +9,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import islice
 from typing import Any
 
 from kit.fuzz.kinds import OPTIMIZERS, PIECES
+from kit.fuzz.plans import CHOICES, Decoder, draw_decoder, layouts, world_of
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,10 @@ class Ways:
     changed: Mapping[str, Any] | None
     """Of the group after a change of the layout that was asked for; None: it is not changed."""
 
+    @property
+    def layouts(self) -> list[Mapping[str, Any]]:
+        return [self.layout, self.resumed, self.survived, *([self.changed] if self.changed is not None else [])]
+
 
 @dataclass(frozen=True)
 class Description:
@@ -54,6 +60,8 @@ class Description:
     seed: int
     pieces: tuple[Piece, ...]
     ways: Ways
+    decoder: Decoder | None = None
+    """A decoder with a plan, in place of pieces."""
     width: int = 4
     length: int = 2
     """Tokens of a sample."""
@@ -80,7 +88,7 @@ class Description:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Description:
-        ways = data["ways"]
+        ways, decoder = data["ways"], data["decoder"]
         killed = ways["killed"]
         return Description(
             **{
@@ -88,6 +96,7 @@ class Description:
                 "pieces": tuple(Piece(**piece) for piece in data["pieces"]),
                 "ways": Ways(**{**ways, "killed": None if killed is None else (str(killed[0]), int(killed[1]))}),
                 "optim": Optim(**data["optim"]),
+                "decoder": None if decoder is None else Decoder(**decoder),
             }
         )
 
@@ -95,31 +104,47 @@ class Description:
     def features(self) -> tuple[str, ...]:
         """What is special about it, for tables of counts."""
         found = [piece.kind for piece in self.pieces]
+        if self.decoder is not None:
+            found = ["decoder", *(f"{name}={value}" for name, value in _special(self.decoder))]
+            found += [f"layout={words}" for words in sorted(set(map(_words, self.ways.layouts)))]
         plain = Description(seed=0, pieces=(), ways=self.ways)
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name not in ("seed", "pieces", "ways", "optim", "width", "length", "lr") and value != getattr(
-                plain, field.name
-            ):
+            if field.name not in (
+                "seed",
+                "pieces",
+                "ways",
+                "decoder",
+                "optim",
+                "width",
+                "length",
+                "lr",
+            ) and value != getattr(plain, field.name):
                 found.append(f"{field.name}={value}" if not isinstance(value, bool) else field.name)
         return (*sorted(set(found)), f"optim={self.optim.kind}")
 
 
+SEED = 3
+"""Of every spec: what differs is drawn into the description."""
 STEPS = 6
 SAVED_AFTER = 2
 _PHASES = ("forward", "backward", "optimizer", "snapshot")
 
 
-def draw(seed: int, kinds: Iterable[str] = PIECES, optimizers: Iterable[str] = OPTIMIZERS) -> Description:
-    """The task of a seed, of these kinds of pieces and optimizers."""
+def draw(
+    seed: int, kinds: Iterable[str] = PIECES, optimizers: Iterable[str] = OPTIMIZERS, plans: float = 0.3
+) -> Description:
+    """The task of a seed, of these kinds of pieces and optimizers; the fraction `plans` of all are decoders."""
     source = random.Random(seed)
-    num_micro_batches = source.choice((1, 2, 3, 4, 5, 7))
+    has_plan = source.random() < plans
+    num_micro_batches = source.choice((2, 3, 4, 5, 8) if has_plan else (1, 2, 3, 4, 5, 7))
     pieces = tuple(_piece(source, source.choice(sorted(kinds))) for _ in range(source.choice((1, 2, 2, 3, 3, 4))))
     optimizer = source.choice(("builtin", *sorted(optimizers)))
-    return Description(
+    drawn = Description(
         seed=seed,
-        pieces=pieces,
-        ways=_ways(source, num_micro_batches),
+        pieces=() if has_plan else pieces,
+        ways=_UNDRAWN,
+        decoder=draw_decoder(source) if has_plan else None,
         width=source.choice((4, 5, 6, 7, 11)),
         length=source.choice((1, 2, 3, 5)),
         container=source.choice(("list", "list", "attributes", "dict", "nested")),
@@ -140,40 +165,63 @@ def draw(seed: int, kinds: Iterable[str] = PIECES, optimizers: Iterable[str] = O
         num_micro_batches=num_micro_batches,
         micro_size=source.choice((1, 2, 3)),
         num_samples=source.choice((11, 64)),
-        deterministic=source.random() < 0.2,
+        deterministic=source.random() < (0.05 if has_plan else 0.2),
     )
+    if has_plan:  # of these a decoder has nothing
+        plain = {"container": "list", "is_reversed": False, "inlet": "linear", "head": "linear", "loss": "squares"}
+        drawn = replace(drawn, width=4, length=2, **plain)
+    return replace(drawn, ways=_ways(source, drawn))
 
 
 def _piece(source: random.Random, kind: str) -> Piece:
     return Piece(kind, {name: source.choice(choices) for name, choices in PIECES[kind].items()})
 
 
-def _ways(source: random.Random, num_micro_batches: int) -> Ways:
-    most = min(4, num_micro_batches)
-    layout = _layout(source, source.randint(min(2, most), most))
-    resumed = _layout(source, source.randint(1, most))
+def _ways(source: random.Random, drawn: Description) -> Ways:
+    most = min(4, drawn.num_micro_batches)
+    layout = _layout(source, drawn, range(min(2, most), most + 1))
+    resumed = _layout(source, drawn, range(1, most + 1))
     world = world_of(resumed)
     killed = (source.choice(_PHASES), source.choice((3, 4))) if world > 1 and source.random() < 0.8 else None
-    survived = _layout(source, world - 1) if killed else resumed
-    changed = _layout(source, source.randint(1, most)) if source.random() < 0.6 else None
+    survived = _layout(source, drawn, range(1, world)) if killed else resumed
+    changed = _layout(source, drawn, range(1, most + 1)) if source.random() < 0.6 else None
     return Ways(layout=layout, resumed=resumed, killed=killed, survived=survived, changed=changed)
 
 
-def _layout(source: random.Random, world: int) -> dict[str, Any]:
+def _layout(source: random.Random, drawn: Description, worlds: range) -> dict[str, Any]:
+    """A legal one for a group of one of these sizes; with a plan, on any axis."""
+    from kit.fuzz.spec import broken_rules
+
+    if drawn.decoder is not None and worlds[-1] > 1:
+        for candidate in islice(layouts(source, drawn.decoder), 30):
+            if world_of(candidate) in worlds and not broken_rules(drawn, candidate):
+                return candidate
+    while True:
+        candidate = _on_data_axes(source, source.choice(worlds))
+        if not broken_rules(drawn, candidate):
+            return candidate
+
+
+def _on_data_axes(source: random.Random, world: int) -> dict[str, Any]:
     replicate = source.choice([n for n in (1, 1, 2, world) if world % n == 0])
-    return {
-        "dp_replicate": replicate,
-        "dp_shard": world // replicate,
-        "shard": source.choice(("full", "full", "gradients", "optimizer")),
-    }
+    level = source.choice(("full", "full", "gradients", "optimizer"))
+    return {"dp_replicate": replicate, "dp_shard": world // replicate, "shard": level}
 
 
-def world_of(layout: Mapping[str, Any]) -> int:
-    """Workers that a layout needs."""
-    world = 1
-    for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
-        world *= layout.get(axis, 1)
-    return world
+_UNDRAWN = Ways(layout={}, resumed={}, killed=None, survived={}, changed=None)
+
+
+def _special(decoder: Decoder) -> Iterable[tuple[str, Any]]:
+    """The choices that are not plain."""
+    plain = Decoder()
+    for field in fields(decoder):
+        value = getattr(decoder, field.name)
+        if value != getattr(plain, field.name) and field.name not in ("head_width", "hidden", "vocabulary", "blocks"):
+            yield field.name, value
+
+
+def _words(layout: Mapping[str, Any]) -> str:
+    return "x".join(f"{axis}{degree}" for axis, degree in layout.items() if isinstance(degree, int) and degree > 1)
 
 
 def simpler(description: Description) -> Iterable[Description]:
@@ -188,11 +236,13 @@ def simpler(description: Description) -> Iterable[Description]:
         yield replace(description, ways=replace(ways, changed=None))
     if ways.killed is not None:
         yield replace(description, ways=replace(ways, killed=None, survived=ways.resumed))
-    if ways.layout != two and description.num_micro_batches > 1:
+    if description.decoder is not None:
+        yield from _plainer_decoders(description, description.decoder)
+    if description.decoder is None and ways.layout != two and description.num_micro_batches > 1:
         yield replace(description, ways=replace(ways, layout=two))
     plain = Description(seed=description.seed, pieces=pieces, ways=ways)
     for field in fields(description):
-        if field.name not in ("seed", "pieces", "ways") and getattr(description, field.name) != getattr(
+        if field.name not in ("seed", "pieces", "ways", "decoder") and getattr(description, field.name) != getattr(
             plain, field.name
         ):
             candidate = replace(description, **{field.name: getattr(plain, field.name)})
@@ -210,3 +260,23 @@ def simpler(description: Description) -> Iterable[Description]:
         options = description.optim.options or {}
         if options.get(name) != choices[0]:
             yield replace(description, optim=replace(description.optim, options={**options, name: choices[0]}))
+
+
+def _plainer_decoders(description: Description, decoder: Decoder) -> Iterable[Description]:
+    ways, one = description.ways, {"dp_replicate": 1, "dp_shard": 1, "shard": "full"}
+    for name in ("layout", "resumed", "survived", "changed"):
+        layout = getattr(ways, name)
+        if layout is not None:
+            for key, plain in (("recompute", "none"), ("shard", "full"), ("context", "all_gather")):
+                if layout.get(key, plain) != plain:
+                    yield replace(description, ways=replace(ways, **{name: {**layout, key: plain}}))
+    if ways.killed is None and ways.resumed != one:
+        yield replace(description, ways=replace(ways, resumed=one, survived=one))
+    plain = Decoder()
+    for name in CHOICES:
+        if getattr(decoder, name) != getattr(plain, name) and name not in ("blocks", "head_width"):
+            yield replace(description, decoder=replace(decoder, **{name: getattr(plain, name)}))
+    if decoder.experts and not any(layout.get("ep", 1) > 1 for layout in ways.layouts):
+        yield replace(description, decoder=replace(decoder, experts=0, are_experts_split=False))
+    if decoder.kv_heads != decoder.heads:
+        yield replace(description, decoder=replace(decoder, kv_heads=decoder.heads))

@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
-from kit.fuzz.draw import SAVED_AFTER, STEPS, Description, world_of
-from kit.fuzz.reference import SEED, Reference, Seen, array
+from kit.fuzz.draw import SAVED_AFTER, STEPS, Description
+from kit.fuzz.plans import world_of
+from kit.fuzz.reference import Reference, Seen, array
+from kit.fuzz.spec import spec_of
 from kit.processes.fleet import Fleet, Job, RemoteWorker
 from shoal_workers.checkpoint.reader import load, read_catalogue
 from shoal_workers.contract.layout import Layout, fully_sharded
@@ -93,9 +95,10 @@ class Lives:
                 group[-1].strike(phase, step, "kill")
                 job.start(group, layout=layout, **restore)
                 exits = self._ends(job, group, dead=group[-1])
-                group, layout = group[:-1], Layout(**ways.survived)
+                layout = Layout(**ways.survived)
+                group = group[: layout.world_size]
                 self._name += f", kill in {phase} {step}, then {_words(ways.survived)}"
-                source = _in_memory(job, exits, group)
+                source = _in_memory(job, exits, everyone[:-1])
                 restore = {"is_recovery": True}
             if ways.changed is not None:
                 at = STEPS - 2
@@ -246,25 +249,6 @@ class Lives:
         finally:
             self._fleet.kill_all()
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def spec_of(description: Description) -> dict[str, Any]:
-    """What the service would be sent."""
-    size = description.num_micro_batches * description.micro_size
-    return {
-        "task": "kit.fuzz.task:Drawn",
-        "model": description.to_json(),
-        "batch": {"global_size": size, "micro_size": description.micro_size},
-        "optimizer": {"lr": description.lr, "clip_norm": description.clip_norm, "eps": 1e-3, "weight_decay": 0.1},
-        "schedule": {"name": description.schedule, "warmup_steps": description.warmup_steps},
-        "stop": {"steps": STEPS},
-        "checkpoint": {"every_steps": SAVED_AFTER},
-        "validation": {"samples": 5, "every_steps": None},
-        "snapshot": {"budget": 1.0},
-        "seed": SEED,
-        "deterministic": description.deterministic,
-        "elasticity": {"max_workers": min(4, description.num_micro_batches)},
-    }
 
 
 def _words(layout: Mapping[str, Any]) -> str:

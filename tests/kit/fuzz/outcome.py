@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from kit.fuzz.draw import Description
-from kit.fuzz.lives import Broken, Limits, Lives, spec_of
+from kit.fuzz.lives import Broken, Limits, Lives
 from kit.fuzz.reference import Reference, Seen
+from kit.fuzz.spec import broken_rules, spec_of
 from kit.processes.fleet import Fleet
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 
@@ -56,6 +57,9 @@ def outcome_of(fleet: Fleet, description: Description, limits: Limits | None = N
         parse_spec(spec_of(description))
     except SpecError as error:
         return outcome("refused", "spec: " + _kind_of(str(error)), "submit", str(error))
+    for layout in description.ways.layouts:
+        if rules := broken_rules(description, layout):
+            return outcome("refused", f"layout: {rules[0]}", "submit", ", ".join(rules))
     lives = Lives(fleet, description, limits or Limits())
     try:
         plain = lives.plain()

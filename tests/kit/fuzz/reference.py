@@ -19,11 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kit.fuzz.draw import STEPS, Description
+from kit.fuzz.draw import SEED, STEPS, Description
 from kit.fuzz.task import Drawn
 from shoal_workers.contract.batch_partition import randomness_seed, sample_at, sample_positions
 
-SEED = 3
 _VALIDATION = 0x56414C49
 _NOISE = 3e-7
 _SEQUENTIAL = nn.modules.batchnorm._NormBase
@@ -78,6 +77,8 @@ def _train(drawn: Description, *, noise: int = 0, widen: bool = False) -> Seen:
         model._apply(lambda t: t.double() if t.dtype is torch.float32 else t)
 
     def cast(batch: Any) -> Any:
+        if isinstance(batch, dict):
+            return batch
         return [t.double() if widen and t.dtype is torch.float32 else t for t in batch]
 
     optimizer = _optimizer(task, model, drawn)

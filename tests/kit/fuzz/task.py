@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from kit.fuzz import decoders
 from kit.fuzz.draw import Description
 from kit.fuzz.optimizers import build_optimizer, grouped
 from kit.fuzz.pieces import build_piece, is_chosen
@@ -84,10 +85,13 @@ class Drawn:
             self.build_optimizer = None
 
     def build_model(self):
-        return Model(self.description)
+        d = self.description
+        return Model(d) if d.decoder is None else decoders.Model(d.decoder)
 
     def build_dataset(self, split):
         d = self.description
+        if d.decoder is not None:
+            return decoders.Chain(*((0, d.num_samples) if split == "train" else (1000, 5)), d.decoder)
         return Samples(0, d.num_samples, d.length, d.width) if split == "train" else Samples(1000, 5, d.length, d.width)
 
     def build_optimizer(self, model, settings):
@@ -96,6 +100,9 @@ class Drawn:
         return build_optimizer(optim.kind, dict(optim.options or {}), groups, settings["lr"])
 
     def loss(self, model, batch):
+        d = self.description
+        if d.decoder is not None:
+            return decoders.loss_of(d.decoder, model, batch, has_metrics=d.has_metrics)
         x, numbers = batch
         y = model(x, numbers)
         if self.description.loss == "labels":

@@ -6,10 +6,12 @@ import json
 
 import pytest
 
-from kit.fuzz.draw import Description, draw, simpler, world_of
+from kit.fuzz.draw import Description, draw, simpler
 from kit.fuzz.kinds import OPTIMIZERS, PIECES
+from kit.fuzz.plans import CHOICES, world_of
+from kit.fuzz.spec import broken_rules
 
-_MANY = range(500)
+_MANY = range(1000)
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +29,20 @@ def test_every_kind_and_choice_is_drawn(many: list[Description]) -> None:
     drawn = {(piece.kind, name, piece.options[name]) for one in many for piece in one.pieces for name in piece.options}
     assert drawn == {(kind, name, choice) for kind in PIECES for name in PIECES[kind] for choice in PIECES[kind][name]}
     assert {one.optim.kind for one in many} == {"builtin", *OPTIMIZERS}
+    decoders = [one.decoder for one in many if one.decoder is not None]
+    assert {(name, getattr(one, name)) for one in decoders for name in CHOICES} == {
+        (name, choice) for name, choices in CHOICES.items() for choice in choices
+    }
+    axes = {axis for one in many for layout in one.ways.layouts for axis, n in layout.items() if n not in (1, "none")}
+    assert axes >= {"pp", "tp", "cp", "ep", "dp_shard", "dp_replicate", "recompute"}
 
 
-def test_every_layout_has_a_micro_batch_for_each_worker_and_the_dead_one_is_missing(many: list[Description]) -> None:
+def test_every_layout_is_legal_and_the_dead_worker_is_missing(many: list[Description]) -> None:
     for one in many:
         ways = one.ways
-        layouts = [ways.layout, ways.resumed, ways.survived, *([ways.changed] if ways.changed else [])]
-        assert max(map(world_of, layouts)) <= one.num_micro_batches
-        assert world_of(ways.survived) == world_of(ways.resumed) - (ways.killed is not None)
+        assert max(map(world_of, ways.layouts)) <= min(4, one.num_micro_batches)
+        assert [broken_rules(one, layout) for layout in ways.layouts[:2]] == [(), ()]
+        assert world_of(ways.survived) < world_of(ways.resumed) or ways.killed is None
 
 
 def test_shrinking_ends(many: list[Description]) -> None:
