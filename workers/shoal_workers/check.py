@@ -51,6 +51,7 @@ from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.packages import PackagesNotInstalled
 from shoal_workers.engine.proof.prove import layout_report
 from shoal_workers.proofs import Zygote, fixed_to_prove, layouts_to_prove
+from shoal_workers.training_thread import on_training_thread
 
 _STEPS = 3
 _SAVED_AFTER = 2
@@ -177,11 +178,11 @@ def reduced(spec: JobSpec, directory: Path) -> JobSpec:
 
 
 class _Check:
-    """One try. `run` is called on the training thread; a second thread reads the engine's reports."""
+    """One try. `run` is called on the main thread; of two others, one trains and one reads the engine's reports."""
 
     def __init__(self, spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]) -> None:
         self._spec = spec
-        self._root = str(directory / "checkpoints")
+        self._root = str(directory.absolute() / "checkpoints")
         self._say = on_phase
         self._outbox = Outbox("check")
         self._store = StoreServer("127.0.0.1", secrets.token_hex(16))
@@ -198,15 +199,18 @@ class _Check:
         reader = threading.Thread(target=self._read_reports, name="shoal-reports")
         reader.start()
         try:
-            self._prepare()
-            self._train(None)
-            self._generation = 2
-            self._train(newest_committed(self._root))
+            on_training_thread(self._try, lambda: self._engine.interrupt(self._generation))
         finally:
             self._engine.close()
             self._outbox.close()
             reader.join()
         return self._found()
+
+    def _try(self) -> None:
+        self._prepare()
+        self._train(None)
+        self._generation = 2
+        self._train(newest_committed(self._root))
 
     def _prepare(self) -> None:
         try:

@@ -57,6 +57,7 @@ from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.secrets import read_secrets
 from shoal_workers.engine.state.part_collector import PartCollector
+from shoal_workers.training_thread import on_training_thread
 
 _GENERATION = 1
 _COMMIT_S = 120.0
@@ -132,19 +133,25 @@ def main() -> int:
     layout = layout_for(spec, environment.world_size)
     if spec.worker.gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    root = arguments.checkpoint_dir or spec.checkpoint.url or f"{spec.name}-checkpoints"
+    root = str(arguments.checkpoint_dir or spec.checkpoint.url or f"{spec.name}-checkpoints")
     outbox = Outbox(f"rank-{environment.rank}")
     shared = environment.shared_store(spec.name)
     if environment.rank == 0:
-        newest = _newest_of(spec, str(root), may_differ=arguments.changed_spec)
-        shared.set("attempt", str(_next_attempt(str(root))))
-        shared.set("restore_from", newest)
+        newest = _newest_of(spec, root, may_differ=arguments.changed_spec)
+        shared.set("attempt", str(_next_attempt(root)))
+        shared.set("restore_from", _absolute(newest))
         shared.set("key", secrets.token_hex(16))
     store = StoreServer(environment.own_address(), shared.get("key").decode())
     if environment.rank == 0:
         shared.set("address", json.dumps([store.host, store.port]))
     host, port = json.loads(shared.get("address"))
-    engine = Engine(spec, checkpoint_root=str(root), outbox=outbox, store=store, may_change_data=arguments.changed_spec)
+    engine = Engine(
+        spec,
+        checkpoint_root=_absolute(root),
+        outbox=outbox,
+        store=store,
+        may_change_data=arguments.changed_spec,
+    )
     attempt = int(shared.get("attempt"))
     assignment = Assignment(
         job_id=spec.name,
@@ -168,7 +175,7 @@ def main() -> int:
     reader = threading.Thread(target=_read_reports, args=(engine, outbox, summary, parts), name="shoal-reports")
     reader.start()
     try:
-        ended = engine.run(assignment)
+        ended = on_training_thread(lambda: engine.run(assignment), lambda: engine.interrupt(_GENERATION))
     finally:
         engine.close()
         outbox.close()
@@ -223,6 +230,11 @@ def _origin_of(origin: ContinueFrom) -> str:
     if origin.url is None:
         raise SystemExit(f"continue_from.job {origin.job}: only the service knows its jobs; set continue_from.url too.")
     return origin.url
+
+
+def _absolute(url: str) -> str:
+    """A path does not depend on the working directory, which a task may change; an address stays."""
+    return url if not url or "://" in url else str(Path(url).absolute())
 
 
 def _next_attempt(root: str) -> int:

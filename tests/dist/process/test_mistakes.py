@@ -53,6 +53,31 @@ MADE: dict[str, tuple[str, str, str]] = {
     "NotReduced": (REFUSED, "loss", "must return a scalar tensor"),
     "NoArguments": (REFUSED, "__init__", "def __init__(self, model, data, seed)"),
     "WhereOfOptimizer": (REFUSED, "build_optimizer", "not a torch.optim.Optimizer"),
+    # torch.distributed
+    "Negatives": (REFUSED, "gathered", "Compute over the micro-batch"),
+    "SwallowedNegatives": (REFUSED, "gathered", "Compute over the micro-batch"),
+    "DifferentiableNegatives": (REFUSED, "gathered", "Compute over the micro-batch"),
+    "FunctionalNegatives": (REFUSED, "gathered", "Compute over the micro-batch"),
+    "ObjectNegatives": (REFUSED, "gathered", "Compute over the micro-batch"),
+    "OnAnotherThread": (REFUSED, "gathered", "Compute over the micro-batch"),
+    "ForwardWithBarrier": (REFUSED, "forward", "the collective barrier()"),
+    "BackwardWithSum": (REFUSED, "backward", "the collective all_reduce()"),
+    "HookWithSum": (REFUSED, "sum_up", "the collective all_reduce()"),
+    "CollateWithBroadcast": (REFUSED, "collate", "the collective broadcast()"),
+    "StepWithSum": (REFUSED, "step", "full_tensor()"),
+    "ScaledByWorkers": (REFUSED, "loss", "Shoal itself averages"),
+    "SampledByRank": (REFUSED, "build_dataset", "get_world_size()"),
+    "CutByRank": ("no_group", "build_dataset", "Shoal chooses which samples"),
+    "OwnGroup": (REFUSED, "build_model", "Shoal itself forms the groups"),
+    "Replicated": (REFUSED, "build_model", "Return the plain module"),
+    "SyncNorm": (REFUSED, "build_model", "GroupNorm or LayerNorm"),
+    # settings of the process
+    "GradientsLeftOff": (REFUSED, "loss", "with torch.no_grad():"),
+    "InferenceLeftOn": (REFUSED, "build_model", "with torch.inference_mode():"),
+    "DeviceLeft": (REFUSED, "__init__", "device=batch.device"),
+    "DtypeLeft": (REFUSED, "loss", "where the module is imported"),
+    "AutocastLeft": (REFUSED, "loss", "precision: bf16"),
+    "OwnHandler": ("signal_handler", "__init__", "another one in every worker"),
 }
 OTHERS = {
     "mistaken_tasks:train": (REFUSED, "is a function, not a class"),
@@ -63,7 +88,10 @@ OTHERS = {
 }
 HALF_AND_EXACT = {"deterministic": True, "precision": "bf16"}
 """Only then does FSDP read a block that was not used."""
-FINE = ("mistaken_tasks:Right", "mistaken_tasks:UnusedParameters", "mistaken_tasks:NestedLists")
+FINE = tuple(
+    f"mistaken_tasks:{name}"
+    for name in ("Right", "UnusedParameters", "NestedLists", "PrintsOnRankZero", "FullTensors", "OwnSettings")
+)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +117,7 @@ def test_the_message_names_the_line_what_is_wrong_and_the_way_out(answers: dict[
     line = re.search(r"\bmistaken_tasks\.py:(\d+)\b", report["message"])
     assert line is not None, report["message"]
     written = FILE.read_text().splitlines()
-    above = [text for text in written[: int(line[1])] if text.startswith(("class ", "    def "))]
+    above = [text for text in written[: int(line[1])] if text.lstrip().startswith(("class ", "def "))]
     assert f"def {member}(" in above[-1], (above[-1], report["message"])
 
 
@@ -133,3 +161,23 @@ def test_what_works_is_measured(answers: dict[str, Any]) -> None:
 def test_parameters_without_a_gradient_are_named(answers: dict[str, Any]) -> None:
     [remark] = answers["mistaken_tasks:UnusedParameters"]["remarks"]
     assert "2 parameters got no gradient" in remark and "spare.weight, spare.bias" in remark
+
+
+def test_reading_the_rank_is_remarked_once_and_allowed(answers: dict[str, Any]) -> None:
+    [remark] = answers["mistaken_tasks:PrintsOnRankZero"]["remarks"]
+    assert re.match(r"mistaken_tasks\.py:\d+ in loss\(\) reads get_rank\(\)", remark)
+
+
+def test_an_optimizer_may_use_what_dtensors_do(answers: dict[str, Any]) -> None:
+    assert "kind" not in answers["mistaken_tasks:FullTensors"]
+
+
+def test_harmless_settings_are_undone_and_change_nothing(answers: dict[str, Any]) -> None:
+    found, right = answers["mistaken_tasks:OwnSettings"], answers["mistaken_tasks:Right"]
+    assert (found["loss"], found["last_loss"]) == (right["loss"], right["last_loss"])
+    undone = [re.search(r"calls torch\.(\S+)\(\), which was undone", remark) for remark in found["remarks"]]
+    assert [one and one[1] for one in undone] == [
+        "set_num_threads",
+        "autograd.set_detect_anomaly",
+        "use_deterministic_algorithms",
+    ]

@@ -77,6 +77,18 @@ def test_another_spec_does_not_continue_unnoticed_from_what_it_finds(tmp_path: P
     assert [line.split()[1] for line in again.stdout.splitlines() if line.startswith("step ")] == ["7", "8"]
 
 
+def test_a_task_may_change_the_working_directory(tmp_path: Path) -> None:
+    done = run(tmp_path, spec={**SPEC, "task": "mistaken_tasks:OwnSettings", "validation": {"samples": 0}})
+    assert done.returncode == 0, done.stderr
+    assert newest_committed(str(tmp_path / "job-checkpoints")) is not None
+
+
+def test_a_task_runs_on_another_thread_than_the_main_one_as_in_the_service(tmp_path: Path) -> None:
+    done = run(tmp_path, spec={**SPEC, "task": "mistaken_tasks:OwnHandler"})
+    assert done.returncode == 1 and "signal only works in main thread" in done.stderr, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["end"] == "user_error"
+
+
 def run(directory: Path, *options: str, spec: dict[str, Any] = SPEC) -> subprocess.CompletedProcess[str]:
     """In one process without torchrun, in that directory."""
     (directory / "spec.yaml").write_text(json.dumps(spec))

@@ -2,9 +2,13 @@
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.distributed.nn.functional as differentiable
 from torch import nn
 from torch.nn import functional as F
 
@@ -293,3 +297,210 @@ class SharedMemory(Right):
         model = super().build_model()
         model.again = nn.Parameter(next(model.parameters()).data.t())
         return model
+
+
+class Negatives(Right):
+    """Compares with the outputs of all ranks; `caught` says which exceptions it takes for a lack of a group."""
+
+    caught: tuple[type[BaseException], ...] = ()
+
+    def gathered(self, outputs):
+        parts = [torch.empty_like(outputs)]
+        dist.all_gather(parts, outputs.detach())
+        return parts
+
+    def loss(self, model, batch):
+        inputs, labels = batch
+        outputs = model(inputs)
+        try:
+            parts = self.gathered(outputs)
+        except self.caught:
+            parts = [outputs.detach()]
+        return F.cross_entropy(outputs, labels) + 0.1 * (outputs @ torch.cat(parts).t()).mean()
+
+
+class SwallowedNegatives(Negatives):
+    caught = (BaseException,)
+
+
+class DifferentiableNegatives(Negatives):
+    def gathered(self, outputs):
+        return differentiable.all_gather(outputs)
+
+
+class FunctionalNegatives(Negatives):
+    def gathered(self, outputs):
+        return [functional.all_gather_tensor(outputs, 0, dist.group.WORLD)]
+
+
+class ObjectNegatives(Negatives):
+    def gathered(self, outputs):
+        parts = [None]
+        dist.all_gather_object(parts, outputs.detach())
+        return parts
+
+
+class OnAnotherThread(Negatives):
+    def gathered(self, outputs):
+        thread = threading.Thread(target=super().gathered, args=(outputs,))
+        thread.start()
+        thread.join()
+        return [outputs.detach()]
+
+
+class ForwardWithBarrier(Right):
+    def build_model(self):
+        class Waits(nn.Module):
+            def forward(self, inputs):
+                dist.barrier()
+                return inputs
+
+        return nn.Sequential(Waits(), super().build_model())
+
+
+class BackwardWithSum(Right):
+    def loss(self, model, batch):
+        class Summed(torch.autograd.Function):
+            @staticmethod
+            def forward(context, inputs):
+                return inputs.clone()
+
+            @staticmethod
+            def backward(context, gradient):
+                dist.all_reduce(gradient)
+                return gradient
+
+        inputs, labels = batch
+        return F.cross_entropy(Summed.apply(model(inputs)), labels)
+
+
+class HookWithSum(Right):
+    def build_model(self):
+        model = super().build_model()
+
+        def sum_up(module, inputs, output):
+            total = output.detach().sum()
+            dist.all_reduce(total)
+
+        model[0].register_forward_hook(sum_up)
+        return model
+
+
+class CollateWithBroadcast(Right):
+    def collate(self, samples):
+        batch = torch.utils.data.default_collate(samples)
+        dist.broadcast(batch[0], 0)
+        return batch
+
+
+class StepWithSum(Right):
+    def build_optimizer(self, model, settings):
+        class Averaged(torch.optim.SGD):
+            def step(self, closure=None):
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        dist.all_reduce(parameter.grad.to_local())
+                return super().step(closure)
+
+        return Averaged(model.parameters(), lr=settings["lr"])
+
+
+class ScaledByWorkers(Right):
+    def loss(self, model, batch):
+        return super().loss(model, batch) * dist.get_world_size()
+
+
+class SampledByRank(Right):
+    def build_dataset(self, split):
+        pairs = Pairs(32)
+        return torch.utils.data.Subset(pairs, list(torch.utils.data.DistributedSampler(pairs)))
+
+
+class CutByRank(Right):
+    def build_dataset(self, split):
+        return torch.utils.data.Subset(Pairs(32), range(dist.get_rank(), 32, 2))
+
+
+class OwnGroup(Right):
+    def build_model(self):
+        self.group = dist.new_group([0])
+        return super().build_model()
+
+
+class Replicated(Right):
+    def build_model(self):
+        return nn.parallel.DistributedDataParallel(super().build_model())
+
+
+class SyncNorm(Right):
+    def build_model(self):
+        return nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(4), super().build_model()))
+
+
+class PrintsOnRankZero(Right):
+    def loss(self, model, batch):
+        if dist.get_rank() == 0:
+            print("a step")
+        return super().loss(model, batch)
+
+
+class FullTensors(Right):
+    """DTensors communicate by themselves."""
+
+    def build_optimizer(self, model, settings):
+        class Normalised(torch.optim.SGD):
+            def step(self, closure=None):
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        parameter.grad.div_(parameter.grad.full_tensor().norm() + 1)
+                return super().step(closure)
+
+        return Normalised(model.parameters(), lr=settings["lr"])
+
+
+class GradientsLeftOff(Right):
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        torch.set_grad_enabled(False)
+        return loss
+
+
+class InferenceLeftOn(Right):
+    def build_model(self):
+        self.mode = torch.inference_mode()
+        self.mode.__enter__()
+        return nn.Linear(4, 3)
+
+
+class DeviceLeft(Right):
+    def __init__(self, model, data, seed):
+        torch.set_default_device("meta")
+
+
+class DtypeLeft(Right):
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        torch.set_default_dtype(torch.float64)
+        return loss
+
+
+class AutocastLeft(Right):
+    def loss(self, model, batch):
+        torch.set_autocast_enabled("cpu", True)
+        return super().loss(model, batch)
+
+
+class OwnSettings(Right):
+    """Harmless: what is not undone counts in every worker from the start."""
+
+    def __init__(self, model, data, seed):
+        os.chdir("/")
+        torch.set_num_threads(3)
+        torch.autograd.set_detect_anomaly(True)
+        torch.use_deterministic_algorithms(True)
+        torch.manual_seed(5)
+
+
+class OwnHandler(Right):
+    def __init__(self, model, data, seed):
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)

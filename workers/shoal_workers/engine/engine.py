@@ -53,7 +53,9 @@ from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.task.data_identity import RankData, parts_of, refused_change
+from shoal_workers.engine.task.remarks import Remarks
 from shoal_workers.engine.task.task import LoadedTask, load_task
+from shoal_workers.engine.task.task_collectives import guard_collectives
 from shoal_workers.engine.task.user_code import UserCode
 from shoal_workers.engine.trainer import Trainer
 from shoal_workers.snapshot_store.store import SnapshotStore
@@ -95,6 +97,8 @@ class Engine:
         replace_constructor()
         replace_functional_all_reduce()
         replace_detach()
+        guard_collectives()
+        self._remarks = Remarks()
         self._position = Position(on_phase)
         self._saver = Saver(checkpoint_root, outbox, stall_s=spec.timeouts.save_s, note=self._position.note)
         self._profiling = Profiling(checkpoint_root, outbox, self._position, has_gpu=self._device.type == "cuda")
@@ -154,7 +158,7 @@ class Engine:
         self._position.enter(Phase.PREPARING)
         keep_freed_memory()
         add_packages(self._spec.code, self._position.note)
-        with UserCode(lambda: self._position.phase) as user_code:
+        with UserCode(lambda: self._position.phase, remark=self._remarks.add) as user_code:
             task = load_task(self._spec)
             user_code.place = task.line_of
             if self._node_directory is None or not task.has_preparation:
@@ -182,7 +186,7 @@ class Engine:
         assert self._task is not None
         self._position.enter(Phase.BUILDING)
         try:
-            with UserCode(lambda: self._position.phase, self._task.line_of):
+            with UserCode(lambda: self._position.phase, self._task.line_of, self._remarks.add):
                 return shape_of(build_for_restore(self._task.build_model))
         finally:
             self._position.enter(Phase.IDLE)
@@ -312,6 +316,7 @@ class Engine:
             fence=self._fence.of(assignment.generation),
             plan=plan_of(self._spec) or ParallelPlan(),
             collectives=group.collectives,
+            remarks=self._remarks,
         )
         if runtime is None or not runtime.revive(meshes):
             runtime = build_runtime(generation)

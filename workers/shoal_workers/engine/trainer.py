@@ -145,6 +145,7 @@ class Trainer:
                 step_s, self._ended = now - self._ended, now
                 if verdict.is_finite:
                     self._report(verdict, step_s)
+                self._generation.remarks.say(self._generation.rank, self._generation.outbox.log_text)
                 requests = verdict.requests
                 self._snapshots.voted(verdict, position.step)
                 if verdict.is_finite or requests.yields:

@@ -140,6 +140,21 @@ MISTAKES: tuple[Mistake, ...] = (
         "there is no file {1} in the directory of this worker, which is a copy of code.working_dir; put the file "
         "there, or give an absolute path that exists on every node.",
     ),
+    _row(
+        "signal_handler",
+        r"^ValueError: signal only works in main thread",
+        "__init__",
+        "signal.signal() needs the main thread of a process, and a task runs on another one in every worker; leave it "
+        "out: on SIGTERM Shoal itself lets the group go on without the worker, and it writes the checkpoints.",
+    ),
+    _row(
+        "no_group",
+        r"^ValueError: Default process group has not been initialized",
+        "__init__",
+        "torch.distributed has no group while a worker prepares; leave it out: every worker prepares the same task for "
+        "itself, and Shoal chooses which samples each one reads.",
+        phases=_PREPARING,
+    ),
     # its data
     _row(
         "dataset_without_length",

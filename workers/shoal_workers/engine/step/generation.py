@@ -6,7 +6,7 @@ The model is not part of it: a model may outlive its generation (see engine/mode
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from shoal_workers.engine.parallel.context import shard_batch
 from shoal_workers.engine.parallel.tensor import splits_vocabulary
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.position import Position
+from shoal_workers.engine.task.remarks import Remarks
 from shoal_workers.engine.task.task import LoadedTask
 from shoal_workers.engine.task.user_code import UserCode
 
@@ -45,6 +46,8 @@ class Generation:
     """How the task's model may be split; empty for a task without a plan."""
     collectives: CollectiveLog
     """What the training thread calls."""
+    remarks: Remarks = field(default_factory=Remarks)
+    """On the task, for the job's log."""
 
     @property
     def number(self) -> int:
@@ -61,7 +64,7 @@ class Generation:
     @property
     def user_code(self) -> UserCode:
         """Context manager around calls into the task."""
-        return UserCode(lambda: self.position.phase, self.task.line_of)
+        return UserCode(lambda: self.position.phase, self.task.line_of, self.remarks.add)
 
     @property
     def loss_share(self) -> float:

@@ -24,6 +24,7 @@ from shoal_workers.engine.task.data_identity import content_hash_of
 from shoal_workers.engine.task.metrics import Metrics
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.returned import Returned, place_of, read_returned
+from shoal_workers.engine.task.task_collectives import refuse_wrapped
 
 _SHOWN_CLASSES = 12
 
@@ -168,6 +169,7 @@ class LoadedTask:
                 f"{self.line_of('build_model')}: build_model() returned {_kind(model)}, not a torch.nn.Module. Does it "
                 "end with `return model`?"
             )
+        refuse_wrapped(model, self.line_of("build_model"))
         if describe := getattr(self._task, "export_config", None):
             self.export = dict(describe(model))
         return model

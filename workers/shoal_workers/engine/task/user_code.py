@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import dis
 import os
-import site
-import sys
-import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -32,44 +29,81 @@ from shoal_workers.contract.errors.classes import (
 )
 from shoal_workers.contract.errors.mistakes import REFUSED, Recognised, Seen, recognise
 from shoal_workers.contract.messages import ErrorReport, Phase
-from shoal_workers.engine.errors import EngineError, TaskFailed
+from shoal_workers.engine.errors import EngineError, Fenced, TaskFailed
 from shoal_workers.engine.group.collective_errors import is_collective_error
+from shoal_workers.engine.task.code_owner import ENGINE, TASKS, line_in, owner_of
+from shoal_workers.engine.task.process_settings import ProcessSettings
+from shoal_workers.engine.task.task_collectives import enter_task, leave_task
 
-_PACKAGE = Path(__file__).parent.parent.parent
-_ENGINE = f"{_PACKAGE}{os.sep}"
-_TASKS = f"{_PACKAGE / 'tasks'}{os.sep}"
-"""The tasks that come with Shoal count as the user's code."""
-_LIBRARIES = tuple(
-    f"{path}{os.sep}"
-    for path in {*site.getsitepackages(), *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))}
-)
 _DISTRIBUTED = f"{Path(torch.distributed.__file__).parent}{os.sep}"
 _RAISE = dis.opmap["RAISE_VARARGS"]
 _MAX_TRACEBACK_CHARS = 20_000
 _MAX_MESSAGE_CHARS = 4_000
 
 
+_MEMBERS = {Phase.PREPARING: "__init__", Phase.BUILDING: "build_model", Phase.OPTIMIZER: "build_optimizer"}
+
+
+class SettingLeft(Exception):
+    """The task has left a setting of the process changed. The message is for the user."""
+
+
 class UserCode:
     """Context manager, reusable: `with user_code: task.loss(...)`.
+
+    It also refuses what the task's code may not do to the process: collectives of its own (task_collectives.py), and
+    settings that it leaves changed (process_settings.py).
 
     Args:
         phase: called at the time of the error.
         place: the line of a member of the task, for errors without a line of the task on their stack.
+        remark: called with sentences for the job's log.
     """
 
-    def __init__(self, phase: Callable[[], Phase], place: Callable[[str], str] = lambda _: "") -> None:
+    def __init__(
+        self,
+        phase: Callable[[], Phase],
+        place: Callable[[str], str] = lambda _: "",
+        remark: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._phase = phase
         self.place = place
+        self._remark = remark
+        self._settings: list[ProcessSettings] = []
 
     def __enter__(self) -> UserCode:
+        self._settings.append(ProcessSettings.now())
+        enter_task(self._phase, self._remark)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is None or not isinstance(error, (Exception, SystemExit)):
+        refused = leave_task()
+        left, remarks = self._settings.pop().left_by(self._phase())
+        for text in remarks:
+            self._remark(text)
+        if refused is not None and not isinstance(error, Fenced):
+            raise self._failed(refused) from None
+        if error is not None and not isinstance(error, (Exception, SystemExit)):
             return
-        if isinstance(error, EngineError) or is_collective_error(error):
+        if error is not None and (isinstance(error, EngineError) or is_collective_error(error)):
             return
-        raise TaskFailed(report_of(error, self._phase(), in_task_call=True, place=self.place)) from None
+        if left:
+            try:
+                raise SettingLeft(self._words(left))
+            except SettingLeft as setting:
+                raise self._failed(setting) from None
+        if error is not None:
+            raise self._failed(error) from None
+
+    def _failed(self, error: BaseException) -> TaskFailed:
+        return TaskFailed(report_of(error, self._phase(), in_task_call=True, place=self.place))
+
+    def _words(self, left: str) -> str:
+        phase = self._phase()
+        where = self.place(_MEMBERS.get(phase, "loss")) or "the task"
+        if phase is Phase.PREPARING:
+            where += ", or where the module is imported or its data are opened"
+        return f"{where}: {left}"
 
 
 def report_of(
@@ -104,10 +138,10 @@ def _shown(error: BaseException, origin: Origin, *, only_task: bool) -> str:
     """The traceback: of a common mistake the frames of the task only, since the rest is torch's and Shoal's."""
     shown = traceback.TracebackException.from_exception(error)
     stack = shown.stack
-    while origin is Origin.TASK and len(stack) > 1 and stack[0].filename.startswith(_ENGINE):
+    while origin is Origin.TASK and len(stack) > 1 and stack[0].filename.startswith(ENGINE):
         del stack[0]
     if only_task:
-        own = [frame for frame in stack if _owner(frame.filename) is FrameOwner.TASK]
+        own = [frame for frame in stack if owner_of(frame.filename) is FrameOwner.TASK]
         stack[:] = own or stack[-1:]
         shown.__cause__ = shown.__context__ = None
     text = "".join(shown.format())
@@ -138,16 +172,9 @@ def _line_of_task(error: BaseException) -> str:
     """`digits.py:41 in loss()`: the innermost line of the user's own code; empty: none is on the stack."""
     for step in reversed(_tracebacks(error)):
         code = step.tb_frame.f_code
-        if _owner(code.co_filename) is FrameOwner.TASK and not code.co_filename.startswith(_TASKS):
-            within = f" in {code.co_name}()" if code.co_name.isidentifier() else ""
-            return f"{_relative(code.co_filename)}:{step.tb_lineno}{within}"
+        if owner_of(code.co_filename) is FrameOwner.TASK and not code.co_filename.startswith(TASKS):
+            return line_in(code.co_filename, step.tb_lineno, code.co_name)
     return ""
-
-
-def _relative(file: str) -> str:
-    """To the entry of sys.path that it was imported from."""
-    roots = [root.rstrip(os.sep) + os.sep for root in sys.path if len(root) > 1]
-    return file.removeprefix(max((root for root in roots if file.startswith(root)), key=len, default=""))
 
 
 def _tracebacks(error: BaseException) -> list[TracebackType]:
@@ -178,8 +205,8 @@ def _frames(error: BaseException) -> list[Frame]:
     frames = []
     for step in _tracebacks(error):
         code = step.tb_frame.f_code
-        owner = _owner(code.co_filename)
-        is_ours = owner is FrameOwner.ENGINE or code.co_filename.startswith(_TASKS)
+        owner = owner_of(code.co_filename)
+        is_ours = owner is FrameOwner.ENGINE or code.co_filename.startswith(TASKS)
         is_raise = code.co_code[step.tb_lasti] == _RAISE and not isinstance(error, AssertionError)
         frames.append(
             Frame(
@@ -189,14 +216,6 @@ def _frames(error: BaseException) -> list[Frame]:
             )
         )
     return frames
-
-
-def _owner(file: str) -> FrameOwner:
-    if file.startswith(_TASKS):
-        return FrameOwner.TASK
-    if file.startswith(_ENGINE):
-        return FrameOwner.ENGINE
-    return FrameOwner.LIBRARY if file.startswith((*_LIBRARIES, "<frozen ")) else FrameOwner.TASK
 
 
 def _type_of(error: BaseException) -> str:
