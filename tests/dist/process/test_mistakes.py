@@ -36,7 +36,6 @@ MADE: dict[str, tuple[str, str, str]] = {
     "RelativePath": ("relative_path", "build_dataset", "absolute path"),
     "PartOfTheModel": ("part_of_the_model", "loss", "call model(...)"),
     "OnWeights": ("part_of_the_model", "loss", "call model(...)"),
-    "UnusedBlock": ("unused_parameters", "loss", "leave it out of the model"),
     "Detached": ("detached_loss", "loss", "do not detach"),
     "NoGradient": ("detached_loss", "loss", "torch.no_grad()"),
     "Twice": ("backward_in_the_task", "loss", "return the loss only"),
@@ -87,7 +86,7 @@ OTHERS = {
     "nowhere:Task": (REFUSED, "code.working_dir"),
 }
 HALF_AND_EXACT = {"deterministic": True, "precision": "bf16"}
-"""Only then does FSDP read a block that was not used."""
+"""Only then does FSDP itself read a block that was not used."""
 FINE = tuple(
     f"mistaken_tasks:{name}"
     for name in ("Right", "UnusedParameters", "NestedLists", "PrintsOnRankZero", "FullTensors", "OwnSettings")
@@ -97,8 +96,9 @@ FINE = tuple(
 @pytest.fixture(scope="module")
 def answers() -> dict[str, Any]:
     """By task. All of them are tried in one process, since most of their time is the import of torch."""
-    tried = [[f"mistaken_tasks:{name}", HALF_AND_EXACT if name == "UnusedBlock" else {}] for name in MADE]
+    tried: list[list[Any]] = [[f"mistaken_tasks:{name}", {}] for name in MADE]
     tried += [[task, {}] for task in (*OTHERS, "mistaken_tasks:Typo", *FINE)]
+    tried.append(["mistaken_tasks:UnusedBlock", HALF_AND_EXACT])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(KIT / "tasks"), *sys.path])}
     environment.pop("DIGITS_LENGTH", None)
     command = [sys.executable, str(KIT / "tasks" / "try_tasks.py"), json.dumps(tried)]
@@ -160,7 +160,8 @@ def test_what_works_is_measured(answers: dict[str, Any]) -> None:
 
 def test_parameters_without_a_gradient_are_named(answers: dict[str, Any]) -> None:
     [remark] = answers["mistaken_tasks:UnusedParameters"]["remarks"]
-    assert "2 parameters got no gradient" in remark and "spare.weight, spare.bias" in remark
+    assert "2 parameters got no gradient" in remark and "spare.bias, spare.weight" in remark
+    assert "kind" not in answers["mistaken_tasks:UnusedBlock"]
 
 
 def test_reading_the_rank_is_remarked_once_and_allowed(answers: dict[str, Any]) -> None:

@@ -234,14 +234,6 @@ MISTAKES: tuple[Mistake, ...] = (
         phases=_PASSES,
     ),
     _row(
-        "unused_parameters",
-        r"^AttributeError: 'FSDPParam' object has no attribute '_unsharded_param'",
-        "loss",
-        "no parameter of one of the model's sharded blocks is used in the forward pass, so it gets no gradient; use "
-        "each block, or leave it out of the model.",
-        phases=("backward",),
-    ),
-    _row(
         "detached_loss",
         r"element 0 of tensors does not require grad and does not have a grad_fn",
         "loss",
