@@ -246,6 +246,9 @@ class CollectiveOrder:
         for one in parameters:
             if one.unsharded_accumulated_grad is not None or one._unsharded_param.grad is not None:
                 self._used.add(id(one))
+        if not parameters:  # level full: a unit that no pass has used
+            group._training_state = TrainingState.POST_BACKWARD
+            return
         if group.reduce_grads:
             _equalise(parameters)
         self._sums[id(group)]()

@@ -130,7 +130,7 @@ class GradientPass:
             if name in unused:
                 parameter.grad = None
         if step == 0:
-            self._remark(sorted(unused))
+            self._remark(unused)
 
     def gradients(self) -> Gradients:
         """The gradients of the last `run`."""

@@ -34,12 +34,12 @@ class UseCounts:
         ]
         return torch.tensor(numbers, dtype=torch.float64)
 
-    def unused(self, sums: Sequence[float]) -> set[str]:
-        """The names that no rank has used. `sums`: of what all ranks have encoded."""
+    def unused(self, sums: Sequence[float]) -> list[str]:
+        """The names that no rank has used, in their order. `sums`: of what all ranks have encoded."""
         mask = (1 << self._bits) - 1
-        return {
+        return [
             name
             for group, number in zip(self._groups, sums, strict=True)
             for place, name in enumerate(group)
             if not int(number) >> (self._bits * place) & mask
-        }
+        ]
