@@ -45,11 +45,11 @@ from shoal_workers.contract.worker_reports import (
     WorkerReport,
 )
 from shoal_workers.engine.engine import Engine
+from shoal_workers.engine.errors import LayoutRefused
 from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.engine_error import engine_error
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.packages import PackagesNotInstalled
-from shoal_workers.engine.proof.prove import layout_report
 from shoal_workers.proofs import Zygote, fixed_to_prove, layouts_to_prove
 from shoal_workers.training_thread import on_training_thread
 
@@ -124,7 +124,7 @@ def _with_proofs(found: Checked, spec: JobSpec, zygote: Zygote) -> Checked:
     proofs = list(zygote.proofs(layouts))
     for proof in proofs:
         if proof.layout == fixed and proof.outcome is ProofOutcome.REFUSED:
-            raise TaskRefused(ExitKind.USER_ERROR, layout_report(proof, Phase.BUILDING))
+            raise TaskRefused(ExitKind.USER_ERROR, LayoutRefused(proof).report(Phase.BUILDING))
     rows = tuple({**proof.model_dump(mode="json"), "name": proof.layout.describe()} for proof in proofs)
     remarks = found.remarks
     if len(proofs) < len(layouts):

@@ -33,8 +33,9 @@ from shoal_workers.contract.checks.feasibility import fixed_layout
 from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.layout import Layout, fully_sharded
-from shoal_workers.contract.messages import Assignment, ExitKind, WorkerExit
+from shoal_workers.contract.messages import Assignment, ExitKind, ProofDemand, WorkerExit
 from shoal_workers.contract.model.plan_of import plan_of
+from shoal_workers.contract.proofs import axes_of
 from shoal_workers.contract.spec import ContinueFrom, JobSpec, ParallelismSpec
 from shoal_workers.contract.worker_reports import (
     GroupFormed,
@@ -162,6 +163,7 @@ def main() -> int:
         store_host=host,
         store_port=port,
         restore_from=shared.get("restore_from").decode() or None,
+        proof=ProofDemand.IF_POSSIBLE if axes_of(layout) else ProofDemand.NONE,
         commit_timeout_s=0.0 if environment.rank else _COMMIT_S,  # the others wait for rank 0 to validate
     )
     summary = Summary()

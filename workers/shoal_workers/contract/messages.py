@@ -81,6 +81,17 @@ _FORM_AT_ONCE = 64
 """Ranks that form a group within the deadlines as they are."""
 
 
+class ProofDemand(StrEnum):
+    """Whether a group proves its layout before its first step (contract/proofs.py)."""
+
+    NONE = "none"
+    """It is proven already, or uses the data axes only."""
+    IF_POSSIBLE = "if_possible"
+    """A layout that is refused is not used; one that cannot be proven is."""
+    REQUIRED = "required"
+    """Only a proven layout is used."""
+
+
 class Assignment(Frozen):
     """One worker's role in one generation."""
 
@@ -110,6 +121,7 @@ class Assignment(Frozen):
     """What the validations before have shown."""
     skip_steps: tuple[int, ...] = ()
     """Numbers of steps that are not trained; their samples are skipped."""
+    proof: ProofDemand = ProofDemand.NONE
     store_timeout_s: float = 60.0
     """Time limit of the rendezvous, seconds; see `rendezvous_s`."""
     connect_timeout_s: float = 15.0

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.profiling.messages import Profiled
+from shoal_workers.contract.proofs import LayoutProof
 
 
 class StepReport(Frozen):
@@ -81,6 +82,8 @@ class GroupFormed(Frozen):
     """The same of the checkpoint that this generation began with, if that differs."""
     remote_bytes: int = 0
     """Of these, bytes that came over the network from another node's memory."""
+    proof: LayoutProof | None = None
+    """Of its layout; null: the assignment demanded none."""
 
 
 class SavedFile(Frozen):

@@ -48,6 +48,7 @@ from shoal_workers.engine.process.packages import add_packages
 from shoal_workers.engine.process.position import PhaseHook, Position
 from shoal_workers.engine.process.warm_memory import MemoryToucher, keep_freed_memory
 from shoal_workers.engine.profiling.profiling import Profiling
+from shoal_workers.engine.proof.before_training import proof_of
 from shoal_workers.engine.state.all_restored import when_all_have_restored
 from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.state.saving import Saver
@@ -318,6 +319,7 @@ class Engine:
             collectives=group.collectives,
             remarks=self._remarks,
         )
+        proof = proof_of(generation, group)
         if runtime is None or not runtime.revive(meshes):
             runtime = build_runtime(generation)
         self._runtime, self._built_lr, self._model_shape = runtime, spec.optimizer.lr, runtime.shape
@@ -346,6 +348,7 @@ class Engine:
                     past=restored.past,
                     data=own_data.content_hash,
                     data_before=restored.data_change.before if restored.data_change is not None else "",
+                    proof=proof,
                 )
             )
         return trainer

@@ -15,8 +15,9 @@ Exception
 
 from __future__ import annotations
 
+from shoal_workers.contract.errors.mistakes import LAYOUT_REFUSED
 from shoal_workers.contract.errors.suspects import Suspect
-from shoal_workers.contract.messages import ErrorReport
+from shoal_workers.contract.messages import ErrorReport, Phase
 from shoal_workers.contract.proofs import LayoutProof
 
 
@@ -68,6 +69,11 @@ class LayoutRefused(EngineError):
 
     def __str__(self) -> str:
         return self.proof.words
+
+    def report(self, phase: Phase) -> ErrorReport:
+        """What a user reads."""
+        words = self.proof.words
+        return ErrorReport(type="LayoutRefused", message=words, traceback="", phase=phase, mistake=LAYOUT_REFUSED)
 
 
 class StorageFailed(EngineError):

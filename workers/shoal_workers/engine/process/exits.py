@@ -22,6 +22,7 @@ from shoal_workers.engine.errors import (
     DataDiffers,
     Fenced,
     FormFailed,
+    LayoutRefused,
     NonFinite,
     StorageFailed,
     TaskFailed,
@@ -60,13 +61,15 @@ def classify(error: BaseException, phase: Phase, *, is_fenced: bool, is_formed: 
     report = error.report if isinstance(error, TaskFailed) else report_of(error, phase)
     if isinstance(error, (StateMismatch, DataDiffers)):
         report = report.model_copy(update={"mistake": REFUSED})
+    if isinstance(error, LayoutRefused):
+        report = error.report(phase)
     suspect = error.suspect if isinstance(error, NonFinite) else None
     return GenerationEnd(_kind(error, report, phase, is_formed=is_formed), report, suspect=suspect)
 
 
 def _kind(error: Exception, report: ErrorReport, phase: Phase, *, is_formed: bool) -> ExitKind:
     match error:
-        case StateMismatch() | InitialWeightsUnusable() | DataDiffers():
+        case StateMismatch() | InitialWeightsUnusable() | DataDiffers() | LayoutRefused():
             return ExitKind.USER_ERROR
         case TaskFailed():
             is_storage = report.error_class is ErrorClass.SYSTEM and report.origin is Origin.ENGINE

@@ -21,8 +21,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shoal_workers.contract.errors.classes import ErrorClass
-from shoal_workers.contract.errors.mistakes import LAYOUT_REFUSED
-from shoal_workers.contract.messages import ErrorReport, Phase
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 from shoal_workers.engine.errors import Fenced, LayoutRefused, TaskFailed
 from shoal_workers.engine.group.collective_errors import is_collective_error
@@ -69,11 +67,6 @@ def _apart(generation: Generation) -> Generation:
     num = 2 if layout.pp > 1 or layout.num_data_ranks > 1 else 1
     spec = spec_of_proof(generation.spec, num)
     return replace(generation, spec=spec, position=Position(), outbox=Outbox("proof"))
-
-
-def layout_report(proof: LayoutProof, phase: Phase) -> ErrorReport:
-    """What a user reads of a layout that is refused."""
-    return ErrorReport(type="LayoutRefused", message=proof.words, traceback="", phase=phase, mistake=LAYOUT_REFUSED)
 
 
 @dataclass(frozen=True, slots=True)
