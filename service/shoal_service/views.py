@@ -33,6 +33,7 @@ from shoal_workers.contract.job import IncidentCause, JobState, StateSource, Use
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import LogStream, Phase
 from shoal_workers.contract.messages import Stacks as Stacks
+from shoal_workers.contract.proofs import LayoutProof
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_use import WorkerUse
 
@@ -168,6 +169,8 @@ class JobStatus(Frozen):
     """Newest step after which all ranks were found to hold the same state; null: they were not compared. After a
     difference only checkpoints of this step and earlier ones are restored."""
     num_parameters: int | None = None
+    proofs: tuple[LayoutProof, ...] = ()
+    """Of the layouts that the attempt has used or tried, one micro-batch split against whole."""
     eta_s: float | None = None
     note: str = ""
     """For people: what the attempt waits for, and how far that is; while it trains, what it saves or validates, that

@@ -23,6 +23,8 @@ from shoal_service.core.events.generations import (
     GenerationForming,
     GenerationSettings,
     GenerationSwitching,
+    LayoutProven,
+    LayoutRefused,
     NonFiniteStepRolledBack,
     NonFiniteStepSkipped,
     StoppedEarly,
@@ -246,6 +248,14 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
             layout="fsdp3",
         ),
         "generation 2: 3 workers as fsdp3, from step 20",
+    ),
+    (
+        LayoutProven(layout="tp2", outcome="proven", difference=6e-7, seconds=0.84, cached=False),
+        "layout tp2 is proven, in 0.8 s: largest difference 6e-07",
+    ),
+    (
+        LayoutRefused(layout="cp2", message="the layout cp2 trains another model"),
+        "layout refused: the layout cp2 trains another model",
     ),
     (
         GenerationSwitching(generation=2, reason="grow 2 -> 3", durable=False),

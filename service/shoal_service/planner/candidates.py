@@ -23,6 +23,7 @@ from shoal_service.planner.shape import ModelShape
 from shoal_workers.contract.checks.feasibility import LegalDegrees
 from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.pipeline_feed import MAX_PADDING
+from shoal_workers.contract.proofs import kind_of
 from shoal_workers.contract.spec import ParallelismSpec
 
 LEVELS, SCHEDULES, RECOMPUTES, CONTEXTS = (tuple(ShardLevel), tuple(Schedule), tuple(Recompute), tuple(ContextMethod))
@@ -108,6 +109,8 @@ class Limits:
     """Workers of each node. (): as many nodes of `max_tp` workers as are needed."""
     tp_may_cross: bool = False
     """tp groups may be on several nodes."""
+    refused: tuple[frozenset[str], ...] = ()
+    """Kinds of layouts (contract/proofs.py) that a proof has refused."""
 
     def holds(self, tp: int, world: int) -> bool:
         """Whether the nodes have room for all tp groups of a world, none of them on two nodes, or need not have it."""
@@ -131,6 +134,8 @@ def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offl
     legal = (pp * per_rank <= shape.num_blocks) & (fed <= MAX_PADDING * share)
     legal &= (context == CONTEXTS.index(ContextMethod.ALL_GATHER)) | ((shape.num_heads // tp) % cp == 0) & (cp > 1)
     legal &= (level == LEVELS.index(ShardLevel.OPTIMIZER)) | (shard * cp > 1) | _is_fixed(limits.fixed, "shard")
+    for kind in limits.refused:
+        legal &= ~_uses(kind, {"pp": pp, "cp": cp, "tp": tp, "ep": ep}, schedule, context)
     cuts, cut_index = _cuts(shape, pp[legal], per_rank[legal], schedule[legal])
     columns = Candidates(
         pp,
@@ -150,6 +155,21 @@ def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offl
         offload,
     )
     return replace(select_rows(columns, legal), cut=cut_index, cuts=cuts)
+
+
+def _uses(kind: frozenset[str], degrees: dict[str, Ints], schedule: Ints, context: Ints) -> np.ndarray:
+    """A mask: layouts that use all of `kind`; `contract.proofs.kind_of` for columns. A test compares the two."""
+    found = np.ones(len(schedule), dtype=bool)
+    for axis, degree in degrees.items():
+        if axis in kind:
+            found &= degree > 1
+    own = {SCHEDULES.index(one) for one in SCHEDULES if kind & kind_of(Layout(pp=2, schedule=one)) - {"pp"}}
+    if own:
+        found &= np.isin(schedule, sorted(own))
+    methods = {CONTEXTS.index(one) for one in CONTEXTS if kind & kind_of(Layout(cp=2, context=one)) - {"cp"}}
+    if methods:
+        found &= np.isin(context, sorted(methods))
+    return found
 
 
 def select_rows(columns: Candidates, chosen: np.ndarray) -> Candidates:

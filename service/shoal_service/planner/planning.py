@@ -30,6 +30,7 @@ from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.pipeline_feed import micro_batches_fed
+from shoal_workers.contract.proofs import is_refused
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 
 _FEW = 16
@@ -55,18 +56,25 @@ class Plan:
     """Host memory of a worker; all zero: not known."""
 
 
-def plan(spec: JobSpec, world_size: int, profile: HardwareProfile | None = None, racks: Racks = ()) -> Plan:
+def plan(
+    spec: JobSpec,
+    world_size: int,
+    profile: HardwareProfile | None = None,
+    racks: Racks = (),
+    refused: tuple[Layout, ...] = (),
+) -> Plan:
     """The layout for `world_size` workers, of which some may stay idle, and the reason. The last answers are cached.
 
     `profile`: of the nodes. Default: h100 for workers with a GPU, else cores of a CPU.
     `racks`: where the usable workers are, at least `world_size` of them; (): not known, nodes of the profile's size in
     one rack. A planned tp leaves no tp group on two nodes, unless no such layout is predicted to fit and another is.
+    `refused`: layouts that a proof has refused. Also fixed degrees that use all that one of them uses are planned anew.
     """
     assert world_size >= 1
     profile = profile_for(spec, profile)
     text = spec.model_dump_json(include=_DECIDES)
     racks = normal_racks(racks, profile)
-    return _remembered(_Question(text, world_size, profile.model_dump_json(), racks, spec, profile))
+    return _remembered(_Question(text, world_size, profile.model_dump_json(), racks, refused, spec, profile))
 
 
 _SECTIONS = ("task", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic")
@@ -119,6 +127,7 @@ class _Question:
     world_size: int
     profile_text: str
     racks: Racks
+    refused: tuple[Layout, ...]
     spec: JobSpec = field(compare=False)
     profile: HardwareProfile = field(compare=False)
 
@@ -132,25 +141,33 @@ def _remembered(question: _Question) -> Plan:
     why_not = ""
     if fixed is not None:
         requested = _as_requested(spec, fixed, world_size, profile, question.racks)
-        if requested is not None:
+        if requested is not None and not is_refused(requested.layout, question.refused):
             return requested
         why_not = f"; planned again, since the degrees of parallelism need a multiple of {fixed.unit} workers"
-    best = _best(spec, world_size, profile, question.racks)
+        if requested is not None:
+            why_not = f"; planned again, since {requested.layout.describe()} was refused by its proof"
+    best = _best(spec, world_size, profile, question.racks, question.refused)
     if question.racks and not best.fits:
-        across_nodes = _best(spec, world_size, profile, question.racks, tp_may_cross=True)
+        across_nodes = _best(spec, world_size, profile, question.racks, question.refused, tp_may_cross=True)
         best = across_nodes if across_nodes.fits else best
     return replace(best, reason=best.reason + why_not)
 
 
 def _best(
-    spec: JobSpec, world_size: int, profile: HardwareProfile, racks: Racks, *, tp_may_cross: bool = False
+    spec: JobSpec,
+    world_size: int,
+    profile: HardwareProfile,
+    racks: Racks,
+    refused: tuple[Layout, ...],
+    *,
+    tp_may_cross: bool = False,
 ) -> Plan:
     shape = shape_of(spec)
     if shape is None:
         return _fully_sharded(spec, world_size, Preference.UNKNOWN_MODEL, "the sizes of the model are unknown")
     if not tp_may_cross:
         profile = on_nodes(profile, racks)
-    task = Task(spec, shape, profile, racks=racks, tp_may_cross=tp_may_cross)
+    task = Task(spec, shape, profile, racks=racks, tp_may_cross=tp_may_cross, refused=refused)
     if prefers_data_axes(profile, world_size, spec.batch.num_micro_batches):
         sharded = _sharded_only(predict_layouts(task, [world_size]), world_size)
         if len(sharded) and sharded.num_fitting:

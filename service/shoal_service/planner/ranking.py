@@ -19,8 +19,9 @@ from shoal_service.planner.preferences import reasons
 from shoal_service.planner.shape import ModelShape
 from shoal_service.planner.step_time import SecondsPart, step_time
 from shoal_workers.contract.checks.feasibility import legal_degrees
-from shoal_workers.contract.layout import AXES
+from shoal_workers.contract.layout import AXES, Layout
 from shoal_workers.contract.model.plan_of import plan_of
+from shoal_workers.contract.proofs import kind_of
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec, Precision
 
 _EQUAL = 0.01
@@ -39,6 +40,8 @@ class Task:
     """Where the workers are; (): not known, nodes of the profile's size in one rack."""
     tp_may_cross: bool = False
     """tp groups may be on several nodes. Fixed degrees are used wherever the workers are."""
+    refused: tuple[Layout, ...] = ()
+    """By a proof."""
 
     @property
     def work(self) -> Work:
@@ -51,7 +54,8 @@ class Task:
         degrees = legal_degrees(self.spec, plan_of(self.spec))
         nodes = tuple(size for rack in self.racks for size in rack)
         num_micro_batches, max_tp = self.spec.batch.num_micro_batches, self.profile.ranks_per_node
-        return Limits(degrees, num_micro_batches, max_tp, self.fixed, nodes, self.tp_may_cross)
+        kinds = tuple(kind_of(layout) for layout in self.refused)
+        return Limits(degrees, num_micro_batches, max_tp, self.fixed, nodes, self.tp_may_cross, kinds)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from shoal_api.cli.render.sparkline import sparkline, worker_bar
 from shoal_api.cli.render.tables import STATE_STYLE, clock, number
 from shoal_service.core.quantities import duration_text
 from shoal_service.views import JobView, SeriesPoint
+from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 
 _SPARKLINE_WIDTH = 40
 
@@ -42,6 +43,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
         ),
         ("", held_back_text(job)),
         ("layout", status.layout),
+        *(("", _proof(proof)) for proof in status.proofs),
         ("code", _code(job)),
         ("step", f"{status.step}" + (f" of {status.total_steps}" if status.total_steps else "")),
         (
@@ -81,6 +83,14 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
         page.add_row("", Text(f"in {status.failure.phase}, step {status.failure.step}, rank {ranks}", style="dim"))
         page.add_row("", Text(status.failure.traceback.rstrip()))
     return page
+
+
+def _proof(proof: LayoutProof) -> str:
+    """What one micro-batch, split against whole, has shown."""
+    if proof.outcome is not ProofOutcome.PROVEN:
+        return f"{proof.outcome}: {proof.words}"
+    how = "known from before" if proof.is_cached else f"in {proof.seconds:.1f} s"
+    return f"{proof.layout.describe()} is proven, {how}: largest difference {proof.difference:.1g}"
 
 
 def held_back_text(job: JobView) -> str:

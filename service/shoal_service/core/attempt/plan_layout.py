@@ -61,7 +61,14 @@ class PlannedLayout(Protocol):
 
 class PlanLayout(Protocol):
     def __call__(
-        self, spec: JobSpec, world_size: int, profile: HardwareProfile | None, racks: Racks = (), /
+        self,
+        spec: JobSpec,
+        world_size: int,
+        profile: HardwareProfile | None,
+        racks: Racks = (),
+        refused: tuple[Layout, ...] = (),
+        /,
     ) -> PlannedLayout:
         """The layout for at most `world_size` workers: a function of its arguments, which always has an answer.
-        `racks`: where the usable workers are."""
+        `racks`: where the usable workers are. `refused`: layouts that a proof has refused; none that uses all that one
+        of them uses is the answer."""

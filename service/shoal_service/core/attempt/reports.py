@@ -11,7 +11,7 @@ from typing import assert_never
 from shoal_service.core.attempt import validations, worker_pool
 from shoal_service.core.attempt.code import trial
 from shoal_service.core.attempt.faults import blame, hangs, stragglers, wrong_results
-from shoal_service.core.attempt.group import follow_up, saved_parts, snapshot_reports
+from shoal_service.core.attempt.group import follow_up, proofs, saved_parts, snapshot_reports
 from shoal_service.core.attempt.state.stages import Running, Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
@@ -141,6 +141,7 @@ def _formed(turn: Turn, item: GroupFormed) -> None:
     wrong_results.formed(turn, item)
     trial.formed(turn)
     turn.history = replace(turn.history, has_formed=True, total_steps=item.total_steps)
+    proofs.arrived(turn, item.proof)
     step = max([item.start_step, *(e.step for e in turn.group.exits.values())])
     turn.progress = replace(turn.progress, step=step, advanced_at=turn.now)
     layout = turn.group.layout

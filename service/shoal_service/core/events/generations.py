@@ -97,6 +97,43 @@ class GenerationFormed(JobEvent):
         return f"generation {self.generation}: {workers}, from step {self.start_step}"
 
 
+class LayoutProven(JobEvent):
+    """One micro-batch split as the layout says gives loss, metrics and gradients of the whole model; or it could not be
+    found out, and the layout is used because the spec fixes it."""
+
+    type: ClassVar[str] = "layout.proven"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    layout: str
+    outcome: str
+    difference: float
+    """The largest relative difference."""
+    seconds: float
+    cached: bool
+    """It was found earlier, on the node of rank 0."""
+    message: str = ""
+
+    def words(self) -> str:
+        if self.outcome != "proven":
+            return f"layout {self.layout} is not proven: {self.message}"
+        how = "known from before" if self.cached else f"in {self.seconds:.1f} s"
+        return f"layout {self.layout} is proven, {how}: largest difference {self.difference:.1g}"
+
+
+class LayoutRefused(JobEvent):
+    """A proof has shown that the layout trains another model. It is not used, nor any that uses the same axes."""
+
+    type: ClassVar[str] = "layout.refused"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    layout: str
+    message: str
+    """With the first module whose output differs."""
+
+    def words(self) -> str:
+        return f"layout refused: {self.message}"
+
+
 class GenerationSwitching(JobEvent):
     """The group was asked to stop at its next step boundary."""
 

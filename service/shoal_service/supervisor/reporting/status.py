@@ -125,6 +125,7 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
         checkpoint_step=newest.step if newest else None,
         verified_step=state.checkpoints.verified_step,
         num_parameters=readings.num_parameters,
+        proofs=state.history.proofs,
         eta_s=left * readings.step_s if left and readings.step_s else None,
         note=_note(state, readings, wait, now),
         conditions=_conditions(state, readings, now),

@@ -39,6 +39,7 @@ from shoal_service.views import IncidentView
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, Progress, WorkerExit, WorkerInfo
+from shoal_workers.contract.proofs import LayoutProof
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotSource
 from shoal_workers.contract.worker_reports import GroupFormed, SaveFailed, WorkerReport
 
@@ -202,7 +203,7 @@ class World(Commanded):
         worker.run = None
         self.post(f"exit-{worker.index}", RunReturned(worker.index, worker_exit))
 
-    def form(self) -> None:
+    def form(self, *, proof: LayoutProof | None = None) -> None:
         """The group passes the rendezvous, restores and reports; or it finds its checkpoint damaged."""
         group = self.group()
         if not self.is_whole:
@@ -235,6 +236,7 @@ class World(Commanded):
                 restored_bytes=40,
                 data="b2",
                 data_before=self.data_before,
+                proof=proof,
             ),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,9 +14,10 @@ from shoal_service.planner.shape import shape_of
 from shoal_workers.contract.checks.feasibility import legal_degrees
 from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
+from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.pipeline_feed import micro_batches_fed
+from shoal_workers.contract.proofs import is_refused, kind_of
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 
 
@@ -46,6 +48,33 @@ def test_each_layout_is_legal_and_fills_its_world(world: int, experts: int, laye
         assert layout.world_size == world
         assert violations(layout, spec, plan_of(spec)) == ()
         assert micro_batches_fed(layout, micro_batches) == found.fed[place]
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        Layout(tp=2),
+        Layout(pp=2, tp=2),
+        Layout(pp=2),
+        Layout(pp=2, schedule=Schedule.ZERO_BUBBLE_V),
+        Layout(cp=2),
+        Layout(cp=2, context=ContextMethod.ULYSSES),
+        Layout(dp_shard=2, ep=2),
+    ],
+)
+def test_layouts_that_use_all_that_a_refused_one_uses_are_left_out_and_no_others(refused: Layout) -> None:
+    spec = _spec(8)
+    shape, kinds = shape_of(spec), (kind_of(refused),)
+    assert shape is not None
+    limits = Limits(legal_degrees(spec, plan_of(spec)), spec.batch.num_micro_batches, 8, refused=kinds)
+    table = candidates(shape, limits, [8])
+    found = {table.layout(place) for place in range(len(table))}
+    everything = _all(spec, 8)
+    assert found == {one for one in _rows(everything) if not is_refused(one, (refused,))} != _rows(everything)
+
+
+def _rows(table: Any) -> set[Layout]:
+    return {table.layout(place) for place in range(len(table))}
 
 
 def test_no_layout_occurs_twice() -> None:

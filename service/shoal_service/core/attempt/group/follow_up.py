@@ -13,7 +13,7 @@ from shoal_service.core.attempt.commands import FindCheckpoint, ForgetDamaged, K
 from shoal_service.core.attempt.faults import crashes, raised_errors, suspicion
 from shoal_service.core.attempt.faults.blame import blame, close
 from shoal_service.core.attempt.faults.table import FAULTS, Budget
-from shoal_service.core.attempt.group import forming, orphaned_snapshots, outcome, source
+from shoal_service.core.attempt.group import forming, orphaned_snapshots, outcome, proofs, source
 from shoal_service.core.attempt.group.node_loss import with_more_steps
 from shoal_service.core.attempt.group.outcome import Outcome
 from shoal_service.core.attempt.state.stages import Committing, FallingBack, Quiescing, Stage, Switching
@@ -24,6 +24,7 @@ from shoal_service.core.events.checkpoints import CheckpointDamaged, CheckpointR
 from shoal_service.core.events.generations import NonFiniteStepRolledBack, SwitchLossy
 from shoal_service.core.events.workers import WorkerLost
 from shoal_workers.contract.course.best import is_exhausted, why_exhausted
+from shoal_workers.contract.errors.mistakes import LAYOUT_REFUSED
 from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, WorkerExit
@@ -53,6 +54,9 @@ def follow_when_all_left(turn: Turn) -> None:
     match decision.outcome:
         case Outcome.USER_ERROR:
             failure = _most_frequent(decision.exits)
+            if failure.mistake == LAYOUT_REFUSED and proofs.refused(turn, failure.message):
+                forming.plan_next(turn)
+                return
             turn.end(EndReason.USER_ERROR, failure.sentence, failure)
         case Outcome.ENGINE_ERROR | Outcome.EVERY_WORKER_FAILED:
             is_engine = decision.outcome is Outcome.ENGINE_ERROR

@@ -9,7 +9,7 @@ from shoal_service.core.attempt.code import trial
 from shoal_service.core.attempt.commands import Run
 from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults import hangs
-from shoal_service.core.attempt.group import orphaned_snapshots, snapshot_reports
+from shoal_service.core.attempt.group import orphaned_snapshots, proofs, snapshot_reports
 from shoal_service.core.attempt.group.buddies import machine_of
 from shoal_service.core.attempt.group.placement.choice import Choice, choose
 from shoal_service.core.attempt.group.ranks import is_settled, next_workers
@@ -128,6 +128,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             settings=settings,
             standing=state.history.standing,
             skip_steps=state.history.skip_steps,
+            proof=proofs.demanded(state, layout),
             commit_timeout_s=state.config.timeouts.commit_s,
             collective_timeout_s=collective_timeout_s,
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal_workers.contract.course.best import Standing
+from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,5 +19,17 @@ class History:
     """Steps that are left out, since a rollback was made because of them."""
     standing: Standing | None = None
     """What the validations of the job have shown; None: there was none."""
+    proofs: tuple[LayoutProof, ...] = ()
+    """Of layouts, the newest of each kind: proven, refused, or not proven."""
     num_incidents: int = 0
     steps_lost: int = 0
+
+    @property
+    def refused_layouts(self) -> tuple[Layout, ...]:
+        """No layout that uses all that one of them uses is planned."""
+        return tuple(proof.layout for proof in self.proofs if proof.outcome is ProofOutcome.REFUSED)
+
+    def with_proof(self, proof: LayoutProof) -> History:
+        kind = kind_of(proof.layout)
+        others = tuple(one for one in self.proofs if kind_of(one.layout) != kind)
+        return replace(self, proofs=(*others, proof))

@@ -38,7 +38,8 @@ def choose(state: Attempt, usual: Sequence[Worker], now: float, plan: PlanLayout
     """`usual`: the workers of the next group in the usual order; the layout may use fewer."""
     known = {worker.index for worker in usual}
     spares = [worker for worker in candidates(state, now) if worker.index not in known]
-    planned = plan(state.target.spec, len(usual), state.config.profile, racks_of([*usual, *spares]))
+    racks, refused = racks_of([*usual, *spares]), state.history.refused_layouts
+    planned = plan(state.target.spec, len(usual), state.config.profile, racks, *([refused] if refused else []))
     layout = planned.layout
     workers = {worker.index: worker for worker in (*usual, *(spares if layout.tp > 1 else ()))}
     order = rank_order([_candidate(worker) for worker in workers.values()], state.group.workers, layout)

@@ -1,0 +1,109 @@
+"""A layout that splits a model is proven before its first step; one that a proof refuses is not used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal_service.core.attempt.commands import Run
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.supervisor.reporting.status import Readings, status_of
+from shoal_workers.contract.errors.mistakes import LAYOUT_REFUSED
+from shoal_workers.contract.job import EndReason
+from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, ProofDemand
+from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of
+
+NewWorld = Callable[..., Any]
+ONE_MICRO_BATCH = {
+    "data": {"corpus": "python-stdlib"},
+    "model": {"num_layers": 4, "num_heads": 4, "dim": 64},
+    "batch": {"global_size": 1, "micro_size": 1},
+}
+"""The data axes can use one worker only, so the planner splits the model."""
+
+
+def demands(world: Any) -> set[ProofDemand]:
+    """Of the newest group."""
+    generation = world.state.group.generation
+    runs = [c.assignment for c in world.commands if isinstance(c, Run) and c.assignment.generation == generation]
+    assert runs
+    return {run.proof for run in runs}
+
+
+def refuse(world: Any) -> str:
+    """Every rank of the group that forms refuses its layout."""
+    words = f"the layout {world.state.group.layout.describe()} trains another model"
+    for worker in world.group():
+        error = ErrorReport(
+            type="LayoutRefused", message=words, traceback="", phase=Phase.BUILDING, mistake=LAYOUT_REFUSED
+        )
+        world.leave(worker, ExitKind.USER_ERROR, error)
+    world.deliver_all()
+    return words
+
+
+def starting(world: Any) -> Any:
+    """A world whose first group forms."""
+    world.answer_storage()
+    world.deliver_all()
+    world.start_all()
+    assert world.state.stage is Stage.FORMING, world.state.stage
+    return world
+
+
+def test_the_data_axes_demand_no_proof(new_world: NewWorld) -> None:
+    assert demands(starting(new_world(workers=2))) == {ProofDemand.NONE}
+
+
+def test_a_layout_that_the_planner_chooses_must_be_proven(new_world: NewWorld) -> None:
+    world = starting(new_world(workers=2, **ONE_MICRO_BATCH))
+    assert kind_of(world.state.group.layout), "the planner splits the model"
+    assert demands(world) == {ProofDemand.REQUIRED}
+
+
+def test_a_refused_layout_is_not_planned_again_and_costs_no_budget(new_world: NewWorld) -> None:
+    world = starting(new_world(workers=2, **ONE_MICRO_BATCH))
+    tried: list[Any] = []
+    while kind_of(world.state.group.layout):
+        layout = world.state.group.layout
+        assert not any(kind_of(other) <= kind_of(layout) for other in tried), (tried, layout)
+        tried.append(layout)
+        words = refuse(world)
+        assert world.end is None and world.state.stage is Stage.FORMING
+        assert world.events("layout.refused")[-1]["message"] == words
+    assert world.state.group.layout.world_size == 1, "only the data axes are left, and they have one micro-batch"
+    assert world.state.budgets.recoveries == world.state.budgets.fruitless == 0
+    status = status_of(world.state, Readings(), spec_version=1, now=world.now)
+    assert {proof.outcome for proof in status.proofs} == {ProofOutcome.REFUSED}
+    assert len(status.proofs) == len(tried)
+
+
+def test_a_refused_layout_that_the_spec_fixes_ends_the_job_with_its_sentence(new_world: NewWorld) -> None:
+    world = starting(new_world(workers=2, min_workers=2, **ONE_MICRO_BATCH, parallelism={"tp": 2}))
+    assert demands(world) == {ProofDemand.IF_POSSIBLE}
+    words = refuse(world)
+    assert world.end.reason is EndReason.USER_ERROR and world.end.message == words
+
+
+def test_what_is_proven_is_not_proven_again_and_shows_in_the_status(new_world: NewWorld) -> None:
+    world = starting(new_world(workers=2, min_workers=2, **ONE_MICRO_BATCH, parallelism={"tp": 2}))
+    proof = LayoutProof(layout=world.state.group.layout, outcome=ProofOutcome.PROVEN, difference=1e-7, seconds=0.8)
+    world.form(proof=proof)
+    world.deliver_all()
+    assert world.events("layout.proven")[0]["layout"] == "tp2"
+    status = status_of(world.state, Readings(), spec_version=1, now=world.now)
+    assert status.proofs == (proof,)
+    world.die(1)
+    world.obey_interrupts()
+    world.break_collectives()
+    world.deliver_all()
+    world.start_all()
+    world.pass_time(5.0)
+    assert world.state.group.generation == 2 and demands(world) == {ProofDemand.NONE}
+
+
+def test_a_proof_answers_for_every_layout_that_uses_no_more() -> None:
+    proven = kind_of(Layout(pp=2, tp=2, dp_shard=2))
+    assert kind_of(Layout(tp=8)) <= proven and kind_of(Layout(dp_shard=8)) <= proven
+    assert not kind_of(Layout(cp=2)) <= proven
