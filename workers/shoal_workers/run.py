@@ -293,7 +293,8 @@ def _metrics(metrics: Mapping[str, float]) -> str:
 
 def _conclude(ended: WorkerExit, environment: TorchrunEnvironment, summary: Summary) -> int:
     if ended.error is not None:
-        sys.stderr.write(f"rank {ended.rank}: {ended.kind} after step {ended.step}\n{ended.error.traceback}")
+        text = ended.error.traceback or f"{ended.error.sentence}\n"
+        sys.stderr.write(f"rank {ended.rank}: {ended.kind} after step {ended.step}\n{text}")
     if environment.rank == 0:
         _print(summary.to_json(ended.kind))
     return 0 if ended.kind is ExitKind.FINISHED else 1

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kit.tasks.planned_tasks import spec_of
+from shoal_workers.contract.proofs import LayoutProof
 
 pytestmark = pytest.mark.dist
+
+TASKS = Path(__file__).parents[2] / "kit" / "tasks"
 
 WRONG = {
     "fused": ("tp2", r"the output of 'blocks\.0\.attention\.\w+'"),
@@ -63,6 +70,23 @@ def test_a_wrong_plan_is_refused_and_the_place_is_named(proofs: dict[str, Any], 
     proof = proofs[kind][layout]
     assert proof["outcome"] == "refused", proof
     assert re.match(rf"the layout {layout} trains another model than one process: .*{named}", proof["words"]), proof
+
+
+def test_a_job_with_a_wrong_layout_ends_in_one_sentence_before_its_first_step_and_remembers_it(tmp_path: Path) -> None:
+    spec = {**spec_of("pool"), "parallelism": {"cp": 2}, "elasticity": {"max_workers": 2}, "validation": {"samples": 0}}
+    (tmp_path / "spec.yaml").write_text(json.dumps(spec))
+    proofs = tmp_path / "proofs"
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TASKS))))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "SHOAL_PROOFS": str(proofs)}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "shoal_workers.run", "spec.yaml"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150, check=False
+    )
+    words = "the layout cp2 trains another model than one process: the output of 'norm' differs by"
+    assert done.returncode == 1 and words in done.stderr and "step 1 " not in done.stdout, done.stdout + done.stderr
+    (remembered,) = proofs.iterdir()
+    assert words in LayoutProof.model_validate_json(remembered.read_text()).words
 
 
 def test_the_built_in_model_is_proven_on_all_axes(proofs: dict[str, Any]) -> None:

@@ -131,7 +131,7 @@ class _Proof:
         assembly = assemble(model, generation.spec, generation.plan, generation.meshes, generation.task.shard_units)
         for part in assembly.parts:
             part.train()
-        passes = GradientPass(generation, assembly, self._batches, calls)
+        passes = GradientPass(generation, assembly, self._batches, calls, tuple(shapes))
         return _Split(assembly, passes, tuple(shapes), shapes, aliases)
 
     def _step(self, split: _Split) -> tuple[float, dict[str, float]]:
