@@ -160,7 +160,7 @@ def test_what_works_is_measured(answers: dict[str, Any]) -> None:
 
 def test_parameters_without_a_gradient_are_named(answers: dict[str, Any]) -> None:
     [remark] = answers["mistaken_tasks:UnusedParameters"]["remarks"]
-    assert "2 parameters got no gradient" in remark and "spare.bias, spare.weight" in remark
+    assert "2 parameters got no gradient" in remark and "spare.weight, spare.bias" in remark
     assert "kind" not in answers["mistaken_tasks:UnusedBlock"]
 
 
