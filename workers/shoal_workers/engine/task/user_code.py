@@ -108,7 +108,7 @@ class UserCode:
 
 def is_task_file(name: str) -> bool:
     """Whether a file is the task's: neither Shoal's engine nor a library's."""
-    return _owner(name) is FrameOwner.TASK
+    return owner_of(name) is FrameOwner.TASK
 
 
 def report_of(
