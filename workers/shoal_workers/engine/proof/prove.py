@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shoal_workers.contract.errors.classes import ErrorClass
+from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 from shoal_workers.engine.errors import Fenced, LayoutRefused, TaskFailed
 from shoal_workers.engine.group.collective_errors import is_collective_error
@@ -29,7 +30,7 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.names import fits
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.position import Position
-from shoal_workers.engine.proof.copies import copy_of, spec_of_proof
+from shoal_workers.engine.proof.copies import Shrunk, TooLarge, copy_of, shrunk, spec_of_proof
 from shoal_workers.engine.proof.gradients import gradient_differences
 from shoal_workers.engine.proof.outputs import Differing, Outputs, first_differing
 from shoal_workers.engine.proof.whole import Whole, run_whole
@@ -55,18 +56,33 @@ def prove(generation: Generation) -> LayoutProof:
     """
     start = time.perf_counter()
     try:
-        proof = _Proof(_apart(generation)).run()
+        smaller = shrunk(generation.task.build_model, generation.plan, generation.layout)
+    except TooLarge as error:
+        words = f"the model is too large: {error}"
+        return LayoutProof(layout=generation.layout, outcome=ProofOutcome.UNPROVEN, words=words)
+    try:
+        proof = _Proof(_apart(generation, smaller), generation.layout, smaller).run()
     except LayoutRefused as refused:
         raise LayoutRefused(refused.proof.model_copy(update={"seconds": time.perf_counter() - start})) from None
     return proof.model_copy(update={"seconds": time.perf_counter() - start})
 
 
-def _apart(generation: Generation) -> Generation:
+def _apart(generation: Generation, smaller: Shrunk | None) -> Generation:
     """With a small batch in fp32, and with a position, log and outbox of its own."""
     layout = generation.layout
     num = 2 if layout.pp > 1 or layout.num_data_ranks > 1 else 1
     spec = spec_of_proof(generation.spec, num)
-    return replace(generation, spec=spec, position=Position(), outbox=Outbox("proof"))
+    generation = replace(generation, spec=spec, position=Position(), outbox=Outbox("proof"))
+    if smaller is None:
+        return generation
+    num_blocks = len(smaller.kept)
+    small = layout.model_copy(update={"stages": (1,) * num_blocks if layout.pp > 1 else ()})
+    return replace(
+        generation,
+        assignment=generation.assignment.model_copy(update={"layout": small}),
+        meshes=replace(generation.meshes, layout=small),
+        plan=generation.plan.model_copy(update={"num_blocks": num_blocks}),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +98,11 @@ class _Split:
 
 
 class _Proof:
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, layout: Layout, smaller: Shrunk | None) -> None:
         self._generation = generation
         self._device = generation.device
-        self._layout = generation.layout
+        self._layout = layout
+        self._smaller = smaller
         self._batches = Batches(generation.task, generation.task.train_data, generation.device)
 
     def run(self) -> LayoutProof:
@@ -117,7 +134,7 @@ class _Proof:
 
     def _copy(self) -> nn.Module:
         generation = self._generation
-        return copy_of(generation.task.build_model, generation.spec.seed, self._device)
+        return copy_of(generation.task.build_model, generation.spec.seed, self._device, self._smaller)
 
     def _build(self) -> _Split:
         generation = self._generation
@@ -229,7 +246,10 @@ class _Proof:
         self, outcome: ProofOutcome, words: str = "", *, module: str = "", difference: float = 0.0
     ) -> LayoutProof:
         finite = difference if math.isfinite(difference) else 1.0
-        return LayoutProof(layout=self._layout, outcome=outcome, words=words, module=module, difference=finite)
+        small = "" if self._smaller is None else f"a copy with {len(self._smaller.kept)} blocks"
+        return LayoutProof(
+            layout=self._layout, outcome=outcome, words=words, module=module, difference=finite, shrunk=small
+        )
 
 
 def _cause(error: TaskFailed) -> str:

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import torch
 
+from shoal_workers.contract.errors.classes import FrameOwner
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.engine.task.user_code import is_task_file
+from shoal_workers.engine.task.code_owner import owner_of
 from shoal_workers.version import VERSION
 
 DIRECTORY = "SHOAL_PROOFS"
@@ -66,7 +67,7 @@ def key_of(spec: JobSpec, layout: Layout) -> str:
     versions = [VERSION, torch.__version__, *_own_version()]
     digest.update(json.dumps([described, sorted(kind_of(layout)), versions], sort_keys=True).encode())
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    for name in sorted(name for name in files if isinstance(name, str) and is_task_file(name)):
+    for name in sorted(name for name in files if isinstance(name, str) and owner_of(name) is FrameOwner.TASK):
         with suppress(OSError):
             digest.update(hashlib.sha256(Path(name).read_bytes()).digest())
     return digest.hexdigest()[:32]

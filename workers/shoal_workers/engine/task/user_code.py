@@ -106,11 +106,6 @@ class UserCode:
         return f"{where}: {left}"
 
 
-def is_task_file(name: str) -> bool:
-    """Whether a file is the task's: neither Shoal's engine nor a library's."""
-    return owner_of(name) is FrameOwner.TASK
-
-
 def report_of(
     error: BaseException, phase: Phase, *, in_task_call: bool = False, place: Callable[[str], str] = lambda _: ""
 ) -> ErrorReport:
