@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from threading import local as ThreadLocal
 from typing import Any, TypeVar
 
@@ -32,14 +33,37 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+@dataclass(frozen=True, slots=True)
+class Filled:
+    extra: dict[str, Any]
+    """The plain values that rank 0 saved."""
+    other_extras: tuple[dict[str, Any], ...]
+    """Those of the other ranks whose parts were opened."""
+    absent: frozenset[str]
+    """Optional tensors that the checkpoint lacks: they were not filled."""
+
+
 def load(
     state: Mapping[str, torch.Tensor], *, directory: str, advanced: Callable[[int], None] = lambda num_bytes: None
 ) -> dict[str, Any]:
-    """Fills `state` (flat, as for `CheckpointWriter.save`) and returns the `extra` that rank 0 saved.
+    """Fills all of `state` (flat, as for `CheckpointWriter.save`) and returns the `extra` that rank 0 saved.
+
+    Raises as `fill`."""
+    return fill(state, directory=directory, advanced=advanced).extra
+
+
+def fill(
+    state: Mapping[str, torch.Tensor],
+    *,
+    directory: str,
+    optional: Mapping[str, str] | None = None,
+    advanced: Callable[[int], None] = lambda num_bytes: None,
+) -> Filled:
+    """Fills `state` (flat, as for `CheckpointWriter.save`).
 
     DamagedCheckpoint: fall back to an older one. StateMismatch: it was saved from another model or optimizer. OSError:
-    the storage does not answer. Tensors of the checkpoint that the state does not contain are not read. `advanced`:
-    called on the calling thread with the bytes that were read so far.
+    the storage does not answer. Tensors of the checkpoint that the state does not contain are not read. `optional`: as
+    for `plan_needed`. `advanced`: called on the calling thread with the bytes that were read so far.
     """
     place = open_directory(directory)
     marker = marker_in(place)
@@ -47,7 +71,11 @@ def load(
     files = _files_of(place, marker)
     lengths = {file.name: file.bytes for file in marker.files}
     plan = plan_needed(
-        state, marker.world_size, lambda ranks: _read_indexes(place, marker, files, ranks), directory=place.url
+        state,
+        marker.world_size,
+        lambda ranks: _read_indexes(place, marker, files, ranks),
+        directory=place.url,
+        optional=optional,
     )
     scratch = _Scratch()
     for read in plan.reads:
@@ -58,7 +86,7 @@ def load(
     for read, _ in zip(plan.reads, _each(place, lambda read: _fill(place, read, scratch), plan.reads), strict=True):
         num_bytes += read.item.nbytes
         advanced(num_bytes)
-    return plan.extra
+    return Filled(plan.extra, plan.other_extras, plan.absent)
 
 
 def read_catalogue(directory: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -100,7 +100,8 @@ class Trainer:
             return Restored(0, 0, 0)
         generation.position.enter(Phase.RESTORING)
         with generation.user_code:
-            self._runtime.update.materialise_state()
+            if not self._runtime.state.holds(generation.assignment.restore_snapshot):
+                self._runtime.update.materialise_state()
             self._snapshots.move_before_restore()
             self._runtime.state.view.tensors()
         restored = restore(generation, self._runtime.state, self._store)

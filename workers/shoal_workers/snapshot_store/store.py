@@ -155,6 +155,12 @@ class SnapshotStore:
         place = None if restoring is None else (restoring.generation, restoring.step)
         return self._live.make(plan, extra_bytes=extra_bytes, restoring=place)
 
+    def live_slot_anew(self, slot: LiveSlot, plan: SavePlan, *, extra_bytes: int) -> LiveSlot:
+        """One of the two slots in another layout, because the model's state has other tensors now. No tensor may be in
+        it any more; the other slot stays complete, and becomes the second one. SharedMemoryFull: the slots are as
+        before, and hold no tensors."""
+        return self._live.make_anew(slot, plan, extra_bytes=extra_bytes)
+
     def second_live_slot(self, *, keep_restored: bool) -> LiveSlot:
         """The second one, before the first update. Unless `keep_restored`, it may overwrite what the group was restored
         from."""
@@ -241,8 +247,16 @@ class SnapshotStore:
         self._closed_log_bytes += sum(log.sent_bytes for log in self._logs if not log.is_alive)
         self._logs = [log for log in self._logs if log.is_alive]
 
-    def load(self, state: Mapping[str, torch.Tensor], source: SnapshotSource, *, check: Callable[[], None]) -> Loaded:
-        """Fills `state` in place, from any layout into any other, without collectives.
+    def load(
+        self,
+        state: Mapping[str, torch.Tensor],
+        source: SnapshotSource,
+        *,
+        check: Callable[[], None],
+        optional: Mapping[str, str] | None = None,
+    ) -> Loaded:
+        """Fills `state` in place, from any layout into any other, without collectives. `optional`: tensors that the
+        snapshot may lack, as for `plan_needed`.
 
         `check` is called between reads, at least every 0.1 s while waiting; if it raises, the load ends. SnapshotLost
         if a part cannot be read.
@@ -255,6 +269,7 @@ class SnapshotStore:
             node_id=self._node_id,
             key=self._key,
             check=check,
+            optional=optional,
         )
         self._own.keep_restored(source.generation, source.step)
         self._live.keep_restored(source.generation, source.step)

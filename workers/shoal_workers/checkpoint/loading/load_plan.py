@@ -2,7 +2,9 @@
 
 Uses the read planning of torch.distributed.checkpoint, with metadata that is built in memory from the ranks' indexes. A
 slice that several ranks wrote is read from the lowest rank of those whose index was read. Unlike torch's planner, this
-refuses a state that the saved slices do not cover. Called by `reader` and by the snapshot store.
+refuses a state that the saved slices do not cover. Tensors that the caller names as optional may be absent, a whole
+group at a time: a parameter has no optimizer state before its first gradient. Called by `reader` and by the snapshot
+store.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StateMismatch
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex, index_name, payload_name
-from shoal_workers.checkpoint.loading.needed_parts import NeededParts, Wanted
+from shoal_workers.checkpoint.loading.needed_parts import Follower, NeededParts, Wanted
 from shoal_workers.checkpoint.save_plan import local_tensor
 
 
@@ -76,6 +78,10 @@ class LoadPlan:
     """In the order of the slices in their files."""
     extra: dict[str, Any]
     """The plain values that rank 0 saved."""
+    other_extras: tuple[dict[str, Any], ...] = ()
+    """Those of the other parts that were opened."""
+    absent: frozenset[str] = frozenset()
+    """Optional tensors that the source lacks."""
 
 
 def plan_needed(
@@ -84,18 +90,45 @@ def plan_needed(
     read_indexes: Callable[[Sequence[int]], Iterable[ShardIndex]],
     *,
     directory: str,
+    optional: Mapping[str, str] | None = None,
 ) -> LoadPlan:
     """As `plan_load`, with the indexes of only those ranks whose slices this rank needs, and of rank 0.
 
-    `read_indexes`: those of these ranks, which are ascending. Its errors pass through."""
-    needed = NeededParts(_wanted(state), num_parts)
+    `read_indexes`: those of these ranks, which are ascending. Its errors pass through. `optional`: tensors of `state`
+    that the source may lack, each with the tensor that it belongs to. Names of one group differ after the last dot,
+    and the source lacks all of a group or none."""
+    optional = optional or {}
+    needed = NeededParts(_wanted(state), num_parts, _followers(state, optional))
     indexes: dict[int, ShardIndex] = {}
     while chosen := needed.take():
         for rank, index in zip(chosen, read_indexes(chosen), strict=True):
             indexes[rank] = index
             needed.opened(rank, ((item.fqn, item.offsets, item.sizes) for item in index.items))
-    reads = plan_load(state, [indexes[rank] for rank in sorted(indexes)], directory=directory)
-    return LoadPlan(reads, indexes[0].extra)
+    ordered = [indexes[rank] for rank in sorted(indexes)]
+    saved = _collect(ordered, directory)
+    absent = _absent(optional, saved)
+    present = {name: tensor for name, tensor in state.items() if name not in absent}
+    reads = _plan(present, saved, directory)
+    return LoadPlan(reads, ordered[0].extra, tuple(index.extra for index in ordered[1:]), absent)
+
+
+def _followers(state: Mapping[str, torch.Tensor], optional: Mapping[str, str]) -> dict[str, Follower]:
+    found = {}
+    for name, owner in optional.items():
+        tensor, other = state[name], state.get(owner)
+        is_beside = isinstance(tensor, DTensor) and other is not None and _layout(tensor) == _layout(other)
+        found[name] = Follower(_group_of(name), owner if is_beside else None)
+    return found
+
+
+def _group_of(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _absent(optional: Iterable[str], saved: Mapping[str, _Saved]) -> frozenset[str]:
+    """Those of whose group nothing is saved. If something else of the group is, it was saved for another optimizer."""
+    groups = {_group_of(name) for name in saved}
+    return frozenset(name for name in optional if _group_of(name) not in groups)
 
 
 def _wanted(state: Mapping[str, torch.Tensor]) -> dict[str, Wanted]:
@@ -114,7 +147,10 @@ def _wanted(state: Mapping[str, torch.Tensor]) -> dict[str, Wanted]:
 
 def plan_load(state: Mapping[str, torch.Tensor], indexes: Sequence[ShardIndex], *, directory: str) -> list[ItemRead]:
     """In the order of the slices in their files. StateMismatch if the checkpoint lacks a part of the state."""
-    saved = _collect(indexes, directory)
+    return _plan(state, _collect(indexes, directory), directory)
+
+
+def _plan(state: Mapping[str, torch.Tensor], saved: Mapping[str, _Saved], directory: str) -> list[ItemRead]:
     _refuse_mismatch(state, saved, directory)
     planner = _Planner()
     reads: list[ItemRead] = []

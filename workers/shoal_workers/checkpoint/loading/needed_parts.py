@@ -35,6 +35,17 @@ class Wanted:
     """Disjoint."""
 
 
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """What is known of a tensor that the source may lack, together with all others of its group."""
+
+    group: str
+    """Beginning of the names of its group, without the dot."""
+    owner: str | None
+    """Whatever part has a slice of this tensor has one of the follower's as well, unless the source lacks its group.
+    None: there is no such tensor."""
+
+
 @dataclass(slots=True)
 class _Tensor:
     """What is known of a wanted tensor."""
@@ -53,7 +64,18 @@ class _Tensor:
 class NeededParts:
     """Alternate `take` and `opened` until `take` returns nothing."""
 
-    def __init__(self, wanted: Mapping[str, Wanted], num_parts: int) -> None:
+    def __init__(
+        self, wanted: Mapping[str, Wanted], num_parts: int, followers: Mapping[str, Follower] | None = None
+    ) -> None:
+        """`followers`: by name, those of the wanted tensors that the source may lack."""
+        self._groups: dict[str, list[str]] = {}
+        """Names of the followers, by group."""
+        self._owned: dict[str, set[str]] = {}
+        """Groups of the followers, by owner."""
+        for name, one in (followers or {}).items():
+            self._groups.setdefault(one.group, []).append(name)
+            if one.owner is not None:
+                self._owned.setdefault(one.owner, set()).add(one.group)
         self._tensors = {name: _Tensor(one, sum(prod(sizes) for _, sizes in one.boxes)) for name, one in wanted.items()}
         self._uncovered = dict(self._tensors)
         self._num_parts = num_parts
@@ -80,7 +102,13 @@ class NeededParts:
     def opened(self, part: int, slices: Iterable[tuple[str, Numbers, Numbers]]) -> None:
         """`slices`: name of the tensor, offsets and sizes of each slice in the part."""
         covered: dict[tuple[Wanted, Box], int] = {}
+        expected: set[str] = set()
+        seen: set[str] = set()
         for name, offsets, sizes in slices:
+            if 0 not in sizes:
+                expected |= self._owned.get(name, set())
+            if self._groups:
+                seen.add(name.rpartition(".")[0])
             one = self._uncovered.get(name)
             if one is not None and offsets not in one.slices and len(offsets) == len(one.wanted.shape):
                 one.slices[offsets] = part, sizes
@@ -88,6 +116,15 @@ class NeededParts:
                 if key not in covered:  # a state has hundreds of tensors, of about ten kinds
                     covered[key] = sum(_overlap(box, (offsets, sizes)) for box in one.wanted.boxes)
                 one.lacking -= covered[key]
+        for group in expected - seen:
+            self._lacks(group)
+
+    def _lacks(self, group: str) -> None:
+        """The source has no tensor of this group, as far as it was seen: no other part is opened to look for one."""
+        for name in self._groups[group]:
+            one = self._uncovered.get(name)
+            if one is not None and not one.slices:
+                del self._uncovered[name]
 
     def _guesses(self, tensor: _Tensor) -> Iterator[int]:
         """Parts that probably have the slices that are lacking."""

@@ -13,28 +13,34 @@
 Works on the CPU, with the default optimizer, which writes its results to the other buffer, and with an elementwise one
 of the task: then the state is copied to the other buffer first, and updated there. Of other optimizers it is not known
 what else refers to their tensors. Tensors that cannot be moved (buffers, counters) are copied at each `finish`. If they
-are more than a small part of the state, nothing is moved, and snapshots are copies, as on a GPU. Uses private
-attributes of torch.distributed.fsdp; tests/dist/state/test_double_buffered_state.py fails if a torch version changes
-them. Called by the trainer and by `Snapshots`.
+are more than a small part of the state, nothing is moved, and snapshots are copies, as on a GPU.
+
+A parameter has no optimizer state before its first gradient. The state that appears in an update has room in the
+buffers if the restored one had room for it; otherwise the buffer that was just written gets a new layout before it is
+marked, and the other one before it is written the next time, so that one buffer is complete all the time.
+
+Uses private attributes of torch.distributed.fsdp; tests/dist/state/test_double_buffered_state.py fails if a torch
+version changes them. Called by the trainer and by `Snapshots`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
-from shoal_workers.checkpoint.save_plan import local_tensor, plan_save
+from shoal_workers.checkpoint.save_plan import SavePlan, local_tensor, plan_save
 from shoal_workers.contract.snapshots import SnapshotSource
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.state.state_view import StateView
+from shoal_workers.engine.state.training_state import parameters_of
 from shoal_workers.engine.step.double_buffered_adamw import ParameterBuffers
 from shoal_workers.engine.step.update import Update
+from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.log.rules import keep_tensors
 from shoal_workers.snapshot_store.slots.live_slots import LiveSlot
 from shoal_workers.snapshot_store.slots.shape import with_rooms
@@ -67,10 +73,14 @@ class DoubleBufferedState:
         self._moved: list[_MovedParameter] = []
         self._buffers: list[list[_SlotBuffers]] = []
         """By slot, by moved parameter."""
-        self._targets: list[dict[nn.Parameter, ParameterBuffers]] = []
-        """By slot."""
         self._moved_names: frozenset[str] = frozenset()
         self._copied_names: tuple[str, ...] = ()
+        self._names: frozenset[str] = frozenset()
+        """Of all tensors of the state, when it was moved or settled."""
+        self._owns_replicated = False
+        self._extra_bytes = 0
+        self.why_left = ""
+        """Why the state went back to private memory; empty: it did not."""
 
     @property
     def is_in_shared_memory(self) -> bool:
@@ -99,7 +109,14 @@ class DoubleBufferedState:
             return False
         self._can_move = False  # a failed attempt is not repeated
         self.why_copies = "shared memory cannot hold the state twice"
-        plan = plan_save(self.view.tensors(), owns_replicated=owns_replicated, every_replica=True)
+        self._store, self._owns_replicated, self._extra_bytes = store, owns_replicated, extra_bytes
+        return self._lay_out(
+            lambda plan: store.live_slot(plan, extra_bytes=extra_bytes, restoring=restoring), with_values=with_values
+        )
+
+    def _lay_out(self, slot_for: Callable[[SavePlan], LiveSlot], *, with_values: bool) -> bool:
+        """Move the state from private memory into the first slot. False: too much of it cannot be moved."""
+        plan = self._plan()
         movable = list(self._movable({item.fqn for item in plan.items}))
         moved_names = frozenset(name for parameter in movable for name in parameter.names)
         copied = [item for item in plan.items if item.fqn not in moved_names]
@@ -108,31 +125,86 @@ class DoubleBufferedState:
             self.why_copies = f"{share:.0%} of the state are buffers and other tensors that cannot be moved"
             return False
         rooms = {parameter.names[0]: parameter.sharded._sharded_param_data.nbytes for parameter in movable}
-        slot = store.live_slot(with_rooms(plan, rooms), extra_bytes=extra_bytes, restoring=restoring)
-        self._store = store
-        self._moved, self._moved_names = movable, moved_names
-        self._copied_names = tuple(item.fqn for item in copied)
+        slot = slot_for(with_rooms(plan, rooms))
+        self._set_moved(movable, plan)
         self._add(slot)
         if with_values:
-            with torch.no_grad():
-                for parameter, buffers in zip(movable, self._buffers[0], strict=True):
-                    parameter.copy_to(buffers)
+            self._copy_into(0)
         self.view.forget()
         self._point_to(0)
         self.why_copies = ""
         return True
+
+    def _plan(self) -> SavePlan:
+        return plan_save(self.view.tensors(), owns_replicated=self._owns_replicated, every_replica=True)
+
+    def _set_moved(self, movable: list[_MovedParameter], plan: SavePlan) -> None:
+        self._moved = movable
+        self._moved_names = frozenset(name for parameter in movable for name in parameter.names)
+        self._copied_names = tuple(item.fqn for item in plan.items if item.fqn not in self._moved_names)
+        self._names = frozenset(self.view.tensors())
 
     def _add(self, slot: LiveSlot) -> None:
         buffers = [parameter.buffers_in(slot) for parameter in self._moved]
         with torch.no_grad():
             for parameter, one in zip(self._moved, buffers, strict=True):
                 one.flat[parameter.local.numel() :].zero_()  # FSDP's padding
+        slot.hold(self._moved_names | frozenset(self._copied_names))
         self._slots.append(slot)
         self._buffers.append(buffers)
-        if self.update.double_buffered is not None:
-            self._targets.append(
-                {parameter.local_parameter: one.as_adamw() for parameter, one in zip(self._moved, buffers, strict=True)}
-            )
+
+    def _copy_into(self, index: int) -> None:
+        """The values that are not there yet."""
+        with torch.no_grad():
+            for parameter, buffers in zip(self._moved, self._buffers[index], strict=True):
+                parameter.copy_to(buffers)
+
+    def settle(self) -> None:
+        """After an update or a restore, before `finish`: find the places of the optimizer's state that has appeared,
+        and leave out of the next part what was dropped. If it has no room and there is no memory for any, the whole
+        state is in private memory afterwards."""
+        if not self._slots or self.view.tensors().keys() == self._names:
+            return
+        if self._has_room():
+            self._arrange()
+            return
+        for parameter, buffers in zip(self._moved, self._buffers[self._current], strict=True):
+            parameter.point_to(buffers.in_private_memory())
+        current, store, extra_bytes = self._slots[self._current], self._store, self._extra_bytes
+        assert store is not None
+        self._slots, self._buffers, self._current = [], [], 0
+        self._moved_names, self._copied_names = frozenset(), ()
+        self.view.turn_to(0)
+        self.view.forget()
+        self.why_copies = "shared memory cannot hold the state twice"
+        try:
+            if not self._lay_out(
+                lambda plan: store.live_slot_anew(current, plan, extra_bytes=extra_bytes), with_values=True
+            ):
+                self.why_left = "too much of the state that has appeared cannot be moved"
+        except SharedMemoryFull as error:
+            self.why_left = f"shared memory has no room for the optimizer's state that has appeared: {error}"
+
+    def _has_room(self) -> bool:
+        items = {item.fqn: item for item in self._slots[0].plan.items}
+        return all(
+            (there := items.get(item.fqn)) is not None and replace(item, file_offset=there.file_offset) == there
+            for item in self._plan().items
+        )
+
+    def _arrange(self, *, with_values: bool = True) -> None:
+        """The state's tensors have changed, and all have room in the slots."""
+        plan = self._plan()
+        known = {parameter.names[0] for parameter in self._moved}
+        movable = [one for one in self._movable({item.fqn for item in plan.items}) if one.names[0] in known]
+        self._set_moved(movable, plan)
+        slots, self._slots, self._buffers = self._slots, [], []
+        for slot in slots:
+            self._add(slot)
+        if with_values:
+            self._copy_into(self._current)
+        self.view.forget()
+        self._point_to(self._current)
 
     def step(self, lr_factor: float) -> None:
         """One update. The state before it stays complete until the next update."""
@@ -146,7 +218,9 @@ class DoubleBufferedState:
         other = 1 - self._current
         self._slots[other].begin()
         if optimizer is not None:
-            optimizer.targets = self._targets[other]
+            pairs = list(zip(self._moved, self._buffers[other], strict=True))
+            optimizer.targets = {one.local_parameter: to.as_adamw() for one, to in pairs if one.state}
+            optimizer.parameter_targets = {one.local_parameter: to.parameter for one, to in pairs if not one.state}
             self.update.step(lr_factor)
             self._point_to(other)
         else:
@@ -154,7 +228,9 @@ class DoubleBufferedState:
             self._point_to(other)
             self.update.step(lr_factor)
             for parameter in self._moved:
-                keep_tensors(self.update.optimizer.state[parameter.local_parameter], parameter.state)
+                if parameter.state:
+                    keep_tensors(self.update.optimizer.state[parameter.local_parameter], parameter.state)
+        self.settle()
 
     def finish(self, stamp: Stamp, extra_json: bytes) -> bool:
         """Mark the current buffer as complete. It stays so until the update after the next.
@@ -180,6 +256,20 @@ class DoubleBufferedState:
         others may hold no other snapshot than that one."""
         return self._is_filled_anew and self.finish(stamp, extra_json)
 
+    def holds(self, source: SnapshotSource | None) -> bool:
+        """One of the buffers is this rank's part of the snapshot. Then the optimizer's state must not be materialised:
+        others may read it at this moment."""
+        return self._slot_of(source) is not None
+
+    def _slot_of(self, source: SnapshotSource | None) -> int | None:
+        if source is None or not self._slots:
+            return None
+        live = self.view.tensors().keys()
+        for index, slot in enumerate(self._slots):
+            if slot.is_of(source.generation, source.step) and slot.held <= live:
+                return index
+        return None
+
     def tensors_to_restore(self, source: SnapshotSource | None) -> dict[str, Tensor]:
         """Before a restore: the tensors that must be overwritten.
 
@@ -187,10 +277,16 @@ class DoubleBufferedState:
         returned. Otherwise all of the state is returned, and the current buffer is marked as incomplete, so that no
         other rank reads from it."""
         self._is_filled_anew = False
-        for index, slot in enumerate(self._slots):
-            if source is not None and slot.is_of(source.generation, source.step):
+        index = self._slot_of(source)
+        if index is not None:
+            lacking = {item.fqn for item in self._plan().items} - self._slots[index].held
+            if lacking:
+                self.update.drop_state(parameters_of(lacking))
+                self._current = index
+                self._arrange(with_values=False)
+            else:
                 self._point_to(index)
-                return {name: tensor for name, tensor in self.view.tensors().items() if name not in self._moved_names}
+            return {name: tensor for name, tensor in self.view.tensors().items() if name not in self._moved_names}
         if self._slots:
             self._slots[self._current].begin()
             self._is_filled_anew = True
@@ -214,17 +310,11 @@ class DoubleBufferedState:
     def _movable(self, planned: Collection[str]) -> Iterator[_MovedParameter]:
         """Parameters of which this rank has a part, with their optimizer state."""
         optimizer = self.update.optimizer
-        is_stateless = _is_stateless(optimizer)
         sharded = {id(p.sharded_param): p for group in self._assembly.param_groups() for p in group.fsdp_params}
         for name, parameter in self._assembly.named_parameters():
             local_parameter = self.update.local_parameter(parameter)
             state = optimizer.state.get(local_parameter) if local_parameter is not None else None
-            if (
-                local_parameter is None
-                or not (state or is_stateless)
-                or id(parameter) not in sharded
-                or not isinstance(parameter, DTensor)
-            ):
+            if local_parameter is None or id(parameter) not in sharded or not isinstance(parameter, DTensor):
                 continue
             own_state = {
                 key: value
@@ -254,6 +344,12 @@ class _SlotBuffers:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.parameter, *self.state.values())
+
+    def in_private_memory(self) -> _SlotBuffers:
+        """A copy."""
+        flat = self.flat.clone()
+        shard = flat[: self.parameter.numel()].view(self.parameter.shape)
+        return _SlotBuffers(flat, shard, {key: tensor.clone() for key, tensor in self.state.items()})
 
     def as_adamw(self) -> ParameterBuffers:
         return ParameterBuffers(self.parameter, self.state["exp_avg"], self.state["exp_avg_sq"])
@@ -295,16 +391,15 @@ class _MovedParameter:
         return _SlotBuffers(flat, shard, state)
 
     def copy_to(self, target: _SlotBuffers) -> None:
-        target.parameter.copy_(self.local)
-        for key, tensor in self.state.items():
-            target.state[key].copy_(tensor)
+        for tensor, place in (
+            (self.local, target.parameter),
+            *((self.state[key], target.state[key]) for key in self.state),
+        ):
+            if tensor.data_ptr() != place.data_ptr():
+                place.copy_(tensor)
 
     def point_to(self, target: _SlotBuffers) -> None:
         self.sharded._sharded_param_data = target.flat
         self.local.data = self.local_parameter.data = target.parameter
         for key, tensor in self.state.items():
             tensor.data = target.state[key]
-
-
-def _is_stateless(optimizer: Optimizer) -> bool:
-    return not any(optimizer.state.values())

@@ -169,15 +169,21 @@ class GradientLog:
     def commit(self, step: int, factors: Factors, extra_json: bytes) -> None:
         """Right after the vote, before the update: what the buddy needs to repeat it.
 
-        Everything else that the step changes must have changed already.
+        Everything else that the step changes must have changed already. A parameter that no rank has used has no
+        gradient any more: its zeros have been sent, and the commit says that it is not updated.
         """
         log = self._open_log()
         if log is None or self._pending != step:
             return
+        if any(parameter.grad is not None for parameter in self._unlogged):
+            # Its optimizer state begins, for which the buddy's copy has no room; the next whole copy has.
+            self._break("a parameter has its first gradient")
+            return
         start_s = time.thread_time()
+        present = {id(logged) for logged in self._present if logged.parameter.grad is not None}
+        sent = set(map(id, self._present))
         for logged in self._present:
-            logged.count += 1
-        present = set(map(id, self._present))
+            logged.count += id(logged) in present
         changed = self._changed()
         commit = Commit(
             step=step,
@@ -188,6 +194,9 @@ class GradientLog:
             lrs=tuple(group["initial_lr"] * factors.lr for group in self._update.optimizer.param_groups),
             counters=self._counter_values(),
             counts=tuple(logged.count if id(logged) in present else 0 for logged in self._parameters),
+            unused=tuple(
+                number for number, one in enumerate(self._parameters) if id(one) in sent and id(one) not in present
+            ),
             changed=tuple((name, len(value)) for name, value in changed),
             extra_bytes=len(extra_json),
         )
@@ -279,8 +288,6 @@ class GradientLog:
         return tuple((key, tuple(float(state[one.own][key]) for one in self._parameters)) for key in keys)
 
     def _parts_to_send(self) -> list[memoryview]:
-        if any(parameter.grad is not None for parameter in self._unlogged):
-            raise _Broken("a parameter has its first gradient")
         found = [(one, gradient) for one in self._parameters if (gradient := one.gradient()) is not None]
         self._present = [one for one, _ in found]
         gradients = [gradient for _, gradient in found]

@@ -47,6 +47,10 @@ class Pace:
         """From now on it is done every step, whatever it costs."""
         self.every_steps, self._is_held = 1.0, True
 
+    def release(self) -> None:
+        """After `hold`: from now on it is done as seldom as the budget requires."""
+        self._is_held = False
+
     def is_due(self, step: int) -> bool:
         return step >= self._due
 

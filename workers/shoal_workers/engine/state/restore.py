@@ -10,17 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shoal_workers.checkpoint.reader import load
+from shoal_workers.checkpoint.reader import Filled, fill
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.recent_reports import Recent
-from shoal_workers.engine.state.training_state import apply_extra
+from shoal_workers.engine.state.training_state import apply_extra, may_be_absent, parameters_of
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.task.data_identity import DataChange, change_since
 from shoal_workers.snapshot_store.errors import SnapshotLost
-from shoal_workers.snapshot_store.store import SnapshotStore
+from shoal_workers.snapshot_store.store import Loaded, SnapshotStore
 
 _NOTE_EVERY_S = 0.5
 
@@ -58,30 +58,40 @@ def is_restoring(assignment: Assignment) -> bool:
 
 
 def restore(generation: Generation, state: DoubleBufferedState, store: SnapshotStore | None) -> Restored:
-    """Read into the live tensors what they do not hold already; the optimizer's state must exist. No collective.
+    """Read into the live tensors what they do not hold already. No collective.
+
+    The optimizer's state must exist (`materialise_state`). Afterwards it is that of the source: a parameter that had
+    none there has none.
 
     Raises:
         SnapshotLost: a part of the snapshot cannot be read; the values are neither the old nor the new ones.
         DamagedCheckpoint, StateMismatch, OSError: as the checkpoint's reader.
     """
     assignment = generation.assignment
+    is_own = not _is_of_another_job(generation)
     tensors = state.tensors_to_restore(assignment.restore_snapshot)
+    optional = {name: owner for name, owner in may_be_absent(state.update).items() if name in tensors}
     if assignment.restore_snapshot is not None:
         source = assignment.restore_snapshot
         if store is None:
             reason = "this worker has no snapshot store"
             raise SnapshotLost(source.generation, source.step, 0, source.parts[0].node_id, reason)
-        loaded = store.load(tensors, source, check=generation.check)
-        extra, num_bytes, remote_bytes = loaded.extra, loaded.local_bytes + loaded.remote_bytes, loaded.remote_bytes
+        found: Loaded | Filled
+        found = loaded = store.load(tensors, source, check=generation.check, optional=optional)
+        num_bytes, remote_bytes = loaded.local_bytes + loaded.remote_bytes, loaded.remote_bytes
     else:
         assert assignment.restore_from is not None
-        extra = load(tensors, directory=assignment.restore_from, advanced=_noted(generation))
-        num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in tensors.values()), 0
+        found = fill(tensors, directory=assignment.restore_from, optional=optional, advanced=_noted(generation))
+        read = (tensor for name, tensor in tensors.items() if name not in found.absent)
+        num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in read), 0
+    state.update.drop_state(parameters_of(found.absent))
+    extra = {**found.extra, "optimizer_values": _plain_values(found)}
+    step = apply_extra(extra, state.update, with_groups=is_own)
     state.update.fill_tied_copies()
-    is_own = not _is_of_another_job(generation)
+    state.settle()
     changed = change_since(extra.get("data"), generation.task.content_hash)
     return Restored(
-        step=apply_extra(extra, state.update, with_groups=is_own),
+        step=step,
         num_bytes=num_bytes,
         remote_bytes=remote_bytes,
         past=Recent.parse(extra.get("reports", ())) if is_own else (),
@@ -89,6 +99,14 @@ def restore(generation: Generation, state: DoubleBufferedState, store: SnapshotS
         data_change=changed,
         is_own=is_own,
     )
+
+
+def _plain_values(found: Loaded | Filled) -> dict[str, object]:
+    """The optimizer's values that are not tensors: each rank has saved those of its own parameters."""
+    values: dict[str, object] = {}
+    for extra in (*found.other_extras, found.extra):
+        values |= extra.get("optimizer_values", {})
+    return values
 
 
 def _is_of_another_job(generation: Generation) -> bool:

@@ -170,6 +170,10 @@ class Snapshots:
         """After each update, before anything else: mark a buffer in shared memory with the step that it holds.
 
         Readers take the values that are not tensors from the part of shard 0."""
+        if self._state.why_left:
+            text, self._state.why_left = self._state.why_left, ""
+            self._pace.copies.release()
+            self._outbox.log_text(f"the state is in private memory now, and snapshots are copies: {text}")
         if self._store is None or not self._state.is_in_shared_memory:
             return
         start_s = time.thread_time()
@@ -252,7 +256,7 @@ class Snapshots:
         return self._store is not None and self._assignment.rank == 0
 
     def _encoded(self, step: int) -> bytes:
-        return self._extra.encoded(step) if self._assignment.shard == 0 else b"{}"
+        return self._extra.encoded(step) if self._assignment.shard == 0 else self._extra.encoded_values()
 
     def _move_to_shared_memory(self, store: SnapshotStore, step: int, *, is_restoring: bool = False) -> bool:
         try:

@@ -12,6 +12,7 @@ the trainer, by `Snapshots` and by `restore`.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,17 @@ def tensors_of(assembly: Assembly, update: Update) -> dict[str, Tensor]:
         if isinstance(entry, Tensor):
             tensors[f"optim.{name}.{key}"] = entry.detach()
     return tensors
+
+
+def may_be_absent(update: Update) -> dict[str, str]:
+    """Names of the tensors that a source may lack, each with its parameter's: a parameter has no optimizer state before
+    its first gradient."""
+    return {f"optim.{name}.{key}": f"model.{name}" for name, key, entry in update.state() if isinstance(entry, Tensor)}
+
+
+def parameters_of(names: Iterable[str]) -> set[str]:
+    """The parameters of those tensors that are optimizer state."""
+    return {name.removeprefix("optim.").rpartition(".")[0] for name in names if name.startswith("optim.")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,12 @@ class Extra:
         `also`: a report that is not among the recent ones yet."""
         rest = json.dumps(self._without_reports(step), allow_nan=False)
         return f'{rest[:-1]}, "reports": {self._recent.encoded(also)}}}'.encode()
+
+    def encoded_values(self) -> bytes:
+        """As JSON, what other ranks than that of shard 0 have to save: the optimizer's values for their parameters,
+        which another stage of a pipeline does not have."""
+        values = self._update.plain_values()
+        return json.dumps({"optimizer_values": values} if values else {}, allow_nan=False).encode()
 
     def _without_reports(self, step: int) -> dict[str, Any]:
         values = self._update.plain_values()

@@ -8,6 +8,7 @@ place. Called by `Update`; `DoubleBufferedState` sets the targets.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,24 +25,33 @@ class DoubleBufferedAdamW(AdamW):
 
     targets: Mapping[nn.Parameter, ParameterBuffers] | None = None
     """Targets of the next step; a parameter without a target is updated in place."""
+    parameter_targets: Mapping[nn.Parameter, Tensor] | None = None
+    """The same for parameters that have no moments yet. If they get some in the step, these are in new memory."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """As torch's; a parameter without a gradient is copied to its target unchanged."""
         assert closure is None
-        targets = self.targets or {}
+        targets, parameter_targets = self.targets or {}, self.parameter_targets or {}
         for group in self.param_groups:
             parameters: list[nn.Parameter] = []
             gradients, averages, squares, steps = [list[Tensor]() for _ in range(4)]
             self._init_group(group, parameters, gradients, averages, squares, [], steps)  # type: ignore[no-untyped-call]
             if parameters:
                 old = [ParameterBuffers(*row) for row in zip(parameters, averages, squares, strict=True)]
-                new = [targets.get(parameter, buffers) for parameter, buffers in zip(parameters, old, strict=True)]
+                new = [
+                    replace(buffers, parameter=parameter_targets[parameter])
+                    if parameter in parameter_targets
+                    else targets.get(parameter, buffers)
+                    for parameter, buffers in zip(parameters, old, strict=True)
+                ]
                 torch._foreach_add_(steps, torch.tensor(1.0), alpha=1.0)
                 update(settings_of(group), gradients, [float(step) for step in steps], old, new)
             for parameter in group["params"]:
                 if parameter.grad is None and parameter in targets:
                     self._copy(parameter, targets[parameter])
+                elif parameter.grad is None and parameter in parameter_targets:
+                    parameter_targets[parameter].copy_(parameter)
 
     def _copy(self, parameter: nn.Parameter, target: ParameterBuffers) -> None:
         target.parameter.copy_(parameter)

@@ -10,7 +10,7 @@ whatever saves or restores the state.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -102,37 +102,54 @@ class Update:
         return self._own.get(id(parameter))
 
     def materialise_state(self) -> None:
-        """Make the optimizer create its state now, so that a checkpoint can be read into it.
+        """Make the optimizer create the state of every parameter that has none, so that a checkpoint can be read into
+        it.
 
-        Runs one step with zero gradients at rate zero. It counts as a step, and an unusual optimizer may change
-        parameters in it, so call it only right before a restore overwrites everything.
+        Runs one step with zero gradients at rate zero, in which the other parameters have no gradient. It counts as a
+        step, and an unusual optimizer may change parameters in it, so call it only right before a restore that
+        overwrites everything, and drops the state that the source does not have (`drop_state`).
         """
-        if self.optimizer.state:
+        lacking = [
+            parameter
+            for group in self.optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad and not self.optimizer.state.get(parameter)
+        ]
+        if not lacking:
             return
         if self.is_built_in:
-            self._materialise_adamw()
+            self._materialise_adamw(set(lacking))
             return
-        rates = [group["lr"] for group in self.optimizer.param_groups]
+        settings = [dict(group) for group in self.optimizer.param_groups]
+        self.optimizer.zero_grad(set_to_none=True)  # an update that was broken off leaves gradients behind
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
-            for parameter in group["params"]:
-                if parameter.requires_grad:
-                    parameter.grad = torch.zeros_like(parameter)
+        for parameter in lacking:
+            parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        for group, before in zip(self.optimizer.param_groups, settings, strict=True):
+            group.clear()
+            group.update(before)  # not only the rate: some optimizers count their steps there
 
-    def _materialise_adamw(self) -> None:
+    def _materialise_adamw(self, lacking: Collection[nn.Parameter]) -> None:
         """Only create the tensors of its first step, with arbitrary values: a step would touch every page three
         times."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
+                if parameter not in lacking:
+                    continue
                 self.optimizer.state[parameter] = {
                     "step": torch.zeros((), device=parameter.device if group["fused"] else "cpu"),
                     "exp_avg": torch.empty_like(parameter, memory_format=torch.preserve_format),
                     "exp_avg_sq": torch.empty_like(parameter, memory_format=torch.preserve_format),
                 }
+
+    def drop_state(self, names: Collection[str]) -> None:
+        """These parameters have no optimizer state from now on, as before their first gradient."""
+        for parameter in list(self.optimizer.state):
+            if id(parameter) in self._owners and self._owners[id(parameter)][0] in names:
+                del self.optimizer.state[parameter]
 
     def state(self) -> Iterator[tuple[str, str, object]]:
         """(parameter's name, key, value) of all of the optimizer's state; shards as DTensors of global shape."""
@@ -156,11 +173,15 @@ class Update:
         }
 
     def restore_plain_values(self, plain_values: dict[str, object]) -> None:
-        """Set the values that are not tensors, by `<name>.<key>`; missing ones keep their value."""
-        for parameter, state in self.optimizer.state.items():
+        """Set the values that are not tensors, by `<name>.<key>`; missing ones keep their value. A state without a
+        tensor is dropped if none of its values is given."""
+        for parameter, state in list(self.optimizer.state.items()):
             if id(parameter) not in self._owners:
                 continue
             name, _ = self._owners[id(parameter)]
+            if not any(isinstance(value, Tensor) or f"{name}.{key}" in plain_values for key, value in state.items()):
+                del self.optimizer.state[parameter]
+                continue
             for key, value in state.items():
                 if not isinstance(value, Tensor):
                     state[key] = plain_values.get(f"{name}.{key}", value)
@@ -171,8 +192,11 @@ class Update:
         for parameter, tied_copy in self._tied_copies:
             first, second = self._own.get(id(parameter), parameter), self._own.get(id(tied_copy), tied_copy)
             pairs: list[tuple[Tensor, Tensor]] = [(first, second)]
-            state, copied = self.optimizer.state[first], self.optimizer.state[second]
-            for key, value in state.items():
+            state = self.optimizer.state.get(first)
+            if not state:
+                self.optimizer.state.pop(second, None)
+            copied = self.optimizer.state.get(second, {})
+            for key, value in (state or {}).items():
                 if isinstance(value, Tensor):
                     pairs.append((value, copied[key]))
                 else:

@@ -5,7 +5,7 @@ Called by the engine, which writes entries, and by `replay` and the receiver.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 
 import torch
@@ -37,12 +37,14 @@ def head_of(
     )
 
 
-def views_of(gradients: Tensor, head: LogHead, counts: Sequence[int]) -> list[Tensor | None]:
-    """By parameter: its gradient in the payload of an entry; None: its count is 0, so it has none in this step."""
+def views_of(
+    gradients: Tensor, head: LogHead, counts: Sequence[int], unused: Collection[int] = ()
+) -> list[Tensor | None]:
+    """By parameter: its gradient in the payload of an entry; None: its count is 0 and it is not among `unused`."""
     views: list[Tensor | None] = []
     end = 0
-    for one, count in zip(head.parameters, counts, strict=True):
-        if not count:
+    for number, (one, count) in enumerate(zip(head.parameters, counts, strict=True)):
+        if not count and number not in unused:
             views.append(None)
             continue
         start, end = end, end + prod(one.sizes)

@@ -3,7 +3,7 @@
     entry file   | header: step | index: head | extra: commit, changed tensors, extra JSON | payload: gradients |
 
 The gradients of a step arrive before the vote, the commit right after it. An entry is complete once it has both. Its
-payload has the gradients that exist in this step, in the order of the head's parameters, without gaps. The
+payload has the gradients that existed before the vote, in the order of the head's parameters, without gaps. The
 state after `step` follows from any state whose step is at least `previous` and below `step`: steps in between changed
 nothing. Made by the engine, stored as it is sent, read by `replay`.
 """
@@ -92,7 +92,10 @@ class Commit(Frozen):
     lrs: tuple[float, ...]
     """By group."""
     counts: tuple[Count, ...]
-    """By parameter: its updates with this one; 0: it has no gradient in this step."""
+    """By parameter: its updates with this one; 0: it is not updated in this step."""
+    unused: tuple[Count, ...] = ()
+    """Numbers of the parameters that are not updated although the payload has zeros for them: the gradients were sent
+    before all ranks knew that none had used them."""
     counters: tuple[tuple[str, tuple[float, ...]], ...] = ()
     """With an optimizer of the task: by key, the numbers in the state of each parameter before this update."""
     changed: tuple[tuple[str, Count], ...]

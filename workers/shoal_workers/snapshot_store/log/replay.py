@@ -239,11 +239,14 @@ class _State:
         if len(commit.counts) != len(head.parameters) or len(commit.lrs) != num_groups:
             raise ReplayFailed(f"the commit of step {commit.step} does not fit its log")
         gradients = self._read(entry, commit)
-        present = {number: view for number, view in enumerate(gradients) if view is not None}
+        present = {number: view for number, view in enumerate(gradients) if view is not None and commit.counts[number]}
         for factor in (commit.unscale, commit.clip):
             if factor != 1.0:
                 torch._foreach_mul_(list(present.values()), factor)
-        self._rule.apply(commit, present)
+        try:
+            self._rule.apply(commit, present)
+        except ValueError as error:
+            raise ReplayFailed(f"step {commit.step} cannot be repeated: {error}") from None
         for (name, num_bytes), value in zip(commit.changed, blob.changed, strict=True):
             target = self._raw.get(name)
             if target is None or target.numel() != num_bytes:
@@ -253,7 +256,7 @@ class _State:
 
     def _read(self, entry: _Entry, commit: Commit) -> list[Tensor | None]:
         num = entry.header.num_bytes // (2 if commit.is_bf16 else 4)
-        views = views_of(self._gradients, self._head, commit.counts)
+        views = views_of(self._gradients, self._head, commit.counts, commit.unused)
         if num != sum(view.numel() for view in views if view is not None):
             raise ReplayFailed(f"the gradients of step {commit.step} do not fit its commit")
         if commit.is_bf16:

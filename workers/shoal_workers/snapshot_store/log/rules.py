@@ -25,7 +25,8 @@ class Rule(Protocol):
         ...
 
     def apply(self, commit: Commit, gradients: Mapping[int, Tensor]) -> None:
-        """One update, in place. `gradients`: by number of the parameter."""
+        """One update, in place. `gradients`: by number of the parameter. ValueError: the state gets tensors for which
+        the part has no room."""
         ...
 
 
@@ -102,6 +103,9 @@ class _Declared:
             parameter.grad = gradients.get(number)
         self._optimizer.step()
         for parameter, state in zip(self.parameters, self._states, strict=True):
+            made = self._optimizer.state.get(parameter, {})
+            if made.keys() - state.keys():
+                raise ValueError(f"the optimizer keeps {', '.join(made.keys() - state.keys())}, which the copy has not")
             if state:
                 keep_tensors(self._optimizer.state[parameter], state)
 

@@ -39,10 +39,11 @@ class LiveSlot:
     """One of the two. The owner of the tensors in it calls `begin` before it changes them, and `finish` afterwards."""
 
     def __init__(self, file: SlotFile, shape: Shape) -> None:
-        self._file = file
+        self.file = file
         self._shape = shape
         self._payload = shape.lay_out(file)
         self._items = {item.fqn: item for item in shape.plan.items}
+        self._held = self._wanted = frozenset(self._items)
 
     @property
     def plan(self) -> SavePlan:
@@ -59,19 +60,32 @@ class LiveSlot:
 
     def is_of(self, generation: int, step: int) -> bool:
         """It holds the complete state of this generation after this step."""
-        header = self._file.header
+        header = self.file.header
         return header is not None and (header.generation, header.step) == (generation, step)
+
+    @property
+    def held(self) -> frozenset[str]:
+        """Names of the items of which the last part consists."""
+        return self._held
+
+    def hold(self, names: frozenset[str]) -> None:
+        """From the next `finish` on, a part consists of these of the items; the others keep their room."""
+        self._wanted = names & self._items.keys()
 
     def begin(self) -> None:
         """From here until `finish`, readers do not accept its content as a part."""
-        self._file.begin()
+        self.file.begin()
 
     def finish(self, stamp: Stamp, extra_json: bytes) -> bool:
         """It holds the state that the stamp names. False: `extra_json` is too long; the part stays incomplete."""
-        file, regions = self._file, self._shape.regions
+        file, regions = self.file, self._shape.regions
         if len(extra_json) > regions.extra_room:
             return False
         file.begin()
+        if self._held != self._wanted:
+            index = self._shape.index_of(self._wanted)
+            file.map[regions.index_offset : regions.index_offset + len(index)] = index
+            self._held = self._wanted
         file.map[regions.extra_offset : regions.extra_offset + len(extra_json)] = extra_json
         file.finish(regions, stamp, num_extra_bytes=len(extra_json))
         return True
@@ -117,6 +131,18 @@ class LiveSlots:
             raise
         self._current = [first]
         return LiveSlot(first, self._shape)
+
+    def make_anew(self, slot: LiveSlot, plan: SavePlan, *, extra_bytes: int) -> LiveSlot:
+        """`slot`, the current one, in another layout. The other slot, complete or not, keeps what it holds; it gets the
+        layout when it becomes the second slot. SharedMemoryFull: as before, but `slot` holds no part."""
+        others = [*(one for one in self._current if one is not slot.file), *([self._next] if self._next else [])]
+        (other,) = others
+        shape = Shape.of(plan, extra_bytes=extra_bytes)
+        slot.file.begin()
+        slot.file.grow(shape.regions.file_bytes)
+        other.grow(shape.regions.file_bytes)
+        self._shape, self._current, self._next = shape, [slot.file], other
+        return LiveSlot(slot.file, shape)
 
     def make_second(self, *, keep_restored: bool) -> LiveSlot:
         """The second slot, once every rank has read what it needs, and before the first update.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +30,11 @@ class Shape:
     def with_room(self, extra_bytes: int) -> Shape:
         """The same layout with more room for the plain values."""
         return Shape._with_room(self.plan, self.index, extra_bytes)
+
+    def index_of(self, names: Collection[str]) -> bytes:
+        """The index of a part that has only these of the items; as long as the whole index."""
+        items = tuple(item for item in self.plan.items if item.fqn in names)
+        return _index_of(replace(self.plan, items=items)).ljust(len(self.index))
 
     @staticmethod
     def _with_room(plan: SavePlan, index: bytes, extra_bytes: int) -> Shape:

@@ -43,6 +43,10 @@ class Loaded:
     """Read from this node's memory."""
     remote_bytes: int
     """Read over the network."""
+    other_extras: tuple[dict[str, Any], ...] = ()
+    """Plain values that the other ranks saved whose parts were opened."""
+    absent: frozenset[str] = frozenset()
+    """Optional tensors that the snapshot lacks: they were not filled."""
 
 
 def load(
@@ -54,15 +58,18 @@ def load(
     node_id: str,
     key: str,
     check: Callable[[], None],
+    optional: Mapping[str, str] | None = None,
 ) -> Loaded:
-    """SnapshotLost if a part cannot be read, or does not fit the state. An error that `check` raises passes through."""
+    """SnapshotLost if a part cannot be read, or does not fit the state. An error that `check` raises passes through.
+
+    `optional`: as for `plan_needed`."""
     assert len(source.parts) == source.world_size, source
     registry.scan()
     with ExitStack() as resources:
         resources.enter_context(_paused_collector())
         reader = _Reader(source, registry, mapped, node_id, key, check, resources)
         try:
-            plan = plan_needed(state, source.world_size, reader.indexes, directory="in memory")
+            plan = plan_needed(state, source.world_size, reader.indexes, directory="in memory", optional=optional)
         except CheckpointError as error:
             raise reader.lost(0, str(error)) from None
         by_part: dict[str, list[ItemRead]] = defaultdict(list)
@@ -75,7 +82,13 @@ def load(
                     num_bytes[part.is_local] += part.fill(by_part[payload_name(rank)])
                     if not part.is_unchanged():
                         raise PeerRefused("it was overwritten while it was read")
-        return Loaded(plan.extra, local_bytes=num_bytes[True], remote_bytes=num_bytes[False])
+        return Loaded(
+            plan.extra,
+            local_bytes=num_bytes[True],
+            remote_bytes=num_bytes[False],
+            other_extras=plan.other_extras,
+            absent=plan.absent,
+        )
 
 
 @contextmanager

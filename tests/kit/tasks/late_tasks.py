@@ -1,0 +1,82 @@
+"""Tasks of which some parameters get their first gradient late, or never; they import nothing from Shoal but the order
+of samples, by which a sample knows the step that reads it."""
+
+import torch
+from tiny_tasks import Damped
+from torch import nn
+from torch.nn import functional as F
+
+from shoal_workers.contract.batch_partition import sample_at
+
+NUM_SAMPLES = 256
+
+
+class Heads(nn.Module):
+    """`late` is used in some steps only, `spare` in none. They have most of the parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5))
+        self.late = nn.Linear(6, 5)
+        self.spare = nn.Linear(6, 11)
+
+    def forward(self, inputs, is_late):
+        outputs = self.used(inputs)
+        return outputs + self.late(inputs) if is_late else outputs
+
+
+class Samples(torch.utils.data.Dataset):
+    """The step, inputs and a label; right for the first epoch."""
+
+    def __init__(self, seed, global_size=8):
+        self.steps = {
+            sample_at(position, num_samples=NUM_SAMPLES, seed=seed): position // global_size
+            for position in range(NUM_SAMPLES)
+        }
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        inputs = torch.randn(6, generator=torch.Generator().manual_seed(index))
+        return torch.cat([torch.tensor([self.steps[index], index % 5]), inputs])
+
+
+class Late:
+    """`data.late`: the steps, counted from 0, whose samples use the late head."""
+
+    def __init__(self, model, data, seed):
+        self.model, self.data, self.seed = model, data, seed
+
+    def build_model(self):
+        return Heads()
+
+    def build_dataset(self, split):
+        return Samples(self.seed)
+
+    def loss(self, model, batch):
+        is_late = int(batch[0, 0]) in self.data["late"]
+        return F.cross_entropy(model(batch[:, 2:], is_late), batch[:, 1].long())
+
+
+class LateOwnAdamW(Late):
+    def build_optimizer(self, model, settings):
+        return torch.optim.AdamW(model.parameters(), lr=settings["lr"], weight_decay=0.1)
+
+
+class LateMomentum(Late):
+    """SGD with momentum has one tensor of state, and no counter."""
+
+    elementwise_optimizer = True
+
+    def build_optimizer(self, model, settings):
+        return torch.optim.SGD(model.parameters(), lr=settings["lr"], momentum=0.9, weight_decay=0.1)
+
+
+class LateRule(Late):
+    """Its optimizer makes its state anew in each step."""
+
+    elementwise_optimizer = True
+
+    def build_optimizer(self, model, settings):
+        return Damped(model.parameters(), lr=settings["lr"] / 3)
