@@ -54,14 +54,7 @@ def train(spec_data, steps):
     data = task.build_dataset("train")
     model = whole_model(task, spec.seed)
     o, total_steps = spec.optimizer, spec.stop.steps
-    if hasattr(task, "build_optimizer"):
-        optimizer = task.build_optimizer(model, o.model_dump())
-    else:
-        groups = [
-            {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": o.weight_decay},
-            {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps)
+    optimizer = _optimizer(spec, task, model)
 
     def factor(step):
         warmup = spec.schedule.warmup_steps
@@ -100,6 +93,44 @@ def train(spec_data, steps):
         scheduler.step()
         seen[step + 1] = (total, float(norm), lr, metrics)
     return seen, spec, task, model
+
+
+def switched_losses(before_data, after_data, switch, steps):
+    """Loss by step, if the optimizer of the second spec takes over the state of the first one's after some steps. One
+    micro-batch is as good as another here: the tasks draw nothing. Constant rate."""
+    spec = parse_spec(before_data)
+    torch.set_num_threads(1)
+    task, seen = _task(spec), {}
+    data, model = task.build_dataset("train"), whole_model(task, spec.seed)
+    optimizer = _optimizer(spec, _task(spec), model)
+    for step in range(steps):
+        if step == switch:
+            spec, state = parse_spec(after_data), optimizer.state
+            optimizer = _optimizer(spec, _task(spec), model)
+            optimizer.state.update(state)
+        optimizer.zero_grad()
+        size = spec.batch.global_size
+        positions = sample_positions(step, 0, global_size=size, micro_size=size)
+        loss = task.loss(
+            model,
+            _collate(task)([data[sample_at(p, num_samples=len(data), seed=spec.seed)] for p in positions]),
+        )
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), spec.optimizer.clip_norm or math.inf)
+        optimizer.step()
+        seen[step + 1] = loss.item()
+    return seen
+
+
+def _optimizer(spec, task, model):
+    o = spec.optimizer
+    if hasattr(task, "build_optimizer"):
+        return task.build_optimizer(model, o.model_dump())
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": o.weight_decay},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps)
 
 
 def whole_model(task, seed):

@@ -250,6 +250,8 @@ class GradientLog:
         self._others = {name: local_tensor(tensors[name]).clone() for name in items if name not in known}
         room = _COMMIT_ROOM_BYTES * 2 + sum(tensor.nbytes for tensor in self._others.values())
         logged = self._update.logged
+        if logged is not None and any(self._update.changed_settings()):
+            raise _Broken("the optimizer's settings change while it trains")
         if logged is None:
             return head_of([_settings(group) for group in optimizer.param_groups], rows, commit_room=room)
         logged = logged.model_copy(update={"counters": self._counter_types()})
@@ -288,6 +290,8 @@ class GradientLog:
         return tuple((key, tuple(float(state[one.own][key]) for one in self._parameters)) for key in keys)
 
     def _parts_to_send(self) -> list[memoryview]:
+        if self._update.logged is not None and any(self._update.changed_settings()):
+            raise _Broken("the optimizer's settings change while it trains")
         found = [(one, gradient) for one in self._parameters if (gradient := one.gradient()) is not None]
         self._present = [one for one, _ in found]
         gradients = [gradient for _, gradient in found]

@@ -86,7 +86,9 @@ def restore(generation: Generation, state: DoubleBufferedState, store: SnapshotS
         num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in read), 0
     state.update.drop_state(parameters_of(found.absent))
     extra = {**found.extra, "optimizer_values": _plain_values(found)}
-    step = apply_extra(extra, state.update, with_groups=is_own)
+    step, note = apply_extra(extra, state.update, is_own=is_own)
+    if note and generation.rank == 0:
+        generation.outbox.log_text(note)
     state.update.fill_tied_copies()
     state.settle()
     changed = change_since(extra.get("data"), generation.task.content_hash)

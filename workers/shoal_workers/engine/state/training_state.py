@@ -24,7 +24,6 @@ from shoal_workers.engine.state.recent_reports import Recent
 from shoal_workers.engine.step.loss_scale import Scaling
 from shoal_workers.engine.step.update import Update
 
-_NOT_SAVED = ("params", "lr", "initial_lr", "foreach", "fused")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -91,23 +90,18 @@ class Extra:
                 raise TypeError(
                     f"optimizer state {key!r} is {type(value).__name__}; only tensors and plain values can be saved."
                 )
-        groups = [
-            {key: value for key, value in group.items() if key not in _NOT_SAVED and isinstance(value, _PLAIN)}
-            for group in self._update.optimizer.param_groups
-        ]
-        extra = {"step": step, "seed": self._identity.seed, "optimizer_values": values, "param_groups": groups}
+        changed = self._update.changed_settings()
+        extra = {"step": step, "seed": self._identity.seed, "optimizer_values": values, "changed_settings": changed}
         if self._identity.content_hash:
             extra["data"] = self._identity.content_hash
         scale = self._scaling.to_json()
         return extra if scale is None else {**extra, "loss_scale": scale}
 
 
-def apply_extra(extra: dict[str, Any], update: Update, *, with_groups: bool = True) -> int:
-    """Restore the plain values after the tensors have been read. Returns the step. `with_groups`: also the optimizer's
-    settings, such as its betas."""
+def apply_extra(extra: dict[str, Any], update: Update, *, is_own: bool = True) -> tuple[int, str]:
+    """Restore the plain values after the tensors have been read. Returns the step, and what people should know of the
+    optimizer's settings. `is_own`: the state is of this job, not of the one that it goes on from."""
     update.restore_plain_values(extra.get("optimizer_values", {}))
-    if not with_groups:
-        return int(extra["step"])
-    for group, saved in zip(update.optimizer.param_groups, extra.get("param_groups", ()), strict=False):
-        group.update(saved)
-    return int(extra["step"])
+    if "changed_settings" in extra or not is_own:
+        return int(extra["step"]), update.restore_settings(extra.get("changed_settings", [{}] * update.num_groups))
+    return int(extra["step"]), update.restore_old_settings(extra.get("param_groups", ()))

@@ -23,6 +23,7 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.cutting import local, shard_like
 from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
 from shoal_workers.engine.step.elementwise import is_held, why_not_elementwise
+from shoal_workers.engine.step.group_settings import changes, differing, plain_settings, restored
 from shoal_workers.engine.step.optimizer import adamw
 from shoal_workers.engine.task.task import LoadedTask
 from shoal_workers.snapshot_store.log.optimizers import describe, rebuild, settings_of_groups
@@ -60,6 +61,7 @@ class Update:
         self._tied_copies = list(assembly.tied_copies())
         for group in optimizer.param_groups:  # the schedule scales each group's own peak rate
             group["initial_lr"] = group["lr"]
+        self._built = [plain_settings(group) for group in optimizer.param_groups]
 
     def step(self, lr_factor: float) -> None:
         """One update with the gradients of the model's parameters, which are dropped afterwards."""
@@ -73,6 +75,44 @@ class Update:
         self.optimizer.zero_grad(set_to_none=True)
         for _, parameter in self._local_parameters:
             parameter.grad = None
+
+    @property
+    def num_groups(self) -> int:
+        return len(self._built)
+
+    def changed_settings(self) -> list[dict[str, list[Any]]]:
+        """By parameter group: the settings that have changed since the optimizer was built, see `group_settings`."""
+        groups = self.optimizer.param_groups
+        return [changes(built, plain_settings(group)) for built, group in zip(self._built, groups, strict=False)]
+
+    def restore_settings(self, changed: Sequence[Mapping[str, Sequence[Any]]]) -> str:
+        """After a restore from a run that had these `changed_settings`. Returns what cannot be restored, for people."""
+        if len(changed) != len(self._built):
+            self._set_settings(self._built)
+            lost = ", ".join(sorted({name for group in changed for name in group}))
+            numbers = f"{len(changed)} parameter groups before, {len(self._built)} now"
+            return f"the optimizer has {numbers}: what the run itself had changed in them ({lost}) is lost" * bool(lost)
+        self._set_settings([restored(built, own) for built, own in zip(self._built, changed, strict=True)])
+        return ""
+
+    def restore_old_settings(self, saved: Sequence[Mapping[str, Any]]) -> str:
+        """The same for what earlier versions have saved: all settings, whether the run had changed them or not. Of the
+        built-in AdamW, which no code can change, they are not needed. Returns what acts, for people."""
+        if self.is_built_in:
+            self._set_settings(self._built)
+            return ""
+        pairs = list(zip(self._built, saved, strict=False))
+        self._set_settings([{**built, **own} for built, own in pairs])
+        names = ", ".join(sorted({name for built, own in pairs for name in differing(built, own)}))
+        return f"the optimizer keeps {names} of the checkpoint, which an earlier version has written" * bool(names)
+
+    def _set_settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
+        for group, values in zip(self.optimizer.param_groups, settings, strict=False):
+            for key in plain_settings(group).keys() - values.keys():
+                del group[key]  # a later step had added it
+            for key, value in values.items():
+                kind = type(group.get(key)) if isinstance(value, list) else None
+                group[key] = value if kind is None else tuple(value) if kind is tuple else list(value)
 
     @property
     def double_buffered(self) -> DoubleBufferedAdamW | None:
