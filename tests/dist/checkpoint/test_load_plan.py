@@ -138,3 +138,32 @@ def test_a_tensor_that_no_part_has_is_refused_after_all_parts_were_opened() -> N
     indexes = [_index(0, _item(0, 6)), _index(1), _index(2)]
     with pytest.raises(StateMismatch, match="it has no other"):
         plan_needed({"other": torch.zeros(2)}, 3, lambda ranks: [indexes[rank] for rank in ranks], directory="d")
+
+
+def _state_index(*names: str) -> ShardIndex:
+    return _index(0, *(_item(0, 6, fqn=name) for name in names))
+
+
+@pytest.mark.parametrize(
+    ("saved", "absent"),
+    [
+        (("model.w", "optim.w.average", "optim.w.step"), set()),
+        (("model.w",), {"optim.w.average", "optim.w.step"}),
+        (("model.w", "optim.w.other.average"), {"optim.w.average", "optim.w.step"}),
+    ],
+)
+def test_optional_tensors_may_be_absent_a_whole_group_at_a_time(saved: tuple[str, ...], absent: set[str]) -> None:
+    state = {name: torch.zeros(6, 2) for name in ("model.w", "optim.w.average", "optim.w.step")}
+    optional = {name: "model.w" for name in state if name.startswith("optim.")}
+    plan = plan_needed(state, 1, lambda ranks: [_state_index(*saved)], directory="d", optional=optional)
+    assert plan.absent == absent
+    assert {read.item.fqn for read in plan.reads} == state.keys() - absent
+
+
+@pytest.mark.parametrize("saved", ["optim.w.step", "optim.w.momentum"])
+def test_the_state_of_another_optimizer_is_refused(saved: str) -> None:
+    state = {name: torch.zeros(6, 2) for name in ("model.w", "optim.w.average", "optim.w.step")}
+    optional = {name: "model.w" for name in state if name.startswith("optim.")}
+    index = _state_index("model.w", saved)
+    with pytest.raises(StateMismatch, match=r"it has no optim\.w\.average"):
+        plan_needed(state, 1, lambda ranks: [index], directory="d", optional=optional)

@@ -66,6 +66,22 @@ def test_every_logged_step_is_replayed_bit_for_bit(nodes: Any, pair: Any, is_bf1
     assert not partner.log.failure
 
 
+@pytest.mark.parametrize("is_bf16", [False, True])
+def test_zeros_of_a_parameter_that_no_rank_has_used_update_nothing(nodes: Any, pair: Any, is_bf16: bool) -> None:
+    """No weight decay, no decay of its moments, no step of its counter; the parameters behind it get their own."""
+    partner, buddy = pair
+    partner.open(nodes.server(buddy))
+    before = {name: value.clone() for name, value in partner.state().items() if ".up.weight" in name}
+    assert len(before) == 4
+    for _ in range(3):
+        partner.step(is_bf16=is_bf16, unused=("up.weight", "odd"))
+    _assert_same({name: partner.states[4][name] for name in before}, before)
+    partner.step(is_bf16=is_bf16)
+    partner.wait()
+    for step in (4, 5):
+        _assert_same(_load(nodes.start("c"), nodes.server(buddy), partner, step), partner.states[step])
+
+
 def test_a_step_without_its_commit_is_not_listed(nodes: Any, pair: Any) -> None:
     partner, buddy = pair
     partner.open(nodes.server(buddy))

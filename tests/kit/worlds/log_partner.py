@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -92,20 +93,26 @@ class LogPartner:
             assert time.monotonic() < deadline
             threading.Event().wait(0.001)
 
-    def append(self, *, is_bf16: bool = False) -> None:
-        """The gradients of the next step, and the first half of its entry."""
+    def append(self, *, is_bf16: bool = False, unused: Collection[str] = ()) -> None:
+        """The gradients of the next step, and the first half of its entry. `unused`: parameters that turn out to be
+        used by no rank once zeros have been sent for them."""
         assert self.log is not None
         generator = torch.Generator().manual_seed(1000 * self.stamp.rank + self.number)
         for name, parameter in self.parameters.items():
             gradient = torch.randn(parameter.shape, generator=generator) * self.scale
             gradient = gradient.bfloat16().float() if is_bf16 else gradient
             parameter.grad = None if name == "idle" and self.number % 3 else gradient
+            if name in unused:
+                parameter.grad = torch.zeros_like(parameter)
         self._is_bf16 = is_bf16
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         if is_bf16:
             gradients = [gradient.bfloat16() for gradient in gradients]
         self.log.append(self.number + 1, [g.reshape(-1).view(torch.uint8).numpy().data for g in gradients])
         self.log.wait(nothing, patience_s=60.0)
+        self._unused = [number for number, name in enumerate(self.parameters) if name in unused]
+        for name in unused:
+            self.parameters[name].grad = None
 
     def skip(self) -> None:
         """The vote refuses the step."""
@@ -131,6 +138,7 @@ class LogPartner:
             clip=clip,
             lrs=tuple(group["lr"] for group in self.optimizer.param_groups),
             counts=tuple(counts),
+            unused=tuple(self._unused),
             changed=(("model.running", self.running.nbytes),),
             extra_bytes=len(extra),
         )
@@ -143,8 +151,8 @@ class LogPartner:
         self.previous = self.number
         self.states[self.number] = {name: tensor.clone() for name, tensor in self.state().items()}
 
-    def step(self, *, is_bf16: bool = False) -> None:
-        self.append(is_bf16=is_bf16)
+    def step(self, *, is_bf16: bool = False, unused: Collection[str] = ()) -> None:
+        self.append(is_bf16=is_bf16, unused=unused)
         self.commit()
 
     def wait(self) -> None:

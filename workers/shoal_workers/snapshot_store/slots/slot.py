@@ -151,8 +151,8 @@ class SlotFile:
             raise _as_memory_full(error, self.path, num_bytes) from None
         self.capacity_bytes = num_bytes
         old_words.release()
-        with suppress(BufferError):  # a tensor over it still exists; the last one unmaps it
-            old_map.close()
+        # Not closed: tensors refer to the old map without exporting its buffer, so that would unmap it under them.
+        del old_map
 
     def begin(self) -> None:
         """From here until `finish`, readers do not accept its content as a part."""

@@ -9,7 +9,7 @@ from math import prod
 
 import pytest
 
-from shoal_workers.checkpoint.loading.needed_parts import Box, NeededParts, Numbers, Wanted
+from shoal_workers.checkpoint.loading.needed_parts import Box, Follower, NeededParts, Numbers, Wanted
 
 _SHAPES: dict[str, Numbers] = {
     "embed": (1000, 48),
@@ -185,3 +185,31 @@ def test_only_part_0_is_opened_for_nothing() -> None:
 
 def test_every_part_is_opened_for_a_tensor_that_none_has() -> None:
     assert _open({"other": Wanted((4,), ())}, _parts(1, 48, 1)) == set(range(48))
+
+
+def test_tensors_that_the_source_lacks_open_no_part_beside_those_of_their_owner() -> None:
+    """A parameter without optimizer state, of the second of two stages with eight shards each: of 16 parts, one."""
+    half = (8, 4)
+    parts: list[Part] = [
+        [(f"model.{'ab'[stage]}", (4 * shard, 0), (4, 4)) for _ in range(1)] for stage in range(2) for shard in range(8)
+    ]
+    own = Wanted((32, 4), (((0, 0), half),))
+    wanted = {"model.b": own, "optim.b.exp_avg": own, "optim.b.step": Wanted((), (((), ()),))}
+    followers = {
+        "optim.b.exp_avg": Follower("optim.b", "model.b"),
+        "optim.b.step": Follower("optim.b", None),
+    }
+    needed, opened = NeededParts(wanted, len(parts), followers), list[int]()
+    while chosen := needed.take():
+        for part in chosen:
+            opened.append(part)
+            needed.opened(part, parts[part])
+    assert {8, 9} <= set(opened) and len(opened) <= 6
+
+
+def test_a_part_that_has_another_tensor_of_the_group_does_not_show_that_the_group_is_lacking() -> None:
+    box = Wanted((4,), (((0,), (4,)),))
+    needed = NeededParts({"model.b": box, "optim.b.x": box}, 2, {"optim.b.x": Follower("optim.b", "model.b")})
+    assert needed.take() == [0]
+    needed.opened(0, [("model.b", (0,), (4,)), ("optim.b.step", (), ())])
+    assert needed.take() == [1]

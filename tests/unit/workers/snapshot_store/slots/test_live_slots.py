@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from shoal_workers.checkpoint.index import ShardIndex
 from shoal_workers.checkpoint.save_plan import SavePlan, plan_save
 from shoal_workers.snapshot_store.slots.live_slots import LiveSlot, LiveSlots
 from shoal_workers.snapshot_store.slots.shape import with_rooms
@@ -180,3 +181,46 @@ def test_what_was_restored_stays_in_a_third_slot_if_it_may_be_needed_and_the_thi
         slots.drop_older(generation + 1)
         assert _found(tmp_path) == [(generation + 1, 10 * generation), (generation + 1, 10 * (generation + 1))]
         assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_part_has_only_the_items_that_its_slot_holds(slots: LiveSlots) -> None:
+    first, second = _pair(slots)
+    assert first.held == {"a", "b"}
+    first.hold(frozenset({"b", "unknown"}))
+    assert first.finish(Stamp(1, 0, 1, 1), b"{}") and first.held == {"b"}
+    assert [item.fqn for item in _index(first).items] == ["b"]
+    first.hold(frozenset({"a", "b"}))
+    assert [item.fqn for item in _index(first).items] == ["b"], "the complete part stays as it is"
+    assert first.finish(Stamp(1, 0, 1, 3), b"{}")
+    assert [item.fqn for item in _index(first).items] == ["a", "b"]
+    assert second.held == {"a", "b"}
+
+
+def test_a_slot_gets_another_layout_while_the_other_one_stays_complete(slots: LiveSlots) -> None:
+    first, second = _pair(slots)
+    first.view("a").copy_(STATE["a"])
+    assert first.finish(Stamp(1, 0, 1, 4), b"{}")
+    more = {**STATE, "c": torch.full((3000,), 2.5)}
+    plan = plan_save(more, owns_replicated=True)
+    anew = slots.make_anew(second, plan, extra_bytes=0)
+    for name, value in more.items():
+        anew.view(name).copy_(value)
+    assert first.is_of(1, 4) and [item.fqn for item in _index(first).items] == ["a", "b"]
+    assert torch.equal(first.view("a"), STATE["a"])
+    assert anew.finish(Stamp(1, 0, 1, 5), b"{}")
+    assert [item.fqn for item in _index(anew).items] == ["a", "b", "c"]
+    other = slots.make_second(keep_restored=True)
+    assert other.file is first.file and other.held == {"a", "b", "c"}
+    other.view("c").copy_(more["c"])
+    assert anew.is_of(1, 5)
+
+
+def _index(slot: LiveSlot) -> ShardIndex:
+    """As a reader reads it."""
+    fd = os.open(slot.file.path, os.O_RDONLY)
+    try:
+        header = read_header(fd)
+        assert header is not None
+        return ShardIndex.from_json(os.pread(fd, header.index_bytes, header.index_offset))
+    finally:
+        os.close(fd)
