@@ -167,3 +167,12 @@ def test_the_state_of_another_optimizer_is_refused(saved: str) -> None:
     index = _state_index("model.w", saved)
     with pytest.raises(StateMismatch, match=r"it has no optim\.w\.average"):
         plan_needed(state, 1, lambda ranks: [index], directory="d", optional=optional)
+
+
+def test_the_plain_values_of_every_part_that_was_opened_are_known() -> None:
+    """Those of a pipeline's second stage are in no part of the first."""
+    parts = [_index(0, _item(0, 6)), _index(1, _item(0, 6, fqn="v"))]
+    indexes = [part.model_copy(update={"extra": {"of": rank}}) for rank, part in enumerate(parts)]
+    state = {"v": torch.zeros(6, 2)}
+    plan = plan_needed(state, 2, lambda ranks: [indexes[rank] for rank in ranks], directory="d")
+    assert (plan.extra, plan.other_extras) == ({"of": 0}, ({"of": 1},))

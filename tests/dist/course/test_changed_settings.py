@@ -76,6 +76,27 @@ def test_a_changed_setting_of_a_tasks_optimizer_acts(
     _assert_acts(make_job, _spec(task, STEPS, before, {}), _spec(task, STEPS, after, {}))
 
 
+def test_new_code_that_takes_over_from_memory_has_its_own_settings(make_job: Any) -> None:
+    """As after `shoal update --code`: workers with other code read the snapshot of those before."""
+    before = _spec("tuned_tasks:Tuned", STEPS, SGD, {})
+    after = _spec("tuned_tasks:Tuned", STEPS, {**SGD, "options": {"momentum": 0.5, "nesterov": True}}, {})
+    job = make_job("job", memory=True, **before, snapshot={"budget": 1.0})
+    (old,) = job.workers(1)
+    old.strike("forward", SWITCH, "hold")
+    generation = job.start([old], restore_from=None)
+    old.reached()
+    old.call("interrupt", generation)
+    old.call("go")
+    source = job.in_memory([old.exit()], [old])
+    assert source.step == SWITCH
+    job.spec = after
+    (new,) = job.workers(1)
+    (end,) = job.run([new], restore_snapshot=source, restore_from=None)
+    assert end.kind is ExitKind.FINISHED, end.error
+    switched = plain_reference.switched_losses(before, after, SWITCH, STEPS)
+    assert job.losses([new]) == pytest.approx({s: switched[s] for s in range(SWITCH + 1, STEPS + 1)}, abs=1e-5)
+
+
 def test_a_setting_that_needs_another_state_is_refused_by_name(make_job: Any) -> None:
     after = {**ADAMW, "options": {"amsgrad": True}}
     _train(make_job, "job", _spec("tuned_tasks:Tuned", SWITCH, ADAMW, {}))

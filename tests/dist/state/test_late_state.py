@@ -83,6 +83,29 @@ def test_a_killed_worker_is_replaced_before_and_after_the_state_appears(
     assert_same_bits(undisturbed(task, 2), state)
 
 
+@pytest.mark.parametrize("step", [4, 7])
+def test_only_some_ranks_use_the_late_head(make_job: Any, reference: Any, step: int) -> None:
+    """Before the vote the spare head has zeros for a gradient, and the buddy has got them: it is never updated."""
+    spec = _spec("Late", data={"late": LATE, "partly": True})
+    job = make_job(memory=True, **spec)
+    here, there = job.workers(1, "n1"), job.workers(1, "n2")
+    group = [*here, *there]
+    for worker in group:
+        worker.strike("forward", step, "hold")
+    generation = job.start(group, buddy_of=lambda rank: group[1 - rank])
+    for worker in group:
+        worker.reached()
+    there[0].kill()
+    assert there[0].died()
+    here[0].call("interrupt", generation)
+    here[0].call("go")
+    source = job.in_memory([here[0].exit()], here)
+    assert source.step <= step if step > 6 else source.step == step
+    state = _finish(job, here, restore_snapshot=source)
+    assert not [name for name in state if name.startswith("optim.spare.")]
+    assert job.losses(here) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
+
+
 @pytest.mark.parametrize("task", ["Late", "LateMomentum"])
 def test_a_survivor_that_is_ahead_loses_the_state_that_had_appeared(make_job: Any, undisturbed: Any, task: str) -> None:
     """One rank dies before the update in which the state appears, and the other has made it."""

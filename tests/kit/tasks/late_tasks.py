@@ -43,7 +43,8 @@ class Samples(torch.utils.data.Dataset):
 
 
 class Late:
-    """`data.late`: the steps, counted from 0, whose samples use the late head."""
+    """`data.late`: the steps, counted from 0, whose samples use the late head. `data.partly`: of the micro-batches of
+    such a step, those that begin with an even label."""
 
     def __init__(self, model, data, seed):
         self.model, self.data, self.seed = model, data, seed
@@ -55,7 +56,8 @@ class Late:
         return Samples(self.seed)
 
     def loss(self, model, batch):
-        is_late = int(batch[0, 0]) in self.data["late"]
+        step, label = int(batch[0, 0]), int(batch[0, 1])
+        is_late = step in self.data["late"] and not (self.data.get("partly") and label % 2)
         return F.cross_entropy(model(batch[:, 2:], is_late), batch[:, 1].long())
 
 
