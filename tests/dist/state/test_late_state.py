@@ -83,6 +83,15 @@ def test_a_killed_worker_is_replaced_before_and_after_the_state_appears(
     assert_same_bits(undisturbed(task, 2), state)
 
 
+def test_state_from_the_beginning_stays_that_of_every_parameter(make_job: Any, undisturbed: Any) -> None:
+    job = make_job(memory=True, **_spec("LateAdagrad"))
+    *group, spare = job.workers(3)
+    source = _kill_one(job, group, "backward", 4)
+    state = _finish(job, [group[0], spare], restore_snapshot=source)
+    assert "optim.spare.weight.sum" in state
+    assert_same_bits(undisturbed("LateAdagrad", 2), state)
+
+
 @pytest.mark.parametrize("step", [4, 7])
 def test_only_some_ranks_use_the_late_head(make_job: Any, reference: Any, step: int) -> None:
     """Before the vote the spare head has zeros for a gradient, and the buddy has got them: it is never updated."""

@@ -62,6 +62,10 @@ class Late:
 
 
 class LateOwnAdamW(Late):
+    """Its optimizer is the one that it has built, over DTensors."""
+
+    elementwise_optimizer = False
+
     def build_optimizer(self, model, settings):
         return torch.optim.AdamW(model.parameters(), lr=settings["lr"], weight_decay=0.1)
 
@@ -73,6 +77,13 @@ class LateMomentum(Late):
 
     def build_optimizer(self, model, settings):
         return torch.optim.SGD(model.parameters(), lr=settings["lr"], momentum=0.9, weight_decay=0.1)
+
+
+class LateAdagrad(Late):
+    """Its optimizer has the state of every parameter from the beginning."""
+
+    def build_optimizer(self, model, settings):
+        return torch.optim.Adagrad(model.parameters(), lr=settings["lr"])
 
 
 class LateRule(Late):

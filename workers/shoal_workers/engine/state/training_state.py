@@ -41,7 +41,11 @@ def tensors_of(assembly: Assembly, update: Update) -> dict[str, Tensor]:
 def may_be_absent(update: Update) -> dict[str, str]:
     """Names of the tensors that a source may lack, each with its parameter's: a parameter has no optimizer state before
     its first gradient."""
-    return {f"optim.{name}.{key}": f"model.{name}" for name, key, entry in update.state() if isinstance(entry, Tensor)}
+    return {
+        f"optim.{name}.{key}": f"model.{name}"
+        for name, key, entry in update.state()
+        if isinstance(entry, Tensor) and update.may_lack_state(name)
+    }
 
 
 def parameters_of(names: Iterable[str]) -> set[str]:

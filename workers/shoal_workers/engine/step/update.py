@@ -62,6 +62,13 @@ class Update:
         for group in optimizer.param_groups:  # the schedule scales each group's own peak rate
             group["initial_lr"] = group["lr"]
         self._built = [plain_settings(group) for group in optimizer.param_groups]
+        self._stateful = {
+            self._owners[id(parameter)][0]
+            for parameter, state in optimizer.state.items()
+            if state and id(parameter) in self._owners
+        }
+        """Names of the parameters whose state the optimizer's constructor makes, as Adagrad's does. It makes none
+        later."""
 
     def step(self, lr_factor: float) -> None:
         """One update with the gradients of the model's parameters, which are dropped afterwards."""
@@ -190,6 +197,10 @@ class Update:
         for parameter in list(self.optimizer.state):
             if id(parameter) in self._owners and self._owners[id(parameter)][0] in names:
                 del self.optimizer.state[parameter]
+
+    def may_lack_state(self, name: str) -> bool:
+        """Whether a parameter can be without optimizer state; else a source must have its state."""
+        return name not in self._stateful
 
     def state(self) -> Iterator[tuple[str, str, object]]:
         """(parameter's name, key, value) of all of the optimizer's state; shards as DTensors of global shape."""
