@@ -65,8 +65,11 @@ def train(spec_data, steps):
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     seen = {}
+    moving = getattr(task, "moving", ())
     for step in range(steps):
         optimizer.zero_grad()
+        before = {name: one.clone() for name, one in model.named_buffers() if name in moving}
+        changes = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in before.items()}
         forget_load(model)
         total, metrics = 0.0, {}
         for index in range(spec.batch.num_micro_batches):
@@ -83,6 +86,7 @@ def train(spec_data, steps):
                 loss, values = _split(task.loss(model, collate(samples)))
             loss = loss / spec.batch.num_micro_batches
             loss.backward()
+            _take_changes(model, before, changes, spec.batch.num_micro_batches)
             total += loss.item()
             for name, value in values.items():
                 metrics[name] = metrics.get(name, 0.0) + float(value) / spec.batch.num_micro_batches
@@ -91,6 +95,7 @@ def train(spec_data, steps):
         optimizer.step()
         balance_experts(model, lambda load: load)
         scheduler.step()
+        _apply_changes(model, before, changes)
         seen[step + 1] = (total, float(norm), lr, metrics)
     return seen, spec, task, model
 
@@ -131,6 +136,22 @@ def _optimizer(spec, task, model):
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps)
+
+
+def _take_changes(model, before, changes, num_micro_batches):
+    """Of a micro-batch, and put the step's buffers back."""
+    for name, buffer in model.named_buffers():
+        if name in before:
+            change = buffer.double() - before[name].double()
+            changes[name] += change / num_micro_batches if buffer.is_floating_point() else change
+            buffer.copy_(before[name])
+
+
+def _apply_changes(model, before, changes):
+    for name, buffer in model.named_buffers():
+        if name in before:
+            value = before[name].double() + changes[name]
+            buffer.copy_(value != 0 if buffer.dtype is torch.bool else value)
 
 
 def whole_model(task, seed):

@@ -241,6 +241,10 @@ class Trainer:
         verdict = hold_vote(ballot, generation.rank, generation.layout.world_size)
         generation.collectives.end_step()
         generation.check()
+        if verdict.requests.agrees_on_buffers:  # on all ranks, and nothing has been changed
+            self._gradients.agree_on_buffers()
+            self._snapshots.log.abort()
+            return self._step()
         # A loss that is not finite is not the scale's fault: the loss is multiplied by it only afterwards, in fp32.
         scaled = self._scaling.update(is_finite=verdict.is_finite) if math.isfinite(verdict.loss) else None
         if not verdict.is_finite:
@@ -290,6 +294,7 @@ class Trainer:
             replicates=snapshots and self._snapshots.is_sending_due(step),
             is_sending=self._snapshots.is_sending,
             lacks_memory=self._snapshots.lacks_memory,
+            agrees_on_buffers=self._gradients.meets_new_buffers,
         )
 
     def _refuse_or_skip(self, step: int, verdict: Verdict) -> None:

@@ -1,4 +1,6 @@
-"""Whether all ranks have the same text, and which. Called once in a generation for the names of a task's metrics.
+"""Whether all ranks have the same text, and which; or the text of each (`gather_texts`, two all-gathers).
+
+Called once in a generation for the names of a task's metrics, and for those of the buffers that a forward pass changes.
 
 1 all-reduce of three numbers      the smallest and the largest digest, and the first rank that has a text
 1 broadcast, if needed             its text; the ranks without one (stages of a pipeline) learn it there
@@ -49,6 +51,23 @@ def agree(text: str | None, *, max_bytes: int, device: torch.device) -> Agreemen
         found[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8, device=device)
     dist.broadcast(found, first)
     return Agreement(bytes(found.tolist()).rstrip(b"\0").decode(), first, is_common=is_common)
+
+
+def gather_texts(text: str, device: torch.device) -> list[str]:
+    """All ranks: the text of each. One collective if all are empty, else two."""
+    encoded = text.encode()
+    world_size = dist.get_world_size()
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world_size)]
+    dist.all_gather(lengths, torch.tensor([len(encoded)], dtype=torch.int64, device=device))
+    sizes = [int(length) for length in lengths]
+    if not any(sizes):
+        return [""] * world_size
+    own = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
+    if encoded:
+        own[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8).to(device)
+    found = [torch.zeros_like(own) for _ in range(world_size)]
+    dist.all_gather(found, own)
+    return [bytes(one[:size].tolist()).decode() for one, size in zip(found, sizes, strict=True)]
 
 
 def _digest(text: str) -> int:

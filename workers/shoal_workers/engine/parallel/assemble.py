@@ -36,6 +36,7 @@ from shoal_workers.engine.parallel.stages import Stage, all_stages, split_into_s
 from shoal_workers.engine.parallel.tensor import apply_tensor
 from shoal_workers.engine.parallel.tensor_rules import checked_plan
 from shoal_workers.engine.parallel.ties import find_ties, refuse_mixed_cuts, stages_with
+from shoal_workers.tasks.router import Router
 
 
 def assemble(
@@ -59,6 +60,7 @@ def assemble(
     ties = find_ties(model, plan)
     refuse_mixed_cuts(model, plan, ties, tp=layout.tp, ep=layout.ep)
     stages, shared = [Stage(0, model)], {}
+    has_buffers = any(not isinstance(one, Router) and any(True for _ in one.buffers(False)) for one in model.modules())
     if layout.pp > 1:
         shared = stages_with(all_stages(model, plan, layout), ties)
         stages = split_into_stages(model, plan, layout, layout.pipeline_rank(meshes.rank))
@@ -83,6 +85,7 @@ def assemble(
         shared=shared,
         partial=owners,
         orders=tuple(orders),
+        has_buffers=has_buffers,
     )
 
 

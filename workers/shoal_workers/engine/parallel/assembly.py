@@ -51,6 +51,9 @@ class Assembly:
     orders: tuple[CollectiveOrder, ...] = ()
     """Of each part's collectives over the data axes."""
 
+    has_buffers: bool = False
+    """Of the whole model, on any rank; those of routers are not counted."""
+
     @property
     def module(self) -> nn.Module:
         """All parts as one module."""

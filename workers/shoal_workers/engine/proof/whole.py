@@ -33,13 +33,17 @@ def run_whole(model: nn.Module, task: LoadedTask, spec: JobSpec, batches: Batche
 
     Each begins with the buffers of the step's begin, as in training."""
     num = spec.batch.num_micro_batches
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = [
+        (module, key, buffer.clone())
+        for module in model.modules()
+        for key, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     loss, metrics = 0.0, dict[str, float]()
     forget_load(model)
     for index in range(num) if only is None else [only]:
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+        for module, key, value in buffers:  # a forward pass may also have put another tensor there
+            module._buffers[key] = value.clone()
         share_of_step(model, 1 / num)
         seed_everything(randomness_seed(spec.seed, 0, index))
         returned = task.evaluate(model, batches.training(spec, 0, index))

@@ -2,6 +2,7 @@
 
     passes              forward and backward of this rank's micro-batches, one after the other or through a pipeline
     partial gradients   are summed over the ranks that each have a part of the sum
+    buffers             what forward passes change in them is added up (buffers.py)
     afterwards          `grad` of every parameter is this rank's shard of the gradient of the mean loss, times the loss
                         scale
 
@@ -23,6 +24,7 @@ from shoal_workers.engine.deterministic.exact_gradients import ExactGradients, E
 from shoal_workers.engine.deterministic.integer_sum import sums_over_ranks
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.batches import Batches
+from shoal_workers.engine.step.buffers import StepBuffers
 from shoal_workers.engine.step.clip import Gradients
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.partial_gradients import PartialGradients
@@ -62,10 +64,11 @@ class GradientPass:
             (model,) = assembly.parts
             self._exact = ExactGradients(model, generation.spec.batch.num_micro_batches)
         self._exact_sums: ExactSums | None = None
+        self._buffers = buffers = StepBuffers(generation, assembly)
         self.passes: Passes = (
-            LocalPasses(generation, assembly, self._exact)
+            LocalPasses(generation, assembly, self._exact, buffers)
             if generation.layout.pp == 1
-            else PipelinePasses(generation, assembly, calls)
+            else PipelinePasses(generation, assembly, calls, buffers)
         )
         self._partial_gradients = PartialGradients(assembly, generation.meshes)
         self._copies = assembly.copies()
@@ -80,10 +83,12 @@ class GradientPass:
         """
         for part in self._assembly.parts:
             forget_load(part)
+        self._buffers.begin()
         if self._exact is None:
             shares = self.passes.shares(step, self._batches, scale)
             self._partial_gradients.add_up()
             self._sum_load()
+            self._buffers.add_up()
             self._agree(shares)
             self._metric_sums = self._metrics.sums(shares)
             return torch.stack([share.loss for share in shares]).sum() if shares else self._zero()
@@ -91,9 +96,11 @@ class GradientPass:
         shares = []
         while self._exact_sums is None:
             self._exact.begin()
+            self._buffers.begin()
             shares = self.passes.shares(step, self._batches, scale)
             self._exact_sums = self._exact.reduce([share.loss for share in shares])
         self._sum_load()
+        self._buffers.add_up()
         self._agree(shares)
         if self._metrics.names:
             totals = sums_over_ranks(self._metrics.columns(shares))
@@ -165,6 +172,20 @@ class GradientPass:
         """Called right before the optimizer's step: what a step changes in the model beside its parameters."""
         for part in self._assembly.parts:
             move_biases(part)
+        self._buffers.apply()
+
+    @property
+    def meets_new_buffers(self) -> bool:
+        """For the ballot: in the last `run` a buffer has changed on this rank that the ranks do not exchange yet. Then
+        all call `agree_on_buffers`, and run the step again."""
+        return self._buffers.has_met_others
+
+    def agree_on_buffers(self) -> None:
+        """A collective. Afterwards no parameter has a gradient."""
+        self._buffers.agree()
+        self._generation.check()
+        for parameter in self._assembly.parameters():
+            parameter.grad = None
 
     def _agree(self, shares: Sequence[Share]) -> None:
         with self._generation.user_code:

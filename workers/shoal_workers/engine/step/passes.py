@@ -24,6 +24,7 @@ from shoal_workers.engine.parallel.collective_order import CollectiveOrder, Orde
 from shoal_workers.engine.parallel.cutting import local
 from shoal_workers.engine.parallel.sharding import reduces_once
 from shoal_workers.engine.step.batches import Batches
+from shoal_workers.engine.step.buffers import StepBuffers
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.task.metrics import Share
 from shoal_workers.engine.task.randomness import seed_everything
@@ -55,9 +56,12 @@ class Passes(Protocol):
 class LocalPasses:
     """Passes of ranks that have all blocks of the model."""
 
-    def __init__(self, generation: Generation, assembly: Assembly, exact: ExactGradients | None) -> None:
+    def __init__(
+        self, generation: Generation, assembly: Assembly, exact: ExactGradients | None, buffers: StepBuffers
+    ) -> None:
         self._generation = generation
         self._exact = exact
+        self._buffers = buffers
         self._user_code = generation.user_code
         self._own = generation.own_micro_batches()
         (self._model,) = assembly.parts
@@ -98,6 +102,7 @@ class LocalPasses:
     def _keep_whole(self) -> None:
         self._order.keep_whole()
         self._order.begin_step()
+        self._buffers.begin()
         if self._exact is not None:
             self._exact.begin()
         if self._generation.rank == 0:
@@ -118,7 +123,7 @@ class LocalPasses:
 
     def _forward_only(self, batch: Any) -> Share:
         generation = self._generation
-        with torch.no_grad(), generation.split_loss(), self._user_code:
+        with torch.no_grad(), generation.split_loss(), self._user_code, self._buffers.unchanged():
             return share_of(generation, generation.task.evaluate(self._model, generation.own_tokens(batch)))
 
     def _prepare_backward(self, *, is_last: bool) -> None:
@@ -142,11 +147,13 @@ class LocalPasses:
         with self._user_code, generation.split_loss():
             seed_everything(randomness_seed(generation.spec.seed, step, micro_batch.index))
             batch = generation.own_tokens(batches.training(generation.spec, step, micro_batch.index))
-            returned = generation.task.evaluate(self._model, batch)
+            with self._buffers.forward(micro_batch):
+                returned = generation.task.evaluate(self._model, batch)
             refuse_written(self._order)
             share = share_of(generation, returned, weight)
             generation.position.enter(Phase.BACKWARD)
-            torch.autograd.backward(returned.loss * weight * (scale / generation.num_token_ranks))
+            with self._buffers.backward():
+                torch.autograd.backward(returned.loss * weight * (scale / generation.num_token_ranks))
         return share
 
 

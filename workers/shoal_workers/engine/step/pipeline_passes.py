@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.stages import Stage, owner_of
 from shoal_workers.engine.parallel.tensor_rules import cuts_sequence
 from shoal_workers.engine.step.batches import Batches
+from shoal_workers.engine.step.buffers import StepBuffers
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.passes import refuse_written, share_of
 from shoal_workers.engine.task.metrics import Share
@@ -58,9 +60,10 @@ logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRI
 class PipelinePasses:
     """The passes of one generation. `calls` must have been made from the whole model."""
 
-    def __init__(self, generation: Generation, assembly: Assembly, calls: ModelCalls) -> None:
+    def __init__(self, generation: Generation, assembly: Assembly, calls: ModelCalls, buffers: StepBuffers) -> None:
         assert generation.meshes.pp is not None
         self._generation = generation
+        self._buffers = buffers
         self._assembly = assembly
         self._calls = calls
         self._user_code = generation.user_code
@@ -102,7 +105,7 @@ class PipelinePasses:
     def forward_only(self, batch: Any) -> Share:
         generation, assembly = self._generation, self._assembly
         parts = dict(zip(assembly.stages, assembly.parts, strict=True))
-        with torch.no_grad(), self._user_code, generation.split_loss():
+        with torch.no_grad(), self._user_code, generation.split_loss(), self._buffers.unchanged():
             own = generation.own_tokens(batch)
             call = self._calls.catch(own)
             hidden = call.first
@@ -133,14 +136,17 @@ class PipelinePasses:
         hidden = self._empty_hidden(call, device="meta").requires_grad_()
         examples = [call.first.to("meta") if index == 0 else hidden for index in assembly.stages]
         stages = self._stages = [
-            _Stage(self._generation, Stage(index, module), assembly.num_stages, (example, hidden), self._shares)
-            for index, module, example in zip(assembly.stages, assembly.parts, examples, strict=True)
+            _Stage(self._generation, Stage(index, module), assembly.num_stages, (example, hidden), self._feed(part))
+            for part, (index, module, example) in enumerate(zip(assembly.stages, assembly.parts, examples, strict=True))
         ]
         single, multiple = _SINGLE.get(layout.schedule), _MULTIPLE.get(layout.schedule)
         if single is not None:
             return single(stages[0], len(self._own), loss_fn=self._loss, scale_grads=False)
         assert multiple is not None
         return multiple(list(stages), len(self._own), loss_fn=self._loss, scale_grads=False)
+
+    def _feed(self, part: int) -> _Feed:
+        return _Feed(self._own, self._shares, self._buffers, part)
 
     def _empty_hidden(self, call: ModelCall, device: str | torch.device | None = None) -> Tensor:
         """A tensor of the shape and dtype that one stage hands to the next.
@@ -159,6 +165,18 @@ class PipelinePasses:
         return dist.get_global_rank(self._group, owner)
 
 
+@dataclass(frozen=True, slots=True)
+class _Feed:
+    """What a stage must know of the micro-batches that run through it."""
+
+    micro_batches: Sequence[MicroBatch]
+    shares: Sequence[float]
+    """Of the step, by micro-batch."""
+    buffers: StepBuffers
+    part: int
+    """The stage's index in the rank's assembly."""
+
+
 class _Stage(PipelineStage):
     """A pipeline stage that reports its phase, and that can be stopped between two micro-batches."""
 
@@ -168,9 +186,9 @@ class _Stage(PipelineStage):
         stage: Stage,
         num_stages: int,
         examples: tuple[Tensor, Tensor],
-        shares: Sequence[float],
+        feed: _Feed,
     ) -> None:
-        """`examples`: the stage's input and output, on the meta device; `shares`: of the step, by micro-batch."""
+        """`examples`: the stage's input and output, on the meta device."""
         assert generation.meshes.pp is not None
         recomputes = generation.layout.recompute is not Recompute.NONE
         super().__init__(
@@ -184,14 +202,16 @@ class _Stage(PipelineStage):
             dw_builder=_whole_backward if recomputes else None,
         )
         self._generation = generation
-        self._shares = shares
+        self._feed = feed
         self.has_backward = True
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self._generation.check()
         self._generation.position.enter(Phase.FORWARD)
-        share_of_step(self.submod, self._shares[fwd_chunk_id])
-        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        feed = self._feed
+        share_of_step(self.submod, feed.shares[fwd_chunk_id])
+        with feed.buffers.forward(feed.micro_batches[fwd_chunk_id], feed.part):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> Any:
         outputs, inputs = self.fwd_cache[fwd_chunk_id]
@@ -205,7 +225,12 @@ class _Stage(PipelineStage):
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         self._generation.position.enter(Phase.BACKWARD)
-        return super().backward_one_chunk(*args, **kwargs)
+        with self._feed.buffers.backward(self._feed.part):
+            return super().backward_one_chunk(*args, **kwargs)
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self._feed.buffers.backward(self._feed.part):
+            return super().backward_weight_one_chunk(*args, **kwargs)
 
 
 def _whole_backward() -> Callable[[], None]:

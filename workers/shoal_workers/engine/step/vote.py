@@ -46,6 +46,8 @@ class Requests:
     is_sending: bool = False
     lacks_memory: bool = False
     """No copies any more: a snapshot is whole only with the part of every rank."""
+    agrees_on_buffers: bool = False
+    """A forward pass has changed a buffer for the first time: the ranks agree on it, and repeat the step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,615 @@
+"""Buffers that a forward pass changes (BatchNorm's statistics, moving averages, counters): one rule at every size.
+
+    step's buffers B    | micro-batch 0: B -> V0 | micro-batch 1: B -> V1 | ... |  vote  |  B' on every rank alike
+
+    floating point      B' = B + sum of weight x (V - B); the weights are those of the micro-batches' losses
+    integers            B' = B + sum of (V - B); bool: the other value, if any micro-batch has changed it
+    BatchNorm           its training outputs do not depend on its statistics, so B' is what one process gets that runs
+                        the micro-batches one after the other: an affine map of B per micro-batch, in their order
+
+Every micro-batch works on copies, which are taken out of the modules right after its loss; then the originals are back.
+So activation recomputation, validation, replays and padding change nothing, the backward pass finds what it has saved,
+and until the vote nothing is mutated: a step that is skipped or repeated leaves and finds B.
+
+Which buffers change is agreed by all ranks after the first pass of a generation, and again when a rank meets another
+one: it says so in the vote, and the step is repeated. Only those are exchanged. Buffers of `tasks.router` have a rule
+of their own (tasks/balance.py). Called by the passes, `GradientPass` and, through it, the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.module import register_module_buffer_registration_hook
+
+from shoal_workers.contract.batch_partition import MicroBatch
+from shoal_workers.engine.group.agreement import gather_texts
+from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.parallel.names import matching
+from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.step.plain_state import PlainState
+from shoal_workers.tasks.router import Router
+
+_SMALL_BYTES = 64 << 10
+"""Up to here values are compared after each micro-batch, because torch does not count writes through `data`. Those of
+larger ones are compared after each pass, and in the first passes after each micro-batch."""
+_THOROUGH_PASSES = 2
+_TOLERANCE = 1e-4
+"""Relative, between tp ranks, which compute the same."""
+
+
+@dataclass(slots=True, eq=False)
+class _Norm:
+    """A module whose statistics are folded in the order of the micro-batches."""
+
+    module: nn.Module
+    counter: Tensor | None
+    """Original of its num_batches_tracked."""
+    slots: list[_Slot] = field(default_factory=list)
+
+    @property
+    def momentum(self) -> float | None:
+        """None: a cumulative average."""
+        momentum: float | None = getattr(self.module, "momentum", None)
+        return momentum
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """One buffer, which may have several places."""
+
+    name: str
+    home: Tensor
+    """The buffer itself; between steps it is in all places."""
+    parts: set[int] = field(default_factory=set)
+    places: list[tuple[nn.Module, str]] = field(default_factory=list)
+    norm: _Norm | None = None
+    is_kept: bool = True
+    """Checkpoints hold it."""
+    is_known: bool = False
+    """All ranks have agreed that it changes."""
+    lent: Tensor | None = None
+    """The copy that the modules have while a forward pass runs."""
+    version: int = 0
+    total: Tensor | None = None
+    """Sum of this rank's changes in this pass, weighted; float64 or int64."""
+    values: list[tuple[int, Tensor, int]] = field(default_factory=list)
+    """(micro-batch, V, calls of a norm), of norms, and of all in deterministic mode."""
+    pending: Tensor | None = None
+    is_missed: bool = False
+    """It was found changed too late to say by which micro-batch."""
+
+    @property
+    def is_lendable(self) -> bool:
+        """Not if a change is refused anyway, and noticed without a copy."""
+        return self.is_plain and (self.is_kept or self.is_small)
+
+    @property
+    def has_changed(self) -> bool:
+        """In this pass, or known to change."""
+        return self.is_known or self.is_missed or self.total is not None or bool(self.values)
+
+    @property
+    def is_plain(self) -> bool:
+        return self.home.layout is torch.strided and not isinstance(self.home, DTensor) and not self.home.requires_grad
+
+    @property
+    def is_small(self) -> bool:
+        return self.home.nbytes <= _SMALL_BYTES or self.norm is not None
+
+    def place(self, tensor: Tensor) -> None:
+        for module, key in self.places:
+            module._buffers[key] = tensor
+
+    def found(self) -> Tensor | None:
+        """What its places have now: what was put in place of a tensor, if anything was."""
+        before = self.home if self.lent is None else self.lent
+        found = [module._buffers.get(key) for module, key in self.places]
+        return next((one for one in found if one is not before), before)
+
+
+class StepBuffers:
+    """The buffers of one rank's part of the model in one generation. Training thread only."""
+
+    def __init__(self, generation: Generation, assembly: Assembly) -> None:
+        self._generation = generation
+        self._assembly = assembly
+        layout = generation.layout
+        self._num_micro_batches = generation.spec.batch.num_micro_batches
+        self._share = 1.0 / (self._num_micro_batches * layout.cp)
+        self._keeps_values = generation.spec.deterministic
+        self._slots: list[_Slot] = []
+        self._known_places: set[tuple[int, str]] = set()
+        self._registered: list[tuple[nn.Module, str]] = []
+        """By the forward pass that runs, beside the buffers that are known."""
+        self._num_passes = 0
+        self._has_agreed = False
+        self.has_met_others = False
+        """For the ballot: a buffer changed that the ranks have not agreed on; the step must be repeated."""
+        self._caches: dict[str, Tensor] = {}
+        self._plain_state = PlainState(generation, assembly)
+        self._find(assembly)
+        self._norms = list({id(slot.norm): slot.norm for slot in self._slots if slot.norm is not None}.values())
+        self._in_experts: set[int] = set()
+        if layout.ep > 1 and generation.plan.experts:
+            experts = [module for part in assembly.parts for _, module in matching(part, generation.plan.experts)]
+            self._in_experts = {id(module) for expert in experts for module in expert.modules()}
+
+    def _find(self, assembly: Assembly) -> None:
+        known: dict[int, _Slot] = {}
+        norms: dict[int, _Norm] = {}
+        for index, part in enumerate(assembly.parts):
+            for prefix, module in part.named_modules():
+                if isinstance(module, Router):
+                    continue
+                for key, buffer in module._buffers.items():
+                    if buffer is None:
+                        continue
+                    slot = known.get(id(buffer))
+                    if slot is None:
+                        name = f"{prefix}.{key}" if prefix else key
+                        slot = known[id(buffer)] = _Slot(name, buffer, is_kept=False)
+                        self._slots.append(slot)
+                    slot.parts.add(index)
+                    slot.is_kept |= key not in module._non_persistent_buffers_set
+                    if (id(module), key) not in self._known_places:
+                        self._known_places.add((id(module), key))
+                        slot.places.append((module, key))
+                    if key in ("running_mean", "running_var") and _folds(module):
+                        counter = module._buffers.get("num_batches_tracked") if isinstance(module, _BatchNorm) else None
+                        slot.norm = norms.setdefault(id(module), _Norm(module, counter))
+                        if slot not in slot.norm.slots:
+                            slot.norm.slots.append(slot)
+
+    def begin(self) -> None:
+        """Before the first micro-batch of a pass: forget what an earlier pass has found, complete or not."""
+        self._num_passes += 1
+        self._plain_state.begin()
+        for slot in self._slots:
+            slot.total, slot.values, slot.pending = None, [], None
+
+    @contextmanager
+    def forward(self, micro_batch: MicroBatch, part: int = 0) -> Iterator[None]:
+        """Around a micro-batch's forward pass and loss, or that of one part of the model."""
+        slots = [slot for slot in self._slots if part in slot.parts]
+        with self._lent(slots):
+            with self._plain_state.watched(part):
+                yield
+            if micro_batch.weight:
+                with self._generation.user_code:
+                    self._take(micro_batch, part, slots)
+
+    @contextmanager
+    def backward(self, part: int = 0) -> Iterator[None]:
+        """Around a backward pass, which may run forward passes again."""
+        with self._lent([slot for slot in self._slots if part in slot.parts and slot.has_changed]):
+            yield
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Around any other forward pass."""
+        with self._lent(self._slots):
+            yield
+
+    def add_up(self) -> None:
+        """After the last micro-batch of a pass, on all ranks: compute the buffers that the step ends with."""
+        if not self._assembly.has_buffers:
+            return
+        self._compare_large()
+        if not self._has_agreed:
+            self.agree()
+        known = [slot for slot in self._slots if slot.is_known]
+        if known:
+            (self._add_up_by_micro_batch if self._keeps_values else self._add_up)(known)
+
+    def agree(self) -> None:
+        """A collective, on all ranks: which buffers change.
+
+        Raises:
+            ValueError: one changes that is in several stages of a pipeline.
+        """
+        layout, rank = self._generation.layout, self._generation.rank
+        own = [slot.name for slot in self._slots if slot.has_changed]
+        texts = gather_texts("\n".join(own), self._generation.device)
+        by_name = {slot.name: slot for slot in self._slots}
+        with self._generation.user_code:
+            for other, text in enumerate(texts):
+                for slot in (by_name[name] for name in text.split("\n") if name in by_name):
+                    if layout.pipeline_rank(other) != layout.pipeline_rank(rank) or len(slot.parts) > 1:
+                        raise ValueError(
+                            f"{_described(slot)}, and several stages of the pipeline have it, so each would change its "
+                            "own. Move it into a block, or into a module of plan.first or plan.last; or set "
+                            "parallelism.pp to 1."
+                        )
+                    for one in [slot] if slot.norm is None else slot.norm.slots:
+                        one.is_known = True
+        self._has_agreed, self.has_met_others = True, False
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """After a finite vote, on all ranks."""
+        for slot in self._slots:
+            if slot.pending is not None:
+                slot.home.copy_(slot.pending)
+                slot.pending = None
+
+    @contextmanager
+    def _lent(self, slots: Sequence[_Slot]) -> Iterator[None]:
+        """Copies are in the places of buffers; afterwards these are back, and what was registered meanwhile is gone."""
+        self._registered = []
+        handle = register_module_buffer_registration_hook(self._note_registered)
+        try:
+            for slot in slots:
+                self._lend(slot)
+            yield
+        finally:
+            handle.remove()
+            for slot in slots:
+                slot.place(slot.home)
+                if slot.lent is not None and (slot.is_small or slot.is_known or slot.lent._version != slot.version):
+                    slot.lent = None
+            for module, key in self._registered:
+                module._buffers.pop(key, None)
+                module._non_persistent_buffers_set.discard(key)
+
+    def _note_registered(self, module: nn.Module, key: str, _: Tensor | None) -> None:
+        if (id(module), key) not in self._known_places and not isinstance(module, Router):
+            self._registered.append((module, key))
+
+    def _lend(self, slot: _Slot) -> None:
+        if not slot.is_lendable:
+            slot.version = slot.home._version
+            return
+        if slot.lent is None:
+            slot.lent = slot.home.detach().clone()
+        slot.place(slot.lent)
+        slot.version = slot.lent._version
+
+    @torch.no_grad()
+    def _take(self, micro_batch: MicroBatch, part: int, slots: Sequence[_Slot]) -> None:
+        for module, key in self._registered:
+            self._note_cache(part, module, key)
+        found = {id(slot): slot.found() for slot in slots}
+        changed = self._changed(slots, found)
+        calls = self._calls(changed, found)
+        for slot in changed:
+            now, slot.lent = found[id(slot)], None
+            if now is None or now.shape != slot.home.shape or now.dtype != slot.home.dtype:
+                self._note_other_shape(slot, now)
+                continue
+            if not slot.is_known:
+                self._refuse(slot)
+                self.has_met_others = self.has_met_others or self._has_agreed
+            if slot.norm is not None or self._keeps_values:
+                number = calls.get(id(slot.norm), 1)
+                if number:
+                    slot.values.append((micro_batch.index, now, number))
+            else:
+                change = _change(now, slot.home)
+                if change.is_floating_point():
+                    change *= micro_batch.weight * self._share
+                slot.total = change if slot.total is None else slot.total.add_(change)
+
+    def _changed(self, slots: Sequence[_Slot], found: dict[int, Tensor | None]) -> list[_Slot]:
+        """Those whose values differ, and those that all ranks exchange in any case. All of a norm, or none."""
+        is_thorough = self._num_passes <= _THOROUGH_PASSES
+        compared = [
+            slot
+            for slot in slots
+            if not slot.is_known
+            and (
+                (now := found[id(slot)]) is not (slot.home if slot.lent is None else slot.lent)
+                or now is None
+                or now._version != slot.version
+                or (slot.lent is not None and (is_thorough or slot.is_small))
+            )
+        ]
+        differs = _differ([(found[id(slot)], slot.home, slot.lent is None) for slot in compared])
+        chosen = {id(slot) for slot, one in zip(compared, differs, strict=True) if one}
+        chosen |= {id(other) for slot in compared if slot.norm and id(slot) in chosen for other in slot.norm.slots}
+        return [slot for slot in slots if slot.is_known or id(slot) in chosen]
+
+    def _calls(self, changed: Sequence[_Slot], found: dict[int, Tensor | None]) -> dict[int, int]:
+        """How often each norm was called, by its counter if it has one."""
+        norms = {id(slot.norm): slot.norm for slot in changed if slot.norm is not None}
+        counted = [
+            (key, norm.module._buffers["num_batches_tracked"], norm.counter)
+            for key, norm in norms.items()
+            if norm.counter is not None
+        ]
+        calls = {
+            key: int(any(_differ([(found[id(slot)], slot.home, False) for slot in norm.slots if id(slot) in found])))
+            for key, norm in norms.items()
+            if norm.counter is None
+        }
+        if counted:
+            numbers = torch.stack([now - before for _, now, before in counted if now is not None]).tolist()
+            calls |= dict(zip([key for key, _, _ in counted], numbers, strict=True))
+        return calls
+
+    @torch.no_grad()
+    def _add_up(self, known: Sequence[_Slot]) -> None:
+        """Two sums over the ranks: integers, and floating-point numbers in double precision."""
+        generation = self._generation
+        device, layout = generation.device, generation.layout
+        norms = [norm for norm in self._norms if any(slot.is_known for slot in norm.slots)]
+        data_rank = layout.data_rank(generation.rank)
+        calls = torch.zeros(layout.num_data_ranks, len(norms), dtype=torch.int64, device=device)
+        if norms:
+            own = [sum(number for _, _, number in norm.slots[0].values) for norm in norms]
+            calls[data_rank] = torch.tensor(own, device=device)
+        integers = [slot for slot in known if slot.norm is None and not _is_real(slot.home)]
+        reals = [slot for slot in known if slot.norm is None and _is_real(slot.home)]
+        sums = self._summed([calls, *(_total(slot) for slot in integers)])
+        calls, whole = sums[0], sums[1:]
+        shares = [_total(slot) for slot in reals]
+        folds = []
+        for number, norm in enumerate(norms):
+            all_calls = [int(one) for one in calls[:, number].tolist()]
+            fold = _Fold(norm, sum(all_calls), sum(all_calls[data_rank + 1 :]))
+            folds.append(fold)
+            shares += [fold.share(slot) for slot in norm.slots]
+        changes = iter(self._summed(shares))
+        for slot, change in zip(integers, whole, strict=True):
+            slot.pending = _after(slot.home, change)
+        for slot in reals:
+            slot.pending = _after(slot.home, next(changes))
+        for fold in folds:
+            for slot in fold.norm.slots:
+                slot.pending = fold.result(slot, next(changes))
+        self._compare_over_tp(known)
+
+    @torch.no_grad()
+    def _add_up_by_micro_batch(self, known: Sequence[_Slot]) -> None:
+        """In deterministic mode: each rank fills the rows of its micro-batches, so the sum over ranks is exact, and all
+        add up the rows in their order."""
+        num = self._num_micro_batches
+        rows: list[Tensor] = []
+        for slot in known:
+            width = _as_sum(slot.home).numel()
+            values = torch.zeros(num, width, dtype=_as_sum(slot.home).dtype, device=slot.home.device)
+            calls = torch.zeros(num, dtype=torch.int64, device=slot.home.device)
+            for index, now, number in slot.values:
+                values[index] = (_as_sum(now) if slot.norm else _change(now, slot.home)).reshape(-1)
+                calls[index] = number
+            rows += [values, calls]
+        integers = iter(self._summed([row for row in rows if not row.is_floating_point()]))
+        reals = iter(self._summed([row for row in rows if row.is_floating_point()]))
+        for slot in known:
+            values = next(reals) if _is_real(slot.home) else next(integers)
+            calls = next(integers)
+            shape = _as_sum(slot.home).shape
+            if slot.norm is None:
+                total = torch.zeros_like(values[0])
+                for row in values:
+                    total += row
+                change = total / num if total.is_floating_point() else total
+                slot.pending = _after(slot.home, change.view(shape))
+                continue
+            slot.values = [(n, values[n].view(shape), int(k)) for n, k in enumerate(calls.tolist()) if k]
+            fold = _Fold(slot.norm, int(calls.sum()), 0)
+            slot.pending = fold.result(slot, fold.share(slot))
+
+    def _compare_large(self) -> None:
+        """Find what was written without torch's knowledge; when the step is repeated, it is known."""
+        lent = [(slot, slot.lent) for slot in self._slots if slot.lent is not None and not slot.is_known]
+        for (slot, _), differs in zip(lent, _differ([(now, slot.home, False) for slot, now in lent]), strict=True):
+            if differs:
+                with self._generation.user_code:
+                    self._refuse(slot)
+                slot.lent, slot.is_missed, self.has_met_others = None, True, True
+
+    def _summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Over the ranks that have the same part of the model and other samples or tokens."""
+        if not tensors or not sum(tensor.numel() for tensor in tensors):
+            return list(tensors)
+        flat, dense = torch.cat([tensor.reshape(-1) for tensor in tensors]), self._generation.meshes.dense
+        for axis in range(dense.ndim):
+            if dense.size(axis) > 1:
+                dist.all_reduce(flat, group=dense.get_group(axis))
+        self._generation.check()
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+    def _compare_over_tp(self, known: Sequence[_Slot]) -> None:
+        """The ranks along tp compute the same; from here on they have the same bits."""
+        tp = self._generation.meshes.tp
+        values = [(slot, _as_sum(slot.pending)) for slot in known if slot.pending is not None]
+        if tp is None or not values:
+            return
+        flat = torch.cat([value.double().reshape(-1) for _, value in values])
+        box = torch.cat([flat, -flat])
+        dist.all_reduce(box, op=dist.ReduceOp.MAX, group=tp.get_group())
+        self._generation.check()
+        largest, smallest = box[: len(flat)], -box[len(flat) :]
+        sizes = [value.numel() for _, value in values]
+        for (slot, value), high, low in zip(
+            values, torch.split(largest, sizes), torch.split(smallest, sizes), strict=True
+        ):
+            if not high.numel():
+                continue
+            if float((high - low).max()) > _TOLERANCE * float(torch.maximum(high.abs(), low.abs()).max()):
+                with self._generation.user_code:
+                    raise ValueError(
+                        f"{_described(slot)}, to other values on each rank of the tensor axis: it is computed from a "
+                        "part of the tokens or features. Set parallelism.tp to 1, or leave its module out of the plan."
+                    )
+            if value.is_floating_point():
+                slot.pending = _from_sum(high.view(value.shape), slot.home)
+
+    def _refuse(self, slot: _Slot) -> None:
+        """What the rule cannot be applied to. ValueError."""
+        layout, home = self._generation.layout, slot.home
+        way_out = ""
+        if not slot.is_kept:
+            way_out = (
+                "and checkpoints do not hold it (persistent=False), so it would begin anew after each restore. "
+                "Register it with persistent=True."
+            )
+        elif not slot.is_lendable:
+            way_out = "and it is no plain tensor. Make it a dense one that needs no gradient."
+        elif any(id(module) in self._in_experts for module, _ in slot.places):
+            way_out = "and its module is an expert, of which each rank has others. Set parallelism.ep to 1."
+        elif layout.cp > 1 and (slot.norm is not None or not _is_real(home)):
+            way_out = (
+                "and each rank of the context axis has a part of the sequence, whose statistics or counts cannot be "
+                "added up. Set parallelism.cp to 1."
+            )
+        elif home.is_floating_point() and not bool(torch.isfinite(home).all()):
+            way_out = (
+                "and it has values that are not finite, to which no change can be added. A micro-batch's change counts "
+                "with its share of the step: begin with finite values."
+            )
+        if way_out:
+            raise ValueError(f"{_described(slot)}, {way_out}")
+
+    def _note_other_shape(self, slot: _Slot, now: Tensor | None) -> None:
+        if slot.is_kept or now is None:
+            shape = "nothing" if now is None else f"{str(now.dtype).removeprefix('torch.')} {list(now.shape)}"
+            raise ValueError(
+                f"{_described(slot)} from {str(slot.home.dtype).removeprefix('torch.')} {list(slot.home.shape)} to "
+                f"{shape}, and changes of different shapes cannot be added up. Give it its final shape in __init__, or "
+                "register it with persistent=False if it is a cache."
+            )
+        self._note_same(f"{slot.name} {list(now.shape)}", slot.name, now)
+
+    def _note_cache(self, part: int, module: nn.Module, key: str) -> None:
+        """A buffer that was registered by a forward pass."""
+        value = module._buffers.get(key)
+        if value is None:
+            return
+        prefix = next((name for name, one in self._assembly.parts[part].named_modules() if one is module), "")
+        name = f"{prefix}.{key}" if prefix else key
+        if key not in module._non_persistent_buffers_set:
+            raise ValueError(
+                f"the forward pass registers the buffer {name!r} of {_class_of(module)}, which checkpoints would "
+                "hold, but a new worker would not have. Register it in __init__, or with persistent=False if it is a "
+                "cache."
+            )
+        self._note_same(f"{name} {list(value.shape)}", name, value)
+
+    def _note_same(self, key: str, name: str, value: Tensor) -> None:
+        """A cache has the same values whatever the micro-batch: it is dropped, and made anew."""
+        if self._num_passes > _THOROUGH_PASSES:
+            return
+        if key not in self._caches:
+            self._caches[key] = value
+            if self._num_passes == 1 and self._generation.rank == 0:
+                self._generation.outbox.log_text(
+                    f"the buffer {name!r} (persistent=False) is made or resized by the forward pass: it is dropped "
+                    "after each micro-batch and made again, so it cannot hold anything from one to the next."
+                )
+        elif _differ([(self._caches[key], value, False)])[0]:
+            raise ValueError(
+                f"the buffer {name!r} (persistent=False) is made by the forward pass, with other values in each "
+                "micro-batch, and checkpoints do not hold it. Register it in __init__ with persistent=True."
+            )
+
+
+class _Fold:
+    """The statistics of a norm after its calls, one after the other: r -> (1 - m)^k r + (V - (1 - m)^k B) for k calls
+    that turn B into V. The cumulative average of n0 calls: r = (n0 B + sum of ((n0 + k) V - n0 B)) / (n0 + all k)."""
+
+    def __init__(self, norm: _Norm, num_calls: int, num_later: int) -> None:
+        """`num_calls`: of all micro-batches of the step; `num_later`: of those after the ranks' own."""
+        self.norm = norm
+        self._num_calls = num_calls
+        self._num_later = num_later
+        self._before = 0 if norm.momentum is not None or norm.counter is None else int(norm.counter)
+
+    def share(self, slot: _Slot) -> Tensor:
+        """This rank's summand."""
+        home, momentum = _as_sum(slot.home), self.norm.momentum
+        total = torch.zeros_like(home)
+        for _, now, number in sorted(slot.values, key=lambda one: one[0]):
+            if momentum is None:
+                total += (self._before + number) * _as_sum(now) - self._before * home
+            else:
+                kept = (1 - momentum) ** number
+                total = kept * total + (_as_sum(now) - kept * home)
+        return total if momentum is None else total * (1 - momentum) ** self._num_later
+
+    def result(self, slot: _Slot, total: Tensor) -> Tensor:
+        """`total`: the summands of all ranks."""
+        home, momentum = _as_sum(slot.home), self.norm.momentum
+        if not self._num_calls:
+            return slot.home.clone()
+        if momentum is None:
+            value = (self._before * home + total) / (self._before + self._num_calls)
+        else:
+            value = (1 - momentum) ** self._num_calls * home + total
+        return _from_sum(value, slot.home)
+
+
+def _folds(module: nn.Module) -> bool:
+    """Its training outputs do not depend on its statistics. A subclass with a forward of its own is not known."""
+    forward = type(module).forward
+    return forward is _BatchNorm.forward or forward is _InstanceNorm.forward
+
+
+def _described(slot: _Slot) -> str:
+    module, _ = slot.places[0]
+    return f"the forward pass changes the buffer {slot.name!r} of {_class_of(module)}"
+
+
+def _class_of(module: nn.Module) -> str:
+    """FSDP2 puts a class of its own in front."""
+    return next(one.__name__ for one in type(module).__mro__ if not issubclass(one, FSDPModule))
+
+
+def _is_real(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _as_sum(tensor: Tensor) -> Tensor:
+    """In the type in which changes are added up."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.detach().to(torch.complex128))
+    return tensor.detach().to(torch.float64 if tensor.is_floating_point() else torch.int64)
+
+
+def _from_sum(value: Tensor, like: Tensor) -> Tensor:
+    return (torch.view_as_complex(value.contiguous()) if like.is_complex() else value).to(like.dtype)
+
+
+def _change(now: Tensor, home: Tensor) -> Tensor:
+    return (now != home).to(torch.int64) if home.dtype is torch.bool else _as_sum(now) - _as_sum(home)
+
+
+def _after(home: Tensor, change: Tensor) -> Tensor:
+    if home.dtype is torch.bool:
+        return home ^ (change > 0)
+    return _from_sum(_as_sum(home) + change, home)
+
+
+def _total(slot: _Slot) -> Tensor:
+    return torch.zeros_like(_as_sum(slot.home)) if slot.total is None else slot.total
+
+
+def _differ(pairs: Sequence[tuple[Tensor | None, Tensor, bool]]) -> list[bool]:
+    """Of each two tensors whether their values differ; the third says that both may share their memory, so that a
+    version was the only witness. One wait for all of a GPU's."""
+    known: list[bool | Tensor] = []
+    for now, before, is_shared in pairs:
+        if now is None or now.shape != before.shape or now.dtype != before.dtype or (is_shared and now is before):
+            known.append(True)
+        elif now.is_cpu:
+            known.append(not torch.equal(now, before) and bool(_unequal(now, before)))
+        else:
+            known.append(_unequal(now, before))
+    waited = iter(torch.stack(found).tolist() if (found := [one for one in known if isinstance(one, Tensor)]) else [])
+    return [next(waited) if isinstance(one, Tensor) else one for one in known]
+
+
+def _unequal(now: Tensor, before: Tensor) -> Tensor:
+    """nan equals nan."""
+    return ((now != before) & ~((now != now) & (before != before))).any()
