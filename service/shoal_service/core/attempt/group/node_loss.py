@@ -63,7 +63,7 @@ def node_loss_bound(state: Attempt) -> NodeLossBound | None:
 
 
 def worker_loss_bound(state: Attempt) -> WorkerLossBound | None:
-    """None: no group has formed yet, or it has not told how it keeps snapshots."""
+    """None: no group has formed yet, or it has not reported how it keeps snapshots."""
     if not state.group.machines or not state.history.has_formed:
         return None
     if not state.target.keeps_snapshots:
