@@ -23,6 +23,8 @@ MADE: dict[str, tuple[str, str, str]] = {
     "ListOfLayers": ("container_without_forward", "build_model", "nn.Sequential"),
     "Scripted": ("torch_script", "build_model", "before torch.jit.script"),
     "ScalarParameter": ("scalar_parameter", "build_model", "nn.Parameter(torch.ones(1))"),
+    "LazyLayer": ("lazy_module", "build_model", "before build_model() returns"),
+    "Closure": ("optimizer_with_closure", "build_optimizer", "whose step() needs none"),
     "ExpandedParameter": (REFUSED, "build_model", "build it with .clone()"),
     "SparseParameter": (REFUSED, "build_model", ".to_dense()"),
     "SharedMemory": (REFUSED, "build_model", "Assign the same nn.Parameter"),

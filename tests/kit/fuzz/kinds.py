@@ -69,7 +69,6 @@ OPTIMIZERS: dict[str, _Choices] = {
     "adafactor": {},
     "muon": {},
     "lbfgs": {},
-    "sparse_adam": {},
     "own_damped": {"declared": (False, True)},
     "own_whole": {},
     "own_group_state": {},

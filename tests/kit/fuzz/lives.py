@@ -23,8 +23,9 @@ from kit.fuzz.reference import Reference, Seen, array
 from kit.fuzz.spec import spec_of
 from kit.processes.fleet import Fleet, Job, RemoteWorker
 from shoal_workers.checkpoint.reader import load, read_catalogue
+from shoal_workers.contract.errors.mistakes import LAYOUT_REFUSED
 from shoal_workers.contract.layout import Layout, fully_sharded
-from shoal_workers.contract.messages import ExitKind, WorkerExit
+from shoal_workers.contract.messages import ExitKind, ProofDemand, WorkerExit
 from shoal_workers.contract.snapshots import SnapshotSource
 from shoal_workers.contract.worker_reports import StepReport, ValidationReport
 
@@ -93,7 +94,7 @@ class Lives:
             if ways.killed is not None:
                 phase, step = ways.killed
                 group[-1].strike(phase, step, "kill")
-                job.start(group, layout=layout, **restore)
+                job.start(group, layout=layout, proof=_demand(layout), **restore)
                 exits = self._ends(job, group, dead=group[-1])
                 layout = Layout(**ways.survived)
                 group = group[: layout.world_size]
@@ -104,7 +105,11 @@ class Lives:
                 at = STEPS - 2
                 group[0].strike("forward", at, "hold")
                 generation = job.start(
-                    group, layout=layout, restore_snapshot=source, **self._from(job, source, restore)
+                    group,
+                    layout=layout,
+                    restore_snapshot=source,
+                    proof=_demand(layout),
+                    **self._from(job, source, restore),
                 )
                 self._reached(job, group)
                 group[0].call("request_yield", generation, False)
@@ -146,7 +151,7 @@ class Lives:
         source: SnapshotSource | None,
         restore: Mapping[str, Any],
     ) -> Seen:
-        job.start(group, layout=layout, restore_snapshot=source, **restore)
+        job.start(group, layout=layout, restore_snapshot=source, proof=_demand(layout), **restore)
         self._ends(job, group)
         job.commit(group)
         steps: dict[int, StepReport] = {}
@@ -214,6 +219,8 @@ class Lives:
         report = worst.error
         message = "" if report is None else f"{report.type}: {report.message}"
         if worst.kind is ExitKind.USER_ERROR and report is not None:
+            if report.mistake == LAYOUT_REFUSED:
+                return Broken("refused", report.mistake, report.message, self._name)
             if report.mistake:
                 is_early = not _reports([one for one in group if not one.gone.is_set()], StepReport)
                 is_first = is_early and not self.is_restoring
@@ -253,6 +260,11 @@ class Lives:
 
 def _words(layout: Mapping[str, Any]) -> str:
     return f"{Layout(**layout).describe()} {layout.get('shard', '')}".strip()
+
+
+def _demand(layout: Layout) -> ProofDemand:
+    """As the supervisor demands of a layout that the spec fixes."""
+    return ProofDemand.NONE if layout.pp * layout.cp * layout.tp * layout.ep == 1 else ProofDemand.IF_POSSIBLE
 
 
 def _in_memory(job: Job, exits: list[WorkerExit], survivors: list[RemoteWorker]) -> SnapshotSource | None:

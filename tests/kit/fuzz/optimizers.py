@@ -43,8 +43,6 @@ def build_optimizer(kind: str, options: dict, groups: list[dict], lr: float) -> 
             return torch.optim.Muon([p for group in groups for p in group["params"] if p.ndim == 2], lr=lr)
         case "lbfgs":
             return torch.optim.LBFGS([p for group in groups for p in group["params"]], lr=lr)
-        case "sparse_adam":
-            return torch.optim.SparseAdam(groups, lr=lr)
         case "own_damped":
             return Damped(groups, lr=lr)
         case "own_whole":

@@ -19,6 +19,7 @@ from kit.fuzz.reference import Reference, Seen
 from kit.fuzz.spec import broken_rules, spec_of
 from kit.processes.fleet import Fleet
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
+from shoal_workers.contract.errors.mistakes import LAYOUT_REFUSED
 
 _FLOOR = 1e-5
 _TIMES = 8.0
@@ -76,6 +77,8 @@ def outcome_of(fleet: Fleet, description: Description, limits: Limits | None = N
         return outcome("equal")
     except Broken as broken:
         kind = broken.kind if broken.kind not in ("", "refused") else _kind_of(broken.message)
+        if broken.kind == LAYOUT_REFUSED:
+            kind = f"{kind}: {_kind_of(broken.message)}"
         return outcome(broken.what, kind if broken.what.endswith("refused") else "", broken.run, broken.message)
     finally:
         lives.close()

@@ -165,6 +165,16 @@ class ScalarParameter(Right):
         return model
 
 
+class LazyLayer(Right):
+    def build_model(self):
+        return nn.Sequential(super().build_model(), nn.LazyLinear(4))
+
+
+class Closure(Right):
+    def build_optimizer(self, model, settings):
+        return torch.optim.LBFGS(model.parameters())
+
+
 class Ragged(Right):
     def build_dataset(self, split):
         return [(torch.zeros(4 + index % 2), 0) for index in range(8)]

@@ -217,6 +217,21 @@ MISTAKES: tuple[Mistake, ...] = (
         phases=_BUILDING,
     ),
     _row(
+        "lazy_module",
+        r"\b[Uu]ninitialized ?[Pp]arameter\b",
+        "build_model",
+        "the model has lazy modules (nn.LazyLinear and the like), whose parameters have no shape until a first forward "
+        "pass; give the sizes, or pass one sample through the model before build_model() returns it.",
+        phases=_BUILDING,
+    ),
+    _row(
+        "optimizer_with_closure",
+        r"^TypeError: (\w+)\.step\(\) missing 1 required positional argument: 'closure'",
+        "build_optimizer",
+        "{1} computes the loss several times in each step, by a closure, and Shoal computes it once; return an "
+        "optimizer whose step() needs none.",
+    ),
+    _row(
         "nothing_to_train",
         r"^ValueError: optimizer got an empty parameter list",
         "build_model",
