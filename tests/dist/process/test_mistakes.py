@@ -25,6 +25,7 @@ MADE: dict[str, tuple[str, str, str]] = {
     "ScalarParameter": ("scalar_parameter", "build_model", "nn.Parameter(torch.ones(1))"),
     "LazyLayer": ("lazy_module", "build_model", "before build_model() returns"),
     "Closure": ("optimizer_with_closure", "build_optimizer", "whose step() needs none"),
+    "Factored": ("optimizer_on_shards", "build_optimizer", "elementwise_optimizer = True"),
     "ExpandedParameter": (REFUSED, "build_model", "build it with .clone()"),
     "SparseParameter": (REFUSED, "build_model", ".to_dense()"),
     "SharedMemory": (REFUSED, "build_model", "Assign the same nn.Parameter"),

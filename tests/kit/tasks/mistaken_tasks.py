@@ -175,6 +175,11 @@ class Closure(Right):
         return torch.optim.LBFGS(model.parameters())
 
 
+class Factored(Right):
+    def build_optimizer(self, model, settings):
+        return torch.optim.Adafactor(model.parameters())
+
+
 class Ragged(Right):
     def build_dataset(self, split):
         return [(torch.zeros(4 + index % 2), 0) for index in range(8)]

@@ -232,6 +232,16 @@ MISTAKES: tuple[Mistake, ...] = (
         "optimizer whose step() needs none.",
     ),
     _row(
+        "optimizer_on_shards",
+        r"^(?:RuntimeError|NotImplementedError): (?:Operator )?(aten\.[\w.]+?\w)\.?:? "
+        r"(?:in-place operations that require placement changes|does not have a sharding strategy)",
+        "build_optimizer",
+        "the optimizer uses {1}, which torch does not have for parameters that are split over workers (DTensor); if it "
+        "updates each element on its own, set elementwise_optimizer = True in the task, else write that operation "
+        "another way, for example not in place.",
+        phases=("optimizer",),
+    ),
+    _row(
         "nothing_to_train",
         r"^ValueError: optimizer got an empty parameter list",
         "build_model",
