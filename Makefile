@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-culprit bench-ray-process bench-gpu fuzz-tasks docs site picture screenshots clean
+.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-culprit bench-ray-process bench-gpu fuzz-tasks docs site picture screenshots clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -106,6 +106,9 @@ bench-recovery: setup ## what failures cost: Shoal, Ray Train V2, torchrun and t
 
 bench-layouts: setup ## what a change of layout costs, and the planner against this machine (ten minutes)
 	@mkdir -p build && $(BIN)/python bench/layouts/main.py --out build/layouts.json
+
+bench-proofs: setup ## the table of plans proven and refused: built-in models, a user's plan, and wrong ones (three minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/python bench/proofs.py
 
 bench-schedule: setup ## scheduling policies on job traces, the time of a decision, and six real jobs for MINUTES=10
 	@mkdir -p build && $(BIN)/python bench/schedule/main.py --out build/schedule.md

@@ -12,9 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from kit.tasks.planned_tasks import spec_of
+from kit.tasks.planned_tasks import Decoder, plan_of, spec_of
+from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.proofs import LayoutProof
+from shoal_workers.engine.proof.copies import TooLarge, copy_of, shrunk
 
 pytestmark = pytest.mark.dist
 
@@ -87,6 +92,23 @@ def test_a_job_with_a_wrong_layout_ends_in_one_sentence_before_its_first_step_an
     assert done.returncode == 1 and words in done.stderr and "step 1 " not in done.stdout, done.stdout + done.stderr
     (remembered,) = proofs.iterdir()
     assert words in LayoutProof.model_validate_json(remembered.read_text()).words
+
+
+def test_a_large_model_is_proven_without_most_of_its_blocks() -> None:
+    plan, device = ParallelPlan.model_validate(plan_of("")), torch.device("cpu")
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return Decoder("")
+
+    assert shrunk(build, plan, Layout(tp=2)) is None
+    smaller = shrunk(build, plan, Layout(tp=2), largest=10_000)
+    assert smaller is not None and smaller.kept == (0, 3)
+    one, other = (copy_of(build, 7, device, smaller).state_dict() for _ in range(2))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert {name.split(".")[1] for name in one if name.startswith("blocks.")} == {"0", "1"}
+    with pytest.raises(TooLarge, match="its plan names no blocks"):
+        shrunk(build, ParallelPlan(), Layout(tp=2), largest=10_000)
 
 
 def test_the_built_in_model_is_proven_on_all_axes(proofs: dict[str, Any]) -> None:

@@ -12,6 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 VOCAB, T, WIDTH, HEADS = 64, 16, 32, 4
+RIGHT = ("", "partial")
+WRONG = {
+    "fused": "tp2",
+    "head_norm": "tp2",
+    "between": "pp2",
+    "skip": "pp2",
+    "pool": "cp2",
+    "arange": "cp2",
+    "shifted": "cp2",
+    "metric": "cp2",
+}
+"""Kinds, each with the layout that its plan is wrong about."""
 
 
 class Chain(torch.utils.data.Dataset):

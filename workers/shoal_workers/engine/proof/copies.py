@@ -57,7 +57,9 @@ class Shrunk:
     """Numbers of the blocks that stay."""
 
 
-def shrunk(build: Callable[[], nn.Module], plan: ParallelPlan, layout: Layout) -> Shrunk | None:
+def shrunk(
+    build: Callable[[], nn.Module], plan: ParallelPlan, layout: Layout, *, largest: int = LARGEST
+) -> Shrunk | None:
     """What is left out of a model that is too large to be proven whole; None: nothing. Needs no communication.
 
     Raises:
@@ -65,7 +67,7 @@ def shrunk(build: Callable[[], nn.Module], plan: ParallelPlan, layout: Layout) -
     """
     model = build_for_restore(build)
     total = _num_parameters(model)
-    if total <= LARGEST:
+    if total <= largest:
         return None
     blocks = dict(model.named_modules()).get(plan.blocks)
     if not plan.blocks or not isinstance(blocks, nn.ModuleList):
