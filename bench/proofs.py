@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.extend(str(ROOT / name) for name in ("tests/kit/tasks", "examples/user-plan"))
+sys.path.extend(str(ROOT / name) for name in ("tests", "tests/kit/tasks", "examples/user-plan"))
 
 import yaml  # noqa: E402
-from planned_tasks import RIGHT, WRONG, spec_of  # noqa: E402
 
+from kit.tasks.planned_tasks import RIGHT, WRONG, spec_of  # noqa: E402
 from shoal_workers.contract.checks.spec_errors import parse_spec  # noqa: E402
 from shoal_workers.contract.layout import ContextMethod, Layout, Schedule  # noqa: E402
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome  # noqa: E402

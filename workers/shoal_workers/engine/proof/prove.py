@@ -72,7 +72,9 @@ def _apart(generation: Generation, smaller: Shrunk | None) -> Generation:
     layout = generation.layout
     num = 2 if layout.pp > 1 or layout.num_data_ranks > 1 else 1
     spec = spec_of_proof(generation.spec, num)
-    generation = replace(generation, spec=spec, position=Position(), outbox=Outbox("proof"))
+    note, name = generation.position.note, f"proving the layout {layout.describe()}"
+    position = Position(lambda phase, _: note(f"{name}: {phase}"))  # progress: a proof may take longer than a hang
+    generation = replace(generation, spec=spec, position=position, outbox=Outbox("proof"))
     if smaller is None:
         return generation
     num_blocks = len(smaller.kept)
