@@ -1,6 +1,6 @@
 """What deterministic mode costs: the step time of the 10 M parameter example with and without it, by world size.
 
-    python bench/determinism.py [--worlds 1 2 4] [--trials 3] [--steps 8]
+    python bench/determinism.py [--worlds 1 2 4] [--trials 3] [--steps 8] [--seq-len 256]
 
 Both modes run `python -m shoal_workers.run` under torchrun and take turns, so that noise of the machine reaches both. A
 run's step time is the median of its steps after warm-up, and the ratio (with / without) is the median over the trials.
@@ -86,6 +86,7 @@ def _run(folder: Path, world_size: int, deterministic: bool, arguments: argparse
     spec = yaml.safe_load((_ROOT / "examples" / "lm-10m.yaml").read_text())
     spec["batch"] = {"global_size": arguments.global_size, "micro_size": arguments.micro_size}
     spec["stop"] = {"steps": arguments.steps}
+    spec["model"]["seq_len"] = arguments.seq_len
     spec["elasticity"] = {"min_workers": 1, "max_workers": max(arguments.worlds)}
     spec["checkpoint"] = {"every_steps": None}
     spec["validation"] = {"samples": 0}
@@ -101,7 +102,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--trials", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--global-size", type=int, default=8, help="samples of 256 tokens per step")
+    parser.add_argument("--global-size", type=int, default=8, help="samples per step")
+    parser.add_argument("--seq-len", type=int, default=256, help="tokens of a sample")
     parser.add_argument("--micro-size", type=int, default=2)
     return parser.parse_args()
 

@@ -7,9 +7,11 @@
 Integer addition is associative, so the sum does not depend on which rank ran which micro-batch, on the number of ranks,
 or on earlier failures. Padding of weight zero is not added. FSDP itself reduces nothing here.
 
-It needs memory: 8 bytes for each parameter of the whole model on every rank, and the same for the largest unit and for
-the largest parameter. `GradientPass` makes one instance for each model and generation; training thread only.
-docs/determinism.md has the arithmetic and the measurements.
+Everything is done in pieces that stay in the processor's cache, in memory that is used again.
+
+It needs memory: 8 bytes for each parameter of the whole model on every rank, and the same for the largest unit.
+`GradientPass` makes one instance for each model and generation; training thread only. docs/determinism.md has the
+arithmetic and the measurements.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 
 from shoal_workers.engine.deterministic.integer_sum import NUM_DIGITS, digits_of, row_squares, split_finite, value_of
 from shoal_workers.engine.deterministic.scale import NUM_RUNGS, rung_of, scale_of
-from shoal_workers.engine.deterministic.units import Slot, Unit, real_view, units_of
+from shoal_workers.engine.deterministic.units import PIECE, Scratch, Slot, Unit, real_view, units_of
 from shoal_workers.engine.parallel.cutting import shard_like
 
 
@@ -55,7 +57,7 @@ class ExactGradients:
         self._device = self._units[0].sums.device
         self._world_size = self._units[0].sums.shape[0]
         # Allocated once: the first touch of new pages costs more than the arithmetic in them.
-        self._integers = self._zeros(max(slot.num_real for slot in self._slots))
+        self._scratch = Scratch(self._device)
         largest_unit = max(unit.sums.numel() for unit in self._units)
         self._incoming = self._zeros(largest_unit if self._world_size > 1 else 0)
         self._extremes: list[Tensor] = []
@@ -64,10 +66,8 @@ class ExactGradients:
     def begin(self) -> None:
         """Before the first micro-batch of a pass: reset what an earlier pass left, whether it completed or not."""
         self._extremes = []
-        for unit in self._units:
-            unit.sums.zero_()
-            for slot in unit.slots:
-                slot.was_touched = False
+        for slot in self._slots:
+            slot.was_touched = False
 
     @contextmanager
     def collecting(self, *, is_padding: bool) -> Iterator[None]:
@@ -134,35 +134,54 @@ class ExactGradients:
 
     @torch.no_grad()
     def _add(self, slot: Slot, gradient: Tensor) -> None:
-        """Consumes `gradient`."""
         flat = real_view(gradient).reshape(-1)
-        if flat.dtype == torch.float16:  # cannot hold the scaled values, as every other type can
-            flat = flat.float()
         smallest, largest = torch.aminmax(flat)
         self._extremes.append(torch.maximum(-smallest, largest).to(torch.float64))
-        integers = self._integers[: flat.numel()]
-        integers.copy_(flat.mul_(scale_of(self._rung)).round_())  # the product is exact: a power of two
-        slot.add(integers)
+        scale, is_first = scale_of(self._rung), not slot.was_touched
+        slot.was_touched = True
+        for piece, sums in slot.pieces(flat):
+            scaled = self._scratch.real(piece)
+            scaled.copy_(piece)
+            scaled.mul_(scale).round_()  # the product is exact: a power of two
+            if is_first:
+                sums.copy_(scaled)
+            else:
+                sums += self._scratch.integers(scaled)
 
     @torch.no_grad()
     def _received(self, unit: Unit) -> list[Tensor]:
         """This rank's shard of each of the unit's gradients, in the parameters' type. A collective."""
-        sums = unit.sums[0]
+        for slot in unit.slots:
+            slot.clear_if_untouched()
+        sums = unit.sums
         if self._world_size > 1:
-            incoming = self._incoming[: unit.sums.numel()].view_as(unit.sums)
+            sums = self._incoming[: unit.sums.numel()].view_as(unit.sums)
             group = unit.slots[0].shard.device_mesh.get_group()
-            dist.all_to_all_single(incoming, unit.sums, group=group)
-            sums = incoming.sum(0)
+            dist.all_to_all_single(sums, unit.sums, group=group)
         shards = []
-        for slot, column in zip(
-            unit.slots, torch.split(sums, [slot.sums.shape[1] for slot in unit.slots]), strict=True
+        for slot, columns in zip(
+            unit.slots, torch.split(sums, [slot.sums.shape[1] for slot in unit.slots], dim=1), strict=True
         ):
             local = slot.shard.to_local()
-            real = real_view(local)
-            values = column[: real.numel()].to(torch.float64).mul_(1.0 / scale_of(self._rung))
-            shard = values.to(real.dtype).view(real.shape)
-            shards.append(torch.view_as_complex(shard) if local.is_complex() else shard)
+            shard = torch.empty_like(local, memory_format=torch.contiguous_format)
+            self._convert(columns, real_view(shard).view(-1))
+            shards.append(shard)
         return shards
+
+    def _convert(self, sums: Tensor, values: Tensor) -> None:
+        """`values` of shape (n,) becomes the sum of the ranks' integers in the first n columns, in floating point."""
+        factor = 1.0 / scale_of(self._rung)
+        for start in range(0, values.numel(), PIECE):
+            piece = values[start : start + PIECE]
+            rows = sums[:, start : start + piece.numel()]
+            total = rows[0]
+            if self._world_size > 1:
+                total = torch.add(rows[0], rows[1], out=self._scratch.whole(piece))
+                for row in rows[2:]:
+                    total += row
+            wide = self._scratch.wide(piece)
+            wide.copy_(total)
+            piece.copy_(wide.mul_(factor))
 
     def _largest(self) -> float:
         """The largest gradient element of this rank in this pass, unweighted; nan if one is nan."""

@@ -18,6 +18,33 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
+PIECE = 1 << 17
+"""Elements: few enough for the processor's caches, and enough that the calls cost little."""
+
+
+class Scratch:
+    """Memory for the intermediate values of one piece."""
+
+    def __init__(self, device: torch.device) -> None:
+        kinds = (torch.float32, torch.float64, torch.int64)
+        self._buffers = {kind: torch.empty(PIECE, dtype=kind, device=device) for kind in kinds}
+
+    def real(self, piece: Tensor) -> Tensor:
+        """In float32, or float64 if the piece is: half precision holds no scaled values."""
+        return self._buffers[torch.float64 if piece.dtype == torch.float64 else torch.float32][: piece.numel()]
+
+    def integers(self, piece: Tensor) -> Tensor:
+        """The piece's integral values."""
+        integers = self.whole(piece)
+        integers.copy_(piece)
+        return integers
+
+    def whole(self, piece: Tensor) -> Tensor:
+        return self._buffers[torch.int64][: piece.numel()]
+
+    def wide(self, piece: Tensor) -> Tensor:
+        return self._buffers[torch.float64][: piece.numel()]
+
 
 @dataclass(slots=True, eq=False)
 class Slot:
@@ -37,14 +64,19 @@ class Slot:
         """Real numbers in the whole parameter."""
         return numel_of_real(self.shard, self.shard.numel())
 
-    def add(self, integers: Tensor) -> None:
-        """`integers`: int64, one for each real number of the whole parameter."""
+    def pieces(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """`flat`: one real number for each of the whole parameter. Pieces of it, each with its part of the sums."""
         width = self.sums.shape[1]
-        num_full, rest = divmod(integers.numel(), width)
-        self.sums[:num_full] += integers[: num_full * width].view(num_full, width)
-        if rest:
-            self.sums[num_full, :rest] += integers[num_full * width :]
-        self.was_touched = True
+        for rank, sums in enumerate(self.sums):
+            own = flat[rank * width : (rank + 1) * width]
+            for start in range(0, own.numel(), PIECE):
+                piece = own[start : start + PIECE]
+                yield piece, sums[start : start + piece.numel()]
+
+    def clear_if_untouched(self) -> None:
+        """Drop what is left of an earlier pass; what lies beyond the last row is always zero."""
+        if not self.was_touched:
+            self.sums.zero_()
 
 
 @dataclass(slots=True, eq=False)

@@ -103,3 +103,5 @@ def _choose_kernels(*, deterministic: bool) -> None:
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic, warn_only=False)
+    # Else the mode also writes to every new tensor, which costs a pass over memory each time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
