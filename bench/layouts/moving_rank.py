@@ -104,13 +104,20 @@ class _MeasuredStore(SnapshotStore):
     fresh_bytes = 0
     state_bytes = 0
 
-    def load(self, state: Mapping[str, torch.Tensor], source: SnapshotSource, *, check: Callable[[], None]) -> Loaded:
+    def load(
+        self,
+        state: Mapping[str, torch.Tensor],
+        source: SnapshotSource,
+        *,
+        check: Callable[[], None],
+        optional: Mapping[str, str] | None = None,
+    ) -> Loaded:
         self.state_bytes = sum(local_tensor(tensor).nbytes for tensor in state.values())
         self.loads = ()
         for _ in range(_LOADS):
             self.barrier.wait(_PATIENCE_S)
             before = _Use.now()
-            loaded = super().load(state, source, check=check)
+            loaded = super().load(state, source, check=check, optional=optional)
             after = _Use.now()
             if not self.loads:
                 self.fresh_bytes = (after.num_faults - before.num_faults) * resource.getpagesize()
