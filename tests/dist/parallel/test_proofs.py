@@ -28,15 +28,14 @@ TASKS = Path(__file__).parents[2] / "kit" / "tasks"
 WRONG = {
     "fused": ("tp2", r"the output of 'blocks\.0\.attention\.\w+'"),
     "head_norm": ("tp2", r"the gradient of 'blocks\.0\.attention\.head_norm\.\w+'"),
-    "between": ("pp2", r"the output of 'blocks\.2\.\w+'"),
-    "skip": ("pp2", r"the output of 'blocks\.2\.\w+'"),
+    "skip": ("pp2", r"LayerNorm in pipeline stage 1 gets a value that forward\(\) computes in an earlier stage"),
     "pool": ("cp2", r"the output of 'norm' differs by \d+ %"),
     "arange": ("cp2", r"the output of 'place'"),
     "shifted": ("cp2", r"the gradient of"),
     "metric": ("cp2", r"the metric 'largest' is \S+ instead of"),
 }
 """What is wrong with the task or its plan: the layout that must be refused, and what is named."""
-RIGHT = {"": {"fsdp2", "tp2", "pp2", "cp2"}, "partial": {"fsdp2", "tp2", "pp2", "cp2"}}
+RIGHT = {kind: {"fsdp2", "tp2", "pp2", "cp2"} for kind in ("", "partial", "between")}
 LANGUAGE_MODEL = {
     "stop": {"steps": 3},
     "batch": {"global_size": 8, "micro_size": 2},
@@ -76,7 +75,8 @@ def test_a_wrong_plan_is_refused_and_the_place_is_named(proofs: dict[str, Any], 
     layout, named = WRONG[kind]
     proof = proofs[kind][layout]
     assert proof["outcome"] == "refused", proof
-    assert re.match(rf"the layout {layout} trains another model than one process: .*{named}", proof["words"]), proof
+    begin = "(trains another model than one process|cannot be computed)"
+    assert re.match(rf"the layout {layout} {begin}: .*{named}", proof["words"]), proof
 
 
 def test_a_job_with_a_wrong_layout_ends_in_one_sentence_before_its_first_step_and_remembers_it(tmp_path: Path) -> None:

@@ -128,9 +128,7 @@ class HuggingFaceLM(TextTask):
 
 
 class CausalLM(nn.Module):
-    """Tokens (B, T) int64 -> logits (B, T, V), as a plain tensor.
-
-    So a pipeline's stage, in which pass-throughs replace modules, returns hidden states (B, T, D) for hidden states."""
+    """Tokens (B, T) int64 -> logits (B, T, V), as a plain tensor."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -138,8 +136,7 @@ class CausalLM(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         logits: Tensor = self.network(input_ids=tokens, use_cache=False).logits
-        # transformers slices what goes into the head, and zero-bubble schedules cannot detach views in place
-        return logits.clone() if logits._is_view() else logits
+        return logits
 
 
 def _are_stored(network: nn.Module, directory: Path) -> bool:

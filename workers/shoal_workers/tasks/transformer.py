@@ -37,9 +37,8 @@ _INIT_GAIN = 0.02 * math.sqrt(768)
 class Transformer(nn.Module):
     """Tokens (B, T) int64, and their positions (T,) int64 in the sequence -> logits (B, T, V), in the weights' dtype.
 
-    Without positions the tokens are the first T. A rank of a pipeline calls the same forward with pass-throughs in the
-    place of the modules that it does not have: then `tokens` are hidden states (B, T', D), and T' is less than T if the
-    sequence is split between layers. Only attention uses the positions, and it always gets its T tokens.
+    Without positions the tokens are the first T. Only attention uses the positions, and it always gets its T tokens,
+    also if the sequence is split between layers.
     """
 
     rotations: Tensor

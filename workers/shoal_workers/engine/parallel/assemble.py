@@ -62,7 +62,8 @@ def assemble(
     stages, shared = [Stage(0, model)], {}
     has_buffers = any(not isinstance(one, Router) and any(True for _ in one.buffers(False)) for one in model.modules())
     if layout.pp > 1:
-        shared = stages_with(all_stages(model, plan, layout), ties)
+        whole = all_stages(model, plan, layout)
+        shared = stages_with({index: stage.module for index, stage in whole.items()}, ties)
         stages = split_into_stages(model, plan, layout, layout.pipeline_rank(meshes.rank))
     partial: list[nn.Parameter] = []
     for stage in stages:
@@ -76,6 +77,8 @@ def assemble(
         places = places_of(hooked, stage.module)
         orders.append(shard_model(stage.module, meshes, policy, inside, experts if layout.ep > 1 else ()))
         move_hooks(places, stage.module)
+        if stage.forward_pass is not None:
+            stage.forward_pass.install_hooks(stage.module)
     return Assembly(
         layout=layout,
         parts=tuple(stage.module for stage in stages),
@@ -83,6 +86,7 @@ def assemble(
         num_stages=num_stages(layout) if layout.pp > 1 else 1,
         tied=ties,
         shared=shared,
+        forward_passes=tuple(stage.forward_pass for stage in stages if stage.forward_pass is not None),
         partial=owners,
         orders=tuple(orders),
         has_buffers=has_buffers,

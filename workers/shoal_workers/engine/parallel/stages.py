@@ -1,23 +1,23 @@
-"""The pipeline axis: splits a model into stages, each with pass-throughs in the place of other stages' modules.
+"""The pipeline axis: splits a model into stages, each with placeholders for the modules of the others.
 
     model             embedding  block 0  block 1  block 2  block 3  norm  head
     stage 0 of 2      embedding  block 0  block 1     .        .       .     .
-    stage 1 of 2          .         .        .     block 2  block 3  norm  head       . returns its first input
+    stage 1 of 2          .         .        .     block 2  block 3  norm  head
 
-So the model's own forward runs in every stage, and the names of parameters are those of the whole model. Called by
-`assemble` and by `PipelinePasses`.
+The model's own forward runs in every stage (see stage_forward.py), and the names of parameters are those of the whole
+model. Called by `assemble` and by `PipelinePasses`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.engine.parallel.stage_forward import Elsewhere, StageForward
 from shoal_workers.engine.parallel.ties import shallow_copy, untie_parts
 
 
@@ -27,35 +27,34 @@ class Stage:
 
     index: int
     module: nn.Module
-
-
-class PassThrough(nn.Module):
-    """Takes the place of a module that another stage has."""
-
-    def forward(self, first: Any, *_: Any, **__: Any) -> Any:
-        return first
+    forward_pass: StageForward | None = None
+    """None: the model is not split into stages."""
 
 
 def split_into_stages(model: nn.Module, plan: ParallelPlan, layout: Layout, pipeline_rank: int) -> list[Stage]:
     """The stages of one pipeline rank, in order. `model` must not be used afterwards: the stages share its modules."""
     stages = all_stages(model, plan, layout)
-    own = [Stage(index, stages[index]) for index in stages_of(layout, pipeline_rank, len(stages))]
+    own = [stages[index] for index in stages_of(layout, pipeline_rank, len(stages))]
     untie_parts([stage.module for stage in own])
     return own
 
 
-def all_stages(model: nn.Module, plan: ParallelPlan, layout: Layout) -> dict[int, nn.Module]:
+def all_stages(model: nn.Module, plan: ParallelPlan, layout: Layout) -> dict[int, Stage]:
     """Every stage of the pipeline by index; they share the modules of `model`, and its parameters."""
     sizes = stage_sizes(layout, plan.num_blocks)
+    blocks = [f"{plan.blocks}.{number}" for number in range(plan.num_blocks)]
     stages = {}
-    for index in range(len(sizes)):
-        first = sum(sizes[:index])
-        dropped = {f"{plan.blocks}.{n}" for n in range(plan.num_blocks) if not first <= n < first + sizes[index]}
-        if index > 0:
-            dropped.update(plan.first)
-        if index < len(sizes) - 1:
-            dropped.update(plan.last)
-        stages[index] = _without(model, dropped, "")
+    for index, size in enumerate(sizes):
+        begin = sum(sizes[:index])
+        own, before, after = blocks[begin : begin + size], blocks[:begin], blocks[begin + size :]
+        forward_pass = StageForward(index, len(sizes), tuple(own), plan.last)
+        if before:
+            forward_pass.set_entrance(before[-1])
+        earlier = {*before, *(plan.first if index else ())}
+        later = {*after, *(plan.last if index < len(sizes) - 1 else ())}
+        module = _without(model, earlier, later, "", forward_pass)
+        forward_pass.take_over(module)
+        stages[index] = Stage(index, module, forward_pass)
     return stages
 
 
@@ -79,15 +78,19 @@ def owner_of(layout: Layout, stage: int, num_stages: int) -> int:
     return stage % layout.pp
 
 
-def _without(module: nn.Module, dropped: Collection[str], prefix: str) -> nn.Module:
-    """`module` itself if none of its submodules is dropped, else a copy of it with other children."""
-    if not any(name.startswith(prefix) for name in dropped):
+def _without(
+    module: nn.Module, earlier: Collection[str], later: Collection[str], prefix: str, forward_pass: StageForward
+) -> nn.Module:
+    """`module` itself if another stage has none of its submodules, else a copy of it with other children."""
+    if not any(name.startswith(prefix) for name in (*earlier, *later)):
         return module
     clone = shallow_copy(module)
     for name, child in module._modules.items():
         full_name = prefix + name
-        if full_name in dropped:
-            clone._modules[name] = PassThrough()
-        elif child is not None:
-            clone._modules[name] = _without(child, dropped, f"{full_name}.")
+        if child is None:
+            continue
+        if full_name in earlier or full_name in later:
+            clone._modules[name] = Elsewhere(forward_pass, full_name, child, is_earlier=full_name in earlier)
+        else:
+            clone._modules[name] = _without(child, earlier, later, f"{full_name}.", forward_pass)
     return clone

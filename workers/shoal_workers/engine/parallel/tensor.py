@@ -26,7 +26,7 @@ from shoal_workers.contract.model.plan import ParallelPlan, TensorStyle
 from shoal_workers.engine.parallel.cutting import cut, local
 from shoal_workers.engine.parallel.exchange import copy, gather_same, gather_sum, own_part, sum_scatter, total
 from shoal_workers.engine.parallel.names import matching
-from shoal_workers.engine.parallel.stages import PassThrough
+from shoal_workers.engine.parallel.stage_forward import Elsewhere
 from shoal_workers.engine.parallel.tensor_rules import cuts_sequence, is_below, modules_of, plain
 
 _SEQUENCE_DIM = 1
@@ -44,7 +44,7 @@ def apply_tensor(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> list
     gathers = modules_of(model, plan, TensorStyle.GATHER)
     for pattern, style in plan.tensor.items():
         for name, module in matching(model, pattern):
-            if isinstance(module, PassThrough):  # another pipeline stage has it
+            if isinstance(module, Elsewhere):  # another pipeline stage has it
                 continue
             match style:
                 case TensorStyle.COLUMN:

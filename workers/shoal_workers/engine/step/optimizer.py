@@ -31,7 +31,7 @@ def adamw(parameters: Sequence[nn.Parameter], settings: OptimizerSpec, *, determ
         fused = not deterministic and all(parameter.is_cuda for parameter in parameters)
     kind = DoubleBufferedAdamW if not fused and all(parameter.is_cpu for parameter in parameters) else AdamW
     return kind(
-        [g for g in groups if g["params"]],
+        groups,  # both, also without parameters: every stage of a pipeline has the same groups, perhaps all frozen
         lr=settings.lr,
         betas=betas,
         eps=settings.eps,

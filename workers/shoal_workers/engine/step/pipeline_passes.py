@@ -1,8 +1,9 @@
 """Forward and backward of one rank's micro-batches through a pipeline, with torch's schedules.
 
-The schedule moves hidden states and their gradients between stages. This module feeds it: the inputs go to the first
-stage, the labels to the last, and everything else that the model is called with goes to all stages. Every rank of a
-pipeline reads the same micro-batches. Called by `GradientPass` and `Validation`.
+The schedule moves hidden states and their gradients between stages; the state of the random generators goes along with
+each hidden state. Every rank of a pipeline reads the same micro-batches, and calls the task's loss up to its call of
+the model, so that each stage has the model's arguments; the last stage computes the loss. Called by `GradientPass` and
+`Validation`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from shoal_workers.contract.layout import Recompute, Schedule
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.pipeline_feed import micro_batches_fed
 from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.parallel.stage_forward import Generators, Handover
 from shoal_workers.engine.parallel.stages import Stage, owner_of
 from shoal_workers.engine.parallel.tensor_rules import cuts_sequence
 from shoal_workers.engine.step.batches import Batches
@@ -39,7 +41,7 @@ from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.passes import refuse_written, share_of
 from shoal_workers.engine.task.metrics import Share
 from shoal_workers.engine.task.model_calls import ModelCall, ModelCalls
-from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
 from shoal_workers.tasks.balance import share_of_step
 
 _SINGLE: dict[Schedule, type[ScheduleGPipe | Schedule1F1B]] = {
@@ -69,7 +71,11 @@ class PipelinePasses:
         self._user_code = generation.user_code
         self._group = generation.meshes.pp.get_group()
         self._own = _fed(generation)
-        self._shares = [0.0] * len(self._own)
+        self._fed: list[_Fed] = []
+        self._shares: list[Share] = []
+        """Of the step that runs, so far."""
+        self._handed: dict[tuple[int, int], Tensor] = {}
+        """(stage, micro-batch) -> the state of the random generators that the stage before has left, on the device."""
         self._schedule: PipelineScheduleSingle | PipelineScheduleMulti | None = None
         self._stages: list[_Stage] = []
         for order in assembly.orders:
@@ -80,73 +86,90 @@ class PipelinePasses:
         num = generation.spec.batch.num_micro_batches
         for order in assembly.orders:
             order.begin_step()
-        self._shares[:] = [micro_batch.weight / num * scale for micro_batch in self._own]
+        weights = [micro_batch.weight / num for micro_batch in self._own]
         with self._user_code, generation.split_loss():
-            read = [generation.own_tokens(batches.training(generation.spec, step, one.index)) for one in self._own]
-            calls = [self._calls.catch(batch) for batch in read]
-            schedule = self._schedule = self._schedule or self._make_schedule(calls[0])
+            self._fed[:] = [
+                _Fed(*self._called(step, one, batches), weight=weight, scale=scale)
+                for one, weight in zip(self._own, weights, strict=True)
+            ]
+            schedule = self._schedule = self._schedule or self._make_schedule(self._fed[0].call)
             for stage in self._stages:
                 stage.clear_runtime_states()
-            seed_everything(randomness_seed(generation.spec.seed, step, self._own[0].index))
-            shares: list[Share] = []
-            weights = [micro_batch.weight / num for micro_batch in self._own]
-            targets = [(batch, weight, scale, shares) for batch, weight in zip(read, weights, strict=True)]
-            schedule._step_microbatches(
-                [(call.first,) if assembly.is_first else () for call in calls],
-                [call.others for call in calls],
-                targets,
-                [] if assembly.is_last else None,
-                return_outputs=False,
-            )
+            self._handed.clear()
+            self._shares.clear()
+            try:
+                schedule._step_microbatches(
+                    [(fed.call.first,) if assembly.is_first else () for fed in self._fed],
+                    [{} for _ in self._fed],
+                    [None for _ in self._fed],
+                    [] if assembly.is_last else None,
+                    return_outputs=False,
+                )
+            except RuntimeError:
+                for stage in self._stages:
+                    if stage.error is not None:  # without torch's list of its arguments
+                        raise stage.error from None
+                raise
             for order in assembly.orders:
                 refuse_written(order)
-        return shares
+        return list(self._shares)
 
     def forward_only(self, batch: Any) -> Share:
         generation, assembly = self._generation, self._assembly
-        parts = dict(zip(assembly.stages, assembly.parts, strict=True))
+        parts = dict(zip(assembly.stages, zip(assembly.parts, assembly.forward_passes, strict=True), strict=True))
         with torch.no_grad(), self._user_code, generation.split_loss(), self._buffers.unchanged():
             own = generation.own_tokens(batch)
-            call = self._calls.catch(own)
-            hidden = call.first
+            is_training = assembly.parts[0].training
+            call = self._calls.catch(own, is_training=is_training)
+            expected = self._empty_hidden(call, device="meta")
+            received: Handover | None = None
             for index in range(assembly.num_stages):
-                part = parts.get(index)
-                if part is None:
+                if index not in parts:
                     continue
+                part, forward_pass = parts[index]
                 if index > 0 and index - 1 not in parts:
-                    hidden = self._empty_hidden(call)
-                    dist.recv(hidden, self._rank_of(index - 1), group=self._group)
-                hidden = part(hidden, **call.others)
-                if index + 1 < assembly.num_stages and index + 1 not in parts:
-                    dist.send(hidden.contiguous(), self._rank_of(index + 1), group=self._group)
+                    received = Handover(self._empty_hidden(call), torch.empty_like(call.at_call))
+                    received = self._received(received, self._rank_of(index - 1))
+                forward_pass.expect(_GENERATORS, expected.shape, expected.dtype, received)
+                set_generator_states(call.at_call)
+                output = part(*call.args, **call.kwargs)
+                if index + 1 < assembly.num_stages:
+                    received = forward_pass.handed_over()
+                    if index + 1 not in parts:
+                        self._send(received, self._rank_of(index + 1))
             if not assembly.is_last:
                 return Share(torch.zeros((), device=generation.device), None)
-            return share_of(generation, self._calls.loss_of(hidden, own))
+            returned = self._calls.loss_of(output, own, call, generator_states(), is_training=is_training)
+            return share_of(generation, returned)
 
-    def _loss(self, output: Tensor, target: tuple[Any, float, float, list[Share]]) -> Tensor:
-        """The last stage's loss; the schedule differentiates what this returns."""
-        batch, weight, scale, shares = target
-        returned = self._calls.loss_of(output, batch)
-        if weight:
-            shares.append(share_of(self._generation, returned, weight))
-        return returned.loss * (weight * scale / self._generation.num_token_ranks)
+    def _called(self, step: int, micro_batch: MicroBatch, batches: Batches) -> tuple[Any, ModelCall]:
+        """A micro-batch, and how the task calls the model for it."""
+        generation = self._generation
+        seed_everything(randomness_seed(generation.spec.seed, step, micro_batch.index))
+        batch = generation.own_tokens(batches.training(generation.spec, step, micro_batch.index))
+        return batch, self._calls.catch(batch)
+
+    def _loss(self, output: Any, fed: _Fed) -> Tensor:
+        """Of the last stage; the schedule differentiates what this returns."""
+        returned = self._calls.loss_of(output, fed.batch, fed.call, generator_states())
+        if fed.weight:
+            self._shares.append(share_of(self._generation, returned, fed.weight))
+        return returned.loss * (fed.weight * fed.scale / self._generation.num_token_ranks)
 
     def _make_schedule(self, call: ModelCall) -> PipelineScheduleSingle | PipelineScheduleMulti:
         layout, assembly = self._generation.layout, self._assembly
         hidden = self._empty_hidden(call, device="meta").requires_grad_()
         examples = [call.first.to("meta") if index == 0 else hidden for index in assembly.stages]
+        own = zip(assembly.stages, assembly.parts, assembly.forward_passes, examples, strict=True)
         stages = self._stages = [
-            _Stage(self._generation, Stage(index, module), assembly.num_stages, (example, hidden), self._feed(part))
-            for part, (index, module, example) in enumerate(zip(assembly.stages, assembly.parts, examples, strict=True))
+            _Stage(self, self._generation, Stage(index, module, forward_pass), part, (example, hidden))
+            for part, (index, module, forward_pass, example) in enumerate(own)
         ]
         single, multiple = _SINGLE.get(layout.schedule), _MULTIPLE.get(layout.schedule)
         if single is not None:
-            return single(stages[0], len(self._own), loss_fn=self._loss, scale_grads=False)
+            return single(stages[0], len(self._own), loss_fn=_is_loss, scale_grads=False)
         assert multiple is not None
-        return multiple(list(stages), len(self._own), loss_fn=self._loss, scale_grads=False)
-
-    def _feed(self, part: int) -> _Feed:
-        return _Feed(self._own, self._shares, self._buffers, part)
+        return multiple(list(stages), len(self._own), loss_fn=_is_loss, scale_grads=False)
 
     def _empty_hidden(self, call: ModelCall, device: str | torch.device | None = None) -> Tensor:
         """A tensor of the shape and dtype that one stage hands to the next.
@@ -164,37 +187,56 @@ class PipelinePasses:
         owner = owner_of(self._generation.layout, stage, self._assembly.num_stages)
         return dist.get_global_rank(self._group, owner)
 
+    def _send(self, handover: Handover, rank: int) -> None:
+        dist.send(handover.hidden.contiguous(), rank, group=self._group)
+        dist.send(handover.generators.to(self._generation.device), rank, group=self._group)
+
+    def _received(self, into: Handover, rank: int) -> Handover:
+        generators = into.generators.to(self._generation.device)
+        dist.recv(into.hidden, rank, group=self._group)
+        dist.recv(generators, rank, group=self._group)
+        return Handover(into.hidden, generators.cpu())
+
 
 @dataclass(frozen=True, slots=True)
-class _Feed:
-    """What a stage must know of the micro-batches that run through it."""
+class _Fed:
+    """One micro-batch of the step that runs."""
 
-    micro_batches: Sequence[MicroBatch]
-    shares: Sequence[float]
-    """Of the step, by micro-batch."""
-    buffers: StepBuffers
-    part: int
-    """The stage's index in the rank's assembly."""
+    batch: Any
+    call: ModelCall
+    weight: float
+    """Its share of the mean over all micro-batches; 0: padding."""
+    scale: float
+
+
+_GENERATORS = Generators(generator_states, set_generator_states)
+
+
+def _is_loss(output: Tensor, _: None) -> Tensor:
+    """The last stage has computed it already."""
+    return output
 
 
 class _Stage(PipelineStage):
-    """A pipeline stage that reports its phase, and that can be stopped between two micro-batches."""
+    """A pipeline stage that reports its phase, and that can be stopped between two micro-batches.
+
+    The output of the last one is the loss."""
 
     def __init__(
         self,
+        passes: PipelinePasses,
         generation: Generation,
         stage: Stage,
-        num_stages: int,
+        part: int,
         examples: tuple[Tensor, Tensor],
-        feed: _Feed,
     ) -> None:
-        """`examples`: the stage's input and output, on the meta device."""
-        assert generation.meshes.pp is not None
+        """`part`: the stage's index in the rank's assembly; `examples`: its input and output, on the meta device."""
+        assert generation.meshes.pp is not None and stage.forward_pass is not None
         recomputes = generation.layout.recompute is not Recompute.NONE
         super().__init__(
             stage.module,
             stage.index,
-            num_stages,
+            passes._assembly.num_stages,
             generation.device,
             input_args=examples[0],
             output_args=examples[1],
@@ -202,21 +244,64 @@ class _Stage(PipelineStage):
             dw_builder=_whole_backward if recomputes else None,
         )
         self._generation = generation
-        self._feed = feed
+        self._passes = passes
+        self._part = part
+        self._forward_pass = stage.forward_pass
+        self._handed_shape, self._handed_dtype = examples[1].shape, examples[1].dtype
+        self._micro_batch = 0
+        self.error: Exception | None = None
+        """What the last forward pass has raised."""
         self.has_backward = True
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self._generation.check()
         self._generation.position.enter(Phase.FORWARD)
-        feed = self._feed
-        share_of_step(self.submod, feed.shares[fwd_chunk_id])
-        with feed.buffers.forward(feed.micro_batches[fwd_chunk_id], feed.part):
+        self._micro_batch = fwd_chunk_id
+        fed = self._passes._fed[fwd_chunk_id]
+        share_of_step(self.submod, fed.weight * fed.scale)
+        with self._passes._buffers.forward(self._passes._own[fwd_chunk_id], self._part):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
-    def get_fwd_send_ops(self, fwd_chunk_id: int) -> Any:
+    def forward_maybe_with_nosync(self, *args: Any, **_: Any) -> Any:
+        self.error = None
+        try:
+            return self._forward(None if self.is_first else args[0])
+        except Exception as error:
+            self.error = error
+            raise
+
+    def _forward(self, hidden: Tensor | None) -> Tensor:
+        passes, number = self._passes, self._micro_batch
+        fed = passes._fed[number]
+        received = None
+        if hidden is not None:
+            received = Handover(hidden, passes._handed.pop((self.stage_index, number)).cpu())
+        self._forward_pass.expect(_GENERATORS, self._handed_shape, self._handed_dtype, received)
+        set_generator_states(fed.call.at_call)
+        output = self.submod(*fed.call.args, **fed.call.kwargs)
+        if self.is_last:
+            return passes._loss(output, fed)
+        handed = self._forward_pass.handed_over()
+        passes._handed[self.stage_index + 1, number] = handed.generators.to(self._generation.device)
+        result: Tensor = output
+        return result
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        ops = super().get_fwd_recv_ops(fwd_chunk_id)
+        if not self.is_first:
+            states = torch.empty_like(self._passes._fed[fwd_chunk_id].call.at_call, device=self._generation.device)
+            self._passes._handed[self.stage_index, fwd_chunk_id] = states
+            ops.append(dist.P2POp(dist.irecv, states, self._passes._rank_of(self.stage_index - 1), self.group))
+        return ops
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         outputs, inputs = self.fwd_cache[fwd_chunk_id]
         self.fwd_cache[fwd_chunk_id] = _contiguous(outputs), inputs
-        return super().get_fwd_send_ops(fwd_chunk_id)
+        ops = super().get_fwd_send_ops(fwd_chunk_id)
+        if not self.is_last:
+            states = self._passes._handed.pop((self.stage_index + 1, fwd_chunk_id))
+            ops.append(dist.P2POp(dist.isend, states, self._passes._rank_of(self.stage_index + 1), self.group))
+        return ops
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> Any:
         if bwd_chunk_id in self.bwd_cache:
@@ -225,11 +310,11 @@ class _Stage(PipelineStage):
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         self._generation.position.enter(Phase.BACKWARD)
-        with self._feed.buffers.backward(self._feed.part):
+        with self._passes._buffers.backward(self._part):
             return super().backward_one_chunk(*args, **kwargs)
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self._feed.buffers.backward(self._feed.part):
+        with self._passes._buffers.backward(self._part):
             return super().backward_weight_one_chunk(*args, **kwargs)
 
 

@@ -1,8 +1,11 @@
 """Splits a task's `loss(model, batch)` into the arguments of the model and the loss of its output.
 
-A pipeline's first stage needs the inputs, its last stage the loss; the task knows nothing of stages. Its `loss` calls
-the model exactly once, so a replacement for the model can record the arguments, or return an output that came from the
-last stage. Called by `PipelinePasses`.
+    catch      on every rank    loss runs up to its call of the model, which is left with the arguments
+    loss_of    on the last      loss runs from its beginning with the same random numbers, the call returns the output
+                                that came from the last stage, and loss goes on with the random numbers of that stage
+
+So a task's random numbers before, in and after the call are those of one process. A `loss` calls the model exactly once
+and uses nothing else of it: a placeholder for the model refuses the rest. Called by `PipelinePasses`.
 """
 
 from __future__ import annotations
@@ -10,23 +13,30 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from shoal_workers.engine.task.randomness import generator_states, set_generator_states
 from shoal_workers.engine.task.returned import Returned
 
 LossOf = Callable[[nn.Module, Any], Returned]
+_WAY_OUT = "or use a layout without pp."
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
     """How a task calls its model for one batch."""
 
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     first: Tensor
-    """The argument that flows through the stages: each later stage gets the previous stage's output in its place."""
-    others: dict[str, Any]
-    """The other arguments by name; every stage gets them."""
+    """The first argument of forward."""
+    before_loss: Tensor
+    """State of the random generators when loss was called."""
+    at_call: Tensor
+    """The same when it called the model."""
 
 
 class ModelCalls:
@@ -36,21 +46,49 @@ class ModelCalls:
         self._loss = loss
         self._signature = inspect.signature(type(model).forward)
 
-    def catch(self, batch: Any) -> ModelCall:
-        """The arguments that the task calls its model with. Raises whatever the task raises before that call."""
+    def catch(self, batch: Any, *, is_training: bool = True) -> ModelCall:
+        """The arguments that the task calls its model with. Raises whatever the task raises before that call.
+
+        Raises:
+            TypeError: a pipeline cannot be given these arguments.
+        """
+        before_loss = generator_states()
         try:
-            self._loss(_ArgumentRecorder(), batch)
+            self._loss(_ArgumentRecorder().train(is_training), batch)
         except _Caught as caught:
-            bound = self._signature.bind(None, *caught.args, **caught.kwargs).arguments
-            (_, first), *others = list(bound.items())[1:]
-            return ModelCall(first, dict(others))
+            at_call = generator_states()
+            return ModelCall(caught.args, caught.kwargs, self._first(caught), before_loss, at_call)
         raise TypeError(
-            "loss() did not call the model that it was given. A pipeline needs this call to know its inputs."
+            "loss() did not call the model that it was given. A pipeline needs this call to know its inputs: call "
+            f"model(...) once, {_WAY_OUT}"
         )
 
-    def loss_of(self, output: Tensor, batch: Any) -> Returned:
-        """The task's loss and metrics of the last stage's output."""
-        return self._loss(_FixedOutput(output), batch)
+    def loss_of(
+        self, output: Any, batch: Any, call: ModelCall, generators: Tensor, *, is_training: bool = True
+    ) -> Returned:
+        """The task's loss and metrics of the last stage's output. `generators`: their state at its end."""
+        placeholder = _FixedOutput(output, generators)
+        set_generator_states(call.before_loss)
+        return self._loss(placeholder.train(is_training), batch)
+
+    def _first(self, caught: _Caught) -> Tensor:
+        bound = self._signature.bind(None, *caught.args, **caught.kwargs).arguments
+        name, first = (*list(bound.items())[1:], ("", None))[0]
+        if isinstance(first, tuple) and caught.args:  # forward(self, *inputs)
+            first = caught.args[0]
+        if not isinstance(first, Tensor) or first.ndim == 0:
+            kind = "a tensor without dimensions" if isinstance(first, Tensor) else f"a {type(first).__name__}"
+            raise TypeError(
+                f"loss() calls the model with {kind} as the first argument{f' {name!r}' if name else ''}. Under a "
+                "pipeline it must be a tensor (samples, ...), whose shape tells the stages what they hand over: let "
+                f"forward() take that tensor first, {_WAY_OUT}"
+            )
+        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves((caught.args, caught.kwargs))):
+            raise TypeError(
+                "loss() calls the model with an input that requires a gradient. The stages of a pipeline do not return "
+                f"gradients of inputs: detach() it, {_WAY_OUT}"
+            )
+        return first
 
 
 class _Caught(BaseException):
@@ -61,15 +99,54 @@ class _Caught(BaseException):
         self.kwargs = kwargs
 
 
-class _ArgumentRecorder(nn.Module):
+class _Placeholder(nn.Module):
+    """In the place of a model of which no process has all."""
+
+    def __getattr__(self, name: str) -> Any:
+        _refuse(name)
+
+    def parameters(self, recurse: bool = True) -> NoReturn:
+        _refuse("parameters()")
+
+    def named_parameters(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("named_parameters()")
+
+    def buffers(self, recurse: bool = True) -> NoReturn:
+        _refuse("buffers()")
+
+    def named_buffers(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("named_buffers()")
+
+    def state_dict(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("state_dict()")
+
+    def modules(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("modules()")
+
+
+class _ArgumentRecorder(_Placeholder):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise _Caught(args, kwargs)
 
 
-class _FixedOutput(nn.Module):
-    def __init__(self, output: Tensor) -> None:
+class _FixedOutput(_Placeholder):
+    def __init__(self, output: Any, generators: Tensor) -> None:
         super().__init__()
-        self._output = output
+        self.__dict__.update(output=output, generators=generators, was_called=False)
 
-    def forward(self, *_: Any, **__: Any) -> Tensor:
-        return self._output
+    def forward(self, *_: Any, **__: Any) -> Any:
+        if self.__dict__["was_called"]:
+            raise TypeError(
+                "loss() calls the model more than once. A pipeline goes through the model once for each micro-batch: "
+                f"call it with all inputs in one batch (torch.cat) and split the output, {_WAY_OUT}"
+            )
+        self.__dict__["was_called"] = True
+        set_generator_states(self.__dict__["generators"])
+        return self.__dict__["output"]
+
+
+def _refuse(name: str) -> NoReturn:
+    raise AttributeError(
+        f"loss() uses model.{name}. Under a pipeline no process has the whole model, and loss() can only call it: let "
+        f"forward() return what loss() needs, {_WAY_OUT}"
+    )

@@ -52,7 +52,8 @@ def test_a_plan_that_names_another_tie_than_the_model_has_is_refused(
 def test_the_stages_of_a_shared_parameter() -> None:
     def shared(kind: str, layout: Layout) -> dict[str, tuple[int, ...]]:
         model = Model(kind)
-        return stages_with(all_stages(model, _PLAN, layout), find_ties(model, _PLAN))
+        stages = {index: stage.module for index, stage in all_stages(model, _PLAN, layout).items()}
+        return stages_with(stages, find_ties(model, _PLAN))
 
     assert shared("ends", Layout(pp=2)) == {"embedding.weight": (0, 1)}
     assert shared("inside", Layout(pp=2)) == {}
