@@ -34,7 +34,9 @@ def test_large_tensors_go_around_the_ring(result: dict[str, Any]) -> None:
     assert list(result["calls"].values()) == [
         one,
         one,
+        ["reduce-scatter"],
         ["all-gather"],
+        one,
         ["reduce-scatter"],
         one,
         one,

@@ -57,6 +57,7 @@ def find(rank: int) -> dict[str, Any]:
         calls[case] = log.names
 
     gathered, scattered = True, 0.0
+    scatter = DirectReduceScatter()
     for name, count in (("small", _SMALL), ("large", _LARGE)):
         parts = torch.stack([_part(one, count, torch.float32) for one in range(_WORLD)])
         output = torch.empty(_WORLD * count)
@@ -66,10 +67,16 @@ def find(rank: int) -> dict[str, Any]:
         own = torch.empty(count)
         called(
             f"reduce-scatter, {name}",
-            lambda: DirectReduceScatter()(own, whole[rank], group, dist.ReduceOp.SUM),  # noqa: B023
+            lambda: scatter(own, whole[rank], group, dist.ReduceOp.SUM),  # noqa: B023
         )
         expected = torch.stack(whole).double().sum(0).view(_WORLD, -1)[rank]
         scattered = max(scattered, float((own - expected).abs().max()))
+        around = torch.empty(count)
+        called(
+            f"reduce-scatter above its limit, {name}",
+            lambda: DirectReduceScatter(16)(around, whole[rank], group, dist.ReduceOp.SUM),  # noqa: B023
+        )
+        scattered = max(scattered, float((around - expected).abs().max()))
     reduced, equal = {}, {}
     for count in _REDUCED:
         terms = torch.stack([_part(20 + one, count, torch.float64) for one in range(_WORLD)])
