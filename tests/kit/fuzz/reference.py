@@ -1,7 +1,7 @@
 """What is right: a plain loop in one process, with torch alone, as docs/tasks.md describes a step.
 
 buffers         each micro-batch begins with those of the step; the step ends with them plus the mean of what the
-                micro-batches changed (integers: the sum). Those of BatchNorm, on which outputs of
+                micro-batches changed (integers: the sum). Those of BatchNorm and InstanceNorm, on which outputs of
                 training do not depend, go from one micro-batch to the next
 how far rounding reaches    the same loop in float64, and twice with gradients that differ in their last bits
 
@@ -25,7 +25,7 @@ from shoal_workers.contract.batch_partition import randomness_seed, sample_at, s
 
 _VALIDATION = 0x56414C49
 _NOISE = 3e-7
-_SEQUENTIAL = nn.modules.batchnorm._BatchNorm
+_SEQUENTIAL = nn.modules.batchnorm._NormBase
 
 
 @dataclass(frozen=True)
