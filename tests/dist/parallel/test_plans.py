@@ -65,8 +65,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a forward on the module": ("set_forward", _WHOLE_STYLES, "forward that was set on the module"),
     "weight_norm": ("weight_norm", _WHOLE_STYLES, "'weight' by a parametrization"),
     "the old weight_norm": ("old_weight_norm", _WHOLE_STYLES, "computes its weight before each call"),
-    "max_norm": ("max_norm", _WHOLE_STYLES, "max_norm=0.5"),
-    "sparse": ("sparse", _WHOLE_STYLES, "sparse=True"),
     "another module": ("", {**_WHOLE_STYLES, "norm": "column"}, "'norm'.*it is a LayerNorm"),
     "a name that is wrong": ("", {**_STYLES, "blocks.*.norm3": "sequence"}, "'blocks.*.norm3'.*no module"),
     "two patterns": ("", {**_WHOLE_STYLES, "blocks.1.attention.out": "row"}, "by two patterns"),
@@ -93,12 +91,33 @@ def test_what_tp_would_compute_otherwise_is_refused_by_name(case: str) -> None:
         checked_plan(Decoder(kind), ParallelPlan.model_validate(plan_of(sequential=False, tensor=styles)))
 
 
-def test_a_refusal_is_the_error_of_a_job_before_its_first_step(make_job: Any) -> None:
-    job = make_job(**spec(kind="adapted"))
-    exits = job.run(job.workers(2), layout=TP2)
-    assert [one.kind for one in exits] == [ExitKind.USER_ERROR] * 2
+@pytest.mark.parametrize(
+    ("kind", "layout", "words"),
+    [
+        ("adapted", TP2, "This Adapted has a forward of its own"),
+        ("max_norm", Layout(), "'embedding' is an Embedding with max_norm=0.5"),
+        ("sparse", Layout(), "'embedding' is an Embedding with sparse=True"),
+        ("frequency", CP2, "with scale_grad_by_freq=True"),
+    ],
+)
+def test_a_refusal_is_the_error_of_a_job_before_its_first_step(
+    make_job: Any, kind: str, layout: Layout, words: str
+) -> None:
+    """No sharded model can change its table in a forward pass: that is refused at every size."""
+    job = make_job(**spec(kind=kind))
+    exits = job.run(job.workers(layout.world_size), layout=layout)
+    assert [one.kind for one in exits] == [ExitKind.USER_ERROR] * layout.world_size
     assert all(one.step == 0 and one.error.mistake == "refused" for one in exits)
-    assert all("This Adapted has a forward of its own" in one.error.message for one in exits)
+    assert all(words in one.error.message for one in exits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sequential"), [("padding_idx", False), ("padded frequency", True), ("frequency", False)]
+)
+def test_a_split_table_has_the_options_of_a_whole_one(
+    pool_of: Any, plain_run: Any, kind: str, sequential: bool
+) -> None:
+    assert_equal(pool_of, plain_run, spec(sequential=sequential, kind=kind), TP2)
 
 
 @pytest.mark.parametrize("sequential", [False, True])

@@ -53,6 +53,7 @@ def assemble(
     """
     layout = meshes.layout
     plan = plan or ParallelPlan()
+    _refuse_tables(model, cp=layout.cp)
     if layout.tp > 1:
         plan = checked_plan(model, plan)
     units = set(shard_units(model))
@@ -91,6 +92,27 @@ def assemble(
         orders=tuple(orders),
         has_buffers=has_buffers,
     )
+
+
+def _refuse_tables(model: nn.Module, *, cp: int) -> None:
+    """Options of tables that no sharded model can have: ValueError, by name."""
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            continue
+        where = f"{name!r} is an {type(module).__name__}"
+        if module.max_norm is not None:
+            raise ValueError(
+                f"{where} with max_norm={module.max_norm}: each forward pass would change the parameter in place, and "
+                "what a worker computes with is a gathered copy. Scale its output in forward() instead, for example by "
+                "(max_norm / x.norm(dim=-1, keepdim=True)).clamp(max=1)."
+            )
+        if module.sparse:
+            raise ValueError(f"{where} with sparse=True: sparse gradients cannot be sharded. Leave sparse out.")
+        if cp > 1 and module.scale_grad_by_freq:
+            raise ValueError(
+                f"{where} with scale_grad_by_freq=True: it counts tokens in the whole sequence, of which cp {cp} gives "
+                "each rank a part. Leave it out, or set parallelism.cp to 1."
+            )
 
 
 def _apply(module: nn.Module, plan: ParallelPlan, meshes: Meshes, *, compiles: bool) -> list[nn.Parameter]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import Function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -119,13 +120,18 @@ class _Cutter:
         chunk = -(-module.num_embeddings // self._mesh.size())
         first = chunk * self._mesh.get_local_rank()
         self._split(module, "weight", 0)
+        num_rows, padding, by_frequency = module.num_embeddings, module.padding_idx, module.scale_grad_by_freq
 
         def forward(tokens: Tensor) -> Tensor:
             rows = local(module.weight)
             index = tokens - first
             is_here = (index >= 0) & (index < rows.shape[0])
-            found = F.embedding(index.where(is_here, 0), rows) * is_here.unsqueeze(-1)
-            return self._joined(found)
+            found = F.embedding(index.where(is_here, 0), rows)
+            if padding is not None:  # torch: this row gets no gradient
+                found = _scaled_gradient(found, tokens != padding)
+            if by_frequency:  # torch: of a token that occurs n times, each gradient counts 1 / n
+                found = _scaled_gradient(found, 1 / torch.bincount(tokens.flatten(), minlength=num_rows)[tokens])
+            return self._joined(found * is_here.unsqueeze(-1))
 
         _replace(module, forward)
 
@@ -195,6 +201,26 @@ def _with_first_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> 
         return inputs, {**named, first: change(named[first])}
 
     module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+class _ScaledGradient(Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(factor)
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (factor,) = ctx.saved_tensors
+        return gradients[0] * factor.unsqueeze(-1).to(gradients[0].dtype), None
+
+
+_apply_scaled_gradient: Callable[..., Tensor] = torch.compiler.disable(_ScaledGradient.apply)  # type: ignore[no-untyped-call]
+
+
+def _scaled_gradient(rows: Tensor, factor: Tensor) -> Tensor:
+    """`rows` (..., D); their gradient is multiplied by `factor` (...)."""
+    return _apply_scaled_gradient(rows, factor)
 
 
 def _strides(shape: torch.Size) -> tuple[int, ...]:

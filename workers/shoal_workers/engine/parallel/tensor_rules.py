@@ -110,10 +110,6 @@ def _difference(module: nn.Module, kind: type[nn.Module]) -> str:
         return "computes its weight before each call (weight_norm, spectral_norm, pruning)"
     if further := [name for name, _ in module.named_parameters() if name not in ("weight", "bias")]:
         return f"has further parameters: {', '.join(map(repr, further))}"
-    if isinstance(module, nn.Embedding) and module.sparse:
-        return "has sparse gradients (sparse=True)"
-    if isinstance(module, nn.Embedding) and module.max_norm is not None:
-        return f"changes its weight in each call (max_norm={module.max_norm})"
     return ""
 
 
