@@ -86,6 +86,7 @@ def plain_run() -> Callable[[dict[str, Any]], Plain]:
                 losses={step: values[0] for step, values in seen.items()},
                 norms={step: values[1] for step, values in seen.items()},
                 validation=validation,
+                metrics={step: values[3] for step, values in seen.items()},
             )
         return known[key]
 

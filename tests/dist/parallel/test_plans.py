@@ -25,7 +25,7 @@ _BASE: dict[str, Any] = {
     "schedule": {"warmup_steps": 1},
     "stop": {"steps": 3},
     "checkpoint": {"every_steps": None},
-    "validation": {"samples": 3},
+    "validation": {"samples": 1},
     "elasticity": {"max_workers": 4},
     "health": {"checksum_every_steps": 1},
     "snapshot": {"enabled": False},
@@ -47,6 +47,7 @@ def assert_equal(pool_of: Any, plain_run: Any, spec: dict[str, Any], *layouts: L
         assert seen.losses == pytest.approx(plain.losses, abs=2e-6), layout.describe()
         assert seen.norms == pytest.approx(plain.norms, abs=2e-6, rel=2e-6), layout.describe()
         assert seen.validation == pytest.approx(plain.validation, abs=2e-6), layout.describe()
+        assert seen.metrics == {step: pytest.approx(values, abs=2e-6) for step, values in plain.metrics.items()}
 
 
 @pytest.mark.parametrize("kind", ["", "inner"])
@@ -121,10 +122,21 @@ def test_a_split_table_has_the_options_of_a_whole_one(
 
 
 @pytest.mark.parametrize("sequential", [False, True])
-@pytest.mark.parametrize("kind", ["hooked"])
+@pytest.mark.parametrize("kind", ["hooked", "tied"])
 def test_hooks_and_tied_layers_are_kept(pool_of: Any, plain_run: Any, kind: str, sequential: bool) -> None:
     """A tied head needs no style of its own: it gets the one that its weight has."""
     styles = {name: style for name, style in plan_of(sequential=sequential)["tensor"].items() if name != "head"}
     tied = {"tied": {"head.weight": "embedding.weight"}, "tensor": styles} if kind == "tied" else {}
     plan = plan_of(sequential=sequential, **tied)
     assert_equal(pool_of, plain_run, spec(plan=plan, kind=kind), TP2, *([PP2_TP2] if kind == "tied" else []))
+
+
+LOSSES = ("accuracy", "masked", "smooth", "weighted", "gather", "in place", "z", "other", "own", "shifted", "pooled")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_may_do_anything_with_logits_that_tp_has_split(pool_of: Any, plain_run: Any, loss: str) -> None:
+    """Metrics by argmax, label smoothing, operations that torch cannot do on parts, a Function of its own."""
+    ignored = "" if loss == "own" else "some"
+    layouts = [TP2, PP2_TP2] if loss in ("accuracy", "gather") else [TP2]
+    assert_equal(pool_of, plain_run, spec(sequential=loss == "z", loss=loss, ignored=ignored), *layouts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ class Plain:
     losses: dict[int, float]
     norms: dict[int, float]
     validation: float
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
 
 
 class WorkerPool:
@@ -52,4 +53,9 @@ class WorkerPool:
         reports = [item for item in group[0].poll() if getattr(item, "generation", None) == generation]
         steps = [item for item in reports if isinstance(item, StepReport)]
         (validation,) = [item.loss for item in reports if isinstance(item, ValidationReport)]
-        return Plain({r.step: r.loss for r in steps}, {r.step: r.grad_norm for r in steps}, validation)
+        return Plain(
+            losses={r.step: r.loss for r in steps},
+            norms={r.step: r.grad_norm for r in steps},
+            validation=validation,
+            metrics={r.step: dict(r.metrics) for r in steps},
+        )

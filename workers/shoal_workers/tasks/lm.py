@@ -49,7 +49,7 @@ class LanguageModel(TextTask):
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Mean next-token cross entropy (nats) of a batch of `collate`; computed in fp32.
 
-        The logits may be a DTensor with a split vocabulary, inside torch's `loss_parallel`: use only what works there.
+        Under tp the logits are split over the vocabulary, and this computes on the parts (parallel/split_output.py).
         """
         logits: Tensor = model(batch["tokens"], batch["positions"])
         return F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())

@@ -1,8 +1,8 @@
 """Makes DTensor's functional collectives on the CPU use the plain ones, whose waits can be timed and left.
 
 torch's own functional collectives wait in C++ until the operation ends: for a rank that gloo has lost, that is the
-timeout. Only all-reduce is used inside a step, by the loss on split logits (torch's `loss_parallel`). Called once per
-worker, by the engine.
+timeout. Only all-reduce is used inside a step, by an optimizer of a task's own on DTensors. Called once per worker, by
+the engine.
 """
 
 from __future__ import annotations

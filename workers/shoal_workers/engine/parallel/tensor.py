@@ -3,7 +3,7 @@
     residual stream     (B, T / tp, D) on each rank: norms and additions work on a part of the sequence
     gather              the whole sequence goes into attention and feed-forward; their input gradients are summed
     column, row         heads and hidden width are split; the sum of a row layer is split along the sequence again
-    embedding, head     the vocabulary is split; the logits become a DTensor, for torch's `loss_parallel`
+    embedding, head     the vocabulary is split; to the loss the logits are whole (split_output.py)
 
 Without `gather` and `sequence` in the plan, activations between the split layers are whole on every rank.
 
@@ -21,12 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from shoal_workers.contract.model.plan import ParallelPlan, TensorStyle
 from shoal_workers.engine.parallel.cutting import cut, local
 from shoal_workers.engine.parallel.exchange import copy, gather_same, gather_sum, own_part, sum_scatter, total
 from shoal_workers.engine.parallel.names import matching
+from shoal_workers.engine.parallel.split_output import Split, split_output
 from shoal_workers.engine.parallel.stage_forward import Elsewhere
 from shoal_workers.engine.parallel.tensor_rules import cuts_sequence, is_below, modules_of, plain
 
@@ -82,11 +83,6 @@ def _on_a_part(model: nn.Module, plan: ParallelPlan) -> list[nn.Parameter]:
         if not is_below(name, wholes) and not is_below(name, experts)
         for parameter in module.parameters(recurse=False)
     ]
-
-
-def splits_vocabulary(plan: ParallelPlan) -> bool:
-    """Whether the logits are a DTensor, so that the loss needs torch's `loss_parallel`."""
-    return TensorStyle.HEAD in plan.tensor.values()
 
 
 class _Cutter:
@@ -147,10 +143,7 @@ class _Cutter:
             else:
                 whole = gather_sum(x, _SEQUENCE_DIM, self._mesh) if self._is_sequential else copy(x, self._mesh)
             logits = F.linear(whole, local(module.weight), _local_or_none(module.bias))
-            shape = torch.Size((*logits.shape[:-1], num_outputs))
-            return DTensor.from_local(
-                logits, self._mesh, (Shard(-1),), run_check=False, shape=shape, stride=_strides(shape)
-            )
+            return split_output(logits, Split(tp=self._mesh, width=num_outputs))
 
         _replace(module, forward)
 
@@ -221,7 +214,3 @@ _apply_scaled_gradient: Callable[..., Tensor] = torch.compiler.disable(_ScaledGr
 def _scaled_gradient(rows: Tensor, factor: Tensor) -> Tensor:
     """`rows` (..., D); their gradient is multiplied by `factor` (...)."""
     return _apply_scaled_gradient(rows, factor)
-
-
-def _strides(shape: torch.Size) -> tuple[int, ...]:
-    return torch.empty(shape, device="meta").stride()

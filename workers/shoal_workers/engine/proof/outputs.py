@@ -20,6 +20,7 @@ from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.model.initial_weights import box_of
 from shoal_workers.engine.parallel.head_tail import own_part
+from shoal_workers.engine.parallel.split_output import SplitOutput
 from shoal_workers.engine.parallel.stage_forward import Elsewhere
 
 TOLERANCE = 1e-3
@@ -51,6 +52,8 @@ class Outputs:
         def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
             if name in self.by_name or not isinstance(output, Tensor) or not output.is_floating_point():
                 return
+            if isinstance(output, SplitOutput):
+                output = output.detach().clone().whole()
             if not torch.isnan(output).all():  # else of what a pipeline's stage does not know: see stage_forward.py
                 self.by_name[name] = output.detach().clone()
 

@@ -5,12 +5,10 @@ The model is not part of it: a model may outlive its generation (see engine/mode
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.distributed.tensor.parallel import loss_parallel
 
 from shoal_workers.contract.batch_partition import MicroBatch, micro_batches_of_rank
 from shoal_workers.contract.layout import Layout
@@ -22,7 +20,6 @@ from shoal_workers.engine.group.fence import GenerationFence
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.compression import compute_dtype
 from shoal_workers.engine.parallel.context import shard_batch
-from shoal_workers.engine.parallel.tensor import splits_vocabulary
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.position import Position
 from shoal_workers.engine.task.remarks import Remarks
@@ -93,7 +90,3 @@ class Generation:
         """This rank's tokens of a batch: all of them, unless the context axis splits the sequence."""
         cp = self.meshes.cp
         return batch if cp is None else shard_batch(batch, self.plan, cp.get_local_rank(), cp.size())
-
-    def split_loss(self) -> AbstractContextManager[None]:
-        """Context manager around forward and backward passes: logits may be split over the vocabulary."""
-        return loss_parallel() if self.layout.tp > 1 and splits_vocabulary(self.plan) else nullcontext()

@@ -123,7 +123,7 @@ class LocalPasses:
 
     def _forward_only(self, batch: Any) -> Share:
         generation = self._generation
-        with torch.no_grad(), generation.split_loss(), self._user_code, self._buffers.unchanged():
+        with torch.no_grad(), self._user_code, self._buffers.unchanged():
             return share_of(generation, generation.task.evaluate(self._model, generation.own_tokens(batch)))
 
     def _prepare_backward(self, *, is_last: bool) -> None:
@@ -144,7 +144,7 @@ class LocalPasses:
         generation.position.enter(Phase.FORWARD)
         weight = micro_batch.weight / generation.spec.batch.num_micro_batches
         share_of_step(self._model, weight * scale)
-        with self._user_code, generation.split_loss():
+        with self._user_code:
             seed_everything(randomness_seed(generation.spec.seed, step, micro_batch.index))
             batch = generation.own_tokens(batches.training(generation.spec, step, micro_batch.index))
             with self._buffers.forward(micro_batch):

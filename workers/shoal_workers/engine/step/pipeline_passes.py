@@ -87,7 +87,7 @@ class PipelinePasses:
         for order in assembly.orders:
             order.begin_step()
         weights = [micro_batch.weight / num for micro_batch in self._own]
-        with self._user_code, generation.split_loss():
+        with self._user_code:
             self._fed[:] = [
                 _Fed(*self._called(step, one, batches), weight=weight, scale=scale)
                 for one, weight in zip(self._own, weights, strict=True)
@@ -117,7 +117,7 @@ class PipelinePasses:
     def forward_only(self, batch: Any) -> Share:
         generation, assembly = self._generation, self._assembly
         parts = dict(zip(assembly.stages, zip(assembly.parts, assembly.forward_passes, strict=True), strict=True))
-        with torch.no_grad(), self._user_code, generation.split_loss(), self._buffers.unchanged():
+        with torch.no_grad(), self._user_code, self._buffers.unchanged():
             own = generation.own_tokens(batch)
             is_training = assembly.parts[0].training
             call = self._calls.catch(own, is_training=is_training)
