@@ -65,6 +65,8 @@ NAMES = [
     "job.retried",
     "job.state",
     "job.waiting",
+    "layout.proven",
+    "layout.refused",
     "maintenance.planned",
     "metrics.hook_failed",
     "node.answers",
