@@ -101,7 +101,7 @@ class Lives:
                 self._name += f", kill in {phase} {step}, then {_words(ways.survived)}"
                 source = _in_memory(job, exits, everyone[:-1])
                 restore = {"is_recovery": True}
-            if ways.changed is not None:
+            if ways.changed is not None and (source is None or source.step <= STEPS - 2):
                 at = STEPS - 2
                 group[0].strike("forward", at, "hold")
                 generation = job.start(

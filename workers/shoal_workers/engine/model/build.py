@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from shoal_workers.contract.model.shape import ModelShape
+from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
+from shoal_workers.engine.errors import LayoutRefused
 from shoal_workers.engine.model.build_progress import noted, refused_if_too_large
 from shoal_workers.engine.model.draw import Distribution
 from shoal_workers.engine.model.fast_build import build_for_restore, build_undrawn
@@ -25,7 +27,7 @@ from shoal_workers.engine.process.memory_limit import available_bytes
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.stage_groups import Settings, refuse_other_settings, settings_by_name, settings_of
+from shoal_workers.engine.step.stage_groups import Settings, other_settings, settings_by_name, settings_of
 from shoal_workers.engine.step.update import build_update
 from shoal_workers.engine.task.model_calls import ModelCalls
 
@@ -37,6 +39,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
 
     Raises:
         TaskFailed: the task's own code raised.
+        LayoutRefused: the task's optimizer treats parameters of a stage in another way than those of the whole model.
     """
     task, spec, assignment = generation.task, generation.spec, generation.assignment
     _choose_kernels(deterministic=spec.deterministic)
@@ -65,7 +68,8 @@ def build_runtime(generation: Generation) -> ModelRuntime:
                 for group, name, _, _ in update.named_parameters()
             }
             names = [name for name, _ in assembly.named_parameters()]
-            refuse_other_settings(in_whole_model, in_stage, names, task.line_of("build_optimizer"))
+            if words := other_settings(in_whole_model, in_stage, names, task.line_of("build_optimizer")):
+                raise LayoutRefused(LayoutProof(layout=generation.layout, outcome=ProofOutcome.REFUSED, words=words))
     if generation.rank == 0 and update.not_logged and not update.is_elementwise:
         generation.outbox.log_text(
             f"{update.not_logged}. So the state is not kept in shared memory: snapshots are copies, and an unexpected "

@@ -34,20 +34,18 @@ def settings_of(group: Mapping[str, Any]) -> Mapping[str, str]:
     return {key: str(value) for key, value in group.items() if key not in _NOT_COMPARED}
 
 
-def refuse_other_settings(whole: Settings, stage: Settings, names: Iterable[str], place: str) -> None:
-    """`names`: the stage's parameters; `place`: the line of `build_optimizer`.
-
-    Raises:
-        ValueError: a parameter has other settings than in the whole model, or only one of the two updates it.
-    """
+def other_settings(whole: Settings, stage: Settings, names: Iterable[str], place: str) -> str:
+    """In words: a parameter that has other settings in the stage than in the whole model, or that only one of the two
+    updates. Empty: there is none. `names`: the stage's parameters; `place`: the line of `build_optimizer`."""
     for name in names:
         one, other = whole.get(name), stage.get(name)
         if one != other:
-            raise ValueError(
+            return (
                 f"{place}: build_optimizer() gives {name} {_words(one, other)} in the whole model, and "
                 f"{_words(other, one)} in a stage of a pipeline, where model.parameters() are those of the stage. "
                 "Choose groups by the parameters' names or shapes, not by their position, or set parallelism.pp to 1."
             )
+    return ""
 
 
 def _words(settings: Mapping[str, str] | None, other: Mapping[str, str] | None) -> str:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal_workers.engine.step.stage_groups import refuse_other_settings, settings_by_name
+from shoal_workers.engine.step.stage_groups import other_settings, settings_by_name
 
 Build = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -29,16 +29,16 @@ def _without_the_last(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(list(model.parameters())[:-1], lr=0.2)
 
 
-def _compare(build: Build) -> None:
+def _compared(build: Build) -> str:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
     stage = nn.Sequential(*model[:2])
     names = [name for name, _ in stage.named_parameters()]
     whole = settings_by_name(build(model), model.named_parameters())
-    refuse_other_settings(whole, settings_by_name(build(stage), stage.named_parameters()), names, "task.py:7")
+    return other_settings(whole, settings_by_name(build(stage), stage.named_parameters()), names, "task.py:7")
 
 
 def test_groups_by_shape_are_the_same_in_every_stage() -> None:
-    _compare(_by_shape)
+    assert _compared(_by_shape) == ""
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,5 @@ def test_groups_by_shape_are_the_same_in_every_stage() -> None:
     ],
 )
 def test_groups_by_position_are_refused(build: Build, words: str) -> None:
-    with pytest.raises(ValueError, match=r"^task\.py:7: build_optimizer\(\) gives ") as refused:
-        _compare(build)
-    assert words in str(refused.value)
+    found = _compared(build)
+    assert found.startswith("task.py:7: build_optimizer() gives ") and words in found
