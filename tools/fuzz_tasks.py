@@ -92,7 +92,8 @@ def _shrink(arguments: argparse.Namespace) -> int:
     with _Trials(arguments.limit) as trials:
 
         def try_it(candidate: Description) -> Outcome:
-            return Outcome(**trials.outcome(candidate))
+            found = trials.outcome(candidate)
+            return Outcome(**{name: value for name, value in found.items() if name != "description"})
 
         description = _drawn(arguments, arguments.shrink)
         first = try_it(description)
