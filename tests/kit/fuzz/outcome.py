@@ -22,8 +22,6 @@ from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.errors.mistakes import LAYOUT_REFUSED
 
 _FLOOR = 1e-5
-_FLOOR_OF_MUON = 5e-3
-"""Muon orthogonalises in bf16: another last bit of a gradient may round to another value there."""
 _TIMES = 8.0
 """By how much a run may differ from the plain loop, in differences that rounding alone makes."""
 GOOD = ("equal", "refused")
@@ -73,7 +71,7 @@ def outcome_of(fleet: Fleet, description: Description, limits: Limits | None = N
                 return outcome("invalid", run=name, detail=f"the plain loop: {plain.error}")
             if not all(math.isfinite(loss) for loss in plain.seen.losses.values()):
                 return outcome("invalid", run=name, detail="the plain loop: not finite")
-            found = differences(plain, seen, _FLOOR_OF_MUON if description.optim.kind == "muon" else _FLOOR)
+            found = differences(plain, seen)
             if found:
                 return outcome("wrong", run=lives._name, detail="; ".join(found[:8]))
         return outcome("equal")
@@ -86,19 +84,19 @@ def outcome_of(fleet: Fleet, description: Description, limits: Limits | None = N
         lives.close()
 
 
-def differences(plain: Reference, seen: Seen, floor: float = _FLOOR) -> list[str]:
+def differences(plain: Reference, seen: Seen) -> list[str]:
     """Where a run differs from the plain loop by more than rounding can explain."""
     found = []
     for name in ("losses", "norms", "metrics"):
         values, right = getattr(seen, name), getattr(plain.seen, name)
         for step in sorted(values):
             others = [getattr(other, name)[step] for other in plain.others]
-            allowed = floor * (1 + abs(right[step])) + _TIMES * max((abs(o - right[step]) for o in others), default=0)
+            allowed = _FLOOR * (1 + abs(right[step])) + _TIMES * max((abs(o - right[step]) for o in others), default=0)
             if not abs(values[step] - right[step]) <= allowed and name != "metrics":
                 found.append(f"{name} of step {step}: {values[step]:.7g} for {right[step]:.7g}")
                 break
     others = [abs(other.validation - plain.seen.validation) for other in plain.others]
-    allowed = floor * (1 + abs(plain.seen.validation)) + _TIMES * max(others, default=0)
+    allowed = _FLOOR * (1 + abs(plain.seen.validation)) + _TIMES * max(others, default=0)
     if not abs(seen.validation - plain.seen.validation) <= allowed:
         found.append(f"validation: {seen.validation:.7g} for {plain.seen.validation:.7g}")
     for name in sorted({*plain.seen.tensors, *seen.tensors}):
@@ -112,7 +110,7 @@ def differences(plain: Reference, seen: Seen, floor: float = _FLOOR) -> list[str
         if not right.size:
             continue
         rounding = [float(np.abs(other.tensors[name] - right).max()) for other in plain.others]
-        allowed = floor * (1 + float(np.abs(right).max())) + _TIMES * max(rounding, default=0)
+        allowed = _FLOOR * (1 + float(np.abs(right).max())) + _TIMES * max(rounding, default=0)
         far = float(np.abs(value - right).max())
         if not far <= allowed:
             found.append(f"{name}: off by {far:.3g}, allowed {allowed:.3g}")

@@ -25,6 +25,8 @@ from shoal_workers.contract.batch_partition import randomness_seed, sample_at, s
 
 _VALIDATION = 0x56414C49
 _NOISE = 3e-7
+_NOISE_OF_MUON = 2e-3
+"""It orthogonalises in bf16, and gives directions that hardly any gradient has the same length as the others."""
 _SEQUENTIAL = nn.modules.batchnorm._NormBase
 
 
@@ -100,7 +102,7 @@ def _train(drawn: Description, *, noise: int = 0, widen: bool = False) -> Seen:
             buffers.end(1 / count)
             total, metric = total + loss.item() / count, metric + value / count
         buffers.apply()
-        _add_noise(model, noise, noises)
+        _add_noise(model, noise, noises, _NOISE_OF_MUON if drawn.optim.kind == "muon" else _NOISE)
         norms[step + 1] = _clip(model, drawn.clip_norm)
         losses[step + 1], metrics[step + 1] = total, metric
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
@@ -203,12 +205,12 @@ def _clip(model: nn.Module, limit: float | None) -> float:
 
 
 @torch.no_grad()
-def _add_noise(model: nn.Module, number: int, generator: torch.Generator) -> None:
+def _add_noise(model: nn.Module, number: int, generator: torch.Generator, level: float) -> None:
     """As large as rounding may be. 0: none."""
     for parameter in model.parameters():
         if number and parameter.grad is not None and parameter.grad.numel() and not parameter.grad.is_sparse:
             noise = torch.randn(parameter.grad.shape, generator=generator).to(parameter.grad.dtype)
-            parameter.grad += noise * (_NOISE * parameter.grad.abs().max())
+            parameter.grad += noise * (level * parameter.grad.abs().max())
 
 
 def _seed(seed: int) -> None:
