@@ -14,8 +14,6 @@ import torch
 from torch import nn
 
 from shoal_workers.contract.model.shape import ModelShape
-from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
-from shoal_workers.engine.errors import LayoutRefused
 from shoal_workers.engine.model.build_progress import noted, refused_if_too_large
 from shoal_workers.engine.model.draw import Distribution
 from shoal_workers.engine.model.fast_build import build_for_restore, build_undrawn
@@ -27,7 +25,7 @@ from shoal_workers.engine.process.memory_limit import available_bytes
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.stage_groups import Settings, other_settings, settings_by_name, settings_of
+from shoal_workers.engine.step.parameter_groups import groups_of
 from shoal_workers.engine.step.update import build_update
 from shoal_workers.engine.task.model_calls import ModelCalls
 
@@ -39,7 +37,6 @@ def build_runtime(generation: Generation) -> ModelRuntime:
 
     Raises:
         TaskFailed: the task's own code raised.
-        LayoutRefused: the task's optimizer treats parameters of a stage in another way than those of the whole model.
     """
     task, spec, assignment = generation.task, generation.spec, generation.assignment
     _choose_kernels(deterministic=spec.deterministic)
@@ -54,22 +51,17 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         shape = shape_of(model)
         trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
         calls = ModelCalls(task.evaluate, model)
-        in_whole_model = _settings_in(model, generation)
+        groups = None
+        if generation.layout.pp > 1 and (whole := task.build_optimizer(model, spec.optimizer)) is not None:
+            groups = groups_of(whole, model)
+            del whole
         assembly = assemble(model, spec, generation.plan, generation.meshes, task.shard_units)
     if weights is not None:
         weights.read_into(assembly)
     else:
         draw_weights(assembly, distributions, spec.seed)
     with generation.user_code:
-        update = build_update(task, assembly, spec)
-        if in_whole_model is not None:
-            in_stage = {
-                name: settings_of(update.optimizer.param_groups[group])
-                for group, name, _, _ in update.named_parameters()
-            }
-            names = [name for name, _ in assembly.named_parameters()]
-            if words := other_settings(in_whole_model, in_stage, names, task.line_of("build_optimizer")):
-                raise LayoutRefused(LayoutProof(layout=generation.layout, outcome=ProofOutcome.REFUSED, words=words))
+        update = build_update(task, assembly, spec, groups)
     if generation.rank == 0 and update.not_logged and not update.is_elementwise:
         generation.outbox.log_text(
             f"{update.not_logged}. So the state is not kept in shared memory: snapshots are copies, and an unexpected "
@@ -86,14 +78,6 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         num_parameters=num_parameters,
         trained=trained,
     )
-
-
-def _settings_in(model: nn.Module, generation: Generation) -> Settings | None:
-    """Of the task's own optimizer of the whole model. None: no stage has only a part of the parameters."""
-    if generation.layout.pp == 1:
-        return None
-    optimizer = generation.task.build_optimizer(model, generation.spec.optimizer)
-    return None if optimizer is None else settings_by_name(optimizer, model.named_parameters())
 
 
 def _built(generation: Generation) -> tuple[nn.Module, Mapping[str, Distribution]]:

@@ -53,7 +53,7 @@ class Outputs:
             if name in self.by_name or not isinstance(output, Tensor) or not output.is_floating_point():
                 return
             if isinstance(output, SplitOutput):
-                output = output.detach().clone().whole()
+                output = output.whole()
             if not torch.isnan(output).all():  # else of what a pipeline's stage does not know: see stage_forward.py
                 self.by_name[name] = output.detach().clone()
 

@@ -25,6 +25,7 @@ from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
 from shoal_workers.engine.step.elementwise import is_held, why_not_elementwise
 from shoal_workers.engine.step.group_settings import changes, differing, plain_settings, restored
 from shoal_workers.engine.step.optimizer import adamw
+from shoal_workers.engine.step.parameter_groups import ParameterGroup, regroup
 from shoal_workers.engine.task.task import LoadedTask
 from shoal_workers.snapshot_store.log.optimizers import describe, rebuild, settings_of_groups
 from shoal_workers.snapshot_store.log.records import LoggedOptimizer
@@ -260,11 +261,16 @@ _OWN_REFERENCES = 2
 """A local variable, and the argument of getrefcount."""
 
 
-def build_update(task: LoadedTask, assembly: Assembly, spec: JobSpec) -> Update:
-    """The task's own optimizer over the model's parameters, or AdamW if the task defines none."""
+def build_update(
+    task: LoadedTask, assembly: Assembly, spec: JobSpec, groups: list[ParameterGroup] | None = None
+) -> Update:
+    """The task's own optimizer over the model's parameters, or AdamW if the task defines none. `groups`: of the whole
+    model, if this rank has stages of it."""
     optimizer = task.build_optimizer(assembly.module, spec.optimizer)
     if optimizer is None:
         return default_update(assembly, spec.optimizer, deterministic=spec.deterministic)
+    if groups is not None:
+        regroup(optimizer, groups, assembly)
     is_kept = sys.getrefcount(optimizer) > _OWN_REFERENCES or is_held(optimizer)
     try:
         return _elementwise_update(assembly, optimizer, declared=task.elementwise_optimizer, is_kept=is_kept)

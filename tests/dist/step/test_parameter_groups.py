@@ -1,0 +1,45 @@
+"""Parameter groups of a task's optimizer are those of the whole model in every stage of a pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kit.worlds import plain_reference
+from shoal_workers.contract.layout import Layout, Schedule, ShardLevel
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.worker_reports import StepReport
+
+_STEPS = 4
+SPEC: dict[str, Any] = {
+    "task": "grouped_tasks:Grouped",
+    "batch": {"global_size": 12, "micro_size": 3},
+    "optimizer": {"lr": 0.02, "clip_norm": 0.5},
+    "schedule": {"warmup_steps": 1},
+    "stop": {"steps": _STEPS},
+    "checkpoint": {"every_steps": None},
+    "validation": {"samples": 0},
+    "snapshot": {"enabled": False},
+    "plan": {"blocks": "blocks", "num_blocks": 4, "first": ["embed"], "last": ["head"], "hidden_size": 24},
+    "seed": 7,
+}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(pp=2, schedule=Schedule.ONE_F_ONE_B, shard=ShardLevel.OPTIMIZER),
+        Layout(pp=2, schedule=Schedule.ZERO_BUBBLE_V, stages=(1, 1, 1, 1), shard=ShardLevel.OPTIMIZER),
+    ],
+    ids=["1f1b", "zbv"],
+)
+def test_groups_by_position_and_by_name_are_those_of_the_whole_model(make_job: Any, layout: Layout) -> None:
+    job = make_job("job", **SPEC)
+    workers = job.workers(layout.world_size)
+    ends = job.run(workers, layout=layout)
+    assert [end.kind for end in ends] == [ExitKind.FINISHED] * layout.world_size, [end.error for end in ends]
+    plain = plain_reference.losses(SPEC, _STEPS)
+    assert {one.step: one.loss for one in job.reported(workers, StepReport)} == pytest.approx(
+        {step: values[0] for step, values in plain.items()}, abs=2e-6
+    )
