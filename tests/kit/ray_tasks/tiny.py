@@ -87,7 +87,8 @@ class Tiny:
 
     def loss(self, model, batch):
         now = (self.builds, self._completed_steps() + 1)
-        if now != self.struck_in:  # the first micro-batch of the step
+        is_proof = self.optimizer is None  # of the layout, before the model that is trained is built
+        if now != self.struck_in and not is_proof:  # the first micro-batch of the step
             self.struck_in = now
             time.sleep(self.step_s)
             self._strike("step", now[1])
@@ -97,7 +98,7 @@ class Tiny:
 
     def _completed_steps(self):
         """The current step. The task does not receive it, but its optimizer counts steps, also across restores."""
-        states = list(self.optimizer.state.values())
+        states = list(self.optimizer.state.values()) if self.optimizer is not None else []
         return int(states[0]["step"]) if states else 0
 
     def _strike(self, at, n):
