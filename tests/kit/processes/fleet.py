@@ -113,6 +113,8 @@ class RemoteWorker:
         return answer.logs
 
     def kill(self, signum: int = signal.SIGKILL) -> None:
+        if self.gone.is_set():  # nobody waits for it, so its number may be another process's by now
+            return
         try:
             os.kill(self.pid, signum)
         except ProcessLookupError:
