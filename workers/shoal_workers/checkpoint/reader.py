@@ -21,7 +21,7 @@ from shoal_workers.checkpoint.commit import marker_in
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.index import ShardIndex, index_name, payload_name
 from shoal_workers.checkpoint.integrity import check_lengths, read_checked, reading
-from shoal_workers.checkpoint.loading.load_plan import ItemRead, dtype_of, plan_needed
+from shoal_workers.checkpoint.loading.load_plan import ItemRead, Shape, dtype_of, plan_needed
 from shoal_workers.checkpoint.storage import Directory, open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CommitMarker
 from shoal_workers.contract.worker_reports import SavedFile
@@ -41,6 +41,8 @@ class Filled:
     """Those of the other ranks whose parts were opened."""
     absent: frozenset[str]
     """Optional tensors that the checkpoint lacks: they were not filled."""
+    unread: Mapping[str, Shape]
+    """See `LoadPlan`."""
 
 
 def load(
@@ -86,7 +88,7 @@ def fill(
     for read, _ in zip(plan.reads, _each(place, lambda read: _fill(place, read, scratch), plan.reads), strict=True):
         num_bytes += read.item.nbytes
         advanced(num_bytes)
-    return Filled(plan.extra, plan.other_extras, plan.absent)
+    return Filled(plan.extra, plan.other_extras, plan.absent, plan.unread)
 
 
 def read_catalogue(directory: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -52,6 +52,14 @@ class ItemRead:
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a whole tensor in the source."""
+
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
 class _Saved:
     """The saved slices of one tensor."""
 
@@ -82,6 +90,8 @@ class LoadPlan:
     """Those of the other parts that were opened."""
     absent: frozenset[str] = frozenset()
     """Optional tensors that the source lacks."""
+    unread: Mapping[str, Shape] = field(default_factory=dict)
+    """What the opened parts have, and the state has not."""
 
 
 def plan_needed(
@@ -109,7 +119,9 @@ def plan_needed(
     absent = _absent(optional, saved)
     present = {name: tensor for name, tensor in state.items() if name not in absent}
     reads = _plan(present, saved, directory)
-    return LoadPlan(reads, ordered[0].extra, tuple(index.extra for index in ordered[1:]), absent)
+    others = tuple(index.extra for index in ordered[1:])
+    unread = {name: Shape(one.shape, one.dtype) for name, one in saved.items() if name not in state}
+    return LoadPlan(reads, ordered[0].extra, others, absent, unread)
 
 
 def _followers(state: Mapping[str, torch.Tensor], optional: Mapping[str, str]) -> dict[str, Follower]:

@@ -10,13 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from shoal_workers.checkpoint.reader import Filled, fill
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.recent_reports import Recent
-from shoal_workers.engine.state.training_state import apply_extra, may_be_absent, parameters_of
+from shoal_workers.engine.state.training_state import apply_extra, grown_state, may_be_absent, parameters_of
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.task.data_identity import DataChange, change_since
 from shoal_workers.snapshot_store.errors import SnapshotLost
@@ -84,6 +86,9 @@ def restore(generation: Generation, state: DoubleBufferedState, store: SnapshotS
         found = fill(tensors, directory=assignment.restore_from, optional=optional, advanced=_noted(generation))
         read = (tensor for name, tensor in tensors.items() if name not in found.absent)
         num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in read), 0
+    num_more = 0
+    if grown := grown_state(state.update, found.unread):
+        num_more = _read_more(generation, {name: state.view.tensors()[name] for name in grown}, store)
     state.update.drop_state(parameters_of(found.absent))
     extra = {**found.extra, "optimizer_values": _plain_values(found)}
     step, note = apply_extra(extra, state.update, is_own=is_own)
@@ -94,13 +99,25 @@ def restore(generation: Generation, state: DoubleBufferedState, store: SnapshotS
     changed = change_since(extra.get("data"), generation.task.content_hash)
     return Restored(
         step=step,
-        num_bytes=num_bytes,
+        num_bytes=num_bytes + num_more,
         remote_bytes=remote_bytes,
         past=Recent.parse(extra.get("reports", ())) if is_own else (),
         loss_scale=extra.get("loss_scale"),
         data_change=changed,
         is_own=is_own,
     )
+
+
+def _read_more(generation: Generation, tensors: dict[str, Tensor], store: SnapshotStore | None) -> int:
+    """State that an optimizer makes only after its first update, and that the source has. Returns its bytes."""
+    assignment = generation.assignment
+    if assignment.restore_snapshot is not None:
+        assert store is not None
+        store.load(tensors, assignment.restore_snapshot, check=generation.check)
+    else:
+        assert assignment.restore_from is not None
+        fill(tensors, directory=assignment.restore_from)
+    return sum(local_tensor(tensor).nbytes for tensor in tensors.values())
 
 
 def _plain_values(found: Loaded | Filled) -> dict[str, object]:

@@ -12,12 +12,13 @@ the trainer, by `Snapshots` and by `restore`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from shoal_workers.checkpoint.loading.load_plan import Shape
 from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.state.recent_reports import Recent
@@ -46,6 +47,19 @@ def may_be_absent(update: Update) -> dict[str, str]:
         for name, key, entry in update.state()
         if isinstance(entry, Tensor) and update.may_lack_state(name)
     }
+
+
+def grown_state(update: Update, unread: Mapping[str, Shape]) -> list[str]:
+    """Make the optimizer's tensors that a source has and that `materialise_state` has not made: an optimizer of a
+    user's own may make them in any update. Returns the names that there are now, to be read."""
+    made = []
+    for name, shape in unread.items():
+        if not name.startswith("optim."):
+            continue
+        parameter, _, key = name.removeprefix("optim.").rpartition(".")
+        if update.make_state(parameter, key, shape.sizes, shape.dtype):
+            made.append(name)
+    return made
 
 
 def parameters_of(names: Iterable[str]) -> set[str]:

@@ -199,6 +199,24 @@ class Update:
             if id(parameter) in self._owners and self._owners[id(parameter)][0] in names:
                 del self.optimizer.state[parameter]
 
+    @property
+    def _may_grow(self) -> bool:
+        """It may make more state in a later update than in its first: torch's own optimizers do not."""
+        return not type(self.optimizer).__module__.startswith("torch.optim") and not self.is_built_in
+
+    def make_state(self, name: str, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """Make a tensor of a parameter's state, of zeros, that the source of a restore has. False: there is none to
+        make."""
+        if not self._may_grow:
+            return False
+        for parameter, state in self.optimizer.state.items():
+            found, owner = self._owners.get(id(parameter), ("", parameter))
+            if found == name and key not in state:
+                whole = shape == tuple(owner.shape)
+                state[key] = torch.zeros_like(parameter, dtype=dtype) if whole else torch.zeros(shape, dtype=dtype)
+                return True
+        return False
+
     def may_lack_state(self, name: str) -> bool:
         """Whether a parameter can be without optimizer state; else a source must have its state."""
         return name not in self._stateful
@@ -237,6 +255,14 @@ class Update:
             for key, value in state.items():
                 if not isinstance(value, Tensor):
                     state[key] = plain_values.get(f"{name}.{key}", value)
+        if self._may_grow:
+            states = {
+                self._owners[id(one)][0]: own for one, own in self.optimizer.state.items() if id(one) in self._owners
+            }
+            for full_name, value in plain_values.items():
+                name, _, key = full_name.rpartition(".")
+                if name in states:
+                    states[name].setdefault(key, value)
 
     @torch.no_grad()
     def fill_tied_copies(self) -> None:

@@ -13,14 +13,14 @@ import mmap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from shoal_workers.checkpoint.errors import CheckpointError
 from shoal_workers.checkpoint.index import ShardIndex, payload_name
-from shoal_workers.checkpoint.loading.load_plan import ItemRead, plan_needed
+from shoal_workers.checkpoint.loading.load_plan import ItemRead, Shape, plan_needed
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store.errors import SnapshotLost
 from shoal_workers.snapshot_store.slots.registry import OpenPart, SlotRegistry
@@ -47,6 +47,8 @@ class Loaded:
     """Plain values that the other ranks saved whose parts were opened."""
     absent: frozenset[str] = frozenset()
     """Optional tensors that the snapshot lacks: they were not filled."""
+    unread: Mapping[str, Shape] = field(default_factory=dict)
+    """See `LoadPlan`."""
 
 
 def load(
@@ -88,6 +90,7 @@ def load(
             remote_bytes=num_bytes[False],
             other_extras=plan.other_extras,
             absent=plan.absent,
+            unread=plan.unread,
         )
 
 
