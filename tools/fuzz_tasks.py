@@ -114,14 +114,17 @@ class _Trials:
 
     def __enter__(self) -> _Trials:
         os.environ.update({"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"})
-        from kit.processes.fleet import Fleet
-
         self._directory = tempfile.TemporaryDirectory()
         self._errors = tempfile.TemporaryFile()
         self._screen = os.dup(2)
         os.dup2(self._errors.fileno(), 2)  # of the workers: shown only if one dies
-        self._fleet = Fleet(Path(self._directory.name))
+        self._start()
         return self
+
+    def _start(self) -> None:
+        from kit.processes.fleet import Fleet
+
+        self._fleet = Fleet(Path(tempfile.mkdtemp(dir=self._directory.name)))
 
     def __exit__(self, *_: object) -> None:
         self._fleet.close()
@@ -134,7 +137,15 @@ class _Trials:
 
         self._errors.seek(0)
         self._errors.truncate()
-        found = outcome_of(self._fleet, description, Limits(run_s=self._limit_s))
+        if not self._fleet.can_start:  # somebody has killed it
+            self._start()
+        try:
+            found = outcome_of(self._fleet, description, Limits(run_s=self._limit_s))
+        except OSError:
+            if self._fleet.can_start:
+                raise
+            self._start()
+            found = outcome_of(self._fleet, description, Limits(run_s=self._limit_s))
         document = {**found.to_json(), "description": description.to_json()}
         if found.outcome in ("died", "hang", "collective_failed"):
             self._errors.seek(0)

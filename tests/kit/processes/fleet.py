@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -266,10 +267,20 @@ class Fleet:
         assert self._zygote.stdout is not None
         assert self._zygote.stdout.readline() == b"ready\n"
 
+    @property
+    def can_start(self) -> bool:
+        """The zygote is alive."""
+        return self._zygote.poll() is None
+
     def start(self, spec: dict[str, Any], root: str, memory: tuple[str, str] | None = None) -> RemoteWorker:
+        """OSError: the zygote has died."""
         assert self._zygote.stdin is not None
         self._zygote.stdin.write(f"{self._listener.address}\n".encode())
         self._zygote.stdin.flush()
+        listening = self._listener._listener._socket  # type: ignore[attr-defined]
+        while not select.select([listening], [], [], 1.0)[0]:
+            if not self.can_start:
+                raise ConnectionError("the zygote has died")
         connection = self._listener.accept()
         worker = RemoteWorker(connection, connection.recv()[1], spec, root, self.has_exit, memory)
         self._workers.append(worker)
