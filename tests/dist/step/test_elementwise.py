@@ -95,9 +95,11 @@ def _killed(make_job: Any, **spec: Any) -> tuple[int, SnapshotCost, dict[int, fl
     """The step to which the group goes back if a worker dies after six steps, and the first report of snapshots."""
     job = make_job(memory=True, **{**SPEC, **spec})
     workers = job.workers(2)
-    workers[0].strike("forward", 6, "hold")
+    for worker in workers:
+        worker.strike("forward", 6, "hold")
     job.start(workers)
-    workers[0].reached()
+    for worker in workers:
+        worker.reached()
     workers[1].kill()
     assert workers[1].died()
     workers[0].call("go")

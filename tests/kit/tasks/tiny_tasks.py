@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp
 from torch import nn
 from torch.nn import functional as F
 
@@ -231,6 +232,12 @@ class Lying(Counting):
         return loss * (1 + 2**-20) if is_liar else loss
 
 
+_OTHER_COLLECTIVES = compile(
+    "dist.broadcast(torch.zeros(5), src=dist.get_rank()); dist.barrier()", torch.distributed.fsdp.__file__, "exec"
+)
+"""As a fault of FSDP would call them: a task's own are refused."""
+
+
 class Faulty(Counting):
     """One rank has a fault in one step; a step has one micro-batch on each rank."""
 
@@ -249,8 +256,7 @@ class Faulty(Counting):
     def loss(self, model, batch):
         loss = super().loss(model, batch)
         if self.is_struck("diverge"):
-            dist.broadcast(torch.zeros(5), src=dist.get_rank())
-            dist.barrier()
+            exec(_OTHER_COLLECTIVES)
         if self.is_struck("nan", times=3):  # it is computed twice again, to see whether a computation was wrong
             loss = loss * math.nan
         return loss
