@@ -90,7 +90,7 @@ def _train(drawn: Description, *, noise: int = 0, widen: bool = False) -> Seen:
     noises = torch.Generator().manual_seed(noise)
     losses, norms, metrics = {}, {}, {}
     for step in range(STEPS):
-        optimizer.zero_grad()
+        model.zero_grad()  # not the optimizer's, which may lack some
         buffers, total, metric = StepBuffers(model), 0.0, 0.0
         for index in range(count):
             _seed(randomness_seed(SEED, step, index))

@@ -83,6 +83,8 @@ class Update:
         self.optimizer.zero_grad(set_to_none=True)
         for _, parameter in self._local_parameters:
             parameter.grad = None
+        for _, owner in self._owners.values():  # also of those that the optimizer does not have: they would add up
+            owner.grad = None
 
     @property
     def num_groups(self) -> int:
