@@ -45,7 +45,7 @@ def _saved(job: Any) -> dict[str, torch.Tensor]:
 
 
 def _assert_as_in_plain_torch(job: Any, workers: Any, spec: dict[str, Any]) -> None:
-    """Of the steps that these workers have reported."""
+    """The losses of the steps that these workers have reported."""
     validation, seen = plain_reference.validation_loss(spec, _STEPS)
     losses = job.losses(workers)
     assert max(losses) == _STEPS

@@ -38,9 +38,9 @@ class Ways:
     """Layouts of the data axes in which the task is trained, and what happens to it in its last life."""
 
     layout: Mapping[str, Any]
-    """Of the undisturbed run."""
+    """The layout of the undisturbed run."""
     resumed: Mapping[str, Any]
-    """Of the run that begins at the undisturbed run's checkpoint."""
+    """The layout of the run that begins at the undisturbed run's checkpoint."""
     killed: tuple[str, int] | None
     """Phase in which the last rank of `resumed` dies, and the number of completed steps."""
     survived: Mapping[str, Any]

@@ -1,6 +1,6 @@
 """Makes a failing description smaller: each choice is set to its plain value, one by one, as long as it still fails.
 
-Called by the command, and by whoever has found a fault.
+Called by tools/fuzz_tasks.py with --shrink.
 """
 
 from __future__ import annotations

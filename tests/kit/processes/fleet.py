@@ -114,7 +114,7 @@ class RemoteWorker:
         return answer.logs
 
     def kill(self, signum: int = signal.SIGKILL) -> None:
-        if self.gone.is_set():  # nobody waits for it, so its number may be another process's by now
+        if self.gone.is_set():  # it was reaped, so another process may have its number
             return
         try:
             os.kill(self.pid, signum)

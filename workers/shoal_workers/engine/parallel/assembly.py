@@ -52,7 +52,7 @@ class Assembly:
     partial: tuple[tuple[nn.Module, str], ...] = ()
     """Module and attribute of the parameters whose gradient is a sum over the tensor-parallel ranks."""
     orders: tuple[CollectiveOrder, ...] = ()
-    """Of each part's collectives over the data axes."""
+    """For each part, the order of its collectives over the data axes."""
 
     has_buffers: bool = False
     """Of the whole model, on any rank; those of routers are not counted."""

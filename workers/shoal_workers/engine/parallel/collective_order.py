@@ -16,7 +16,7 @@ up gradients of different parameters without an error (pytorch#158719). Two orde
 `used_parameters` says what had a gradient at all on this rank: torch's optimizers skip a parameter that has none, so
 the vote has to find out what no rank has used.
 
-Besides model/runtime.py the only module that touches what FSDP2 keeps private; tests/dist/parallel/test_branches.py
+Uses what FSDP2 keeps private, as dtype_groups.py, parameter_hooks.py and model/runtime.py do; test_branches.py
 fails if a torch version changes it. Made by `assemble`; training thread, and on a GPU autograd's thread.
 """
 
@@ -47,7 +47,7 @@ class OrderVaries(BaseException):
 
 
 class CollectiveOrder:
-    """Of one part of a model, which it hooks into. Outlives generations, as the model does.
+    """Orders the collectives of one part of a model, which it hooks into. Outlives generations, as the model does.
 
     Args:
         root: sharded; no part has been run yet.
@@ -286,7 +286,7 @@ class _Call:
     """One collective of a pass, with what a rank needs to take part in it without a model."""
 
     number: int
-    """Of FSDP's record of the unit's parameters."""
+    """The number of FSDP's record of the unit's parameters."""
     is_sum: bool
     output_numel: int
     input_numel: int
@@ -315,7 +315,7 @@ class _Passes:
         self._known: dict[str, list[_Call]] = {}
         self._expected: list[_Call] | None = None
         self._now: list[_Call] | None = None
-        """Of the current pass; None: there is none."""
+        """The calls of the current pass; None: there is none."""
         self.has_deviated = False
 
     def run(self, kind: str, one_pass: Callable[[], T], reset: Callable[[], None]) -> T | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 _BITS = 52
-"""A float64 holds whole numbers of so many bits exactly."""
+"""A float64 represents every whole number of this many bits exactly."""
 
 
 class UseCounts:

@@ -18,7 +18,7 @@ from shoal_workers.contract.spec import ParallelismSpec
 
 
 def demanded(state: Attempt, layout: Layout) -> ProofDemand:
-    """Of the next group. The data axes need no plan, so there is nothing to prove of them."""
+    """Which proof the next group needs. The data axes need no plan, so they need no proof."""
     if not axes_of(layout) or proof_for(layout, state.history.proofs) is not None:
         return ProofDemand.NONE
     if not isinstance(state.target.spec.parallelism, ParallelismSpec):

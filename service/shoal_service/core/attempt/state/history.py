@@ -20,7 +20,7 @@ class History:
     standing: Standing | None = None
     """What the validations of the job have shown; None: there was none."""
     proofs: tuple[LayoutProof, ...] = ()
-    """Of layouts, the newest of each kind: proven, refused, or not proven."""
+    """The newest proof of each kind of layout: proven, refused, or not proven."""
     num_incidents: int = 0
     steps_lost: int = 0
 
