@@ -29,7 +29,7 @@ MADE: dict[str, tuple[str, str, str]] = {
     "ExpandedParameter": (REFUSED, "build_model", "build it with .clone()"),
     "SparseParameter": (REFUSED, "build_model", ".to_dense()"),
     "SharedMemory": (REFUSED, "build_model", "Assign the same nn.Parameter"),
-    "Frozen": ("nothing_to_train", "build_model", "leave requires_grad on"),
+    "Frozen": (REFUSED, "build_model", "leave requires_grad on"),
     "Stream": ("dataset_without_length", "build_dataset", "map-style dataset"),
     "Generated": ("dataset_without_length", "build_dataset", "map-style dataset"),
     "NoIndex": ("dataset_without_index", "build_dataset", "__getitem__"),

@@ -241,14 +241,6 @@ MISTAKES: tuple[Mistake, ...] = (
         "another way, for example not in place.",
         phases=("optimizer",),
     ),
-    _row(
-        "nothing_to_train",
-        r"^ValueError: optimizer got an empty parameter list",
-        "build_model",
-        "no parameter of the model requires a gradient, so there is nothing to train; leave requires_grad on for those "
-        "that should be trained.",
-        phases=_BUILDING,
-    ),
     # its loss
     _row(
         "part_of_the_model",

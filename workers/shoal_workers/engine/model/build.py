@@ -50,6 +50,11 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         shape = shape_of(model)
         trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+        if not trained:
+            raise ValueError(
+                f"{task.line_of('build_model')}: no parameter of the model requires a gradient, so there is nothing to "
+                "train; leave requires_grad on for those that should be trained."
+            )
         calls = ModelCalls(task.evaluate, model)
         groups = None
         if generation.layout.pp > 1 and (whole := task.build_optimizer(model, spec.optimizer)) is not None:

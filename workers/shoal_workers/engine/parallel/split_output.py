@@ -96,7 +96,7 @@ class Split:
 class SplitOutput(Tensor):
     """See the module. Made by `split_output`."""
 
-    _part: Tensor
+    part: Tensor
     """This rank's part, in the dims of the model's output, with its graph."""
     _split: Split
     _view: str
@@ -142,7 +142,7 @@ class SplitOutput(Tensor):
         return func(*tree_map(_whole_of, list(args)), **tree_map(_whole_of, kwargs or {}))
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"SplitOutput(shape={tuple(self.shape)}, part={tuple(self._part.shape)})"
+        return f"SplitOutput(shape={tuple(self.shape)}, part={tuple(self.part.shape)})"
 
     @property
     def _is_gathered(self) -> bool:
@@ -157,7 +157,7 @@ class SplitOutput(Tensor):
                     self._whole = _viewed(whole, self._view)
             else:
                 with torch.enable_grad():  # kept for what follows, also if this call is under no_grad
-                    self._whole = self._split.gathered(self._part)
+                    self._whole = self._split.gathered(self.part)
         return self._whole
 
 
@@ -167,13 +167,13 @@ def split_output(part: Tensor, split: Split) -> Tensor:
         if part._is_gathered or part._of is not None or part._view != "as it is":
             raise ValueError("the model's output is no plain view of what its head computes; cp cannot split it.")
         split = Split(tp=part._split.tp, width=part._split.width, cp=split.cp)
-        part = part._part
+        part = part.part
     return _wrapped(part, split, "as it is", None)
 
 
 def _wrapped(part: Tensor, split: Split, view: str, of: SplitOutput | None) -> SplitOutput:
     found: SplitOutput = _Wrap.apply(part, split, view)  # type: ignore[no-untyped-call]
-    found._part, found._split, found._view, found._of, found._whole = part, split, view, of, None
+    found.part, found._split, found._view, found._of, found._whole = part, split, view, of, None
     return found
 
 
@@ -223,17 +223,17 @@ def _elementwise(func: Callable[..., Any], first: SplitOutput, others: Sequence[
     """With numbers only: a tensor might have a gradient of its own, which would be that of a part."""
     if any(isinstance(one, Tensor) for one in (*others, *kwargs.values())):
         return NotImplemented
-    part = func(first._part, *others, **kwargs)
-    if part is first._part:
+    part = func(first.part, *others, **kwargs)
+    if part is first.part:
         return first
-    if not isinstance(part, Tensor) or part.shape != first._part.shape:
+    if not isinstance(part, Tensor) or part.shape != first.part.shape:
         return NotImplemented
     return _wrapped(part, first._split, first._view, None)
 
 
 def _reshaped(func: Callable[..., Any], first: SplitOutput, others: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """One of the known views, found by what the function does to a tensor without memory."""
-    whole = first._split.shape(first._part.shape)
+    whole = first._split.shape(first.part.shape)
     try:
         result = func(_viewed(torch.empty(whole, device="meta"), first._view), *others, **kwargs)
     except (RuntimeError, TypeError, ValueError):
@@ -241,7 +241,7 @@ def _reshaped(func: Callable[..., Any], first: SplitOutput, others: Sequence[Any
     for view in ("as it is", "rows", "classes second"):
         expected = _viewed(torch.empty(whole, device="meta"), view)
         if (result.dtype, result.shape, result.stride()) == (expected.dtype, expected.shape, expected.stride()):
-            return first if view == first._view else _wrapped(first._part, first._split, view, _root(first))
+            return first if view == first._view else _wrapped(first.part, first._split, view, _root(first))
     return NotImplemented
 
 
@@ -254,14 +254,14 @@ def _hook(func: Callable[..., Any], first: SplitOutput, others: Sequence[Any], k
     hook = others[0] if others else None
     if not str(getattr(hook, "__module__", "")).startswith("torch."):
         return NotImplemented
-    return func(first._part, *others, **kwargs)
+    return func(first.part, *others, **kwargs)
 
 
 def _detached_in_place(
     func: Callable[..., Any], first: SplitOutput, others: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     """A pipeline frees the graph of its last stage's output."""
-    first._part, first._of, first._whole = first._part.detach(), None, None
+    first.part, first._of, first._whole = first.part.detach(), None, None
     return first
 
 
@@ -271,7 +271,7 @@ def _largest(func: Callable[..., Any], first: SplitOutput, others: Sequence[Any]
     dim, keepdim = given.pop("dim", None), given.pop("keepdim", False)
     if given or dim is None or keepdim or first._view == "classes second" or dim not in (-1, first.ndim - 1):
         return NotImplemented
-    split, part = first._split, first._part.detach()
+    split, part = first._split, first.part.detach()
     if split.tp is None:
         places = part.argmax(-1)
     else:
@@ -300,7 +300,7 @@ def _cross_entropy(
     given |= dict(zip(names, others, strict=False)) | kwargs
     target, reduction, ignored = given["target"], given["reduction"], given["ignore_index"]
     split = first._split
-    whole = split.shape(first._part.shape)
+    whole = split.shape(first.part.shape)
     expected = first.shape[:-1] if first._view != "classes second" else whole[:-1]
     if (
         first.ndim < 2
@@ -319,7 +319,7 @@ def _cross_entropy(
     classes = own.where(is_counted, 0)
     if classes.is_cpu and bool(((classes < 0) | (classes >= whole[-1])).any()):
         raise IndexError(f"Target {int(own[(classes < 0) | (classes >= whole[-1])][0])} is out of bounds.")
-    part = first._part.float() if first.dtype in (torch.float16, torch.bfloat16) else first._part
+    part = first.part.float() if first.dtype in (torch.float16, torch.bfloat16) else first.part
     losses = _token_losses(part, classes, split, float(given["label_smoothing"]))
     counts = is_counted.to(losses.dtype)
     if given["weight"] is not None:

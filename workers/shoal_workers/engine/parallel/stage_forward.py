@@ -26,6 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from shoal_workers.checkpoint.save_plan import local_tensor
+from shoal_workers.engine.parallel.split_output import SplitOutput
+
 _MODULE_STATE = frozenset(vars(nn.Module()))
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
@@ -99,6 +102,10 @@ class StageForward:
         self._has_entered = False
         self._has_grad = False
         self._left: Handover | None = None
+
+    def begin_generation(self) -> None:
+        """All ranks of a group that has just formed: no pass is proven, on a new rank or on any other."""
+        self._is_proven = False
 
     def set_entrance(self, name: str) -> None:
         """The block whose place passes on what has been received: the last one before this stage's own."""
@@ -285,8 +292,7 @@ def _with_first(args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> tu
 
 
 def _has_nan(values: Any) -> bool:
-    return any(
-        bool(torch.isnan(value.detach()).any())
-        for value in tree_leaves(values)
-        if isinstance(value, Tensor) and value.is_floating_point()
-    )
+    """In this rank's parts. Without a collective: another rank of the stage may have proven its part before."""
+    tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor) and value.is_floating_point()]
+    parts = [value.part if isinstance(value, SplitOutput) else local_tensor(value) for value in tensors]
+    return any(bool(torch.isnan(part.detach()).any()) for part in parts)

@@ -80,6 +80,8 @@ class PipelinePasses:
         self._stages: list[_Stage] = []
         for order in assembly.orders:
             order.begin_generation()
+        for forward_pass in assembly.forward_passes:
+            forward_pass.begin_generation()
 
     def shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
         generation, assembly = self._generation, self._assembly
