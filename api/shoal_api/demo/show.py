@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from shoal_api.cli.output import Output
 from shoal_api.cli.render.progress import LiveScreen, PlainScreen, Screen
 from shoal_api.client import Client
 from shoal_api.client.credentials import read_token_file
+from shoal_api.client.errors import ApiError
 from shoal_api.demo.outcome import (
     DemoOutcome,
     compare_losses,
@@ -40,7 +41,8 @@ from shoal_api.demo.ready import await_ready
 from shoal_api.demo.report import Run, report
 from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, Scenario, Script, script_of
 from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
-from shoal_service.views import CheckpointState, JobView
+from shoal_service.views import CheckpointState, JobPatch, JobView
+from shoal_workers.contract.course.training import StopSpec
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -62,7 +64,7 @@ def run_demo(output: Output, scenario: Scenario, *, steps: int | None, keep: boo
             if prometheus:
                 watcher = _start_prometheus(output, url, folder)
             at = _Address(url, folder / "state")
-            passed = _show(output, server, at, script_of(scenario, os.cpu_count() or 1, steps))
+            passed = _show(output, server, at, script_of(scenario, steps))
             kept = keep
             if keep:
                 _print(
@@ -116,10 +118,11 @@ class _Address:
 
 
 def _show(output: Output, server: ServerProcess, at: _Address, script: Script) -> bool:
-    killer = _WorkerKiller(server, at)
     spec = script.spec
+    killer = _WorkerKiller(server, at, spec["stop"]["steps"])
     disturbed = _train(output, at, spec, on_tick=killer.on_tick)
-    undisturbed = _train(output, at, {**spec, "name": f"{spec['name']}-undisturbed"})
+    same_steps = {"stop": {"steps": killer.steps}}
+    undisturbed = _train(output, at, {**spec, **same_steps, "name": f"{spec['name']}-undisturbed"})
     with at.client() as client:
         runs = [collect(client, job) for job in (disturbed, undisturbed)]
         outcome = DemoOutcome(
@@ -159,11 +162,14 @@ def _train(
 
 
 class _WorkerKiller:
-    """Kills one worker, once, when the job has reported KILL_AT_STEP."""
+    """Kills one worker, once, when the job has reported KILL_AT_STEP, and lets the job go on until a new one has
+    joined."""
 
-    def __init__(self, server: ServerProcess, at: _Address) -> None:
+    def __init__(self, server: ServerProcess, at: _Address, steps: int) -> None:
         self._server = server
         self._at = at
+        self.steps = steps
+        """Of the job."""
         self.killed_at: float | None = None
         self._before: frozenset[int] = frozenset()
         self._generation = 0
@@ -176,6 +182,7 @@ class _WorkerKiller:
     def _check(self, job: JobView, screen: Screen) -> None:
         if self.killed_at is not None:
             self._find_survivors(job)
+            self._await_new_worker(job, screen)
             return
         if job.status.step < KILL_AT_STEP or job.status.state.ended:
             return
@@ -198,6 +205,17 @@ class _WorkerKiller:
         with self._at.client() as client:
             now = {worker.pid for worker in client.workers(job.id) if worker.rank is not None}
         self.survivors = tuple(sorted(self._before & now))
+
+    def _await_new_worker(self, job: JobView, screen: Screen) -> None:
+        """Steps may be so fast, or processes start so slowly, that the job would end before."""
+        has_joined = job.status.generation > self._generation and job.status.workers == WORKERS
+        if has_joined or job.status.state.ended or job.status.step < self.steps * 3 // 4:
+            return
+        steps = self.steps * 3 // 2
+        with self._at.client() as client, suppress(ApiError):  # it has just ended
+            client.patch(job.id, JobPatch(stop=StopSpec(steps=steps)))
+            self.steps = steps
+            screen.notice(f"          the new worker has not joined yet: {steps} steps instead", "warn")
 
 
 def collect(client: Client, job: JobView) -> Run:

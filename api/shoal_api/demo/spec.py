@@ -12,7 +12,7 @@ from typing import Any
 KILL_AT_STEP = 25
 """The worker is killed after the job has reported this step."""
 MIN_STEPS = 2 * KILL_AT_STEP
-"""With fewer steps the run may end before the new worker joins."""
+"""The kill is noticed, and something is trained after it."""
 KILL_RANK = 2
 """Neither the first rank nor the last, so there are survivors with a lower and with a higher rank."""
 WORKERS = 4
@@ -50,20 +50,14 @@ class Script:
     """Expected layouts in this order; others may lie between them. Empty: any."""
 
 
-def script_of(scenario: Scenario, num_cores: int, steps: int | None = None) -> Script:
-    """The script for a machine with `num_cores`; see `demo_spec`. `steps` overrides its number of steps."""
-    spec = demo_spec(num_cores)
-    if steps is not None:
-        spec = {**spec, "stop": {"steps": steps}}
+def script_of(scenario: Scenario, steps: int | None = None) -> Script:
+    """What a scenario trains. `steps`: how many at least, instead of those of the spec; the learning rate decays over
+    them, also if the run goes on until the new worker has joined."""
+    steps = steps or DEMO_SPEC["stop"]["steps"]
+    spec = {**DEMO_SPEC, "stop": {"steps": steps}, "schedule": {**DEMO_SPEC["schedule"], "steps": steps}}
     match scenario:
         case Scenario.RECOVERY:
             return Script(spec, ())
         case Scenario.RELAYOUT:
             changes: dict[str, Any] = {"name": "relayout", "parallelism": {"pp": 2, "tp": 2}}
             return Script({**spec, **changes}, ("pp2 x tp2", "fsdp3", "pp2 x tp2"))
-
-
-def demo_spec(num_cores: int) -> dict[str, Any]:
-    """The spec for a machine. Fast machines get more steps, so that the new worker joins before the end."""
-    steps = DEMO_SPEC["stop"]["steps"] * min(4, max(1, num_cores // 2))
-    return {**DEMO_SPEC, "stop": {"steps": steps}}

@@ -22,7 +22,9 @@ def demo(
     ] = (Scenario.RECOVERY),
     steps: Annotated[
         int | None,
-        typer.Option("--steps", min=MIN_STEPS, help="Steps of each run. Default: 120, more with many cores."),
+        typer.Option(
+            "--steps", min=MIN_STEPS, help="Steps of each run; more, if the new worker takes longer. Default: 120."
+        ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the server running afterwards.")] = False,
     prometheus: Annotated[
