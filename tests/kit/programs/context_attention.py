@@ -19,7 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal_workers.contract.layout import ContextMethod
 from shoal_workers.contract.model.plan import ParallelPlan
-from shoal_workers.engine.parallel.context import apply_context, shard_batch
+from shoal_workers.engine.parallel.context import apply_context
+from shoal_workers.engine.parallel.context_call import ContextCall
 from shoal_workers.engine.parallel.head_tail import own_part
 
 HEADS = ((4, 4), (4, 2), (4, 1), (12, 3))
@@ -106,24 +107,21 @@ def attention_differs(mesh: DeviceMesh, method: ContextMethod, heads: tuple[int,
 
 def model_differs(mesh: DeviceMesh, method: ContextMethod) -> float:
     """By how much the loss over all ranks, and the sum of their gradients, differ from those of one process."""
-    rank, degree = mesh.get_local_rank(), mesh.size()
     torch.manual_seed(8)
     model = Net()
     text = torch.randint(50, (BATCH, TOKENS + 1))
-    batch = {"tokens": text[:, :-1], "labels": text[:, 1:], "positions": torch.arange(TOKENS), "name": "whole"}
+    batch = {"tokens": text[:, :-1], "labels": text[:, 1:], "positions": torch.arange(TOKENS)}
     expected = loss_of(model, batch)
     desired = torch.autograd.grad(expected, list(model.parameters()))
     names = list(model.state_dict())
     apply_context(model, PLAN, mesh, method)
-    part = shard_batch(batch, PLAN, rank, degree)
-    assert part["name"] == "whole" and part["tokens"].shape == (BATCH, TOKENS // degree)
-    loss = loss_of(model, part) / degree
+    ContextCall(PLAN.sequence, mesh).install(model)
+    loss = loss_of(model, batch)
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     assert list(model.state_dict()) == names
-    total = loss.detach()
-    for tensor in (total, *gradients):
-        dist.all_reduce(tensor, group=mesh.get_group())
-    pairs = [(expected, total), *zip(desired, gradients, strict=True)]
+    for gradient in gradients:
+        dist.all_reduce(gradient, group=mesh.get_group())
+    pairs = [(expected, loss), *zip(desired, gradients, strict=True)]
     return max((a - b).abs().max().item() for a, b in pairs)
 
 

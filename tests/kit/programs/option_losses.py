@@ -25,7 +25,8 @@ from shoal_workers.contract.layout import ContextMethod, Recompute
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.spec import Precision
 from shoal_workers.engine.parallel.compression import mixed_precision
-from shoal_workers.engine.parallel.context import apply_context, shard_batch
+from shoal_workers.engine.parallel.context import apply_context
+from shoal_workers.engine.parallel.context_call import ContextCall
 from shoal_workers.engine.parallel.recompute import apply_compile, apply_recompute, is_recomputing
 
 PLAN = ParallelPlan(blocks="blocks", attention="blocks.*.core", sequence={"tokens": 1, "labels": 1, "positions": 0})
@@ -120,15 +121,12 @@ def train(case: Case, mesh: DeviceMesh) -> dict[str, list[float]]:
             part = {
                 name: tensor if name == "positions" else tensor.chunk(degree)[rank] for name, tensor in batch.items()
             }
-        elif case.axis == "tp":
-            part = batch
         else:
-            part = shard_batch(batch, PLAN, rank, degree)
-        weight = 1.0 if case.axis == "tp" else 1 / degree
-        loss = loss_of(model, part) * weight
+            part = batch
+        loss = loss_of(model, part) / (degree if case.axis == "fsdp" else 1)
         loss.backward()
         reported = loss.detach()
-        if case.axis != "tp":
+        if case.axis == "fsdp":
             dist.all_reduce(reported)
         if case.axis in list(ContextMethod):
             for parameter in model.parameters():
@@ -145,6 +143,7 @@ def build(model: Net, case: Case, mesh: DeviceMesh) -> None:
             parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     elif case.axis != "fsdp":
         apply_context(model, PLAN, mesh, ContextMethod(case.axis))
+        ContextCall(PLAN.sequence, mesh).install(model)
     apply_recompute(model, PLAN, case.recompute)
     if case.compiles:
         apply_compile(model, PLAN, backend="aot_eager")

@@ -27,6 +27,7 @@ from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.compression import mixed_precision
 from shoal_workers.engine.parallel.context import apply_context
+from shoal_workers.engine.parallel.context_call import ContextCall
 from shoal_workers.engine.parallel.experts import apply_experts
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.parallel.parameter_hooks import hooked_parameters, move_hooks, places_of
@@ -69,6 +70,9 @@ def assemble(
     partial: list[nn.Parameter] = []
     for stage in stages:
         partial += _apply(stage.module, plan, meshes, compiles=spec.compile)
+    context = ContextCall(plan.sequence, meshes.cp) if meshes.cp is not None and layout.cp > 1 else None
+    if context is not None and layout.pp == 1:
+        context.install(model)
     owners = _owners(stages, partial)
     policy = mixed_precision(spec.precision, spec.reduce_precision)
     orders = []
@@ -88,6 +92,7 @@ def assemble(
         tied=ties,
         shared=shared,
         forward_passes=tuple(stage.forward_pass for stage in stages if stage.forward_pass is not None),
+        context=context,
         partial=owners,
         orders=tuple(orders),
         has_buffers=has_buffers,

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from shoal_workers.contract.layout import Layout
 from shoal_workers.engine.parallel.collective_order import CollectiveOrder
+from shoal_workers.engine.parallel.context_call import ContextCall
 from shoal_workers.engine.parallel.stage_forward import StageForward
 from shoal_workers.engine.parallel.stages import owner_of
 
@@ -49,6 +50,8 @@ class Assembly:
     """Parameters that several stages have a copy of, by first name -> all those stages, ascending."""
     forward_passes: tuple[StageForward, ...] = ()
     """Of each part, if the model is split into stages."""
+    context: ContextCall | None = None
+    """None: without a context axis."""
     partial: tuple[tuple[nn.Module, str], ...] = ()
     """Module and attribute of the parameters whose gradient is a sum over the tensor-parallel ranks."""
     orders: tuple[CollectiveOrder, ...] = ()

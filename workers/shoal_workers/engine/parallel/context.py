@@ -1,19 +1,17 @@
 """The context axis: one sequence is split over cp ranks, and attention still sees all of it.
 
-    batch        shard_batch splits tokens, labels and positions: rank r has chunks r and 2 x cp - 1 - r (head_tail)
-    model        all of it works on T / cp tokens; only attention uses other tokens than its own
-    attention    apply_context replaces the forward of the modules that the plan names as attention, from outside
+    model        all of it works on T / cp tokens: rank r has chunks r and 2 x cp - 1 - r (head_tail, context_call)
+    attention    alone uses other tokens than its own: apply_context replaces the forward of the modules that the plan
+                 names as attention, from outside
 
 Shapes: B samples, H query heads, G key and value heads, T tokens of the whole sequence, K and V widths of a head.
-Exact: every output and gradient equals that of one process, up to the order of floating-point sums. The mean over a
-rank's own tokens counts 1 / cp in the mean over the sequence, because all ranks have the same number of tokens. Called
-by `assemble` when a model is built, and by `Generation.own_tokens` for each batch.
+Exact: every output and gradient equals that of one process, up to the order of floating-point sums. Called by
+`assemble`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,26 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from shoal_workers.contract.layout import ContextMethod
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.engine.parallel.exchange import gather_sum, swap
-from shoal_workers.engine.parallel.head_tail import by_rank, chunks_of, in_order, own_part
+from shoal_workers.engine.parallel.head_tail import by_rank, chunks_of, in_order
 from shoal_workers.engine.parallel.names import matching
-
-
-def shard_batch(batch: Any, plan: ParallelPlan, rank: int, degree: int) -> Any:
-    """The batch of cp rank `rank` of `degree`: a new dict in which the entries of plan.sequence are split.
-
-    Every rank passes the whole batch. Entries that the plan does not name stay as they are.
-
-    Raises:
-        ValueError: the batch is not a dict, or an entry is missing, is not a tensor, or cannot be split evenly.
-    """
-    if degree == 1:
-        return batch
-    if not isinstance(batch, dict):
-        raise ValueError(
-            f"cp {degree} splits the entries {_listed(plan.sequence)} (plan.sequence) of a batch, which must be a "
-            f"dict; the task's collate returned {type(batch).__name__}. Return a dict, or set parallelism.cp to 1."
-        )
-    return {**batch, **{name: _cut(batch, name, dim, rank, degree) for name, dim in plan.sequence.items()}}
 
 
 def apply_context(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, method: ContextMethod) -> None:
@@ -150,26 +130,3 @@ def _has_flash_kernel(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool
     if q.device.type != "cuda" or q.shape[-1] % 8 or q.shape[-1] != v.shape[-1]:
         return False
     return can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, False, enable_gqa))
-
-
-def _cut(batch: dict[str, Any], name: str, dim: int, rank: int, degree: int) -> Tensor:
-    whole = batch.get(name)
-    where = f"plan.sequence {name!r}: {dim}"
-    if not isinstance(whole, Tensor):
-        found = f"holds {type(whole).__name__} there" if name in batch else f"has only {_listed(batch)}"
-        raise ValueError(
-            f"{where} is not a tensor of the batch, which {found}. Correct plan.sequence or the task's collate."
-        )
-    if not -whole.ndim <= dim < whole.ndim:
-        raise ValueError(f"{where} names a dim that the entry does not have: its shape is {tuple(whole.shape)}.")
-    if whole.shape[dim] == 0 or whole.shape[dim] % (2 * degree):
-        length = whole.shape[dim]
-        raise ValueError(
-            f"{where} has {length} tokens, which cp {degree} cannot split into 2 x {degree} equal chunks: {length} = "
-            f"{length // (2 * degree)} x {2 * degree} + {length % (2 * degree)}. Use a multiple of {2 * degree}."
-        )
-    return own_part(whole, rank, degree, dim)
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(repr(name) for name in names) or "nothing"

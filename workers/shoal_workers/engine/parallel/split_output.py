@@ -165,9 +165,9 @@ def split_output(part: Tensor, split: Split) -> Tensor:
     """The whole tensor, of which this rank has `part`; a part that tp splits already may be split by cp as well."""
     if isinstance(part, SplitOutput):
         if part._is_gathered or part._of is not None or part._view != "as it is":
-            raise ValueError("the model's output is no plain view of what its head computes; cp cannot split it.")
-        split = Split(tp=part._split.tp, width=part._split.width, cp=split.cp)
-        part = part.part
+            part = part.whole()
+        else:
+            part, split = part.part, Split(tp=part._split.tp, width=part._split.width, cp=split.cp)
     return _wrapped(part, split, "as it is", None)
 
 

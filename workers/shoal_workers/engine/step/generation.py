@@ -6,7 +6,6 @@ The model is not part of it: a model may outlive its generation (see engine/mode
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -19,7 +18,6 @@ from shoal_workers.engine.group.collective_log import CollectiveLog
 from shoal_workers.engine.group.fence import GenerationFence
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.compression import compute_dtype
-from shoal_workers.engine.parallel.context import shard_batch
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.position import Position
 from shoal_workers.engine.task.remarks import Remarks
@@ -65,13 +63,8 @@ class Generation:
 
     @property
     def loss_share(self) -> float:
-        """This rank's share of a loss that every tp rank has, and that each cp rank has for its own tokens."""
+        """This rank's share of a loss that every tp and cp rank has."""
         return 1.0 / (self.layout.tp * self.layout.cp)
-
-    @property
-    def num_token_ranks(self) -> int:
-        """Ranks that share the tokens of a micro-batch; the gradient of each counts for its own part of them."""
-        return self.layout.cp
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -85,8 +78,3 @@ class Generation:
         """The micro-batches that this rank computes in each step."""
         rank = self.layout.data_rank(self.rank)
         return micro_batches_of_rank(self.spec.batch.num_micro_batches, rank, self.layout.num_data_ranks)
-
-    def own_tokens(self, batch: Any) -> Any:
-        """This rank's tokens of a batch: all of them, unless the context axis splits the sequence."""
-        cp = self.meshes.cp
-        return batch if cp is None else shard_batch(batch, self.plan, cp.get_local_rank(), cp.size())

@@ -1,7 +1,7 @@
 """Forward and backward of one rank's micro-batches without a pipeline: one micro-batch after the other.
 
-    share of a rank     the mean over its tokens, divided by num_micro_batches, by the cp ranks that have other tokens,
-                        and by the tp ranks that compute the same; the shares of all ranks add up to the mean loss
+    share of a rank     its micro-batches' mean losses, divided by num_micro_batches, and by the tp and cp ranks that
+                        compute the same; the shares of all ranks add up to the mean loss
 
 The gradients of all ranks are summed, so autograd differentiates the mean over the global batch, whatever the layout.
 Called by `GradientPass` and `Validation`.
@@ -124,7 +124,7 @@ class LocalPasses:
     def _forward_only(self, batch: Any) -> Share:
         generation = self._generation
         with torch.no_grad(), self._user_code, self._buffers.unchanged():
-            return share_of(generation, generation.task.evaluate(self._model, generation.own_tokens(batch)))
+            return share_of(generation, generation.task.evaluate(self._model, batch))
 
     def _prepare_backward(self, *, is_last: bool) -> None:
         """Tell FSDP what to do after the next backward pass: everything after the last one, else less."""
@@ -146,14 +146,14 @@ class LocalPasses:
         share_of_step(self._model, weight * scale)
         with self._user_code:
             seed_everything(randomness_seed(generation.spec.seed, step, micro_batch.index))
-            batch = generation.own_tokens(batches.training(generation.spec, step, micro_batch.index))
+            batch = batches.training(generation.spec, step, micro_batch.index)
             with self._buffers.forward(micro_batch):
                 returned = generation.task.evaluate(self._model, batch)
             refuse_written(self._order)
             share = share_of(generation, returned, weight)
             generation.position.enter(Phase.BACKWARD)
             with self._buffers.backward():
-                torch.autograd.backward(returned.loss * weight * (scale / generation.num_token_ranks))
+                torch.autograd.backward(returned.loss * weight * scale)
         return share
 
 

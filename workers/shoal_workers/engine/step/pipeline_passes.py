@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ from shoal_workers.engine.step.passes import refuse_written, share_of
 from shoal_workers.engine.task.metrics import Share
 from shoal_workers.engine.task.model_calls import ModelCall, ModelCalls
 from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
+from shoal_workers.engine.task.returned import Returned
 from shoal_workers.tasks.balance import share_of_step
 
 _SINGLE: dict[Schedule, type[ScheduleGPipe | Schedule1F1B]] = {
@@ -120,9 +121,8 @@ class PipelinePasses:
         generation, assembly = self._generation, self._assembly
         parts = dict(zip(assembly.stages, zip(assembly.parts, assembly.forward_passes, strict=True), strict=True))
         with torch.no_grad(), self._user_code, self._buffers.unchanged():
-            own = generation.own_tokens(batch)
             is_training = assembly.parts[0].training
-            call = self._calls.catch(own, is_training=is_training)
+            call = self._caught(batch, is_training=is_training)
             expected = self._empty_hidden(call, device="meta")
             received: Handover | None = None
             for index in range(assembly.num_stages):
@@ -141,22 +141,35 @@ class PipelinePasses:
                         self._send(received, self._rank_of(index + 1))
             if not assembly.is_last:
                 return Share(torch.zeros((), device=generation.device), None)
-            returned = self._calls.loss_of(output, own, call, generator_states(), is_training=is_training)
-            return share_of(generation, returned)
+            return share_of(generation, self._returned(output, batch, call, is_training=is_training))
 
     def _called(self, step: int, micro_batch: MicroBatch, batches: Batches) -> tuple[Any, ModelCall]:
         """A micro-batch, and how the task calls the model for it."""
         generation = self._generation
         seed_everything(randomness_seed(generation.spec.seed, step, micro_batch.index))
-        batch = generation.own_tokens(batches.training(generation.spec, step, micro_batch.index))
-        return batch, self._calls.catch(batch)
+        batch = batches.training(generation.spec, step, micro_batch.index)
+        return batch, self._caught(batch)
+
+    def _caught(self, batch: Any, *, is_training: bool = True) -> ModelCall:
+        """With this rank's tokens."""
+        call, context = self._calls.catch(batch, is_training=is_training), self._assembly.context
+        if context is None:
+            return call
+        args, kwargs = context.arguments(call.args, call.kwargs)
+        return replace(call, args=args, kwargs=kwargs, first=context.cut(call.first))
+
+    def _returned(self, output: Any, batch: Any, call: ModelCall, *, is_training: bool = True) -> Returned:
+        """By the task's loss, of the last stage's output."""
+        context = self._assembly.context
+        whole = output if context is None else context.output(output)
+        return self._calls.loss_of(whole, batch, call, generator_states(), is_training=is_training)
 
     def _loss(self, output: Any, fed: _Fed) -> Tensor:
         """Of the last stage; the schedule differentiates what this returns."""
-        returned = self._calls.loss_of(output, fed.batch, fed.call, generator_states())
+        returned = self._returned(output, fed.batch, fed.call)
         if fed.weight:
             self._shares.append(share_of(self._generation, returned, fed.weight))
-        return returned.loss * (fed.weight * fed.scale / self._generation.num_token_ranks)
+        return returned.loss * (fed.weight * fed.scale)
 
     def _make_schedule(self, call: ModelCall) -> PipelineScheduleSingle | PipelineScheduleMulti:
         layout, assembly = self._generation.layout, self._assembly
