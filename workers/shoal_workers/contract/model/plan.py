@@ -61,7 +61,8 @@ class ParallelPlan(Frozen):
     """Modules called with (queries, keys, values), each (B, heads, T, K), that compute causal attention, for example
     `blocks.*.attention.core`. Required for context parallelism."""
     sequence: dict[str, int] = Field(default_factory=dict)
-    """Entries of a batch (a dict) and the dim along which cp splits them: {"tokens": 1, "labels": 1}."""
+    """Names of what has the tokens of a sequence, and the dim of the tokens: {"tokens": 1, "positions": 0}. Along these
+    dims cp cuts what the model is called with."""
     experts: str = ""
     """Modules that hold the experts of a layer, each parameter with one slice per expert along dim 0. Required for
     expert parallelism."""
