@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -165,9 +165,8 @@ def split_output(part: Tensor, split: Split) -> Tensor:
     """The whole tensor, of which this rank has `part`; a part that tp splits already may be split by cp as well."""
     if isinstance(part, SplitOutput):
         if part._is_gathered or part._of is not None or part._view != "as it is":
-            part = part.whole()
-        else:
-            part, split = part.part, Split(tp=part._split.tp, width=part._split.width, cp=split.cp)
+            return _wrapped(part.whole(), split, "as it is", None)
+        return _wrapped(part.part, replace(part._split, cp=split.cp), "as it is", None)
     return _wrapped(part, split, "as it is", None)
 
 
