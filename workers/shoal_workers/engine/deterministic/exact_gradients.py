@@ -1,11 +1,11 @@
-"""Gradients of deterministic mode: summed over micro-batches and ranks in integers, so the order has no effect.
+"""Gradients of deterministic mode: summed over micro-batches and ranks without rounding, so the order has no effect.
 
-    micro-batch   backward; each parameter's whole gradient, which has the same bits on any rank, is multiplied by a
-                  power of two, rounded to int64, added to this rank's accumulator, and dropped
-    step          all-to-all of the accumulators, sum, back to floating point: the shards of FSDP's own layout
+    micro-batch   backward; each parameter's whole gradient, which has the same bits on any rank, is rounded to
+                  multiples of one power of two (grid.py), added to this rank's accumulator, and dropped
+    step          all-to-all of the accumulators, sum, to the parameter's type: the shards of FSDP's own layout
 
-Integer addition is associative, so the sum does not depend on which rank ran which micro-batch, on the number of ranks,
-or on earlier failures. Padding of weight zero is not added. FSDP itself reduces nothing here.
+Sums of such multiples are exact in float64, so they do not depend on which rank ran which micro-batch, on the number of
+ranks, or on earlier failures. Padding of weight zero is not added. FSDP itself reduces nothing here.
 
 Everything is done in pieces that stay in the processor's cache, in memory that is used again.
 
@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
+from shoal_workers.engine.deterministic.grid import NUM_RUNGS, round_to_grid, rung_of
 from shoal_workers.engine.deterministic.integer_sum import NUM_DIGITS, digits_of, row_squares, split_finite, value_of
-from shoal_workers.engine.deterministic.scale import NUM_RUNGS, rung_of, scale_of
-from shoal_workers.engine.deterministic.units import PIECE, Scratch, Slot, Unit, real_view, units_of
+from shoal_workers.engine.deterministic.units import PIECE, Slot, Unit, real_view, units_of
 from shoal_workers.engine.parallel.cutting import shard_like
 
 
@@ -57,7 +57,7 @@ class ExactGradients:
         self._device = self._units[0].sums.device
         self._world_size = self._units[0].sums.shape[0]
         # Allocated once: the first touch of new pages costs more than the arithmetic in them.
-        self._scratch = Scratch(self._device)
+        self._piece = torch.empty(PIECE, dtype=torch.float64, device=self._device)
         largest_unit = max(unit.sums.numel() for unit in self._units)
         self._incoming = self._zeros(largest_unit if self._world_size > 1 else 0)
         self._extremes: list[Tensor] = []
@@ -100,7 +100,7 @@ class ExactGradients:
             weighted_losses: scalars, of this rank's real micro-batches.
 
         Returns:
-            None: the gradients need another scale, which the next pass will use. Nothing was set; repeat the pass.
+            None: the gradients need another grid, which the next pass will use. Nothing was set; repeat the pass.
         """
         shards = [shard for unit in self._units for shard in self._received(unit)]
         own_rung = rung_of(self._largest())
@@ -134,19 +134,13 @@ class ExactGradients:
 
     @torch.no_grad()
     def _add(self, slot: Slot, gradient: Tensor) -> None:
-        flat = real_view(gradient).reshape(-1)
-        smallest, largest = torch.aminmax(flat)
-        self._extremes.append(torch.maximum(-smallest, largest).to(torch.float64))
-        scale, is_first = scale_of(self._rung), not slot.was_touched
-        slot.was_touched = True
-        for piece, sums in slot.pieces(flat):
-            scaled = self._scratch.real(piece)
-            scaled.copy_(piece)
-            scaled.mul_(scale).round_()  # the product is exact: a power of two
-            if is_first:
-                sums.copy_(scaled)
-            else:
-                sums += self._scratch.integers(scaled)
+        is_first, slot.was_touched = not slot.was_touched, True
+        for piece, sums in slot.pieces(real_view(gradient).reshape(-1)):
+            self._extremes += torch.aminmax(piece)
+            rounded = sums if is_first else self._piece[: piece.numel()]
+            round_to_grid(rounded.copy_(piece), self._rung)
+            if not is_first:
+                sums += rounded
 
     @torch.no_grad()
     def _received(self, unit: Unit) -> list[Tensor]:
@@ -169,26 +163,23 @@ class ExactGradients:
         return shards
 
     def _convert(self, sums: Tensor, values: Tensor) -> None:
-        """`values` of shape (n,) becomes the sum of the ranks' integers in the first n columns, in floating point."""
-        factor = 1.0 / scale_of(self._rung)
+        """`values` of shape (n,) becomes the sum of the ranks' first n columns."""
         for start in range(0, values.numel(), PIECE):
             piece = values[start : start + PIECE]
             rows = sums[:, start : start + piece.numel()]
             total = rows[0]
             if self._world_size > 1:
-                total = torch.add(rows[0], rows[1], out=self._scratch.whole(piece))
+                total = torch.add(rows[0], rows[1], out=self._piece[: piece.numel()])
                 for row in rows[2:]:
                     total += row
-            wide = self._scratch.wide(piece)
-            wide.copy_(total)
-            piece.copy_(wide.mul_(factor))
+            piece.copy_(total)
 
     def _largest(self) -> float:
         """The largest gradient element of this rank in this pass, unweighted; nan if one is nan."""
-        return float(self._stacked(self._extremes).max()) * self._num_micro_batches if self._extremes else 0.0
+        return float(self._stacked(self._extremes).abs().max()) * self._num_micro_batches if self._extremes else 0.0
 
     def _stacked(self, scalars: Sequence[Tensor]) -> Tensor:
-        return torch.stack([s.detach().double().reshape(()) for s in scalars]) if scalars else self._zeros(0).double()
+        return torch.stack([s.detach().double().reshape(()) for s in scalars]) if scalars else self._zeros(0)
 
     def _zeros(self, num: int) -> Tensor:
-        return torch.zeros(num, dtype=torch.int64, device=self._device)
+        return torch.zeros(num, dtype=torch.float64, device=self._device)

@@ -1,6 +1,6 @@
-"""Layout of the integer gradients: one accumulator per FSDP unit, divided among ranks as FSDP divides parameters.
+"""Layout of the exact gradients: one accumulator per FSDP unit, divided among ranks as FSDP divides parameters.
 
-    unit's accumulator, int64, world size 3            parameter of 7 rows: chunks of ceil(7 / 3) = 3 rows
+    unit's accumulator, float64, world size 3          parameter of 7 rows: chunks of ceil(7 / 3) = 3 rows
     rank 0's chunk  | rows 0 1 2 of w | bias ... |
     rank 1's chunk  | rows 3 4 5 of w | bias ... |     columns beyond the last row stay zero
     rank 2's chunk  | row  6 - - of w | bias ... |     a complex number has two columns
@@ -20,30 +20,6 @@ from torch.distributed.tensor import DTensor, Shard
 
 PIECE = 1 << 17
 """Elements: few enough for the processor's caches, and enough that the calls cost little."""
-
-
-class Scratch:
-    """Memory for the intermediate values of one piece."""
-
-    def __init__(self, device: torch.device) -> None:
-        kinds = (torch.float32, torch.float64, torch.int64)
-        self._buffers = {kind: torch.empty(PIECE, dtype=kind, device=device) for kind in kinds}
-
-    def real(self, piece: Tensor) -> Tensor:
-        """In float32, or float64 if the piece is: half precision holds no scaled values."""
-        return self._buffers[torch.float64 if piece.dtype == torch.float64 else torch.float32][: piece.numel()]
-
-    def integers(self, piece: Tensor) -> Tensor:
-        """The piece's integral values."""
-        integers = self.whole(piece)
-        integers.copy_(piece)
-        return integers
-
-    def whole(self, piece: Tensor) -> Tensor:
-        return self._buffers[torch.int64][: piece.numel()]
-
-    def wide(self, piece: Tensor) -> Tensor:
-        return self._buffers[torch.float64][: piece.numel()]
 
 
 @dataclass(slots=True, eq=False)
@@ -130,7 +106,7 @@ def _unit(module: nn.Module, found: list[tuple[nn.Module, str, DTensor]]) -> Uni
     world_size = found[0][2].device_mesh.size()
     device = found[0][2].to_local().device
     widths = [numel_of_real(shard, chunk_numel(shard.shape, world_size)) for *_, shard in found]
-    sums = torch.zeros(world_size, sum(widths), dtype=torch.int64, device=device)
+    sums = torch.zeros(world_size, sum(widths), dtype=torch.float64, device=device)
     views = torch.split(sums, widths, dim=1)
     return Unit(module, [Slot(*one, view) for one, view in zip(found, views, strict=True)], sums)
 

@@ -19,13 +19,13 @@ NONE: Any = None
 def test_each_rank_s_row_is_its_chunk_padded(world_size: int, shape: tuple[int, ...]) -> None:
     whole = torch.arange(1, torch.Size(shape).numel() + 1).view(shape)
     width = chunk_numel(torch.Size(shape), world_size)
-    accumulator = torch.zeros(world_size, width + 3, dtype=torch.int64)
+    accumulator = torch.zeros(world_size, width + 3, dtype=torch.float64)
     slot = Slot(nn.Identity(), "weight", NONE, accumulator[:, 1 : 1 + width])
     for _ in range(2):
         for piece, sums in slot.pieces(whole.flatten()):
             sums += piece
     for rank, chunk in enumerate(_chunk_with_empty(whole, world_size, dim=0)):
-        expected = torch.zeros(width, dtype=torch.int64)
+        expected = torch.zeros(width, dtype=torch.float64)
         expected[: chunk.numel()] = 2 * chunk.flatten()
         assert torch.equal(slot.sums[rank], expected)
     assert not accumulator[:, 0].any() and not accumulator[:, 1 + width :].any()
