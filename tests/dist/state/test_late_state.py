@@ -19,7 +19,7 @@ from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost
 
 STEPS = 10
 LATE = [6, 7, 9]
-TASKS = ["Late", "LateOwnAdamW", "LateMomentum", "LateRule"]
+TASKS = ["Late", "LateOwnAdamW", "LateMomentum", "LateRule", "LateGrowth"]
 
 
 def _spec(task: str, **changes: Any) -> dict[str, Any]:

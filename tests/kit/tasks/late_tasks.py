@@ -93,3 +93,29 @@ class LateRule(Late):
 
     def build_optimizer(self, model, settings):
         return Damped(model.parameters(), lr=settings["lr"] / 3)
+
+
+class Growing(torch.optim.Optimizer):
+    """From a parameter's third update on it keeps an average."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in (one for one in group["params"] if one.grad is not None):
+                state = self.state[parameter]
+                state["count"] = state.get("count", 0) + 1
+                if state["count"] > 2:
+                    average = state.setdefault("average", torch.zeros_like(parameter))
+                    average.lerp_(parameter.grad, 0.1)
+                    parameter.sub_(average, alpha=group["lr"])
+                parameter.sub_(parameter.grad, alpha=group["lr"])
+
+
+class LateGrowth(Late):
+    """State of the used parameters appears in their third update, that of the late head in its third one, too."""
+
+    def build_optimizer(self, model, settings):
+        return Growing(model.parameters(), settings["lr"])
