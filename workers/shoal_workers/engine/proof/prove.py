@@ -1,8 +1,8 @@
 """One micro-batch whole against split, and what is said of the layout. All ranks of a group call it together.
 
-    rank 0      the whole model: loss, metrics, gradients; sent to the others
-    all ranks   their part of the split model, by the same passes as in training; one all-reduce of the differences
-    if needed   both once more, on all ranks, with every module's output
+    the first ranks    the whole model, a micro-batch each: loss, metrics, gradients; all ranks get their sum
+    all ranks          their part of the split model, by the same passes as in training; one all-reduce of differences
+    if needed          both once more, on all ranks, with every module's output
 
 Every rank comes to the same answer. The trained model, its random numbers and its position are not touched. Called by
 the engine and by `shoal_workers.proofs`, on the training thread.
@@ -93,10 +93,6 @@ class _Split:
 
     assembly: Assembly
     passes: GradientPass
-    names: tuple[str, ...]
-    """Parameters of the whole model that have a gradient."""
-    shapes: Mapping[str, tuple[torch.Size, torch.dtype]]
-    aliases: Mapping[str, str]
 
 
 class _Proof:
@@ -108,14 +104,21 @@ class _Proof:
         self._batches = Batches(generation.task, generation.task.train_data, generation.device)
 
     def run(self) -> LayoutProof:
-        whole = self._whole() if self._generation.rank == 0 else None
-        split = self._tried(self._build)
-        loss, metrics = self._tried(lambda: self._step(split))
-        expected = self._shared(whole, split)
+        generation = self._generation
+        num, size = generation.spec.batch.num_micro_batches, generation.layout.world_size
+        own = range(generation.rank, num, size)
+        with generation.user_code:
+            model = self._copy()
+            shapes = {name: (one.shape, one.dtype) for name, one in model.named_parameters() if one.requires_grad}
+            aliases = _aliases(model)
+            whole = run_whole(model, generation.task, generation.spec, self._batches, own) if own else None
+        expected = self._shared(whole, shapes)
         if not math.isfinite(expected.loss):
-            return self._answer(ProofOutcome.UNPROVEN, f"the loss of the first micro-batch is {expected.loss}")
+            return self._answer(ProofOutcome.UNPROVEN, f"the loss of the first micro-batches is {expected.loss}")
+        split = self._tried(lambda: self._build(model if whole is None else self._copy(), tuple(shapes)))
+        loss, metrics = self._tried(lambda: self._step(split))
         gradients = {name: gradient for name, gradient in expected.gradients.items() if gradient is not None}
-        found = gradient_differences(gradients, split.aliases, split.assembly, self._device)
+        found = gradient_differences(gradients, aliases, split.assembly, self._device)
         values = {"the loss": (expected.loss, loss)}
         values |= {
             f"the metric {name!r}": (value, metrics.get(name, math.nan)) for name, value in expected.metrics.items()
@@ -128,30 +131,18 @@ class _Proof:
         words, module = self._words(first, found, scalars, values)
         raise LayoutRefused(self._answer(ProofOutcome.REFUSED, words, module=module, difference=worst))
 
-    def _whole(self) -> Whole:
-        generation = self._generation
-        with generation.user_code:
-            model = self._copy()
-            return run_whole(model, generation.task, generation.spec, self._batches)
-
     def _copy(self) -> nn.Module:
         generation = self._generation
         return copy_of(generation.task.build_model, generation.spec.seed, self._device, self._smaller)
 
-    def _build(self) -> _Split:
+    def _build(self, model: nn.Module, names: tuple[str, ...]) -> _Split:
+        """Consumes the model. `names`: of its parameters that need a gradient."""
         generation = self._generation
-        model = self._copy()
-        own = {id(parameter): name for name, parameter in model.named_parameters()}
-        everywhere = model.named_parameters(remove_duplicate=False)
-        aliases = {name: own[id(one)] for name, one in everywhere if own[id(one)] != name and one.requires_grad}
-        trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
-        shapes = {name: (one.shape, one.dtype) for name, one in trained}
         calls = ModelCalls(generation.task.evaluate, model)
         assembly = assemble(model, generation.spec, generation.plan, generation.meshes, generation.task.shard_units)
         for part in assembly.parts:
             part.train()
-        passes = GradientPass(generation, assembly, self._batches, calls, tuple(shapes))
-        return _Split(assembly, passes, tuple(shapes), shapes, aliases)
+        return _Split(assembly, GradientPass(generation, assembly, self._batches, calls, names))
 
     def _step(self, split: _Split) -> tuple[float, dict[str, float]]:
         """Loss and metrics, summed over the ranks. The gradients stay at the parameters."""
@@ -176,23 +167,26 @@ class _Proof:
             words = f"{self._name} cannot be computed: {_cause(error)}"
             raise LayoutRefused(self._answer(ProofOutcome.REFUSED, words)) from error
 
-    def _shared(self, whole: Whole | None, split: _Split) -> Whole:
-        """Rank 0's result on every rank, with zeros in place of missing gradients."""
-        box = [None if whole is None else (whole.loss, whole.metrics)]
-        dist.broadcast_object_list(box, 0, device=self._device)
-        assert box[0] is not None
-        loss, metrics = box[0]
+    def _shared(self, whole: Whole | None, shapes: Mapping[str, tuple[torch.Size, torch.dtype]]) -> Whole:
+        """The sum of all ranks' micro-batches on every rank, with zeros in place of missing gradients."""
+        wholes: list[tuple[float, dict[str, float]] | None] = [None] * self._generation.layout.world_size
+        dist.all_gather_object(wholes, None if whole is None else (whole.loss, whole.metrics))
+        loss, metrics = 0.0, dict[str, float]()
+        for own_loss, own_metrics in filter(None, wholes):
+            loss += own_loss
+            for name, value in own_metrics.items():
+                metrics[name] = metrics.get(name, 0.0) + value
+        parts = []
+        for name, (shape, dtype) in shapes.items():
+            found = whole.gradients[name] if whole is not None else None
+            gradient = torch.zeros(shape, dtype=dtype, device=self._device) if found is None else found
+            parts.append(_real(gradient).reshape(-1).float())
+        flat = torch.cat(parts)
+        dist.all_reduce(flat)
         gradients: dict[str, Tensor | None] = {}
-        for name in split.names:
-            shape, dtype = split.shapes[name]
-            own = whole.gradients[name] if whole is not None else None
-            value = torch.zeros(shape, dtype=dtype, device=self._device) if own is None else own.contiguous()
-            gradients[name] = value
-        flat = torch.cat([_real(value).reshape(-1).float() for value in gradients.values() if value is not None])
-        dist.broadcast(flat, 0)
-        parts = torch.split(flat, [_real(value).numel() for value in gradients.values() if value is not None])
-        for name, part in zip(split.names, parts, strict=True):
-            shape, dtype = split.shapes[name]
+        for (name, (shape, dtype)), part in zip(
+            shapes.items(), torch.split(flat, [len(p) for p in parts]), strict=True
+        ):
             gradients[name] = torch.view_as_complex(part.view(*shape, 2)) if dtype.is_complex else part.view(shape)
         return Whole(loss, metrics, gradients)
 
@@ -205,7 +199,7 @@ class _Proof:
         with generation.user_code:
             model = self._copy()
             with expected.recorded(model):
-                run_whole(model, generation.task, spec, self._batches, first)
+                run_whole(model, generation.task, spec, self._batches, [first])
             with found.recorded(*split.assembly.parts):
                 split.passes.run(0)
         own = first_differing(expected, found, generation.meshes)
@@ -252,6 +246,13 @@ class _Proof:
         return LayoutProof(
             layout=self._layout, outcome=outcome, words=words, module=module, difference=finite, shrunk=small
         )
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    """Every further name of a parameter that needs a gradient -> its first one."""
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    everywhere = model.named_parameters(remove_duplicate=False)
+    return {name: first[id(one)] for name, one in everywhere if first[id(one)] != name and one.requires_grad}
 
 
 def _cause(error: TaskFailed) -> str:

@@ -1,10 +1,11 @@
 """The whole model in one process: a plain loop over the micro-batches, without any of the engine's passes.
 
-Called by the proof, on rank 0, and on every rank if outputs must be compared.
+Called by the proof, on the first ranks, and on every rank if outputs must be compared.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,8 +29,8 @@ class Whole:
     """By name, without tied names; None: the step does not reach it."""
 
 
-def run_whole(model: nn.Module, task: LoadedTask, spec: JobSpec, batches: Batches, only: int | None = None) -> Whole:
-    """Forward and backward passes of all micro-batches, one after the other, or of one of them.
+def run_whole(model: nn.Module, task: LoadedTask, spec: JobSpec, batches: Batches, own: Sequence[int]) -> Whole:
+    """Forward and backward passes of some micro-batches, one after the other: their shares of the step's mean.
 
     Each begins with the buffers of the step's begin, as in training."""
     num = spec.batch.num_micro_batches
@@ -41,7 +42,7 @@ def run_whole(model: nn.Module, task: LoadedTask, spec: JobSpec, batches: Batche
     ]
     loss, metrics = 0.0, dict[str, float]()
     forget_load(model)
-    for index in range(num) if only is None else [only]:
+    for index in own:
         for module, key, value in buffers:  # a forward pass may also have put another tensor there
             module._buffers[key] = value.clone()
         share_of_step(model, 1 / num)
