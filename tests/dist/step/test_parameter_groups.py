@@ -34,12 +34,14 @@ SPEC: dict[str, Any] = {
     ],
     ids=["1f1b", "zbv"],
 )
-def test_groups_by_position_and_by_name_are_those_of_the_whole_model(make_job: Any, layout: Layout) -> None:
-    job = make_job("job", **SPEC)
+@pytest.mark.parametrize("task", ["Grouped", "FirstHalfFrozen"])
+def test_groups_by_position_and_by_name_are_those_of_the_whole_model(make_job: Any, task: str, layout: Layout) -> None:
+    spec = {**SPEC, "task": f"grouped_tasks:{task}"}
+    job = make_job("job", **spec)
     workers = job.workers(layout.world_size)
     ends = job.run(workers, layout=layout)
     assert [end.kind for end in ends] == [ExitKind.FINISHED] * layout.world_size, [end.error for end in ends]
-    plain = plain_reference.losses(SPEC, _STEPS)
+    plain = plain_reference.losses(spec, _STEPS)
     assert {one.step: one.loss for one in job.reported(workers, StepReport)} == pytest.approx(
         {step: values[0] for step, values in plain.items()}, abs=2e-6
     )

@@ -19,3 +19,17 @@ class Grouped(Counting):
         rates = {2.0: others[:half], 0.5: others[half:], 0.1: head}
         groups = [{"params": own, "lr": settings["lr"] * rate} for rate, own in rates.items()]
         return torch.optim.SGD(groups, lr=settings["lr"], momentum=0.9)
+
+
+class FirstHalfFrozen(Grouped):
+    """The first stage of two has nothing to train."""
+
+    def build_model(self):
+        model = super().build_model()
+        for part in (model.embed, *model.blocks[:2]):
+            part.requires_grad_(False)
+        return model
+
+    def build_optimizer(self, model, settings):
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return torch.optim.SGD(trained, lr=settings["lr"], momentum=0.9)

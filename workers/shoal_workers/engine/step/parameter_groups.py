@@ -26,6 +26,16 @@ class ParameterGroup:
     settings: dict[str, Any]
 
 
+class NoParameters(Optimizer):
+    """In the place of a task's optimizer where a rank's stages are frozen: torch's own refuse to have no parameter."""
+
+    def __init__(self, groups: list[ParameterGroup]) -> None:
+        super().__init__([{"params": [], **group.settings} for group in groups], {})
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Nothing to do."""
+
+
 def groups_of(optimizer: Optimizer, model: nn.Module) -> list[ParameterGroup]:
     """`optimizer`: of the whole `model`."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}

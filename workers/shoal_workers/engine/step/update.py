@@ -25,7 +25,7 @@ from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
 from shoal_workers.engine.step.elementwise import is_held, why_not_elementwise
 from shoal_workers.engine.step.group_settings import changes, differing, plain_settings, restored
 from shoal_workers.engine.step.optimizer import adamw
-from shoal_workers.engine.step.parameter_groups import ParameterGroup, regroup
+from shoal_workers.engine.step.parameter_groups import NoParameters, ParameterGroup, regroup
 from shoal_workers.engine.task.task import LoadedTask
 from shoal_workers.snapshot_store.log.optimizers import describe, rebuild, settings_of_groups
 from shoal_workers.snapshot_store.log.records import LoggedOptimizer
@@ -294,6 +294,8 @@ def build_update(
 ) -> Update:
     """The task's own optimizer over the model's parameters, or AdamW if the task defines none. `groups`: of the whole
     model, if this rank has stages of it."""
+    if groups is not None and not any(parameter.requires_grad for parameter in assembly.parameters()):
+        return Update(assembly, NoParameters(groups), (), is_rebuilt=True)
     optimizer = task.build_optimizer(assembly.module, spec.optimizer)
     if optimizer is None:
         return default_update(assembly, spec.optimizer, deterministic=spec.deterministic)
