@@ -54,7 +54,7 @@ PIECES: dict[str, _Choices] = {
     "inner_list": {"skips": (False, True)},
 }
 
-OPTIMIZERS: dict[str, _Choices] = {
+_OPTIONS: dict[str, _Choices] = {
     "sgd": {"momentum": (0.0, 0.9), "nesterov": (False, True), "weight_decay": (0.0, 0.1), "foreach": (None, True)},
     "adam": {"amsgrad": (False, True), "weight_decay": (0.0, 0.1), "foreach": (None, True, False)},
     "adamw": {"amsgrad": (False, True), "maximize": (False,), "fused": (None, True)},
@@ -69,8 +69,10 @@ OPTIMIZERS: dict[str, _Choices] = {
     "adafactor": {},
     "muon": {},
     "lbfgs": {},
-    "own_damped": {"declared": (False, True)},
+    "own_damped": {"declared": (None, False, True)},
     "own_whole": {},
     "own_group_state": {},
     "own_late_state": {},
 }
+OPTIMIZERS: dict[str, _Choices] = {kind: {"declared": (None, False), **options} for kind, options in _OPTIONS.items()}
+"""Declared: what the task says of `elementwise_optimizer`; None: nothing, so that Shoal finds out."""

@@ -92,7 +92,7 @@ def differences(plain: Reference, seen: Seen) -> list[str]:
         for step in sorted(values):
             others = [getattr(other, name)[step] for other in plain.others]
             allowed = _FLOOR * (1 + abs(right[step])) + _TIMES * max((abs(o - right[step]) for o in others), default=0)
-            if not abs(values[step] - right[step]) <= allowed and name != "metrics":
+            if not abs(values[step] - right[step]) <= allowed:
                 found.append(f"{name} of step {step}: {values[step]:.7g} for {right[step]:.7g}")
                 break
     others = [abs(other.validation - plain.seen.validation) for other in plain.others]
@@ -110,7 +110,8 @@ def differences(plain: Reference, seen: Seen) -> list[str]:
         if not right.size:
             continue
         rounding = [float(np.abs(other.tensors[name] - right).max()) for other in plain.others]
-        allowed = _FLOOR * (1 + float(np.abs(right).max())) + _TIMES * max(rounding, default=0)
+        largest = float(np.abs(right).max())
+        allowed = _FLOOR * (1 + largest) + _TIMES * max(rounding, default=0) + plain.seen.steps.get(name, 0.0) * largest
         far = float(np.abs(value - right).max())
         if not far <= allowed:
             found.append(f"{name}: off by {far:.3g}, allowed {allowed:.3g}")

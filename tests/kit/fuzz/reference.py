@@ -40,6 +40,8 @@ class Seen:
     validation: float = math.nan
     tensors: dict[str, Any] = field(default_factory=dict)
     """Parameters and persistent buffers after the last step, as arrays, by name."""
+    steps: dict[str, float] = field(default_factory=dict)
+    """The relative distance of neighbouring numbers, of those in half precision."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def _train(drawn: Description, *, noise: int = 0, widen: bool = False) -> Seen:
             _seed(randomness_seed(SEED ^ _VALIDATION, 0, first))
             loss, _ = _split(task.loss(model, cast(collate([held_out[i] for i in samples]))))
             sums += loss.item() * len(samples)
-    return Seen(losses, norms, metrics, sums / len(held_out), tensors_of(model))
+    return Seen(losses, norms, metrics, sums / len(held_out), tensors_of(model), _steps_of(model))
 
 
 class StepBuffers:
@@ -154,6 +156,11 @@ def tensors_of(model: nn.Module) -> dict[str, Any]:
     kept = model.state_dict()
     buffers = {name: value for name, value in model.named_buffers() if name in kept}
     return {name: array(value) for name, value in {**parameters, **buffers}.items()}
+
+
+def _steps_of(model: nn.Module) -> dict[str, float]:
+    half = (torch.bfloat16, torch.float16)
+    return {name: torch.finfo(one.dtype).eps for name, one in model.named_parameters() if one.dtype in half}
 
 
 def array(tensor: Tensor) -> Any:

@@ -80,7 +80,7 @@ class Drawn:
     def __init__(self, model, data, seed):
         self.description = Description.from_json(model)
         optim = self.description.optim
-        self.elementwise_optimizer = bool((optim.options or {}).get("declared"))
+        self.elementwise_optimizer = (optim.options or {}).get("declared")
         if optim.kind == "builtin":
             self.build_optimizer = None
 
