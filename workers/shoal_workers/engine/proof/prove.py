@@ -28,6 +28,7 @@ from shoal_workers.engine.group.collective_errors import is_collective_error
 from shoal_workers.engine.parallel.assemble import assemble
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.names import fits
+from shoal_workers.engine.parallel.tensor_rules import cuts_sequence
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.position import Position
 from shoal_workers.engine.proof.copies import Shrunk, TooLarge, copy_of, shrunk, spec_of_proof
@@ -44,6 +45,11 @@ T = TypeVar("T")
 TOLERANCE = 1e-3
 """Relative difference that is not rounding: right layouts of small models differ by 1e-7 to 1e-5, wrong ones by 1e-2
 and more."""
+_SIZES = "must match the size of tensor"
+_PARTS_OF_THE_SEQUENCE = (
+    ". With gather and sequence in plan.tensor, what is between blocks is a rank's part of the sequence: add what has the "
+    "whole sequence (positions) in a module with the style whole, or leave gather and sequence out."
+)
 
 
 def prove(generation: Generation) -> LayoutProof:
@@ -165,6 +171,8 @@ class _Proof:
             if error.report.error_class is not ErrorClass.PLAIN:
                 raise
             words = f"{self._name} cannot be computed: {_cause(error)}"
+            if self._layout.tp > 1 and cuts_sequence(self._generation.plan) and _SIZES in words:
+                words += _PARTS_OF_THE_SEQUENCE
             raise LayoutRefused(self._answer(ProofOutcome.REFUSED, words)) from error
 
     def _shared(self, whole: Whole | None, shapes: Mapping[str, tuple[torch.Size, torch.dtype]]) -> Whole:
