@@ -47,8 +47,8 @@ TOLERANCE = 1e-3
 and more."""
 _SIZES = "must match the size of tensor"
 _PARTS_OF_THE_SEQUENCE = (
-    ". With gather and sequence in plan.tensor, what is between blocks is a rank's part of the sequence: add what has the "
-    "whole sequence (positions) in a module with the style whole, or leave gather and sequence out."
+    ". With gather and sequence in plan.tensor, what is between blocks is a rank's part of the sequence: add what has "
+    "the whole sequence (positions) in a module with the style whole, or leave gather and sequence out."
 )
 
 
