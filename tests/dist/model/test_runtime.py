@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kit.worlds.layout_cases import spec_of
-from shoal_workers.contract.layout import ContextMethod, Layout, Schedule
+from shoal_workers.contract.layout import ContextMethod, Layout, Schedule, ShardLevel
 from shoal_workers.contract.messages import ExitKind
 
 _STEPS = 6
@@ -38,7 +38,16 @@ _MORE = {
 def test_survivors_keep_their_model_and_the_losses_do_not_change(
     make_job: Any, plain_run: Any, text: str, name: str, phase: str
 ) -> None:
-    model, layout = (_CASES | _MORE)[name]
+    _kill_twice(make_job, plain_run, text, *(_CASES | _MORE)[name], phase)
+
+
+def test_a_gather_that_is_under_way_when_a_rank_dies_is_left(make_job: Any, plain_run: Any, text: str) -> None:
+    """The backward passes of this schedule end with parameters that are gathered for a next one."""
+    layout = Layout(pp=2, dp_shard=2, schedule=Schedule.ZERO_BUBBLE_V, stages=(1, 1, 1, 1), shard=ShardLevel.GRADIENTS)
+    _kill_twice(make_job, plain_run, text, "dense", layout, "optimizer")
+
+
+def _kill_twice(make_job: Any, plain_run: Any, text: str, model: str, layout: Layout, phase: str) -> None:
     spec = spec_of(model, text, stop={"steps": _STEPS}, snapshot={"budget": 1.0})
     job = make_job(memory=True, **spec)
     group = job.workers(layout.world_size)

@@ -10,6 +10,7 @@ import queue
 import signal
 import threading
 import time
+import traceback
 from multiprocessing.connection import Client
 from pathlib import Path
 
@@ -208,6 +209,7 @@ class WorkerProcess:
             try:
                 self.send("exit", self.engine.run(assignment))
             except Exception as error:
+                error.add_note(traceback.format_exc())
                 self.send("exit", error)
                 raise
 

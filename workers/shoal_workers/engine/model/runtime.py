@@ -59,6 +59,8 @@ class ModelRuntime:
         """Drop every reference to a process group, and what an interrupted step left in the model."""
         for order in self.assembly.orders:
             order.end_generation()
+        for group in self.assembly.param_groups():
+            group._all_gather_result = None  # else it would be waited for, in a group that may be broken
         for part in _fsdp_modules(self.assembly):
             if part._get_fsdp_state()._is_root is not None:  # else it has never run, and has nothing to reset
                 part.reset_iter_state()
