@@ -202,3 +202,12 @@ def test_a_lost_node_is_replayed_with_parameters_that_have_no_gradient(
     assert [cost for cost in costs if cost.log_lag_steps is not None], "the log was in force"
     spare = job.workers(1, "n3")
     assert_same_bits(undisturbed(task, 2), _finish(job, [*here, *spare], restore_snapshot=source))
+
+
+def test_a_rank_without_any_part_of_the_model_trains_and_is_lost(make_job: Any, reference: Any) -> None:
+    spec = _spec("FewRows")
+    job = make_job(memory=True, **spec)
+    group = job.workers(4)
+    source = _kill_one(job, group, "backward", 5)
+    _finish(job, group[:3], restore_snapshot=source)
+    assert job.losses(group) == pytest.approx(reference(STEPS, **spec), abs=1e-5)

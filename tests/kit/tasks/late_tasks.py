@@ -119,3 +119,13 @@ class LateGrowth(Late):
 
     def build_optimizer(self, model, settings):
         return Growing(model.parameters(), settings["lr"])
+
+
+class FewRows(LateMomentum):
+    """Four workers have three rows to share, so the last one has no part of any parameter."""
+
+    def build_model(self):
+        return nn.Linear(6, 3)
+
+    def loss(self, model, batch):
+        return (model(batch[:, 2:]) - batch[:, 1:2]).square().mean()

@@ -293,12 +293,12 @@ class DoubleBufferedState:
         return self.view.tensors()
 
     def _copy_to(self, index: int) -> None:
-        old, new = self._buffers[self._current], self._buffers[index]
-        with torch.no_grad():
-            torch._foreach_copy_(
-                [tensor for buffers in new for tensor in buffers.tensors],
-                [tensor for buffers in old for tensor in buffers.tensors],
-            )
+        old, new = (
+            [tensor for buffers in self._buffers[slot] for tensor in buffers.tensors] for slot in (self._current, index)
+        )
+        if new:  # a rank may have no part of any parameter
+            with torch.no_grad():
+                torch._foreach_copy_(new, old)
 
     def _point_to(self, index: int) -> None:
         """Point everything that refers to the state to the slot of this index."""

@@ -241,7 +241,7 @@ class _State:
         gradients = self._read(entry, commit)
         present = {number: view for number, view in enumerate(gradients) if view is not None and commit.counts[number]}
         for factor in (commit.unscale, commit.clip):
-            if factor != 1.0:
+            if factor != 1.0 and present:
                 torch._foreach_mul_(list(present.values()), factor)
         try:
             self._rule.apply(commit, present)
