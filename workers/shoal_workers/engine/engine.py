@@ -291,8 +291,17 @@ class Engine:
                 raise
             return end
         finally:
+            self._park()
+
+    def _park(self) -> None:
+        """Keep the model for the next generation; if it cannot be, the next one builds its own: how this one has ended
+        counts more."""
+        try:
             if self._runtime is not None:
                 self._runtime.park()
+        except Exception as error:
+            self._runtime = None
+            self._outbox.log_text(f"the model is built again, because it could not be kept: {error}")
 
     def _form(self, assignment: Assignment, group: Group) -> Trainer:
         """Form the group, build or reuse the model, and restore the state: the next thing is a step."""
