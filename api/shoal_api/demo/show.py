@@ -169,7 +169,7 @@ class _WorkerKiller:
         self._server = server
         self._at = at
         self.steps = steps
-        """Of the job."""
+        """How many the job is to complete."""
         self.killed_at: float | None = None
         self._before: frozenset[int] = frozenset()
         self._generation = 0

@@ -115,7 +115,7 @@ class Growing(torch.optim.Optimizer):
 
 
 class LateGrowth(Late):
-    """State of the used parameters appears in their third update, that of the late head in its third one, too."""
+    """Each parameter gets its average in its third update; the late head has that update in step 10."""
 
     def build_optimizer(self, model, settings):
         return Growing(model.parameters(), settings["lr"])

@@ -24,7 +24,7 @@ NUM_RUNGS = 12
 _LIMIT_BITS = 6
 _STEP_BITS = 12
 _BITS = 51
-"""Of a value just below the limit."""
+"""A value just below the limit is this many powers of two above the grid."""
 
 
 def grid_of(rung: int) -> float:

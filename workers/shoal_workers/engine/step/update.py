@@ -295,7 +295,8 @@ def build_update(
     """The task's own optimizer over the model's parameters, or AdamW if the task defines none. `groups`: of the whole
     model, if this rank has stages of it."""
     if groups is not None and not any(parameter.requires_grad for parameter in assembly.parameters()):
-        return Update(assembly, NoParameters(groups), (), is_rebuilt=True)
+        nothing = "the stages of this worker have no parameter to train"
+        return Update(assembly, NoParameters(groups), (), not_logged=nothing, is_rebuilt=True)
     optimizer = task.build_optimizer(assembly.module, spec.optimizer)
     if optimizer is None:
         return default_update(assembly, spec.optimizer, deterministic=spec.deterministic)
