@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -48,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     script = folder / "script.py"
     packages = str(Path(exit_status.__file__).parents[1])
     script.write_text(_SCRIPT.replace("PACKAGES", repr(packages)))
-    servers: set[int] = set()
+    servers: dict[int, int] = {}  # pid: pidfd
 
     def run(end: str, raylet: str = "raylet", cgroup: Path | None = None) -> str:
         def enter() -> None:
@@ -59,7 +60,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         ended = subprocess.run(command, capture_output=True, text=True, preexec_fn=enter, timeout=_PATIENCE_S)
         pid, server = (int(number) for number in ended.stdout.split())
         assert server != os.getpid(), "the fork server did not start"
-        servers.add(server)
+        if server not in servers:
+            servers[server] = os.pidfd_open(server)
         deadline = time.monotonic() + _PATIENCE_S
         while (found := exit_status.read(str(folder / raylet), pid)) is None:
             assert time.monotonic() < deadline, "the fork server wrote nothing"
@@ -67,8 +69,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         return found.words()
 
     yield run
-    for server in servers:
-        os.kill(server, signal.SIGKILL)
+    for pidfd in servers.values():
+        with contextlib.suppress(ProcessLookupError):  # it ended with its cgroup
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,8 @@ def small_cgroup() -> Iterator[Path]:
         pytest.skip(f"no memory cgroup can be made here: {error}")
     yield folder
     for pid in (folder / "cgroup.procs").read_text().split():
-        os.kill(int(pid), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
     deadline = time.monotonic() + _PATIENCE_S
     while (folder / "cgroup.procs").read_text():
         assert time.monotonic() < deadline
