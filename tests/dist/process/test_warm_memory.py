@@ -70,6 +70,25 @@ print(resident() - before)
     assert int(done.stdout) < 2 * (16 * 4 * 128 << 10) + (4 << 20)
 
 
+def test_large_blocks_of_a_small_model_are_kept() -> None:
+    program = """
+import resource, torch
+from shoal_workers.engine.process.warm_memory import keep_freed_memory
+keep_freed_memory(40 << 20)
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+for _ in range(3):
+    torch.empty(24 << 20, dtype=torch.uint8).fill_(1)
+before = faults()
+torch.empty(24 << 20, dtype=torch.uint8).fill_(1)
+print(faults() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) < (24 << 20 >> 12) / 20
+
+
 def test_freed_memory_returns_to_the_kernel_on_request() -> None:
     program = """
 import resource, torch

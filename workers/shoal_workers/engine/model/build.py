@@ -22,6 +22,7 @@ from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.parallel.assemble import assemble
 from shoal_workers.engine.parallel.plain_parameters import make_plain
 from shoal_workers.engine.process.memory_limit import available_bytes
+from shoal_workers.engine.process.warm_memory import keep_freed_memory
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.step.generation import Generation
@@ -48,6 +49,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         weights = InitialWeights(model, url, task.export, generation.position.note)
     with generation.user_code, noted(generation.position.note):
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        keep_freed_memory(_num_bytes(model))
         shape = shape_of(model)
         trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
         if not trained:
@@ -94,13 +96,17 @@ def _built(generation: Generation) -> tuple[nn.Module, Mapping[str, Distribution
         return undrawn
     with refused_if_too_large(available_bytes):
         model = task.build_model()
-    num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    num_bytes = _num_bytes(model)
     if generation.rank == 0 and num_bytes >= _NOTABLE_BYTES:
         generation.outbox.log_text(
             f"every worker has built the whole model, {num_bytes / (1 << 30):,.1f} GiB of parameters, and keeps its "
             "part: docs/tasks.md, deferred_init, tells how to do without this memory."
         )
     return model, {}
+
+
+def _num_bytes(model: nn.Module) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def shape_of(model: nn.Module) -> ModelShape:

@@ -9,7 +9,10 @@ Larger blocks have mappings of their own, which return to the kernel when they a
 memory than they hold: glibc's aligned allocation needs a little more than what a block of the same size has left
 behind, and activations that stay until the backward pass divide the rest. FSDP gathers every unit of a large model into
 such blocks, so the arena grew with each unit. New pages of large mappings are huge pages if the process was started
-with `glibc.malloc.hugetlb=1`, as Shoal's workers are, and then cost little.
+with `glibc.malloc.hugetlb=1`, as Shoal's workers are, and then cost less.
+
+A small model's blocks are all kept, up to the 32 MiB that glibc allows: there is little that they can waste, and its
+steps are short, so that a fifth of a step on a CPU was the kernel's work on new pages.
 
 A worker that joins a training group has touched nothing yet, and in its first step all ranks wait for it. So it touches
 the memory that the planner expects it to need while it waits for its first generation.
@@ -30,6 +33,8 @@ from shoal_workers.engine.process.memory_limit import available_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _OWN_MAPPING_BYTES = 4 << 20
+_OWN_MAPPING_BYTES_OF_SMALL = 32 << 20
+_SMALL_MODEL_BYTES = 128 << 20
 _NEVER_BYTES = 2**31 - 1
 _BLOCK_BYTES = 2 << 20
 """Below the threshold, so glibc takes each block from the memory that it keeps."""
@@ -39,13 +44,14 @@ _SPREAD = 2
 """A freed block does not always have the size that is needed next, so this multiple of the peak is touched."""
 
 
-def keep_freed_memory() -> None:
-    """For the rest of this worker's life."""
+def keep_freed_memory(model_bytes: int | None = None) -> None:
+    """Until the next call. `model_bytes`: of the whole model's parameters; None: not known yet."""
     if platform.libc_ver()[0] != "glibc":
         return
+    is_small = model_bytes is not None and model_bytes <= _SMALL_MODEL_BYTES
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_ARENA_MAX, 1)
-    libc.mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING_BYTES)
+    libc.mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING_BYTES_OF_SMALL if is_small else _OWN_MAPPING_BYTES)
     libc.mallopt(_M_TRIM_THRESHOLD, _NEVER_BYTES)
 
 
