@@ -23,6 +23,7 @@ from shoal_service.core.events.generations import (
     GenerationForming,
     GenerationSettings,
     GenerationSwitching,
+    LayoutMeasured,
     LayoutProven,
     LayoutRefused,
     NonFiniteStepRolledBack,
@@ -256,6 +257,10 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     (
         LayoutRefused(layout="cp2", message="the layout cp2 trains another model"),
         "layout refused: the layout cp2 trains another model",
+    ),
+    (
+        LayoutMeasured(shard="gradients", step_s={"optimizer": 0.5, "gradients": 0.452}),
+        "shard level gradients stays: a step takes optimizer 0.5 s, gradients 0.452 s",
     ),
     (
         GenerationSwitching(generation=2, reason="grow 2 -> 3", durable=False),

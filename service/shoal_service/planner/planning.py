@@ -37,6 +37,9 @@ _FEW = 16
 """A world of at most this size is compared with every smaller one."""
 _CLEARLY_FASTER = 0.95
 """A smaller world has to need at most this share of the step time."""
+_OWN_ERROR = 0.25
+"""By how much the predicted steps of two shard levels have to differ for the prediction to be believed: the ratio of
+two layouts is that much off, and more for single ones (docs/planner.md)."""
 _REMEMBERED = 512
 """Plans in the cache."""
 
@@ -54,6 +57,9 @@ class Plan:
     """Predicted to fit into memory, or the sizes of the model are unknown."""
     host: HostNeed = UNKNOWN_NEED
     """Host memory of a worker; all zero: not known."""
+    rivals: tuple[Plan, ...] = ()
+    """The same at other shard levels, if their steps are predicted to be so similar that only a measurement can tell
+    which is the fastest."""
 
 
 def plan(
@@ -171,7 +177,7 @@ def _best(
     if prefers_data_axes(profile, world_size, spec.batch.num_micro_batches):
         sharded = _sharded_only(predict_layouts(task, [world_size]), world_size)
         if len(sharded) and sharded.num_fitting:
-            return _plan_from(sharded.best(1)[0], world_size, f"{Preference.DATA_AXES_ON_CPU}")
+            return _with_rivals(sharded, sharded.best(1)[0], world_size, f"{Preference.DATA_AXES_ON_CPU}")
     return _of_worlds(task, world_size)
 
 
@@ -185,6 +191,7 @@ def on_nodes(profile: HardwareProfile, racks: Racks) -> HardwareProfile:
 def _of_worlds(task: Task, world_size: int) -> Plan:
     """The best layout of this world and of smaller ones. A smaller one must be clearly faster, as ranks idle."""
     best: Prediction | None = None
+    table: LayoutTable | None = None
     for world in _worlds(world_size):
         if best is not None and best.fits and world < world_size * best_possible(best, world, world_size):
             continue
@@ -193,14 +200,15 @@ def _of_worlds(task: Task, world_size: int) -> Plan:
             continue
         rival = found.best(1)[0]
         if best is None or _is_clearly_better(rival, best):
-            best = rival
-    if best is None:  # one rank is always legal
-        best = next(f.best(1)[0] for world in range(world_size, 0, -1) if len(f := predict_layouts(task, [world])))
+            best, table = rival, found
+    if best is None or table is None:  # one rank is always legal
+        table = next(f for world in range(world_size, 0, -1) if len(f := predict_layouts(task, [world])))
+        best = table.best(1)[0]
     if not best.fits and task.profile.kind is DeviceKind.GPU:
         rescued = predict_layouts(task, [world_size], offload=True)
         if len(rescued) and rescued.num_fitting:
-            best = rescued.best(1)[0]
-    return _plan_from(best, world_size, "")
+            best, table = rescued.best(1)[0], rescued
+    return _with_rivals(table, best, world_size, "")
 
 
 def best_possible(best: Prediction, world: int, world_size: int) -> float:
@@ -263,6 +271,20 @@ def _fully_sharded(spec: JobSpec, world_size: int, rule: Preference, why: str) -
 def _sharded_only(table: LayoutTable, world_size: int) -> LayoutTable:
     columns = table.columns
     return select_layouts(table, (columns.dp_shard == world_size) & (columns.ep == 1) & (columns.recompute == 0))
+
+
+def _with_rivals(table: LayoutTable, best: Prediction, world_size: int, rule: str) -> Plan:
+    others = [one for one in table.other_levels(best) if one.step_s <= (1 + _OWN_ERROR) * best.step_s]
+    rivals = tuple(_rival(one, best, world_size) for one in others) if best.fits else ()
+    return replace(_plan_from(best, world_size, rule), rivals=rivals)
+
+
+def _rival(one: Prediction, best: Prediction, world_size: int) -> Plan:
+    why = (
+        f"{Preference.MEASURED}: steps of shard {one.layout.shard} are predicted to take {one.step_s:.3g} s, those of "
+        f"shard {best.layout.shard} {best.step_s:.3g} s, which only a measurement can tell apart"
+    )
+    return replace(_plan_from(one, world_size, ""), reason=why)
 
 
 def _plan_from(best: Prediction, world_size: int, rule: str) -> Plan:

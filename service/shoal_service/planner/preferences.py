@@ -26,6 +26,9 @@ class Preference(StrEnum):
     """Among layouts whose steps differ by at most 1 %: fewer axes, then less memory."""
     LEAST_SHARDED = "least_sharded"
     """Among the shard levels that fit, the one with the least communication."""
+    MEASURED = "measured"
+    """Shard levels whose predicted steps differ by less than the prediction's own error: the fastest in the job's own
+    steps."""
     RECOMPUTE_FOR_MEMORY = "recompute_for_memory"
     OFFLOAD_AS_LAST_RESORT = "offload_as_last_resort"
     IDLE_FOR_SPEED = "idle_for_speed"

@@ -9,7 +9,7 @@ import numpy as np
 
 from shoal_service.core.attempt.plan_layout import HostNeed
 from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, Racks
-from shoal_service.planner.candidates import Candidates, Limits, candidates, select_rows
+from shoal_service.planner.candidates import LEVELS, Candidates, Limits, candidates, select_rows
 from shoal_service.planner.collectives import Floats
 from shoal_service.planner.host_memory import OFFLOADED_BYTES, gpu_host_bytes, host_need, own_copies
 from shoal_service.planner.links import Spans, network
@@ -95,6 +95,14 @@ class LayoutTable:
             if len(found) == count:
                 break
         return tuple(found)
+
+    def other_levels(self, best: Prediction) -> tuple[Prediction, ...]:
+        """Layouts that fit and differ from `best` in the shard level only, fastest first."""
+        others = {best.layout.model_copy(update={"shard": level}) for level in LEVELS} - {best.layout}
+        degrees = [getattr(self.columns, axis) == getattr(best.layout, axis) for axis in AXES]
+        rows = np.flatnonzero(np.logical_and.reduce([*degrees, self.fits]))
+        found = [self._prediction(int(row)) for row in rows if self.columns.layout(int(row)) in others]
+        return tuple(sorted(found, key=lambda one: one.step_s))
 
     def least_memory(self) -> Prediction:
         """The layout that needs the least memory, at any speed."""

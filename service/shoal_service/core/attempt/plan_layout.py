@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from shoal_service.core.hardware_profile import HardwareProfile, Racks
@@ -57,6 +58,10 @@ class PlannedLayout(Protocol):
 
     @property
     def host(self) -> HostNeed: ...
+
+    @property
+    def rivals(self) -> Sequence[PlannedLayout]:
+        """The same layout at other shard levels, of which only a measurement can tell which is the fastest."""
 
 
 class PlanLayout(Protocol):

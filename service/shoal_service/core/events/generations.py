@@ -134,6 +134,22 @@ class LayoutRefused(JobEvent):
         return f"layout refused: {self.message}"
 
 
+class LayoutMeasured(JobEvent):
+    """Shard levels whose steps are predicted to take about as long were tried, and the fastest one stays."""
+
+    type: ClassVar[str] = "layout.measured"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    shard: str
+    """The level that stays."""
+    step_s: dict[str, float]
+    """Median seconds of a step by level, of those that could be measured."""
+
+    def words(self) -> str:
+        times = ", ".join(f"{level} {step_s:.3g} s" for level, step_s in self.step_s.items())
+        return f"shard level {self.shard} stays: a step takes {times}"
+
+
 class GenerationSwitching(JobEvent):
     """The group was asked to stop at its next step boundary."""
 

@@ -53,6 +53,7 @@ from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.unanswered import unanswered
 from shoal_service.planner import plan
+from shoal_workers.contract.layout import ShardLevel
 from shoal_workers.contract.snapshots import SnapshotPart
 
 REPORTED = (Emit, ShowIncident, SuspectNode, End)
@@ -66,6 +67,8 @@ class Commanded:
     state: Attempt
     now: float = 1000.0
     total_steps: int = TOTAL_STEPS
+    step_s: dict[ShardLevel, float] = field(default_factory=dict)
+    """Of groups of that level; 0.5 s without."""
     workers: dict[int, FakeWorker] = field(default_factory=dict)
     committed: dict[str, bool] = field(default_factory=dict)
     """Checkpoints in storage: False: damaged."""

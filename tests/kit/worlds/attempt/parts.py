@@ -72,7 +72,7 @@ def from_journal(state: Attempt) -> Attempt:
     return ATTEMPT_JSON.validate_json(ATTEMPT_JSON.dump_json(state))
 
 
-def step_report(run: Assignment, step: int, at: float) -> StepReport:
+def step_report(run: Assignment, step: int, at: float, step_s: float = 0.5) -> StepReport:
     return StepReport(
         generation=run.generation,
         step=step,
@@ -81,7 +81,7 @@ def step_report(run: Assignment, step: int, at: float) -> StepReport:
         grad_norm=1.0,
         lr=1e-3,
         tokens=8,
-        step_s=0.5,
+        step_s=step_s,
         world_size=run.world_size,
     )
 

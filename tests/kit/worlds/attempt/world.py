@@ -266,7 +266,8 @@ class World(Commanded):
                 self.num_steps += 1
                 self.states.add((group[0].run.generation, group[0].step))
                 self.snapshot(without=late)
-                self.send(group[0], step_report(group[0].run, group[0].step, self.now))
+                run = group[0].run
+                self.send(group[0], step_report(run, group[0].step, self.now, self.step_s.get(run.layout.shard, 0.5)))
                 if self.state.target.keeps_snapshots:
                     for worker in group:
                         self.post(f"reports-{worker.index}", ProgressReported(worker.index, self._progress(worker)))

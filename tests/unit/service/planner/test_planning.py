@@ -45,6 +45,17 @@ def test_zero_1_gives_way_to_what_fits(job: Any) -> None:
     assert {level(gib).dp_shard for gib in (8, 1.5, 1.1)} == {4}
 
 
+def test_levels_that_the_prediction_cannot_tell_apart_are_rivals(job: Any) -> None:
+    known = plan(job(elasticity={"max_workers": 8}), 4)
+    others = {ShardLevel.GRADIENTS, ShardLevel.FULL}
+    assert {rival.layout.shard for rival in known.rivals} <= others and known.rivals
+    assert all(rival.layout.model_copy(update={"shard": known.layout.shard}) == known.layout for rival in known.rivals)
+    assert all(rival.fits and rival.reason.startswith("measured: ") for rival in known.rivals)
+    for without in ({"deterministic": True}, {"parallelism": {"dp_shard": 4}}, {"task": "mine:Task", "data": {}}):
+        assert plan(job(elasticity={"max_workers": 8}, **without), 4).rivals == ()
+    assert plan(job(elasticity={"max_workers": 8}), 1).rivals == ()
+
+
 def test_deterministic_jobs_and_unknown_models_are_fully_sharded(job: Any) -> None:
     for spec, rule in ((job(deterministic=True), "deterministic"), (job(task="mine:Task", data={}), "unknown_model")):
         assert plan(spec, 4).layout == Layout(dp_shard=4, shard=ShardLevel.FULL)

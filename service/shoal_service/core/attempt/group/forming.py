@@ -155,6 +155,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
         nodes=tuple(info.node_id for info in infos),
         machines=machines,
         layout=layout,
+        levels=choice.levels,
         planned_by=state.target.spec.parallelism,
         settings=settings,
         changes=(

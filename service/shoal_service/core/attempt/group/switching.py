@@ -1,4 +1,5 @@
-"""When a running group stops at the next step boundary: to pause, to shrink, to leave nodes, to grow, to change layout.
+"""When a running group stops at the next step boundary: to pause, to shrink, to leave nodes, to grow, to change layout,
+to measure another shard level.
 
 `decide` is called after every event. While nothing calls for a switch it only compares numbers. A layout is planned
 when there are more usable workers than ranks, or when `parallelism` has changed, and once for each such change.
@@ -12,6 +13,7 @@ from shoal_service.core.attempt import nodes
 from shoal_service.core.attempt.code import trial, update
 from shoal_service.core.attempt.commands import RequestYield
 from shoal_service.core.attempt.decision import Decision
+from shoal_service.core.attempt.group import levels
 from shoal_service.core.attempt.group.placement.choice import choose
 from shoal_service.core.attempt.group.ranks import is_settled, next_workers
 from shoal_service.core.attempt.plan_layout import PlanLayout
@@ -42,8 +44,9 @@ def consider(turn: Turn) -> None:
     decision = decide(turn.state, running, turn.now, turn.plan)
     if decision.kept_layout_for is not None:
         turn.stay(replace(running, kept_layout_for=decision.kept_layout_for))
-    if decision:
-        _switch(turn, decision.reason)
+    reason = decision.reason if decision else levels.consider(turn)
+    if reason:
+        _switch(turn, reason)
 
 
 def decide(state: Attempt, running: Running, now: float, plan: PlanLayout) -> SwitchDecision:

@@ -25,6 +25,8 @@ class Group:
     machines: tuple[str, ...] = ()
     """By rank: workers with the same value share one memory."""
     layout: Layout | None = None
+    levels: tuple[Layout, ...] = ()
+    """The planned layout and its rivals at other shard levels; the group's own is one of them. See group/levels.py."""
     planned_by: Literal["auto"] | ParallelismSpec = "auto"
     """`parallelism` of the spec that the layout was planned for."""
     settings: TrainingSettings | None = None

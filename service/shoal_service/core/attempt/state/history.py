@@ -10,6 +10,13 @@ from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LevelTime:
+    layout: Layout
+    step_s: float | None
+    """Median seconds of a step; None: the group was lost before it was known, so this level is not tried again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     has_formed: bool = False
     """A group has formed at least once."""
@@ -21,6 +28,10 @@ class History:
     """What the validations of the job have shown; None: there was none."""
     proofs: tuple[LayoutProof, ...] = ()
     """The newest proof of each kind of layout: proven, refused, or not proven."""
+    level_times: tuple[LevelTime, ...] = ()
+    """What steps of layouts take that differ in the shard level only."""
+    trying: Layout | None = None
+    """The one that is being measured, or is about to be."""
     num_incidents: int = 0
     steps_lost: int = 0
 

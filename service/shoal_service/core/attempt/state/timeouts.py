@@ -54,6 +54,9 @@ class Timeouts(Frozen):
     leave_margin_s: float = 5.0
     """The group switches away from a node this long, plus two steps, before the node goes away."""
 
+    level_trial_s: float = 300.0
+    """A group that has trained this long tries the shard levels that may be faster; see group/levels.py."""
+
     def with_spec(self, spec: TimeoutsSpec) -> Timeouts:
         """With the values that the user has set."""
         return self.model_copy(update=spec.model_dump())

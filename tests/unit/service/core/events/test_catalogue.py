@@ -65,6 +65,7 @@ NAMES = [
     "job.retried",
     "job.state",
     "job.waiting",
+    "layout.measured",
     "layout.proven",
     "layout.refused",
     "maintenance.planned",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoal_service.core.attempt.group import levels
 from shoal_service.core.attempt.group.buddies import buddies, machine_of
 from shoal_service.core.attempt.group.placement.node_memory import verdict
 from shoal_service.core.attempt.group.placement.rank_order import Candidate, num_crossing, rank_order
@@ -24,6 +25,8 @@ from shoal_workers.contract.snapshots import SnapshotServer
 @dataclass(frozen=True, slots=True)
 class Choice:
     planned: PlannedLayout
+    levels: tuple[Layout, ...]
+    """The planned layout and its rivals, see levels.py."""
     workers: tuple[Worker, ...]
     """In rank order."""
     buddies: tuple[SnapshotServer | None, ...]
@@ -39,8 +42,16 @@ def choose(state: Attempt, usual: Sequence[Worker], now: float, plan: PlanLayout
     known = {worker.index for worker in usual}
     spares = [worker for worker in candidates(state, now) if worker.index not in known]
     racks, refused = racks_of([*usual, *spares]), state.history.refused_layouts
-    planned = plan(state.target.spec, len(usual), state.config.profile, racks, *([refused] if refused else []))
-    layout = planned.layout
+    best = plan(state.target.spec, len(usual), state.config.profile, racks, *([refused] if refused else []))
+    chosen = levels.preferred(state, best)
+    choice = _placed(state, chosen, best, usual, spares)
+    return choice if chosen is best or not choice.refusal else _placed(state, best, best, usual, spares)
+
+
+def _placed(
+    state: Attempt, planned: PlannedLayout, best: PlannedLayout, usual: Sequence[Worker], spares: Sequence[Worker]
+) -> Choice:
+    layout, family = planned.layout, tuple(one.layout for one in (best, *best.rivals))
     workers = {worker.index: worker for worker in (*usual, *(spares if layout.tp > 1 else ()))}
     order = rank_order([_candidate(worker) for worker in workers.values()], state.group.workers, layout)
     chosen = tuple(workers[candidate.index] for candidate in order)
@@ -48,7 +59,7 @@ def choose(state: Attempt, usual: Sequence[Worker], now: float, plan: PlanLayout
     by_rank = buddies(infos, layout) if state.target.keeps_snapshots else (None,) * len(infos)
     memory = verdict(infos, by_rank, planned.host)
     remarks = filter(None, (_crossing(order, layout), memory.remark))
-    return Choice(planned, chosen, by_rank, memory.refusal, "; ".join(remarks))
+    return Choice(planned, family, chosen, by_rank, memory.refusal, "; ".join(remarks))
 
 
 def _crossing(order: Sequence[Candidate], layout: Layout) -> str:
