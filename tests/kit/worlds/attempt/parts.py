@@ -14,7 +14,16 @@ ROOT = "/checkpoints/j1"
 TOTAL_STEPS = 12
 TICK_S = 0.25
 MEMORY_PORT = 7000
-TIMEOUTS = Timeouts(quiesce_s=5.0, form_s=20.0, start_s=60.0, gather_s=3.0, settle_s=3.0, commit_s=20.0, switch_s=40.0)
+TIMEOUTS = Timeouts(
+    quiesce_s=5.0,
+    form_s=20.0,
+    start_s=60.0,
+    gather_s=3.0,
+    settle_s=3.0,
+    commit_s=20.0,
+    switch_s=40.0,
+    level_trial_s=10.0,
+)
 
 
 @dataclass

@@ -369,7 +369,7 @@ def lives_of(
 
 COMMON = {
     "phases": [HypothesisPhase.explicit, HypothesisPhase.generate],  # hypothesis shrinks histories too slowly
-    "max_examples": 12,
+    "max_examples": 6,
     "stateful_step_count": 50,
     "deadline": None,
     "database": None,

@@ -97,7 +97,7 @@ def test_a_worker_a_node_and_growth_by_half_a_node(wanted: Layout, in_turn: bool
 
 
 @pytest.mark.parametrize("wanted", LAYOUTS, ids=Layout.describe)
-@settings(max_examples=15)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_any_losses_and_growth(wanted: Layout, data: st.DataObject) -> None:
     cluster = started(wanted, in_turn=data.draw(st.booleans(), label="in turn"))
