@@ -24,6 +24,9 @@ from shoal_workers.contract.errors.mistakes import LAYOUT_REFUSED
 _FLOOR = 1e-5
 _TIMES = 8.0
 """By how much a run may differ from the plain loop, in differences that rounding alone makes."""
+_OF_A_STEP = 0.02
+"""Of a step of a half-precision parameter: what an element that is rounded the other way changes in loss and norm. The
+noise of the plain loop's other runs does not always reach such an element."""
 GOOD = ("equal", "refused")
 
 
@@ -87,16 +90,17 @@ def outcome_of(fleet: Fleet, description: Description, limits: Limits | None = N
 def differences(plain: Reference, seen: Seen) -> list[str]:
     """Where a run differs from the plain loop by more than rounding can explain."""
     found = []
+    floor = _FLOOR + _OF_A_STEP * max(plain.seen.steps.values(), default=0.0)
     for name in ("losses", "norms", "metrics"):
         values, right = getattr(seen, name), getattr(plain.seen, name)
         for step in sorted(values):
             others = [getattr(other, name)[step] for other in plain.others]
-            allowed = _FLOOR * (1 + abs(right[step])) + _TIMES * max((abs(o - right[step]) for o in others), default=0)
+            allowed = floor * (1 + abs(right[step])) + _TIMES * max((abs(o - right[step]) for o in others), default=0)
             if not abs(values[step] - right[step]) <= allowed:
                 found.append(f"{name} of step {step}: {values[step]:.7g} for {right[step]:.7g}")
                 break
     others = [abs(other.validation - plain.seen.validation) for other in plain.others]
-    allowed = _FLOOR * (1 + abs(plain.seen.validation)) + _TIMES * max(others, default=0)
+    allowed = floor * (1 + abs(plain.seen.validation)) + _TIMES * max(others, default=0)
     if not abs(seen.validation - plain.seen.validation) <= allowed:
         found.append(f"validation: {seen.validation:.7g} for {plain.seen.validation:.7g}")
     for name in sorted({*plain.seen.tensors, *seen.tensors}):
