@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -165,9 +166,9 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         delivering = asyncio.create_task(delivery.run(stop.now))
         collecting = asyncio.create_task(retention.run(stop.now, lambda: control.lease))
         stopping = asyncio.create_task(_stop(server, stop, acting, settings.stop_s))
-        lock.listens_at(f"http://{host}:{port}")
+        lock.listens_at(f"http://{_netloc(host, port)}")
         spare_what_exists()
-        _say(f"listening on {wire.scheme}://{host}:{port}")
+        _say(f"listening on {wire.scheme}://{_netloc(host, port)}")
         console.start()
         try:
             await server.serve(sockets=[listener])
@@ -300,16 +301,23 @@ def _warnings(embedded: EmbeddedCluster | None, settings: Settings) -> tuple[str
     return (f"Nodes of the embedded Ray cluster are away: {', '.join(away)}. {reason}",)
 
 
+def _netloc(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _listen(host: str, port: int) -> socket.socket:
     """Bound before anything else is started, so that a port that is in use fails early."""
     # The protocol is named because asyncio disables Nagle's algorithm only then. With that algorithm every answer on a
     # kept-alive connection waits 40 ms for a delayed acknowledgement.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise SystemExit(f"cannot listen on {host}:{port}: {error.strerror}. Choose another with --port.") from error
+        unusable_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        way_out = "Choose another with --port." if unusable_port else "Is --host an address of this machine?"
+        raise SystemExit(f"cannot listen on {_netloc(host, port)}: {error.strerror}. {way_out}") from error
     listener.listen(2048)
     return listener

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shoal_api.client import Client, Disconnected, NotFound, WaitTimeout
+from shoal_api.client import Client, Disconnected, NotFound, Unauthenticated, WaitTimeout
 from shoal_api.client.transport import RetryPolicy
+from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 QUICK = RetryPolicy(num_retries=3, first_s=0.01, most_s=0.02)
@@ -133,3 +137,16 @@ def test_back_off_grows_and_is_bounded() -> None:
     assert delays[0] == pytest.approx(0.1, rel=1e-3)
     assert delays == sorted(delays)
     assert max(delays) <= 1.0
+
+
+def test_a_client_finds_a_token_that_is_written_after_it_was_made(
+    service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that starts opens its port before its owner's token is there."""
+    written = Path(os.environ["SHOAL_STATE_DIR"]) / ADMIN_TOKEN_FILE
+    monkeypatch.setenv("SHOAL_STATE_DIR", str(tmp_path))
+    with Client(service.url, retry=QUICK) as client:
+        with pytest.raises(Unauthenticated):
+            client.tokens()
+        shutil.copy2(written, tmp_path / ADMIN_TOKEN_FILE)
+        assert client.tokens()

@@ -15,6 +15,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -69,9 +70,11 @@ class Client(Histories, Operations, Scheduling, Profiles, Access):
         timeout_s: float = 30.0,
         retry: RetryPolicy = DEFAULT_RETRY,
     ) -> None:
-        """`token`: None: the one that `credentials.find_token` finds for this address. `ca_file`: in PEM, the
-        certificates of authorities that the server's may come from; None: SHOAL_CA_FILE, else the usual ones."""
-        shown = Shown(token or find_token(base_url), Path(ca_file) if ca_file is not None else find_ca_file())
+        """`token`: None: the one that `credentials.find_token` finds for this address, now or at a later call.
+        `ca_file`: in PEM, the certificates of authorities that the server's may come from; None: SHOAL_CA_FILE, else
+        the usual ones."""
+        find = (lambda: token) if token else partial(find_token, base_url)
+        shown = Shown(find, Path(ca_file) if ca_file is not None else find_ca_file())
         super().__init__(Transport(base_url, timeout_s, retry, shown))
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,8 @@ DEFAULT_RETRY = RetryPolicy()
 class Shown:
     """What a client and the server show each other."""
 
-    token: str | None
+    find_token: Callable[[], str | None]
+    """Called until it finds one: a server that starts writes its owner's token only after its port is open."""
     ca_file: Path | None
     """None: the usual authorities."""
 
@@ -57,10 +58,9 @@ class Transport:
         self.base_url = base_url.rstrip("/")
         self._timeout_s = timeout_s
         self._retry = retry
-        headers = {"Authorization": f"Bearer {shown.token}"} if shown.token else {}
         verify = True if shown.ca_file is None else ssl.create_default_context(cafile=shown.ca_file)
         self._http = httpx.Client(
-            base_url=self.base_url, timeout=timeout_s, trust_env=False, headers=headers, verify=verify
+            base_url=self.base_url, timeout=timeout_s, trust_env=False, auth=_Token(shown.find_token), verify=verify
         )
         self._closed = threading.Event()
 
@@ -122,6 +122,19 @@ class Transport:
 
     def gives_up(self, failures: int) -> bool:
         return failures > self._retry.num_retries or self._closed.is_set()
+
+
+class _Token(httpx.Auth):
+    def __init__(self, find: Callable[[], str | None]) -> None:
+        self._find = find
+        self._token = find()
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        if self._token is None:
+            self._token = self._find()
+        if self._token is not None:
+            request.headers["Authorization"] = f"Bearer {self._token}"
+        yield request
 
 
 def _given(params: Mapping[str, Any] | None) -> dict[str, Any]:
