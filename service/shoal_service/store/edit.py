@@ -28,11 +28,12 @@ from shoal_service.store import ledgers
 from shoal_service.store.errors import RequestConflict
 from shoal_service.store.lifecycle import continuing
 from shoal_service.store.overview import samples
-from shoal_service.store.records import JobRecord, document_of, plain_text, status_document
+from shoal_service.store.records import JobRecord, document_of, status_document
 from shoal_service.store.tables import events, jobs, logs, queue_places
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.messages import LogStream
+from shoal_workers.contract.plain_text import plain_text
 
 MAX_LOG_LINES = 20_000
 """Newest lines that are kept of a job."""

@@ -19,6 +19,7 @@ from shoal_service.store.reads.documents import read as read_document
 from shoal_service.store.tables import growth_answers, job_specs, jobs, queue_places
 from shoal_service.views import JobStatus, JobSummary, JobView, WorkerView
 from shoal_workers.contract.job import JobState, UserFailure
+from shoal_workers.contract.plain_text import plain, plain_text
 from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.spec import JobSpec
 
@@ -312,14 +313,9 @@ def workers_of(document: str) -> list[WorkerView]:
 def document_of(data: dict[str, Any]) -> str:
     """JSON of an event's data, which may hold any value of a user's code: never fails, never writes NaN."""
     try:
-        return to_json(data, inf_nan_mode="null", serialize_unknown=True).decode()
+        return to_json(plain(data), inf_nan_mode="null", serialize_unknown=True).decode()
     except (PydanticSerializationError, ValueError):
         return to_json({"repr": plain_text(repr(data))}).decode()
-
-
-def plain_text(text: str) -> str:
-    """Text that both databases can store: no NUL (PostgreSQL refuses it), no lone surrogates (UTF-8 has none)."""
-    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
 def status_of(row: Row[Any]) -> JobStatus:

@@ -46,7 +46,7 @@ from shoal_service.reports import PendingEvent, SuspectedNode
 from shoal_service.supervisor.config import Directive
 from shoal_service.supervisor.journaling.changes import changed_fields
 from shoal_service.supervisor.journaling.head_wait import SLICE_S, HeadWait
-from shoal_service.supervisor.journaling.records import digest_of, encode, is_entry_due, replayed
+from shoal_service.supervisor.journaling.records import digest_of, encode, is_entry_due, replayed, whole
 from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract.base import WIRE_VERSION, Frozen
 from shoal_workers.contract.profiling.messages import Profiled
@@ -119,6 +119,10 @@ class NewerJournal(Exception):
         )
 
 
+class JournalFailed(Exception):
+    """An entry could not be made: a fault of Shoal. The supervisor ends its attempt with it."""
+
+
 def parse_entry(raw: bytes | str) -> JournalEntry:
     """An entry of this release or an older one. Raises NewerJournal."""
     version = _VERSION.validate_json(raw).version
@@ -174,6 +178,8 @@ class GcsJournal:
         self._asked: HeadWait | None = None
         """The head is asked to put or delete a record; None: it is not asked for anything."""
         self._is_behind = False
+        self._fault: Exception | None = None
+        """Why the writing thread has ended."""
         self._writer: threading.Thread | None = None
 
     def read(self) -> JournalEntry | None:
@@ -209,10 +215,15 @@ class GcsJournal:
 
     def write(self, entry: JournalEntry, *, wait: bool = True) -> None:
         """Takes about a millisecond; while the head is away, a moment the first time and nothing afterwards; see
-        `journaling/head_wait.py`."""
+        `journaling/head_wait.py`.
+
+        Raises:
+            JournalFailed: an entry could not be made; nothing is written any more.
+        """
         with self._changed:
+            self._refuse_after_fault()
             if self._writer is None:
-                self._writer = threading.Thread(target=self._write_forever, name="journal", daemon=True)
+                self._writer = threading.Thread(target=self._write_until_fault, name="journal", daemon=True)
                 self._writer.start()
             self._entry = entry
             self._changed.notify_all()
@@ -221,12 +232,17 @@ class GcsJournal:
             if not self._is_written():
                 self._is_behind = True
                 _log.warning("journal.behind", extra={"reason": "the Ray head does not answer"})
+            self._refuse_after_fault()
+
+    def _refuse_after_fault(self) -> None:
+        if self._fault is not None:
+            raise JournalFailed(f"the journal cannot be written: {self._fault!r}") from self._fault
 
     def _is_written(self) -> bool:
         """Waits for it. False: the head has not answered for a moment. The time to make the record, which grows with
         the number of workers, does not count."""
         wait: HeadWait | None = None
-        while self._entry is not None:
+        while self._entry is not None and self._fault is None:
             asked = self._asked
             if asked is None or wait is None or wait.asked_mono != asked.asked_mono:
                 wait = asked
@@ -262,6 +278,15 @@ class GcsJournal:
 
     def _claim(self, life: int, now: float) -> bool:
         return self._insist(lambda: self._store.add(self._key("life", life), repr(now).encode()))
+
+    def _write_until_fault(self) -> None:
+        try:
+            self._write_forever()
+        except Exception as error:
+            _log.error("journal.failed", exc_info=error)
+            with self._changed:
+                self._fault = error
+                self._changed.notify_all()
 
     def _write_forever(self) -> None:
         is_first = True
@@ -377,7 +402,7 @@ class _Records:
         return void
 
     def _whole(self, entry: JournalEntry) -> bytes:
-        raw = entry.model_dump_json().encode()
+        raw = whole(entry)
         self._base, self._entry_bytes, self._changes_bytes = digest_of(raw), len(raw), 0
         self._void += range(self._first, self._num_all + 1)
         self._first = self._num_all + 1

@@ -13,6 +13,7 @@ A strike is {"at": ..., "rank": ..., "n": ..., "do": ...}:
          mark     make the file NAME.reached
          raise    ValueError, each time
          print    a line, each time
+         garble   print and raise text that is no UTF-8, each time
          flip     a bit of this rank's part of a parameter, once
          disk     OSError EIO, as from a disk that fails, once
 
@@ -24,12 +25,16 @@ import ctypes
 import errno
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+NO_UTF_8 = "caf\udce9.txt"
+"""As os.listdir gives the name of such a file."""
 
 
 class Points(torch.utils.data.Dataset):
@@ -128,6 +133,9 @@ class Tiny:
                 case "disk":
                     if self._claim(f"{name}.failed"):
                         raise OSError(errno.EIO, os.strerror(errno.EIO))
+                case "garble":
+                    print(f"cannot read {NO_UTF_8}", file=sys.stderr)
+                    raise ValueError(f"bad sample in {NO_UTF_8}")
                 case "print":
                     print(f"hello from rank {rank} at {at} {n}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.plain_text import OfTask
 
 
 class JobState(StrEnum):
@@ -101,7 +101,7 @@ class StateSource(StrEnum):
     """The seed: there is no checkpoint yet."""
 
 
-class UserFailure(Frozen):
+class UserFailure(OfTask):
     """The exception that ended the attempt, with all ranks that raised it. It is of the user's code if the reason is
     user_error."""
 

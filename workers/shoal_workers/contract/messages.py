@@ -26,6 +26,7 @@ from shoal_workers.contract.errors.suspects import Collective, Link, Suspect
 from shoal_workers.contract.job import sentence_of
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.log_settings import LogSettings
+from shoal_workers.contract.plain_text import OfTask
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope, SnapshotServer, SnapshotSource
 from shoal_workers.contract.worker_reports import SavedPart, WorkerReport
 from shoal_workers.contract.worker_use import WorkerUse
@@ -191,13 +192,13 @@ class LogStream(StrEnum):
     """Written by the engine itself."""
 
 
-class LogLine(Frozen):
+class LogLine(OfTask):
     at: float
     stream: LogStream
     text: str
 
 
-class Progress(Frozen):
+class Progress(OfTask):
     """The position of the training thread; written by it, read by the control thread."""
 
     generation: int
@@ -288,7 +289,7 @@ class ExitKind(StrEnum):
     """The assignment's generation was already fenced when it arrived."""
 
 
-class ErrorReport(Frozen):
+class ErrorReport(OfTask):
     """An exception, flattened for the wire."""
 
     type: str
@@ -339,7 +340,7 @@ class StackSource(StrEnum):
     """`error` says why."""
 
 
-class Frame(Frozen):
+class Frame(OfTask):
     function: str
     file: str
     """Relative to the entry of sys.path that it was imported from. Libraries begin with `site-packages/` or
@@ -347,7 +348,7 @@ class Frame(Frozen):
     line: int
 
 
-class WorkerStack(Frozen):
+class WorkerStack(OfTask):
     """The training thread of one worker."""
 
     worker_id: str

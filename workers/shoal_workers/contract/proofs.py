@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import ContextMethod, Layout, Schedule
+from shoal_workers.contract.plain_text import OfTask
 
 PLANNED_AXES = ("pp", "cp", "tp", "ep")
 """Axes that split a model by its plan. The data axes need none."""
@@ -26,7 +26,7 @@ class ProofOutcome(StrEnum):
     """It could not be found out; `words` says why."""
 
 
-class LayoutProof(Frozen):
+class LayoutProof(OfTask):
     """One micro-batch, whole against split."""
 
     layout: Layout

@@ -8,11 +8,12 @@ from __future__ import annotations
 from pydantic import Field
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.plain_text import OfTask
 from shoal_workers.contract.profiling.messages import Profiled
 from shoal_workers.contract.proofs import LayoutProof
 
 
-class StepReport(Frozen):
+class StepReport(OfTask):
     """One completed optimizer step, reported by rank 0."""
 
     generation: int
@@ -45,7 +46,7 @@ class StepReport(Frozen):
     """The task's own metrics: means over the global batch, as the loss. One that is not finite is left out."""
 
 
-class ValidationReport(Frozen):
+class ValidationReport(OfTask):
     """Mean validation loss after a step, reported by rank 0."""
 
     generation: int
@@ -60,7 +61,7 @@ class ValidationReport(Frozen):
     """The task's own metrics: means over the samples, as the loss. One that is not finite is left out."""
 
 
-class GroupFormed(Frozen):
+class GroupFormed(OfTask):
     """The group of a generation is formed and restored, and its first step begins; reported by rank 0."""
 
     generation: int
@@ -107,7 +108,7 @@ class SavedPart(Frozen):
     write_s: float
 
 
-class SaveFailed(Frozen):
+class SaveFailed(OfTask):
     """One rank could not write its part. Training continues; the checkpoint is not committed."""
 
     generation: int
@@ -175,7 +176,7 @@ class SnapshotCost(Frozen):
     """Why snapshots are copies of the state; empty: the state itself is in shared memory."""
 
 
-class SnapshotsStopped(Frozen):
+class SnapshotsStopped(OfTask):
     """This rank has no memory for snapshots: until the next generation none is whole, whatever the other ranks keep."""
 
     generation: int

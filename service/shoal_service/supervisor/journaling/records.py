@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from pydantic_core import to_json
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from shoal_service.core.attempt.state.persistent.int_map import IntMap
 from shoal_service.core.attempt.state.persistent.table import Table
 from shoal_service.supervisor.journaling.changes import Change, applied
+from shoal_workers.contract.plain_text import plain
 
 _MAX_CHANGES = 64
 """A successor reads one after the other, a millisecond each."""
@@ -45,9 +47,19 @@ def digest_of(entry: bytes) -> str:
     return blake2b(entry, digest_size=12).hexdigest()
 
 
+def whole(entry: BaseModel) -> bytes:
+    try:
+        return entry.model_dump_json().encode()
+    except PydanticSerializationError:  # text that has no UTF-8
+        return to_json(plain(entry.model_dump(mode="json")))
+
+
 def encode(base: str, number: int, change: Change) -> bytes:
     """`base`: digest of the entry; `number`: from 1 for each entry."""
-    text = to_json(change, by_alias=False, fallback=_plain)
+    try:
+        text = to_json(change, by_alias=False, fallback=_plain)
+    except PydanticSerializationError:  # text that has no UTF-8
+        text = to_json(plain(to_jsonable_python(change, by_alias=False, fallback=_plain)))
     head = json.dumps({"base": base, "number": number, "check": zlib.crc32(text)}).encode()
     return head[:-1] + b', "change": ' + text + b"}"
 

@@ -11,9 +11,10 @@ import pytest
 from doubles.fake_journal import Replaced
 from doubles.fake_key_values import FakeKeyValueStore
 from kit.contracts.journal import entry
+from shoal_service.reports import PendingEvent
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.copies.stored_config import StoredConfig
-from shoal_service.supervisor.journal import GcsJournal
+from shoal_service.supervisor.journal import GcsJournal, JournalFailed, Unacknowledged
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 _PATIENCE_S = 60.0
@@ -213,3 +214,26 @@ def test_a_stored_configuration_is_no_entry_of_the_journal() -> None:
     StoredConfig(head, "j", 1).first(config("one"))
     beginning = GcsJournal(head, "j", 1).begin(now=1.0)
     assert (beginning.life, beginning.entry) == (1, None)
+
+
+def test_text_that_has_no_utf_8_is_written_with_escapes() -> None:
+    store = FakeKeyValueStore()
+    mine = journal(store)
+    mine.begin(1.0)
+    for seq in (1, 2):  # a whole entry, then a change
+        event = PendingEvent(at=1.0, type="worker.started", data={"text": "caf\udce9"})
+        mine.write(entry(seq).model_copy(update={"unacknowledged": (Unacknowledged(seq=seq, item=event),)}))
+    found = journal(store).read()
+    assert found is not None and found.seq == 2
+    assert found.unacknowledged[0].item.model_dump()["data"] == {"text": "caf\\udce9"}
+
+
+def test_an_entry_that_cannot_be_made_is_not_waited_for() -> None:
+    """The supervisor ends its attempt with this error instead of going on without a journal."""
+    mine = journal(FakeKeyValueStore())
+    mine.begin(1.0)
+    mine.write(entry(1))
+    broken = entry(2).model_copy(update={"seq": object()})
+    for _ in range(2):
+        with pytest.raises(JournalFailed, match="the journal cannot be written"):
+            mine.write(broken)

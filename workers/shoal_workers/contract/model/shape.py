@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.plain_text import OfTask
 
 _NUM_NAMED = 3
 
 
-class ModelShape(Frozen):
+class ModelShape(OfTask):
     """Of the whole model, before it is split over ranks."""
 
     tensors: dict[str, str]

@@ -9,6 +9,8 @@ import re
 
 from torch.distributed import DistError
 
+from shoal_workers.contract.plain_text import text_of
+
 _GLOO = re.compile(
     r"gloo/|Connection closed by peer|Connection reset by peer|Broken pipe|"
     r"Timed out waiting \d+ms for (send|recv)|Application timeout caused pair closure|"
@@ -23,7 +25,7 @@ def is_collective_error(error: BaseException) -> bool:
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        if isinstance(link, DistError) or (isinstance(link, RuntimeError) and _GLOO.search(str(link))):
+        if isinstance(link, DistError) or (isinstance(link, RuntimeError) and _GLOO.search(text_of(link))):
             return True
         link = link.__cause__ or link.__context__
     return False

@@ -7,6 +7,7 @@ import traceback
 from shoal_workers.contract.errors.classes import Link, Origin, error_class_of
 from shoal_workers.contract.errors.mistakes import REFUSED
 from shoal_workers.contract.messages import ErrorReport, Phase
+from shoal_workers.contract.plain_text import text_of
 from shoal_workers.engine.process.packages import PackagesNotInstalled
 from shoal_workers.engine.process.secrets import SecretUnreadable
 
@@ -17,10 +18,10 @@ def engine_error(error: Exception, phase: Phase) -> ErrorReport:
     is_users = isinstance(error, SecretUnreadable | PackagesNotInstalled)
     return ErrorReport(
         type=type(error).__name__,
-        message=str(error) if is_users else f"the engine failed: {error}",
+        message=text_of(error) if is_users else f"the engine failed: {text_of(error)}",
         traceback=traceback.format_exc(),
         phase=phase,
-        error_class=error_class_of([Link(type(error).__name__, str(error), number)]),
+        error_class=error_class_of([Link(type(error).__name__, text_of(error), number)]),
         origin=Origin.TASK if is_users else Origin.ENGINE,
         mistake=REFUSED if is_users else "",
     )

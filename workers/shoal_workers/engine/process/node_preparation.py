@@ -14,6 +14,7 @@ import fcntl
 from collections.abc import Callable
 from pathlib import Path
 
+from shoal_workers.contract.plain_text import plain_text
 from shoal_workers.data.lock import has_locked, shown_to_others, wait_for_lock
 
 _LOCK = "prepare.lock"
@@ -30,6 +31,7 @@ def prepare_once(prepare: Callable[[Note], None], note: Note, directory: Path) -
         say = shown_to_others(lock)
 
         def note_and_say(text: str) -> None:
+            text = plain_text(text)
             note(text)
             say(text)
 

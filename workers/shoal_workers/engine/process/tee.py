@@ -45,7 +45,11 @@ class Tee:
             shown = _visible(line).removesuffix("\r")
             if shown:
                 self._outbox.log(LogLine(at=time.time(), stream=self._name, text=self._mask(shown)))
-        self._stream.write(self._mask(text))
+        masked = self._mask(text)
+        try:
+            self._stream.write(masked)
+        except UnicodeEncodeError:  # Python's own stdout raises here, and its stderr does this
+            self._stream.write(masked.encode(self._stream.encoding or "utf-8", "backslashreplace").decode())
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dis
 import os
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from shoal_workers.contract.errors.classes import (
 )
 from shoal_workers.contract.errors.mistakes import REFUSED, Recognised, Seen, recognise
 from shoal_workers.contract.messages import ErrorReport, Phase
+from shoal_workers.contract.plain_text import text_of
 from shoal_workers.engine.errors import EngineError, Fenced, TaskFailed
 from shoal_workers.engine.group.collective_errors import is_collective_error
 from shoal_workers.engine.task.code_owner import ENGINE, TASKS, line_in, owner_of
@@ -83,7 +85,7 @@ class UserCode:
             self._remark(text)
         if refused is not None and not isinstance(error, Fenced):
             raise self._failed(refused) from None
-        if error is not None and not isinstance(error, (Exception, SystemExit)):
+        if error is not None and not isinstance(error, (Exception, SystemExit)) and not _is_of_task(error):
             return
         if error is not None and (isinstance(error, EngineError) or is_collective_error(error)):
             return
@@ -106,6 +108,14 @@ class UserCode:
         return f"{where}: {left}"
 
 
+def _is_of_task(error: BaseException) -> bool:
+    """Of exceptions that `except Exception` does not catch: neither Shoal's own, nor Ctrl-C, which reaches the main
+    thread only."""
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is not threading.main_thread()
+    return not type(error).__module__.startswith("shoal_workers.")
+
+
 def report_of(
     error: BaseException, phase: Phase, *, in_task_call: bool = False, place: Callable[[str], str] = lambda _: ""
 ) -> ErrorReport:
@@ -121,7 +131,7 @@ def report_of(
         line = line or place(found.member)
         message = f"{line}: {found.words}" if line else found.words
     else:
-        message = str(error)[:_MAX_MESSAGE_CHARS]
+        message = text_of(error)[:_MAX_MESSAGE_CHARS]
     return ErrorReport(
         type=_type_of(error),
         message=message,
@@ -159,7 +169,7 @@ def _recognised(error: BaseException, phase: Phase, frames: list[Frame]) -> Reco
     return recognise(
         [
             Seen(
-                text=f"{_type_of(error)}: {str(error)[:_MAX_MESSAGE_CHARS]}",
+                text=f"{_type_of(error)}: {text_of(error)[:_MAX_MESSAGE_CHARS]}",
                 phase=phase,
                 innermost=f"{innermost.co_filename}:{innermost.co_name}",
                 is_in_engine=frames[-1].owner is FrameOwner.ENGINE,
@@ -195,7 +205,7 @@ def _chain(error: BaseException) -> list[Link]:
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         number = link.errno if isinstance(link, OSError) else None
-        links.append(Link(_type_of(link), str(link)[:_MAX_MESSAGE_CHARS], number))
+        links.append(Link(_type_of(link), text_of(link)[:_MAX_MESSAGE_CHARS], number))
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return links
 

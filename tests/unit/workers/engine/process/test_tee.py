@@ -48,3 +48,12 @@ def test_text_without_an_end_of_line_takes_no_memory(piece: str) -> None:
     for _ in range(10_000):
         tee.write(piece)
     assert len(tee._partial) <= MAX_LINE_CHARS + 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_text_that_the_stream_cannot_encode_is_written_with_escapes(encoding: str) -> None:
+    raw = io.BytesIO()
+    outbox, stream = Outbox(), io.TextIOWrapper(raw, encoding=encoding, write_through=True)
+    Tee(stream, LogStream.STDERR, outbox).write("caf\udce9 is no file\n")
+    assert raw.getvalue() == b"caf\\udce9 is no file\n"
+    assert [line.text for line in outbox.poll(0, 0.0, NOW).logs] == ["caf\\udce9 is no file"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ USER_FILE = "/home/somebody/task.py"
 
 def function(file: str, body: str) -> Callable[..., Any]:
     """A function whose frames belong to this file."""
-    found: dict[str, Any] = {"torch": torch}
+    found: dict[str, Any] = {"torch": torch, "__name__": "task"}
     exec(compile(f"def run(call=None):\n    {body}", file, "exec"), found)
     return found["run"]  # type: ignore[no-any-return]
 
@@ -118,6 +119,26 @@ def test_the_loss_of_another_rank_is_a_broken_collective() -> None:
 def test_an_allocation_that_really_fails_is_the_nodes_memory() -> None:
     kind, error = reported(ENGINE, function(USER_FILE, "torch.empty(10**15)"))
     assert (kind, error.error_class) == (ExitKind.WORKER_FAULT, ErrorClass.HOST_MEMORY)
+
+
+def test_an_exception_whose_text_cannot_be_made_is_the_users() -> None:
+    body = "raise type('Odd', (Exception,), {'__str__': lambda self: self.missing})()"
+    kind, error = reported(ENGINE, function(USER_FILE, body))
+    assert (kind, error.origin) == (ExitKind.USER_ERROR, Origin.TASK)
+    assert "__str__ of Odd raises AttributeError" in error.message and error.line.endswith("task.py:2 in run()")
+
+
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "GeneratorExit", "type('Stop', (BaseException,), {})"])
+def test_what_except_exception_does_not_catch_is_the_users_on_the_training_thread(kind: str) -> None:
+    raising = function(USER_FILE, f"raise {kind}('enough')")
+    with ThreadPoolExecutor(1) as thread:
+        found, error = thread.submit(reported, ENGINE, raising).result()
+    assert (found, error.origin, error.message) == (ExitKind.USER_ERROR, Origin.TASK, "enough")
+
+
+def test_ctrl_c_on_the_main_thread_goes_on() -> None:
+    with pytest.raises(KeyboardInterrupt), UserCode(lambda: Phase.FORWARD):
+        raise KeyboardInterrupt
 
 
 def test_a_keyboard_interrupt_is_no_end_of_a_generation() -> None:
