@@ -138,6 +138,7 @@ def _formed(turn: Turn, item: GroupFormed) -> None:
         turn.history = replace(turn.history, steps_lost=turn.history.steps_lost + more)
         turn.show_incident()
     turn.group = replace(turn.group, is_formed=True, start_step=item.start_step)
+    turn.budgets = turn.budgets.formed(item.start_step, turn.progress.furthest_step)
     wrong_results.formed(turn, item)
     trial.formed(turn)
     turn.history = replace(turn.history, has_formed=True, total_steps=item.total_steps)
@@ -178,8 +179,8 @@ def _step_done(turn: Turn, item: StepReport) -> None:
     )
     is_first = item.step == state.group.start_step + 1
     turn.progress = hangs.step_measured(turn.progress, item.step_s, is_first=is_first)
-    if turn.budgets.fruitless and is_new:
-        turn.budgets = replace(turn.budgets, fruitless=0)
+    if is_new and (turn.budgets.fruitless or turn.budgets.setbacks):
+        turn.budgets = turn.budgets.advanced()
     stragglers.step_done(turn, item)
     trial.step_done(turn, item)
     saved_parts.commit_whole(turn)

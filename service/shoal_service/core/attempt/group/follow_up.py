@@ -279,6 +279,12 @@ def _re_form(turn: Turn) -> None:
             EndReason.RECOVERY_BUDGET,
             f"{_FRUITLESS_LIMIT} re-formations in a row completed no step; last: {last}",
         )
+    elif turn.budgets.setbacks > _FRUITLESS_LIMIT:
+        turn.end(
+            EndReason.RECOVERY_BUDGET,
+            f"no step after {state.progress.furthest_step} is completed, and {_FRUITLESS_LIMIT} groups had to begin at "
+            f"an earlier step than the one before; last: {last}",
+        )
     elif turn.checkpoints.must_search:
         turn.checkpoints = replace(turn.checkpoints, must_search=False)
         turn.enter(FallingBack(since=turn.now))

@@ -250,6 +250,62 @@ def test_a_step_that_is_done_again_forgives_no_fruitless_re_formation(new_world:
     assert world.state.progress.step == 2 and world.state.budgets.fruitless == 0
 
 
+def break_and_recover(world: Any) -> None:
+    world.break_collectives()
+    world.deliver_all()
+    world.until(Stage.RUNNING, Stage.ENDED)
+
+
+def trained(new_world: NewWorld, steps: int) -> Any:
+    """A group of two whose state is in memory only."""
+    world = new_world(workers=2, memory=True, stop={"steps": 1000})
+    world.total_steps = 1000
+    world.open()
+    world.start_all()
+    world.form()
+    world.deliver_all()
+    train(world, steps)
+    return world
+
+
+def train(world: Any, steps: int) -> None:
+    for _ in range(steps):
+        world.train(1, save_every=1000)
+        world.deliver_all()
+
+
+def lose_everything(world: Any) -> None:
+    for node in list(world.memory):
+        world.die_node(node)
+    world.deliver_all()
+    world.until(Stage.RUNNING, Stage.ENDED)
+
+
+def test_a_job_that_was_thrown_back_and_advances_again_makes_progress(new_world: NewWorld) -> None:
+    """Back at the seed, with all that was beyond it lost: each break costs nothing, and the job trains on."""
+    world = trained(new_world, 40)
+    lose_everything(world)
+    assert world.state.group.start_step == 0 and world.state.progress.furthest_step == 40
+    for number in range(9):
+        train(world, 3)
+        break_and_recover(world)
+        assert world.state.stage is Stage.RUNNING, f"break {number}: {world.end}"
+    assert world.state.group.start_step == 27 < world.state.progress.furthest_step
+
+
+def test_a_job_that_goes_back_and_forth_ends(new_world: NewWorld) -> None:
+    """Its snapshots bring it forth to step 2 each time, and their loss back to the seed; step 6 is never completed."""
+    world = trained(new_world, 5)
+    for _ in range(20):
+        lose_everything(world)
+        if world.state.stage is Stage.ENDED:
+            break
+        train(world, 2)
+        break_and_recover(world)
+    assert world.end is not None and world.end.reason is EndReason.RECOVERY_BUDGET
+    assert "no step after 5 is completed" in world.end.message
+
+
 def test_the_recovery_budget_ends_the_attempt(new_world: NewWorld) -> None:
     world = new_world(workers=2, retry={"max_recoveries": 2}).open(then=1)
     for _ in range(2):
