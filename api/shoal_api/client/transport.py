@@ -58,9 +58,12 @@ class Transport:
         self.base_url = base_url.rstrip("/")
         self._timeout_s = timeout_s
         self._retry = retry
+        token = shown.find_token()
+        headers = _shows(token) if token is not None else {}
+        auth = _LaterToken(shown.find_token) if token is None else None
         verify = True if shown.ca_file is None else ssl.create_default_context(cafile=shown.ca_file)
         self._http = httpx.Client(
-            base_url=self.base_url, timeout=timeout_s, trust_env=False, auth=_Token(shown.find_token), verify=verify
+            base_url=self.base_url, timeout=timeout_s, trust_env=False, headers=headers, auth=auth, verify=verify
         )
         self._closed = threading.Event()
 
@@ -124,16 +127,22 @@ class Transport:
         return failures > self._retry.num_retries or self._closed.is_set()
 
 
-class _Token(httpx.Auth):
+def _shows(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+class _LaterToken(httpx.Auth):
+    """Of a client that was made before there was one."""
+
     def __init__(self, find: Callable[[], str | None]) -> None:
         self._find = find
-        self._token = find()
+        self._token: str | None = None
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         if self._token is None:
             self._token = self._find()
         if self._token is not None:
-            request.headers["Authorization"] = f"Bearer {self._token}"
+            request.headers.update(_shows(self._token))
         yield request
 
 
