@@ -132,7 +132,7 @@ def _shows(token: str) -> dict[str, str]:
 
 
 class _LaterToken(httpx.Auth):
-    """Of a client that was made before there was one."""
+    """A client that was made before there was a token looks for it at each request until it finds one."""
 
     def __init__(self, find: Callable[[], str | None]) -> None:
         self._find = find

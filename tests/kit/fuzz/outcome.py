@@ -25,7 +25,7 @@ _FLOOR = 1e-5
 _TIMES = 8.0
 """By how much a run may differ from the plain loop, in differences that rounding alone makes."""
 _OF_A_STEP = 0.02
-"""Of a step of a half-precision parameter: what an element that is rounded the other way changes in loss and norm. The
+"""What an element that is rounded the other way changes in loss and norm, as a share of its half-precision step. The
 noise of the plain loop's other runs does not always reach such an element."""
 GOOD = ("equal", "refused")
 

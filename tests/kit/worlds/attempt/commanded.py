@@ -68,7 +68,7 @@ class Commanded:
     now: float = 1000.0
     total_steps: int = TOTAL_STEPS
     step_s: dict[ShardLevel, float] = field(default_factory=dict)
-    """Of groups of that level; 0.5 s without."""
+    """Seconds of a step in groups of that level; 0.5 for others."""
     workers: dict[int, FakeWorker] = field(default_factory=dict)
     committed: dict[str, bool] = field(default_factory=dict)
     """Checkpoints in storage: False: damaged."""

@@ -109,8 +109,8 @@ class UserCode:
 
 
 def _is_of_task(error: BaseException) -> bool:
-    """Of exceptions that `except Exception` does not catch: neither Shoal's own, nor Ctrl-C, which reaches the main
-    thread only."""
+    """Whether the task has raised an exception that `except Exception` does not catch: it is neither Shoal's own, nor
+    Ctrl-C, which reaches the main thread only."""
     if isinstance(error, KeyboardInterrupt):
         return threading.current_thread() is not threading.main_thread()
     return not type(error).__module__.startswith("shoal_workers.")

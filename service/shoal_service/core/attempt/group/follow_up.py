@@ -282,8 +282,8 @@ def _re_form(turn: Turn) -> None:
     elif turn.budgets.setbacks > _FRUITLESS_LIMIT:
         turn.end(
             EndReason.RECOVERY_BUDGET,
-            f"no step after {state.progress.furthest_step} is completed, and {_FRUITLESS_LIMIT} groups had to begin at "
-            f"an earlier step than the one before; last: {last}",
+            f"no step after {state.progress.furthest_step} is completed, and {turn.budgets.setbacks} groups had to "
+            f"begin at an earlier step than the one before; last: {last}",
         )
     elif turn.checkpoints.must_search:
         turn.checkpoints = replace(turn.checkpoints, must_search=False)

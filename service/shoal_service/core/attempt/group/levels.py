@@ -6,7 +6,7 @@
     the group is lost in between                        that rival is not tried again
 
 A switch is from memory, so no step is lost or repeated. What is known of levels holds for this attempt, and for each
-number of workers by itself. Called by `choice` and `switching`.
+number of workers separately. Called by `choice` and `switching`.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ class Budgets:
     began at a later one than the group before."""
     setbacks: int = 0
     """Groups that began at an earlier step than the one before, since the last step that none had completed before: so
-    a job that goes back and forth ends, too."""
+    a job that only goes back and forth ends as well."""
     start_step: int = 0
-    """Of the newest group that formed."""
+    """The step at which the newest group that formed began."""
     failed_starts: int = 0
     """Workers that died while starting: since the last one that became warm, or since the attempt began to wait."""
     rollbacks: int = 0
