@@ -71,6 +71,7 @@ print(resident() - before)
 
 
 def test_large_blocks_of_a_small_model_are_kept() -> None:
+    """After some rounds: glibc places the first blocks one after the other, with small ones between them."""
     program = """
 import resource, torch
 from shoal_workers.engine.process.warm_memory import keep_freed_memory
@@ -79,7 +80,7 @@ keep_freed_memory(40 << 20)
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-for _ in range(3):
+for _ in range(40):
     torch.empty(24 << 20, dtype=torch.uint8).fill_(1)
 before = faults()
 torch.empty(24 << 20, dtype=torch.uint8).fill_(1)

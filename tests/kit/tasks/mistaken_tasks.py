@@ -280,7 +280,7 @@ class WhereOfOptimizer(Right):
 class Crash(Right):
     def loss(self, model, batch):
         if not model.training:
-            os.kill(os.getpid(), signal.SIGSEGV)
+            signal.raise_signal(signal.SIGSEGV)  # to this thread, as from native code
         return super().loss(model, batch)
 
 
