@@ -15,7 +15,8 @@ from shoal_workers.checkpoint.commit import newest_committed
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout, Schedule, ShardLevel
 from shoal_workers.contract.model.lm import LM_TASK
-from shoal_workers.run import layout_for
+from shoal_workers.libc_tunables import tunables
+from shoal_workers.standalone import layout_for
 
 SPEC: dict[str, Any] = {
     "task": "tiny_tasks:Counting",
@@ -87,6 +88,18 @@ def test_a_task_runs_on_another_thread_than_the_main_one_as_in_the_service(tmp_p
     done = run(tmp_path, spec={**SPEC, "task": "mistaken_tasks:OwnHandler"})
     assert done.returncode == 1 and "signal only works in main thread" in done.stderr, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["end"] == "user_error"
+
+
+@pytest.mark.parametrize("own", [None, "glibc.malloc.check=0"])
+def test_it_starts_with_the_settings_of_libraries_that_workers_of_the_service_have(
+    tmp_path: Path, own: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if own is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", own)
+    done = run(tmp_path, spec={**SPEC, "task": "mistaken_tasks:Tunables"})
+    expected = own or tunables({})["GLIBC_TUNABLES"]
+    assert f"started with {expected}" in done.stderr, done.stderr
 
 
 def run(directory: Path, *options: str, spec: dict[str, Any] = SPEC) -> subprocess.CompletedProcess[str]:

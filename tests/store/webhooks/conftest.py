@@ -39,7 +39,7 @@ def reach(store: Store) -> Callable[..., WebhookView | None]:
 
 @pytest.fixture
 def reach_count() -> Callable[..., None]:
-    """Waits until deliveries of a hook have ended in this way so often. They are counted after they are stored."""
+    """Waits until deliveries of a hook have ended in this way so often."""
 
     def _reach(tallies: WebhookTallies, hook: str, outcome: str, number: int) -> None:
         deadline_mono = time.monotonic() + LONGEST_S

@@ -40,6 +40,7 @@ def test_an_event_is_repeated_until_it_is_accepted_and_says_what_happened_in_whi
     store: Store,
     owned: Lease,
     submit: Submit,
+    reach: Reach,
     reach_count: Callable[..., None],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -55,6 +56,9 @@ def test_an_event_is_repeated_until_it_is_accepted_and_says_what_happened_in_whi
             receiver.wait(3)  # one of the two hooks is refused once
             for hook in ("jobs", "mail"):
                 reach_count(tallies, hook, "delivered", 1)
+            reach(
+                job_id, lambda _: all(view.delivered for view in store.webhooks(job_id))
+            )  # stored after it is counted
             views = store.webhooks(job_id)
         [of_job] = [one for one in receiver.messages if one.path == "/t0ken"][-1:]
         title, text, type_ = (of_job.body[key] for key in ("title", "message", "type"))

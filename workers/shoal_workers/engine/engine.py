@@ -4,7 +4,7 @@
     control thread                    interrupt(g1)  request_yield(g2)  outbox.poll()
 
 There are two threads. The training thread computes and communicates. The control thread only sets the fence, wakes the
-training thread and reads the outbox. The engine does not import Ray; actor.py and run.py call it.
+training thread and reads the outbox. The engine does not import Ray; actor.py and standalone.py call it.
 """
 
 from __future__ import annotations

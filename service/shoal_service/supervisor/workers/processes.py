@@ -18,17 +18,11 @@ from ray.runtime_env import RuntimeEnv
 import shoal_service
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_workers.forkserver import PATIENCE, PATIENCE_S, PRELOAD, preload, py_executable
+from shoal_workers.libc_tunables import tunables
 
 _SUPERVISOR = "shoal_service.supervisor.actor"
 RESERVED_S = 600.0
 """A process waits this long for the next supervisor."""
-_TUNABLES = "GLIBC_TUNABLES"
-_COPY_PAST_THE_CACHE = "glibc.cpu.x86_non_temporal_threshold=0x10000"
-"""A snapshot consists of some hundred copies of this size or more, which are not read soon. Copying past the cache
-takes less time."""
-_HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""New memory of large blocks comes in huge pages if the kernel has some, so that touching it costs little. glibc from
-2.35 on; others ignore it."""
 
 
 def supervisor_environment(config: SupervisorConfig) -> dict[str, Any]:
@@ -75,8 +69,8 @@ def serialized_worker_environment(config: SupervisorConfig) -> str:
 
 def _environment(config: SupervisorConfig, *, threads: int, fork: bool, if_warm: bool = False) -> dict[str, Any]:
     env_vars = {"OMP_NUM_THREADS": str(threads)}
-    if not config.spec.worker.gpus and _TUNABLES not in os.environ:
-        env_vars[_TUNABLES] = f"{_COPY_PAST_THE_CACHE}:{_HUGE_PAGES}"
+    if not config.spec.worker.gpus:
+        env_vars |= tunables(os.environ)
     found: dict[str, Any] = {"env_vars": env_vars}
     if config.fork_workers and (executable := py_executable(fork=fork, if_warm=if_warm)) is not None:
         found["py_executable"] = executable

@@ -1,7 +1,7 @@
 """Reads a job's secrets on its node, and masks them in what the worker prints and reports.
 
-Called by the worker's actor before the task is loaded, and by `run.py`. Values go into the environment of this process,
-and nowhere else.
+Called by the worker's actor before the task is loaded, and by `standalone.py`. Values go into the environment of this
+process, and nowhere else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Commits checkpoints without a supervisor: ranks announce their parts in a store, rank 0 writes the marker.
 
-Called by run.py only. If a part of a checkpoint never arrives, the checkpoint is never committed, and only its space is
-lost.
+Called by standalone.py only. If a part of a checkpoint never arrives, the checkpoint is never committed, and only its
+space is lost.
 """
 
 from __future__ import annotations
