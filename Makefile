@@ -26,8 +26,9 @@ test-all: setup  ## all tests and every cell of the matrices, without the soak
 
 MINUTES ?= 10
 SEED    ?= 1
-soak: setup      ## random faults for MINUTES=10 with SEED=1, then parity, goodput and leaks
+soak: setup      ## random faults for MINUTES=10 with SEED=1, then as long on hosts whose links are cut (needs root); parity, goodput and leaks after each
 	@$(BIN)/python bench/soak/main.py --minutes $(MINUTES) --seed $(SEED)
+	@$(BIN)/python bench/soak/main.py --minutes $(MINUTES) --seed $(SEED) --hosts
 
 N       ?= 500
 fuzz-tasks: setup ## N=500 drawn tasks from SEED=1 on, each trained in five ways: equal to a plain loop, or refused in words
@@ -64,7 +65,7 @@ bench-start: setup ## seconds until workers are ready, forked or as new interpre
 bench-busy-host: setup ## false node deaths and suspicions while 20 busy processes compete with a job (3 minutes)
 	@$(BIN)/python bench/busy_host.py
 
-bench-scale: setup ## how the work of a supervisor grows with its workers, in one process and as Ray actors, on how many nodes they start, a pass of the control loop beside 20,000 queued jobs, kills of 16 real workers, and CPU time of polls
+bench-scale: setup ## how the work of a supervisor grows with its workers, in one process and as Ray actors, on how many nodes they start, a pass of the control loop beside 20,000 queued jobs, kills of 4 to 48 real workers, and CPU time of polls
 	@mkdir -p build && $(BIN)/python bench/scale/main.py --out build/scale.json
 	@$(BIN)/python bench/scale/ray_actors.py --out build/ray-actors.json
 	@$(BIN)/python bench/scale/placement.py

@@ -1,6 +1,6 @@
 """How the work of a supervisor grows with the number of its workers.
 
-    python bench/scale/main.py [--workers 64,256,1024] [--train-s 10] [--kills 3] [--out build/scale.json]
+    python bench/scale/main.py [--workers 64,256,1024,4096] [--train-s 10] [--kills 3] [--out build/scale.json]
 
 The shipped supervisor with workers that only answer (bench/scale/world.py). For each number of workers: seconds and CPU
 seconds until every worker has got `run`; CPU seconds for each second of training, and seconds of one turn; seconds from
@@ -52,7 +52,7 @@ FIGURES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", default="64,256,1024", help="numbers of workers")
+    parser.add_argument("--workers", default="64,256,1024,4096", help="numbers of workers")
     parser.add_argument("--train-s", type=float, default=10.0, help="seconds of undisturbed training")
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--out", type=Path, help="also write the figures to this file")

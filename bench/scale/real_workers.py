@@ -1,6 +1,6 @@
 """One killed worker among many real ones: seconds without training, healthy workers evicted, nodes suspected.
 
-    python bench/scale/real_workers.py [--workers 4,16] [--kills 3] [--nodes 4] [--out build/real-workers.json]
+    python bench/scale/real_workers.py [--workers 4,16,32,48] [--kills 5] [--nodes 4] [--out build/real-workers.json]
 
 For each number of workers: a real `shoal serve`, a cluster of `--nodes` raylets and a job of a tiny language model in
 which each rank has one micro-batch. Each kill is a SIGKILL of a random worker while all of them train; the next one
@@ -42,8 +42,8 @@ _SUSPECTS = ("node.silent", "node.suspected")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", default="4,16", help="numbers of workers (4,16)")
-    parser.add_argument("--kills", type=int, default=3, help="for each number (3)")
+    parser.add_argument("--workers", default="4,16,32,48", help="numbers of workers (4,16,32,48)")
+    parser.add_argument("--kills", type=int, default=5, help="for each number (5)")
     parser.add_argument("--nodes", type=int, default=4, help="raylets beside the head (4)")
     parser.add_argument("--seed", type=int, default=1, help="chooses the victims")
     parser.add_argument("--out", type=Path, help="also write the figures to this file")

@@ -302,7 +302,7 @@ def _arguments() -> argparse.Namespace:
     every = sorted({*fault_names(), *fault_names(on_hosts=True)})
     parser.add_argument("--faults", type=some_of(every), metavar="A,B", help=f"of {', '.join(every)} (all possible)")
     parser.add_argument("--not-deterministic", action="store_true", help="do not require bit-identical losses")
-    parser.add_argument("--log", type=Path, help="default build/soak-seed-SEED.log")
+    parser.add_argument("--log", type=Path, help="default build/soak-seed-SEED.log, with --hosts build/soak-hosts-seed-SEED.log")
     arguments = parser.parse_args()
     possible = fault_names(on_hosts=arguments.hosts)
     arguments.faults = arguments.faults or possible
@@ -311,7 +311,8 @@ def _arguments() -> argparse.Namespace:
         parser.error(f"{', '.join(impossible)}: not possible {where} --hosts; possible are {', '.join(possible)}")
     if arguments.hosts and (reason := why_not()) is not None:
         parser.error(f"--hosts: {reason}")
-    arguments.log = arguments.log or Path("build") / f"soak-seed-{arguments.seed}.log"
+    kind = "hosts-" if arguments.hosts else ""
+    arguments.log = arguments.log or Path("build") / f"soak-{kind}seed-{arguments.seed}.log"
     return arguments
 
 
