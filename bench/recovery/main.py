@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 # Started as a script from any directory: the shared modules are found beside this folder.
@@ -46,6 +47,7 @@ def main() -> None:
     arguments = _arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cleans up like Ctrl-C
     machine = describe()
+    run = datetime.now(UTC).isoformat(timespec="seconds")
     trials = _earlier(arguments.out, machine, again=arguments.again)
     begun_mono = time.monotonic()
 
@@ -77,14 +79,14 @@ def main() -> None:
                     continue
                 spent_s = time.monotonic() - begun_mono
                 print(f"# {system}, {params} parameters: {', '.join(sorted(events))}; {spent_s:.0f} s", flush=True)
-                module.run_events(events, Path(folder) / f"{system}-{params}", cells, _with_params(params, emit))
+                module.run_events(events, Path(folder) / f"{system}-{params}", cells, _marked(params, run, emit))
     print(f"\n{machine['cpu']}, {machine['memory']}; {machine['system']}; {machine['software']}\n")
     print(table(trials))
     print("\n" + "\n".join([*ratios(trials), *node_losses(trials)]))
 
 
-def _with_params(params: Size, emit: plans.Emit) -> plans.Emit:
-    return lambda trial: emit(dataclasses.replace(trial, params=params))
+def _marked(params: Size, run: str, emit: plans.Emit) -> plans.Emit:
+    return lambda trial: emit(dataclasses.replace(trial, params=params, run=run))
 
 
 def _earlier(out: Path | None, machine: dict[str, str], *, again: bool) -> list[Trial]:

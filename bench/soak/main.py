@@ -302,7 +302,9 @@ def _arguments() -> argparse.Namespace:
     every = sorted({*fault_names(), *fault_names(on_hosts=True)})
     parser.add_argument("--faults", type=some_of(every), metavar="A,B", help=f"of {', '.join(every)} (all possible)")
     parser.add_argument("--not-deterministic", action="store_true", help="do not require bit-identical losses")
-    parser.add_argument("--log", type=Path, help="default build/soak-seed-SEED.log, with --hosts build/soak-hosts-seed-SEED.log")
+    parser.add_argument(
+        "--log", type=Path, help="default build/soak-seed-SEED.log, with --hosts build/soak-hosts-seed-SEED.log"
+    )
     arguments = parser.parse_args()
     possible = fault_names(on_hosts=arguments.hosts)
     arguments.faults = arguments.faults or possible

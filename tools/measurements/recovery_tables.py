@@ -121,7 +121,17 @@ def table(trials: Sequence[Trial]) -> str:
 
 
 def ratios(trials: Sequence[Trial]) -> list[str]:
-    """How many times longer a peer takes: the ratio of the medians of the same event, model and place of the victim."""
+    """How many times longer a peer takes: the ratio of the medians of the same event, model and place of the victim.
+
+    Only of trials that one call of the benchmark has done, because the machine's speed changes from call to call.
+    """
+    lines = []
+    for run in dict.fromkeys(trial.run for trial in trials if trial.run):
+        lines += _ratios_of_one_run([trial for trial in trials if trial.run == run])
+    return lines
+
+
+def _ratios_of_one_run(trials: Sequence[Trial]) -> list[str]:
     by_key = {(row.event, row.params, row.victim, row.system): row for row in rows(trials)}
     lines = []
     for (event, params, victim, system), row in by_key.items():

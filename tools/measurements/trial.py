@@ -97,6 +97,8 @@ class Trial:
     params: Size = Size.SMALL
     victim: Victim | None = None
     """For `NODE_LOSSES`."""
+    run: str = ""
+    """Which call of the benchmark did it: only trials of one call compare. Empty: not recorded."""
     note: str = ""
     failed: str = ""
     """Why the trial could not be set up or finished; empty if it was finished."""

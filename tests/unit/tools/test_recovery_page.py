@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -30,7 +31,7 @@ def _trial(
     system: System, pause_s: float, regain_s: float, steps_lost: int, event: Event = Event.WORKER_KILL, **more: Any
 ) -> Trial:
     costs = {"pause_s": pause_s, "next_step_s": pause_s + 0.5, "regain_s": regain_s, "steps_lost": steps_lost}
-    return Trial(system, event, **costs, from_workers=4, to_workers=3, step_s=0.5, **more)
+    return Trial(system, event, **costs, from_workers=4, to_workers=3, step_s=0.5, **{"run": "one"} | more)
 
 
 SHOAL = [
@@ -85,6 +86,12 @@ def test_an_event_that_fails_is_noted_with_its_reason_and_the_next_ones_go_on() 
 def test_ratios_are_of_medians() -> None:
     [line] = ratios([*SHOAL, *PEER])
     assert line.endswith("torchrun / Shoal: next step 9.4 x, pause 20.0 x, regain 13.3 x")
+
+
+@pytest.mark.parametrize("runs", [("one", "two"), ("", "")])
+def test_trials_of_two_runs_or_of_an_unknown_one_have_no_ratio(runs: tuple[str, str]) -> None:
+    ours, theirs = (dataclasses.replace(trial, run=run) for trial, run in zip((SHOAL[0], PEER[0]), runs, strict=True))
+    assert ratios([ours, theirs]) == []
 
 
 def test_models_and_places_of_the_victim_have_rows_of_their_own() -> None:
