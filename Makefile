@@ -116,7 +116,7 @@ bench-schedule: setup ## scheduling policies on job traces, the time of a decisi
 	@$(BIN)/python bench/market/six_jobs.py --minutes $(MINUTES) --out build/six-jobs.json
 	@$(BIN)/python bench/market/urgent_start.py --out build/urgent.json
 
-bench-culprit: setup ## 64 faults of eight kinds in a real job: is the right rank suspected, and how soon (20 minutes; root)
+bench-culprit: setup ## 64 faults of eight kinds and 20 controls in a real job: is the right rank suspected, how soon, and nobody without a fault (30 minutes; root)
 	@mkdir -p build && $(BIN)/python bench/culprit/main.py --out build/culprit.md
 
 bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; without a GPU it only says so

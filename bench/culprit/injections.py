@@ -1,4 +1,4 @@
-"""Faults of eight kinds on one rank of a running job.
+"""Faults of eight kinds on one rank of a running job, and controls, in which nothing is done to it.
 
 cpu          the rank's process is bound to a CPU that busy programs use as well. The other ranks are bound to the other
              CPUs: all hosts of this test share one machine, and on the busy CPU each of them would be starved
@@ -9,6 +9,7 @@ loss, delay  its host loses 15 % of its packets, or sends them 60 ms late (netem
 stop         SIGSTOP
 diverge      it calls a collective that the others do not call
 nan          its loss is not a number
+control      nothing, for as long as the longest of the others takes; right if nobody is suspected
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,8 @@ def _folder(target: Target) -> Path:
     return Path(target.client.checkpoints(target.job_id)[0].url.removeprefix("file://")).parent
 
 
+CONTROL = "control"
+_CONTROL_S = 15.0
 NETEM = {"loss": ("netem", "loss", "15%"), "delay": ("netem", "delay", "60ms")}
 TOKEN_BUCKET = {
     "loss": ("tbf", "rate", "2mbit", "burst", "16kb", "limit", "24kb"),
@@ -133,14 +137,30 @@ TOKEN_BUCKET = {
 }
 
 
+def link_tool(hosts: Hosts) -> str:
+    """What `loss` and `delay` are on this machine, in words."""
+    if has_netem(hosts):
+        return "`loss` and `delay` are netem's."
+    return "The kernel has no netem: `loss` and `delay` are token buckets of 2 Mbit/s with a short and a long queue."
+
+
+@cache
+def has_netem(hosts: Hosts) -> bool:
+    space = hosts.namespace(hosts.ips[0])
+    device = ("ip", "netns", "exec", space, "tc", "qdisc")
+    tried = subprocess.run([*device, "add", "dev", "lo", "root", *NETEM["delay"]], capture_output=True)
+    if tried.returncode == 0:
+        subprocess.run([*device, "del", "dev", "lo", "root"], check=True)
+    return tried.returncode == 0
+
+
 def _link(name: str) -> Callable[[Target, int], AbstractContextManager[None]]:
     @contextmanager
     def inject(target: Target, rank: int) -> Iterator[None]:
         space = target.hosts.namespace(target.worker(rank).node_ip)
         device = ("ip", "netns", "exec", space, "tc", "qdisc")
-        add = (*device, "add", "dev", "eth0", "root")
-        if subprocess.run([*add, *NETEM[name]], capture_output=True).returncode:
-            subprocess.run([*add, *TOKEN_BUCKET[name]], check=True)
+        discipline = NETEM[name] if has_netem(target.hosts) else TOKEN_BUCKET[name]
+        subprocess.run([*device, "add", "dev", "eth0", "root", *discipline], check=True)
         try:
             yield
         finally:
@@ -191,8 +211,6 @@ class Outcome:
     named: tuple[int, ...] | None
     """The ranks of the first suspect; None: nobody was named in time."""
     resource: str
-    late_s: float | None
-    """From the threshold to the suspect: from the incident, or from the step that made a slow-down certain."""
     after_s: float | None
     """From the injection to the suspect."""
     innocent: tuple[int, ...]
@@ -201,30 +219,50 @@ class Outcome:
 
     @property
     def is_right(self) -> bool:
-        return self.named == (self.rank,)
+        return not self.innocent if self.kind == CONTROL else self.named == (self.rank,)
 
 
 def run(target: Target, kind: str, rank: int) -> Outcome:
+    if kind == CONTROL:
+        return _control(target)
     how, begun, after = KINDS[kind], time.time(), target.last_event()
-    ranks = {worker.node_id: worker.rank for worker in target.client.workers(target.job_id) if worker.rank is not None}
+    ranks = _ranks_of_nodes(target)
     with how.inject(target, rank):
         found = _first(target, how.event, after)
-    events = list(target.client.events(target.job_id, after=after))
-    nodes = {ranks.get(event.data["node_id"], -1) for event in events if event.type == "node.suspected"}
-    innocent = ({r for event in events for r in _suspects(event) or ()} | nodes) - {rank}
+    innocent = tuple(sorted(_suspected_since(target, after, ranks) - {rank}))
     if found is None:
-        return Outcome(kind, rank, None, "", None, None, tuple(sorted(innocent)), "nobody was named")
+        return Outcome(kind, rank, None, "", None, innocent, "nobody was named")
     suspect = found.data.get("suspect") or {}
     return Outcome(
         kind=kind,
         rank=rank,
         named=_suspects(found),
         resource=suspect.get("resource", "numbers" if kind == "nan" else ""),
-        late_s=_late_s(target, found, after),
         after_s=found.at - begun,
-        innocent=tuple(sorted(innocent)),
+        innocent=innocent,
         words=found.message,
     )
+
+
+def _control(target: Target) -> Outcome:
+    after, ranks = target.last_event(), _ranks_of_nodes(target)
+    end_mono = time.monotonic() + _CONTROL_S
+    while (left_s := end_mono - time.monotonic()) > 0:
+        target.client.events_page(target.job_id, after=target.last_event(), wait_s=min(2.0, left_s))
+    suspected = tuple(sorted(_suspected_since(target, after, ranks)))
+    words = "nobody was suspected" if not suspected else "suspected without a fault"
+    return Outcome(CONTROL, -1, suspected or None, "", None, suspected, words)
+
+
+def _ranks_of_nodes(target: Target) -> dict[str, int]:
+    return {worker.node_id: worker.rank for worker in target.client.workers(target.job_id) if worker.rank is not None}
+
+
+def _suspected_since(target: Target, after: int, ranks: dict[str, int]) -> set[int]:
+    """Ranks that were suspected, or whose node was."""
+    events = list(target.client.events(target.job_id, after=after))
+    nodes = {ranks.get(event.data["node_id"], -1) for event in events if event.type == "node.suspected"}
+    return {rank for event in events for rank in _suspects(event) or ()} | nodes
 
 
 def wait_until_steady(target: Target, steps: int) -> None:
@@ -262,17 +300,3 @@ def _suspects(event: EventView) -> tuple[int, ...] | None:
         return tuple(event.data["ranks"])
     suspect = event.data.get("suspect")
     return tuple(suspect["ranks"]) if suspect else None
-
-
-def _late_s(target: Target, found: EventView, after: int) -> float | None:
-    """Of an incident: since it was opened. Of a slow-down: since the step that made it certain. None of a skipped step,
-    which is its own report."""
-    if found.type == "step.skipped":
-        return None
-    events = list(target.client.events(target.job_id, after=after))
-    if found.type == "incident.suspected":
-        opened = next(e for e in events if e.type == "incident.opened" and e.data["id"] == found.data["id"])
-        return max(0.0, found.at - opened.at)
-    points = {point.step: point.at for point in target.client.series(target.job_id, after_step=found.data["step"] - 3)}
-    at = points.get(found.data["step"]) or max((a for s, a in points.items() if s < found.data["step"]), default=None)
-    return None if at is None else max(0.0, found.at - at)

@@ -63,6 +63,10 @@ class Hosts:
         """Environment of a driver of the cluster; the same settings as for Shoal's embedded clusters."""
         return {**EmbeddedCluster(self._folder, num_cpus=1).environment, "OMP_NUM_THREADS": "1"}
 
+    @property
+    def ips(self) -> tuple[str, ...]:
+        return tuple(self._names)
+
     def namespace(self, ip: str) -> str:
         """Name of a host's network namespace; its link in there is `eth0`."""
         return self._names[ip]
