@@ -1,7 +1,8 @@
 """Faults of eight kinds on one rank of a running job, and controls, in which nothing is done to it.
 
 cpu          the rank's process is bound to a CPU that busy programs use as well. The other ranks are bound to the other
-             CPUs: all hosts of this test share one machine, and on the busy CPU each of them would be starved
+             CPUs: all hosts of this test share one machine, and on the busy CPU each of them would be starved. It also
+             gets the lowest scheduling class, because other programs move away from the busy CPU to the others
 data         its data loader takes 0.4 s for each sample
 storage      the file of its next checkpoint part is a pipe that nobody reads
 loss, delay  its host loses 15 % of its packets, or sends them 60 ms late (netem). Where there is no netem, a token
@@ -78,6 +79,7 @@ def _cpu(target: Target, rank: int) -> Iterator[None]:
             os.sched_setaffinity(one.pid, {own})
         for other, pid in pids.items():
             _bind(pid, {own} if other == rank else cpus - {own} or cpus)
+        _schedule(pids[rank], os.SCHED_IDLE)
         yield
     finally:
         for one in hogs:
@@ -85,6 +87,13 @@ def _cpu(target: Target, rank: int) -> Iterator[None]:
             one.wait()
         for pid in pids.values():
             _bind(pid, cpus)
+            _schedule(pid, os.SCHED_OTHER)
+
+
+def _schedule(pid: int, policy: int) -> None:
+    for thread in _threads(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setscheduler(thread, policy, os.sched_param(0))
 
 
 def _bind(pid: int, cpus: set[int]) -> None:
