@@ -50,6 +50,7 @@ from shoal_workers.engine.process.use_meter import UseMeter
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
 from shoal_workers.metrics_hook.process import HookProcess, job_of
 from shoal_workers.raylet import exit_with_raylet
+from shoal_workers.sigterm import on_sigterm
 from shoal_workers.stacks import is_worker_process
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class WorkerActor:
         self._meter.start()
         exit_with_raylet()
         self._crash_file = exit_status.record_crashes(exit_status.raylet_socket())
-        signal.signal(signal.SIGTERM, lambda *_: self._give_notice())
+        on_sigterm(self._give_notice)
         self._mask = Mask()
         self._metrics_hook = HookProcess(spec.metrics.hook or "", job_of(config.job_id, spec), self._say, self._mask)
         sys.stdout = Tee(sys.stdout, LogStream.STDOUT, self._outbox, self._mask)
