@@ -271,9 +271,10 @@ class _Check:
         formed = next(item for item in self._reports if isinstance(item, GroupFormed))
         saved = next(item for item in self._reports if isinstance(item, SavedPart))
         validated = [item.loss for item in self._reports if isinstance(item, ValidationReport)]
+        val_loss = validated[-1] if validated else None
         not_finite = [
             f"{name} is {value}, which is not finite."
-            for name, value in (("the loss of a step", losses[-1]), ("the validation loss", (validated or [None])[-1]))
+            for name, value in (("the loss of a step", losses[-1]), ("the validation loss", val_loss))
             if value is not None and not math.isfinite(value)
         ]
         return Checked(
@@ -285,7 +286,7 @@ class _Check:
             checkpoint_bytes=sum(file.bytes for file in saved.files),
             loss=_finite(losses[0]),
             last_loss=_finite(losses[-1]),
-            val_loss=_finite(validated[-1]) if validated else None,
+            val_loss=_finite(val_loss),
             remarks=(*self._remarks, *not_finite),
         )
 

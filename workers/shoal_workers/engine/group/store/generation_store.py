@@ -58,6 +58,11 @@ class GenerationStore(Store):
         for clone in self._clones:
             clone.wake()
 
+    @property
+    def _timeout(self) -> timedelta:
+        """As torch keeps it, and sets it through a PrefixStore."""
+        return self.timeout  # type: ignore[attr-defined, no-any-return]  # torch's stub lacks it
+
     def set(self, key: str, value: str | bytes) -> None:
         self._ask(Operation.SET, key, value)
 
@@ -121,7 +126,7 @@ class GenerationStore(Store):
             connection = self._connection.another(self._check)
         except OSError as error:
             raise DistStoreError(f"the rendezvous store at {host}:{port} cannot be reached again: {error}") from None
-        self._clones.append(GenerationStore(connection, self._space, check=self._check, timeout=self.timeout))
+        self._clones.append(GenerationStore(connection, self._space, check=self._check, timeout=self._timeout))
         return self._clones[-1]
 
     # The names by which torch's trampoline looks up two of them.
@@ -129,8 +134,7 @@ class GenerationStore(Store):
     getNumKeys = num_keys  # noqa: N815
 
     def _ask(self, operation: Operation, *operands: str | bytes, timeout: timedelta | None = None) -> tuple[bytes, ...]:
-        # torch sets its own attribute only, if it does so through a PrefixStore
-        timeout_s = (self.timeout if timeout is None else timeout).total_seconds()
+        timeout_s = (self._timeout if timeout is None else timeout).total_seconds()
         host, port = self._connection.address
         if self._is_closed:
             raise DistStoreError(f"generation {self._space.generation} has left the rendezvous store")
