@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -25,7 +24,6 @@ from shoal_workers.contract.messages import (
     ErrorReport,
     ExitKind,
     Frame,
-    LogStream,
     Phase,
     Progress,
     Refused,
@@ -45,11 +43,12 @@ from shoal_workers.engine.process.engine_error import engine_error
 from shoal_workers.engine.process.memory_limit import total_bytes
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.secrets import Mask, read_secrets
-from shoal_workers.engine.process.tee import Tee
+from shoal_workers.engine.process.tee import CapturedOutput
 from shoal_workers.engine.process.use_meter import UseMeter
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
 from shoal_workers.metrics_hook.process import HookProcess, job_of
 from shoal_workers.raylet import exit_with_raylet
+from shoal_workers.sigterm import on_sigterm
 from shoal_workers.stacks import is_worker_process
 
 if TYPE_CHECKING:
@@ -85,11 +84,10 @@ class WorkerActor:
         self._meter.start()
         exit_with_raylet()
         self._crash_file = exit_status.record_crashes(exit_status.raylet_socket())
-        signal.signal(signal.SIGTERM, lambda *_: self._give_notice())
+        on_sigterm(self._give_notice)
         self._mask = Mask()
         self._metrics_hook = HookProcess(spec.metrics.hook or "", job_of(config.job_id, spec), self._say, self._mask)
-        sys.stdout = Tee(sys.stdout, LogStream.STDOUT, self._outbox, self._mask)
-        sys.stderr = Tee(sys.stderr, LogStream.STDERR, self._outbox, self._mask)
+        self._output = CapturedOutput(self._outbox, self._mask, exit_status.folder_of(exit_status.raylet_socket()))
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._log_fields)
 
     @ray.method(concurrency_group="train")
@@ -104,6 +102,8 @@ class WorkerActor:
         except Exception as error:
             report = getattr(error, "report", None)
             return self._masked(report if isinstance(report, ErrorReport) else engine_error(error, Phase.PREPARING))
+        finally:
+            self._output.flush()
         gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         return WorkerInfo(
             version=WIRE_VERSION,
@@ -130,6 +130,8 @@ class WorkerActor:
         except Exception as error:
             report = getattr(error, "report", None)
             return self._masked(report if isinstance(report, ErrorReport) else engine_error(error, Phase.BUILDING))
+        finally:
+            self._output.flush()
 
     @ray.method(concurrency_group="control")
     def model_shape(self, life: int) -> ModelShape | Refused | None:
@@ -155,6 +157,7 @@ class WorkerActor:
             )
         else:
             worker_exit = self._run(assignment)
+        self._output.flush()
         with self._exited:
             self._exits = {assignment.generation: worker_exit}
             self._exited.notify_all()
@@ -314,6 +317,7 @@ class WorkerActor:
     def _exit_unless_replaced(self, life: int) -> None:
         """A successor of the supervisor that retired this worker may have adopted it since."""
         if life == self._life:
+            self._output.flush()
             os._exit(0)
 
     def _give_notice(self) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import math
 import resource
 import secrets
 import sys
@@ -58,6 +59,7 @@ _SAVED_AFTER = 2
 _TEXT_BYTES = 4 << 20
 """Of the text of a built-in task: enough for a few samples, tokenised within a second."""
 _POLL_S = 0.2
+_OF_THE_TASK = (ExitKind.USER_ERROR, ExitKind.NON_FINITE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +75,10 @@ class Checked:
     device: str
     checkpoint_bytes: int
     loss: float | None
-    """Of the first step; None: fp16 has overflowed in it."""
+    """Of the first step; None: it was not finite, and skipped."""
     last_loss: float | None
     val_loss: float | None
-    """None: the spec asks for no validation, or the task has no such data."""
+    """None: the spec asks for no validation, the task has no such data, or it was not finite."""
     remarks: tuple[str, ...] = ()
     """What is probably not meant, and what was not tried."""
     proofs: tuple[dict[str, Any], ...] = ()
@@ -110,7 +112,7 @@ def main() -> int:
         found = _with_proofs(found, spec, zygote)
     except TaskRefused as error:
         failed = {**error.report.model_dump(mode="json"), "sentence": error.report.sentence}
-        say({"failed": {**failed, "is_the_tasks": error.kind is ExitKind.USER_ERROR}})
+        say({"failed": {**failed, "is_the_tasks": error.kind in _OF_THE_TASK}})
         return 1
     finally:
         zygote.close()
@@ -269,6 +271,12 @@ class _Check:
         formed = next(item for item in self._reports if isinstance(item, GroupFormed))
         saved = next(item for item in self._reports if isinstance(item, SavedPart))
         validated = [item.loss for item in self._reports if isinstance(item, ValidationReport)]
+        val_loss = validated[-1] if validated else None
+        not_finite = [
+            f"{name} is {value}, which is not finite."
+            for name, value in (("the loss of a step", losses[-1]), ("the validation loss", val_loss))
+            if value is not None and not math.isfinite(value)
+        ]
         return Checked(
             parameters=formed.num_parameters,
             micro_batch_s=self._second_step[1] - self._second_step[0],
@@ -276,16 +284,21 @@ class _Check:
             memory_bytes=self._memory_bytes(),
             device=self._engine.device,
             checkpoint_bytes=sum(file.bytes for file in saved.files),
-            loss=losses[0],
-            last_loss=losses[-1],
-            val_loss=validated[-1] if validated else None,
-            remarks=tuple(self._remarks),
+            loss=_finite(losses[0]),
+            last_loss=_finite(losses[-1]),
+            val_loss=_finite(val_loss),
+            remarks=(*self._remarks, *not_finite),
         )
 
     def _memory_bytes(self) -> int:
         if self._engine.device == "cuda":
             return torch.cuda.max_memory_allocated()
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _finite(loss: float | None) -> float | None:
+    """JSON has no other numbers."""
+    return loss if loss is not None and math.isfinite(loss) else None
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     SOCKET.shoal-exits/PID        {"code": 3} or {"signal": 9, "out_of_memory": true}; SOCKET is the raylet's
     SOCKET.shoal-exits/PID.stack  what the worker's threads did when it crashed, written by faulthandler in the worker
+    SOCKET.shoal-exits/PID.stdout, .stderr  the end of its output, unless Ray's log has it (engine/process/tee.py)
 
 Ray reports no exit status of an actor's process. Only the process that reaps it learns it. Workers that were not forked
 (those with GPUs) leave no such file.
@@ -97,15 +98,25 @@ def read(raylet_socket: str, pid: int) -> ExitStatus | None:
 
 def record_crashes(raylet_socket: str) -> IO[str] | None:
     """In a worker: if it crashes, its stacks are written beside its exit status. The file must stay open."""
-    if not raylet_socket:
+    if folder_of(raylet_socket) is None:
         return None
     try:
-        _folder(raylet_socket).mkdir(mode=0o700, exist_ok=True)
         file = _stack_file(raylet_socket, os.getpid()).open("w")
     except OSError:
         return None
     faulthandler.enable(file, all_threads=True)
     return file
+
+
+def folder_of(raylet_socket: str) -> Path | None:
+    """Where the files of a node's workers lie; None: there is no place for them."""
+    if not raylet_socket:
+        return None
+    try:
+        _folder(raylet_socket).mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        return None
+    return _folder(raylet_socket)
 
 
 def raylet_socket(argv: Sequence[str] | None = None) -> str:

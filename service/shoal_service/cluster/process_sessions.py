@@ -1,4 +1,5 @@
-"""The processes of a session, from /proc: their pids, their programs, and how to end all of them.
+"""The processes of a session, from /proc: their pids, their programs, and how to end all of them, with their children
+in other sessions.
 
 A session outlives its leader, and its number is not reused while one of its processes lives. Used by the embedded
 cluster only, which must find the processes of an earlier control plane.
@@ -12,6 +13,8 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from shoal_workers.forkserver.orphans import parents
 
 _STOP_TIMEOUT_S = 20.0
 
@@ -40,10 +43,11 @@ def command_of(pid: int) -> tuple[str, ...]:
 
 
 def end_session(leader: int) -> None:
-    """Kill every process of the session, whatever its process group, until there is none."""
+    """Kill every process of the session, whatever its process group, until there is none; and what they have started
+    in other sessions, as a task may."""
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while pids := pids_of_session(leader):
-        for pid in pids:
+        for pid in [*_below(pids), *pids]:  # before their ancestors, by which they are found
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -80,6 +84,18 @@ def _of_session(leader: int) -> Iterator[int]:
                 yield int(entry.name)
         except ProcessLookupError:
             continue  # it has ended since
+
+
+def _below(pids: list[int]) -> list[int]:
+    """The descendants that are of another session."""
+    children: dict[int, list[int]] = {}
+    for child, parent in parents().items():
+        children.setdefault(parent, []).append(child)
+    found, left = [], [*pids]
+    while left:
+        left = [child for pid in left for child in children.get(pid, ()) if child not in pids]
+        found += left
+    return found
 
 
 def _stat(pid: int) -> tuple[str, str]:

@@ -216,6 +216,54 @@ def test_a_value_of_another_client_ends_a_wait(connect: Connect) -> None:
     assert found == [b"\0\xff"]
 
 
+def test_a_clone_does_not_wait_for_a_wait_of_the_store(connect: Connect) -> None:
+    store = connect()
+    clone, found = store.clone(), []
+    thread = threading.Thread(target=lambda: found.append(store.get("late")))
+    thread.start()
+    clone.set("other", "1")
+    clone.set("late", "2")
+    thread.join(60)
+    assert (found, store.get("other")) == ([b"2"], b"1")
+    store.close()
+
+
+def test_a_clone_is_fenced_and_closed_with_its_store(server: StoreServer) -> None:
+    fence = Fence()
+    connection = connection_to(server)
+    store = GenerationStore(connection, Space(1, "job/1"), check=fence.of(1).check, timeout=timedelta(hours=1))
+    clone, errors = store.clone(), []
+
+    def wait() -> None:
+        try:
+            clone.get("never")
+        except Fenced as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    fence.raise_to(1)
+    store.wake()
+    thread.join(60)
+    assert len(errors) == 1
+    store.close()
+    with pytest.raises(DistStoreError, match="has left the rendezvous store"):
+        clone.set("key", "value")
+    with pytest.raises(DistStoreError, match="has left the rendezvous store"):
+        store.clone()
+    connection.close()
+
+
+def test_a_timeout_that_is_set_through_a_prefix_counts_and_is_worded_as_torch_words_it(connect: Connect) -> None:
+    own, of_torch = connect(), HashStore()
+    for store in (own, of_torch):
+        prefixed = PrefixStore("groups", store)
+        prefixed.set_timeout(timedelta(seconds=0.05))
+        with pytest.raises(DistStoreError, match=r"(?i)wait timeout"):
+            prefixed.get("never")
+    assert own.timeout == of_torch.timeout == timedelta(seconds=0.05)
+
+
 def test_a_wait_that_passes_its_timeout_names_the_keys_and_spoils_nothing(connect: Connect) -> None:
     store = connect()
     with pytest.raises(DistStoreError, match=r"did not answer wait never within 0\.05 s"):

@@ -49,6 +49,20 @@ def test_a_failed_install_is_one_sentence_and_has_its_traceback_where_that_is_as
     assert ("Traceback" in done.stderr, "in _install" in done.stderr) == (debug == "1", debug == "1")
 
 
+@pytest.mark.parametrize(
+    ("task", "sentence"),
+    [
+        ("NotANumber", "does not train (backward): loss nan and gradient norm nan in step 1. Nothing was updated."),
+        ("LazyLayer", "build_model(): the model has lazy modules (nn.LazyLinear and the like)"),
+        ("NoSplit", "build_dataset(): Shoal calls build_dataset(split)"),
+    ],
+)
+def test_what_does_not_train_is_one_sentence(task: str, sentence: str) -> None:
+    done = check(f"mistaken_tasks:{task}")
+    assert done.returncode == 1 and sentence in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
 def test_the_place_of_a_crash_is_that_of_the_training_thread() -> None:
     stacks = (
         "Fatal Python error: Segmentation fault\n\nThread 0x01 (most recent call first):\n"

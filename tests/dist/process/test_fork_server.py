@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -50,14 +52,17 @@ class Raylet:
         self.preload = preload("extra.part", self.extra)
         self.shell = subprocess.Popen(["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def start(self, *, raylet: str | None = None, option: str = "", **environment: str) -> dict[str, Any]:
+    def start(
+        self, *, raylet: str | None = None, option: str = "", program: ModuleType = launch, **environment: str
+    ) -> dict[str, Any]:
         """The script's description of its own process."""
         assert self.shell.stdin is not None and self.shell.stdout is not None
         environment = {PRELOAD: self.preload, **environment}
         variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
         script = self.folder / "script.py"
+        isolated = "-I -S" if program is launch else ""
         self.shell.stdin.write(
-            f"cd {self.folder}; {variables} {sys.executable} -I -S {launch.__file__} {option} {script} "
+            f"cd {self.folder}; {variables} {sys.executable} {isolated} {program.__file__} {option} {script} "
             f"--raylet-name={raylet or self.name} 'two words' 2>{self.folder}/stderr\n"
         )
         self.shell.stdin.flush()
@@ -232,6 +237,67 @@ def test_a_killed_server_is_restarted(raylet: Raylet) -> None:
     after = raylet.start()
     assert after["is_forked"]
     assert after["parent"] != before
+
+
+_LEAVES_CHILDREN = """
+import json, os, signal, subprocess, sys
+sleep = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(1000)"]
+here = subprocess.Popen(sleep, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+session = subprocess.Popen(sleep, start_new_session=True, env={}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    daemon = os.fork()
+    if daemon:
+        os.write(writer, str(daemon).encode())
+        os._exit(0)
+    os.close(1)
+    signal.pause()
+daemon = int(os.read(reader, 32))
+os.wait()
+print(json.dumps({"children": [here.pid, session.pid, daemon], "parent": os.getppid(), "pid": os.getpid()}), flush=True)
+signal.pause()
+"""
+
+
+class Leaving:
+    """Raylets of one node whose processes start children that nobody ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.raylets: list[Raylet] = []
+        self.pids: list[int] = []
+
+    def start(self, program: ModuleType = launch) -> dict[str, Any]:
+        folder = self._folder / str(len(self.raylets))
+        folder.mkdir()
+        self.raylets.append(Raylet(folder))
+        (folder / "script.py").write_text(_LEAVES_CHILDREN)
+        started = self.raylets[-1].start(raylet=self.raylets[0].name, program=program)
+        self.pids += [started["pid"], *started["children"]]
+        return started
+
+
+@pytest.fixture
+def leaving(tmp_path: Path) -> Iterator[Leaving]:
+    leaving = Leaving(tmp_path)
+    yield leaving
+    for pid in leaving.pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for raylet in leaving.raylets:
+        raylet.kill()
+
+
+@pytest.mark.parametrize("program", [launch, idle])
+def test_children_of_a_killed_process_end_in_whatever_session(leaving: Leaving, program: ModuleType) -> None:
+    other, killed = leaving.start(), leaving.start(program)
+    opened = [os.pidfd_open(pid) for pid in killed["children"]]
+    os.kill(killed["pid"], signal.SIGKILL)
+    ended = [_ends(child) for child in opened]
+    assert all(ended)
+    lives = [Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] for pid in other["children"]]
+    assert lives == ["S"] * len(lives), "those of another process live on"
 
 
 def test_an_actor_ends_with_its_raylet(tmp_path: Path) -> None:

@@ -24,8 +24,9 @@ MADE: dict[str, tuple[str, str, str]] = {
     "Scripted": ("torch_script", "build_model", "before torch.jit.script"),
     "ScalarParameter": ("scalar_parameter", "build_model", "nn.Parameter(torch.ones(1))"),
     "LazyLayer": ("lazy_module", "build_model", "before build_model() returns"),
-    "Closure": ("optimizer_with_closure", "build_optimizer", "whose step() needs none"),
+    "Closure": (REFUSED, "build_optimizer", "whose step() needs none"),
     "Factored": ("optimizer_on_shards", "build_optimizer", "elementwise_optimizer = True"),
+    "SparseGradient": ("sparse_gradient", "build_model", "leave out sparse=True"),
     "ExpandedParameter": (REFUSED, "build_model", "build it with .clone()"),
     "SparseParameter": (REFUSED, "build_model", ".to_dense()"),
     "SharedMemory": (REFUSED, "build_model", "Assign the same nn.Parameter"),
@@ -54,6 +55,19 @@ MADE: dict[str, tuple[str, str, str]] = {
     "NumberLoss": (REFUSED, "loss", "must return a scalar tensor"),
     "NotReduced": (REFUSED, "loss", "must return a scalar tensor"),
     "NoArguments": (REFUSED, "__init__", "def __init__(self, model, data, seed)"),
+    # a signature that Shoal's call does not fit
+    "NoSplit": (REFUSED, "build_dataset", "Write def build_dataset(self, split)."),
+    "NoBatch": (REFUSED, "loss", "Write def loss(self, model, batch)."),
+    "WidthToBuild": (REFUSED, "build_model", "Write def build_model(self)."),
+    "NoSettings": (REFUSED, "build_optimizer", "Write def build_optimizer(self, model, settings)."),
+    "KeywordSamples": (REFUSED, "collate", "Write def collate(self, samples)."),
+    "NoUnits": (REFUSED, "shard_units", "Write def shard_units(self, model)."),
+    "NoProgress": (REFUSED, "prepare", "Write def prepare(self, progress)."),
+    "IndexLeftOut": ("dataset_signature", "build_dataset", "def __getitem__(self, index)"),
+    "LengthOfWhat": ("dataset_signature", "build_dataset", "def __len__(self)"),
+    # results
+    "NumberAsUnits": (REFUSED, "shard_units", "gathered together"),
+    "NothingDescribed": (REFUSED, "export_config", '"config" and "renames"'),
     "WhereOfOptimizer": (REFUSED, "build_optimizer", "not a torch.optim.Optimizer"),
     # torch.distributed
     "Negatives": (REFUSED, "gathered", "Compute over the micro-batch"),
@@ -82,6 +96,8 @@ MADE: dict[str, tuple[str, str, str]] = {
     "OwnHandler": ("signal_handler", "__init__", "another one in every worker"),
 }
 OTHERS = {
+    "mistaken_tasks:NumberAsCollate": (REFUSED, "NumberAsCollate.collate is 5"),
+    "mistaken_tasks:NoModelToDescribe": (REFUSED, "Write def export_config(self, model)."),
     "mistaken_tasks:train": (REFUSED, "is a function, not a class"),
     "mistaken_tasks:NoLoss": (REFUSED, "lacks build_dataset() and loss()"),
     "mistaken_tasks:Missing": (REFUSED, "has no 'Missing'"),
@@ -92,7 +108,15 @@ HALF_AND_EXACT = {"deterministic": True, "precision": "bf16"}
 """Only then does FSDP itself read a block that was not used."""
 FINE = tuple(
     f"mistaken_tasks:{name}"
-    for name in ("Right", "UnusedParameters", "NestedLists", "PrintsOnRankZero", "FullTensors", "OwnSettings")
+    for name in (
+        "Right",
+        "UnusedParameters",
+        "NestedLists",
+        "PrintsOnRankZero",
+        "FullTensors",
+        "OwnSettings",
+        "Decorated",
+    )
 )
 
 
@@ -101,6 +125,7 @@ def answers() -> dict[str, Any]:
     """By task. All of them are tried in one process, since most of their time is the import of torch."""
     tried: list[list[Any]] = [[f"mistaken_tasks:{name}", {}] for name in MADE]
     tried += [[task, {}] for task in (*OTHERS, "mistaken_tasks:Typo", *FINE)]
+    tried.append(["mistaken_tasks:NotANumberInValidation", {}])
     tried.append(["mistaken_tasks:UnusedBlock", HALF_AND_EXACT])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(KIT / "tasks"), *sys.path])}
     environment.pop("DIGITS_LENGTH", None)
@@ -159,6 +184,15 @@ def test_what_works_is_measured(answers: dict[str, Any]) -> None:
     assert 0 < found["micro_batch_s"] < 60 and found["memory_bytes"] > 1 << 26
     assert found["last_loss"] != found["loss"] and found["val_loss"] > 0 and found["remarks"] == []
     assert "kind" not in answers["mistaken_tasks:NestedLists"]
+
+
+def test_a_decorator_may_add_arguments(answers: dict[str, Any]) -> None:
+    assert "kind" not in answers["mistaken_tasks:Decorated"]
+
+
+def test_a_validation_loss_that_is_not_finite_is_remarked(answers: dict[str, Any]) -> None:
+    found = answers["mistaken_tasks:NotANumberInValidation"]
+    assert (found["val_loss"], found["remarks"]) == (None, ["the validation loss is nan, which is not finite."])
 
 
 def test_parameters_without_a_gradient_are_named(answers: dict[str, Any]) -> None:

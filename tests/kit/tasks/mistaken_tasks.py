@@ -1,5 +1,6 @@
 """Tasks with the common mistakes, each a class; they import nothing from Shoal. The plain task is `Right`."""
 
+import functools
 import os
 import signal
 import sys
@@ -526,3 +527,115 @@ class Tunables(Right):
 class OwnHandler(Right):
     def __init__(self, model, data, seed):
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+
+class NoSplit(Right):
+    def build_dataset(self):
+        return Pairs(32)
+
+
+class NoBatch(Right):
+    def loss(self, model):
+        return model(0)
+
+
+class WidthToBuild(Right):
+    def build_model(self, width):
+        return nn.Linear(4, width)
+
+
+class NoSettings(Right):
+    def build_optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+class KeywordSamples(Right):
+    def collate(self, *, samples):
+        return torch.utils.data.default_collate(samples)
+
+
+class NoUnits(Right):
+    def shard_units(self):
+        return []
+
+
+class NoModelToDescribe(Right):
+    @functools.cache  # noqa: B019  (written in C: its own signature is not known)
+    def export_config(self):
+        return {}
+
+
+class NoProgress(Right):
+    def prepare(self):
+        pass
+
+
+class NumberAsUnits(Right):
+    def shard_units(self, model):
+        return [1]
+
+
+class NothingDescribed(Right):
+    def export_config(self, model):
+        pass
+
+
+class NumberAsCollate(Right):
+    collate = 5
+
+
+class IndexLeftOut(Right):
+    def build_dataset(self, split):
+        class Samples(Pairs):
+            def __getitem__(self):
+                return torch.zeros(4), 1
+
+        return Samples(32)
+
+
+class LengthOfWhat(Right):
+    def build_dataset(self, split):
+        class Samples(Pairs):
+            def __len__(self, split):
+                return 32
+
+        return Samples(32)
+
+
+def with_split(method):
+    """Adds an argument, and names what it wraps."""
+
+    @functools.wraps(method)
+    def build_dataset(self, split):
+        return method(self)
+
+    return build_dataset
+
+
+class Decorated(Right):
+    @with_split
+    def build_dataset(self):
+        return Pairs(32)
+
+
+class NotANumber(Right):
+    def loss(self, model, batch):
+        return super().loss(model, batch) * float("nan")
+
+
+class NotANumberInValidation(Right):
+    def loss(self, model, batch):
+        return super().loss(model, batch) * (1 if model.training else float("nan"))
+
+
+class SparseGradient(Right):
+    def build_model(self):
+        class Lookup(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table = nn.Parameter(torch.randn(16, 3))
+
+            def forward(self, inputs):
+                return F.embedding(inputs.long(), self.table, sparse=True).mean(1)
+
+        return Lookup()

@@ -17,6 +17,9 @@ supervisor --- forward_metrics(batch) -----------> worker    control thread: poi
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.course.best import Standing
@@ -26,7 +29,7 @@ from shoal_workers.contract.errors.suspects import Collective, Link, Suspect
 from shoal_workers.contract.job import sentence_of
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.log_settings import LogSettings
-from shoal_workers.contract.plain_text import OfTask
+from shoal_workers.contract.plain_text import OfTask, plain_line
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope, SnapshotServer, SnapshotSource
 from shoal_workers.contract.worker_reports import SavedPart, WorkerReport
 from shoal_workers.contract.worker_use import WorkerUse
@@ -195,7 +198,7 @@ class LogStream(StrEnum):
 class LogLine(OfTask):
     at: float
     stream: LogStream
-    text: str
+    text: Annotated[str, BeforeValidator(plain_line)]
 
 
 class Progress(OfTask):

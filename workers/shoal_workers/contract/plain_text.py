@@ -1,5 +1,7 @@
 """Text of a task made plain: no half of a surrogate pair (UTF-8 has none), no NUL (PostgreSQL stores none). Pure.
 
+A line of its output is shown on terminals, so it also has no escape sequence and no control character.
+
 A name that is not UTF-8 comes from `os.listdir` with such halves, and goes into an exception, a metric, a log line.
 Each is replaced by its escape, as Python's own stderr shows it: `caf\\udce9.txt`. Messages of a worker that can hold
 text of its task are made plain when they are made, the journal and the database when they write.
@@ -7,11 +9,27 @@ text of its task are made plain when they are made, the journal and the database
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import model_validator
 
 from shoal_workers.contract.base import Frozen
+
+_ESCAPE_SEQUENCE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, cursor, clearing
+    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)"  # titles, links and other strings
+    r"|\x1b[ -/]*[0-~]"
+)
+"""ECMA-48, and what xterm adds."""
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""All but the tabulator; also what reorders or ends a line of text."""
+
+
+def plain_line(text: str) -> str:
+    """A line as a terminal may show it: escape sequences are removed, other control characters shown as escapes."""
+    text = _ESCAPE_SEQUENCE.sub("", text)
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def plain_text(text: str) -> str:

@@ -1,6 +1,6 @@
 """Ends a Ray worker process that Ray does not use.
 
-    python idle.py SCRIPT ARGUMENTS...        runs SCRIPT in this interpreter, with this guard
+    python idle.py SCRIPT ARGUMENTS...        runs SCRIPT in a fork of this interpreter, with this guard
 
 If Ray's head dies while it starts an actor, the raylet still grants the lease that the dead head had requested (Ray
 2.60, github.com/ray-project/ray issue 66199). A process starts, no actor is created in it, and it occupies its CPU or
@@ -46,6 +46,10 @@ def _title() -> bytes:
 
 
 def main() -> None:
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
+    from shoal_workers.forkserver.orphans import below_guardian  # the same code as this file's
+
+    below_guardian()
     end_when_idle()
     sys.argv = sys.argv[1:]
     sys.path[0] = os.path.dirname(sys.argv[0])  # noqa: PTH120

@@ -26,8 +26,11 @@ from shoal_workers.exit_status import Recorder
 from shoal_workers.forkserver.clients import Clients, Request, receive
 from shoal_workers.forkserver.idle import end_when_idle
 from shoal_workers.forkserver.launch import LISTENER_FD, PRELOAD, warm_marker
+from shoal_workers.forkserver.orphans import SWEEP_S, adopt_orphans, end_orphans
 
 _IDLE_S = 600.0
+_LAST_WAIT_S = 10.0
+"""Workers end with their raylet; the server waits this long for them, to end what they leave behind."""
 _MODULES = (
     "ray",
     "ray._private.workers.default_worker",
@@ -41,6 +44,7 @@ _MODULES = (
 
 
 def main(address: str, raylet_pid: int) -> None:
+    adopt_orphans()
     gc.disable()  # imports create many objects and no garbage
     for name in _MODULES:
         importlib.import_module(name)
@@ -50,12 +54,16 @@ def main(address: str, raylet_pid: int) -> None:
     gc.enable()
     Path(warm_marker(address)).touch()
     with socket.socket(fileno=LISTENER_FD) as listener:
-        request = _serve(listener, raylet_pid, Recorder(address.rpartition(".shoal-")[0]))
+        children: dict[int, int] = {}  # pidfd, which is readable when the process has ended -> pid
+        recorder = Recorder(address.rpartition(".shoal-")[0])
+        request = _serve(listener, raylet_pid, children, recorder)
         if request is None:
             Path(warm_marker(address)).unlink(missing_ok=True)
             Path(address).unlink(missing_ok=True)  # before it is closed, so that no client finds a dead socket
     if request is not None:
         _become(request)
+    else:
+        _wait_for_last(children, recorder)
 
 
 def _preload(value: str) -> None:
@@ -68,7 +76,7 @@ def _preload(value: str) -> None:
         sys.path.remove(folder)
 
 
-def _serve(listener: socket.socket, raylet_pid: int, recorder: Recorder) -> Request | None:
+def _serve(listener: socket.socket, raylet_pid: int, children: dict[int, int], recorder: Recorder) -> Request | None:
     """Returns in every forked process, with its request; in the server itself it returns None at its end."""
     try:
         raylet = os.pidfd_open(raylet_pid)
@@ -77,17 +85,19 @@ def _serve(listener: socket.socket, raylet_pid: int, recorder: Recorder) -> Requ
     poll = select.poll()
     poll.register(raylet, select.POLLIN)
     poll.register(listener, select.POLLIN)
-    children: dict[int, int] = {}  # pidfd, which is readable when the process has ended -> pid
     clients = Clients()
+    has_orphans = False
     while True:
-        wait_s = clients.patience_s(time.monotonic())
+        has_orphans = has_orphans and end_orphans(children.values())
+        wait_s = SWEEP_S if has_orphans else clients.patience_s(time.monotonic())
         ready = dict(poll.poll(wait_s * 1000 if wait_s is not None else None if children else _IDLE_S * 1000))
-        if raylet in ready or not (ready or children or clients.waiting):
+        if raylet in ready or not (ready or children or clients.waiting or has_orphans):
             return None
         for ended in children.keys() & ready.keys():
             poll.unregister(ended)
             recorder.reap(ended, children.pop(ended))
             os.close(ended)
+            has_orphans = True  # perhaps
         for number in clients.waiting.keys() & ready.keys():
             poll.unregister(number)
             with clients.take(number) as connection:
@@ -116,6 +126,18 @@ def _serve(listener: socket.socket, raylet_pid: int, recorder: Recorder) -> Requ
             clients.take(number).close()
 
 
+def _wait_for_last(children: dict[int, int], recorder: Recorder) -> None:
+    """Until no worker and nothing that one has left is there any more, or for `_LAST_WAIT_S`."""
+    deadline_mono = time.monotonic() + _LAST_WAIT_S
+    poll = select.poll()
+    for child in children:
+        poll.register(child, select.POLLIN)
+    while (end_orphans(children.values()) or children) and time.monotonic() < deadline_mono:
+        for ended, _ in poll.poll(SWEEP_S * 1000):
+            poll.unregister(ended)
+            recorder.reap(ended, children.pop(ended))
+
+
 def _fork(connection: socket.socket, request: Request) -> int | None:
     """0 in the new process, whose pid the client gets; None: there is no new process, and the client learns it from the
     end of the connection."""
@@ -141,6 +163,7 @@ def _has_hung_up(connection: socket.socket) -> bool:
 def _become(request: Request) -> None:
     """In the forked process: sets up what a new interpreter with these arguments would have, and runs the script."""
     os.setpgid(0, 0)
+    adopt_orphans()
     for number, stream in enumerate(request.streams):
         os.dup2(stream, number)
         os.close(stream)

@@ -176,6 +176,13 @@ MISTAKES: tuple[Mistake, ...] = (
         raised=Raised.ON_ITS_OBJECT,
     ),
     _row(
+        "dataset_signature",
+        r"^TypeError: (?:[\w<>]+\.)*(__len__|__getitem__)\(\) (?:takes|missing) .*",
+        "build_dataset",
+        "the dataset cannot be read: {0}; write def __len__(self) and def __getitem__(self, index).",
+        raised=Raised.ON_ITS_OBJECT,
+    ),
+    _row(
         "samples_of_different_sizes",
         r"^RuntimeError: stack expects each tensor to be equal size, but got (\[.*?\]) at entry \d+ and (\[.*?\])",
         "build_dataset",
@@ -225,11 +232,12 @@ MISTAKES: tuple[Mistake, ...] = (
         phases=_BUILDING,
     ),
     _row(
-        "optimizer_with_closure",
-        r"^TypeError: (\w+)\.step\(\) missing 1 required positional argument: 'closure'",
-        "build_optimizer",
-        "{1} computes the loss several times in each step, by a closure, and Shoal computes it once; return an "
-        "optimizer whose step() needs none.",
+        "sparse_gradient",
+        r"^NotImplementedError: Could not run '\S+' with arguments from the 'Sparse\w+' backend",
+        "build_model",
+        "a parameter has a sparse gradient, which cannot be summed over workers; leave out sparse=True where the model "
+        "looks up an embedding.",
+        phases=("backward", "optimizer"),
     ),
     _row(
         "optimizer_on_shards",

@@ -136,9 +136,9 @@ class Rendezvous:
 
     def wake(self) -> None:
         """Any thread: a wait looks at the fence now."""
-        connection = self._connection
-        if connection is not None:
-            connection.wake()
+        store = self._store
+        if store is not None:
+            store.wake()
 
     def close(self) -> GenerationStore | None:
         """The connection may serve the next generation. Returns the store, which must not be freed before the groups

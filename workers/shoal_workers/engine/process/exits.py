@@ -59,7 +59,7 @@ def classify(error: BaseException, phase: Phase, *, is_fenced: bool, is_formed: 
     if not isinstance(error, Exception):
         return None  # KeyboardInterrupt, SystemExit: not an error of training
     report = error.report if isinstance(error, TaskFailed) else report_of(error, phase)
-    if isinstance(error, (StateMismatch, DataDiffers)):
+    if isinstance(error, (StateMismatch, DataDiffers, NonFinite)):
         report = report.model_copy(update={"mistake": REFUSED})
     if isinstance(error, LayoutRefused):
         report = error.report(phase)

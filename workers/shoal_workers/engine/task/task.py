@@ -8,7 +8,6 @@ frames (user_code.py). Called by the engine and the passes.
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
@@ -24,6 +23,12 @@ from shoal_workers.engine.task.data_identity import content_hash_of
 from shoal_workers.engine.task.metrics import Metrics
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.returned import Returned, place_of, read_returned
+from shoal_workers.engine.task.signatures import (
+    REQUIRED,
+    needs_arguments,
+    refuse_constructor,
+    refuse_methods,
+)
 from shoal_workers.engine.task.task_collectives import refuse_wrapped
 
 _SHOWN_CLASSES = 12
@@ -171,7 +176,13 @@ class LoadedTask:
             )
         refuse_wrapped(model, self.line_of("build_model"))
         if describe := getattr(self._task, "export_config", None):
-            self.export = dict(describe(model))
+            described = describe(model)
+            if not isinstance(described, Mapping):
+                raise TypeError(
+                    f"{self.line_of('export_config')}: export_config() returned {_kind(described)}, not a dict with "
+                    '"config" and "renames".'
+                )
+            self.export = dict(described)
         return model
 
     def build_optimizer(self, model: nn.Module, settings: OptimizerSpec) -> Optimizer | None:
@@ -184,6 +195,12 @@ class LoadedTask:
             raise TypeError(
                 f"{self.line_of('build_optimizer')}: build_optimizer() returned {_kind(optimizer)}, not a "
                 "torch.optim.Optimizer."
+            )
+        if needs_arguments(optimizer.step):
+            raise TypeError(
+                f"{self.line_of('build_optimizer')}: build_optimizer() returned {_kind(optimizer)}, whose step() needs "
+                "a closure that computes the loss several times, and Shoal computes it once for each step. Return an "
+                "optimizer whose step() needs none."
             )
         return optimizer
 
@@ -203,8 +220,15 @@ class LoadedTask:
         return bool(getattr(self._task, "deferred_init", False))
 
     def shard_units(self, model: nn.Module) -> Sequence[nn.Module]:
-        units: Callable[[nn.Module], Iterable[nn.Module]] = getattr(self._task, "shard_units", default_shard_units)
-        return list(units(model))
+        choose = getattr(self._task, "shard_units", None)
+        units = default_shard_units(model) if choose is None else choose(model)
+        found = list(units) if isinstance(units, Iterable) else []
+        if not isinstance(units, Iterable) or not all(isinstance(unit, nn.Module) for unit in found):
+            raise TypeError(
+                f"{self.line_of('shard_units')}: shard_units() returned {_kind(units)}, not a list of modules. Return "
+                "the blocks of the model whose parameters are gathered together."
+            )
+        return found
 
 
 def load_task(spec: JobSpec) -> LoadedTask:
@@ -224,14 +248,15 @@ def load_task(spec: JobSpec) -> LoadedTask:
             f"task {spec.task!r}: {class_name} ({place_of(task_class)}) is {_kind(task_class)}, not a class. Name a "
             "class with build_model(), build_dataset() and loss()."
         )
-    _refuse_signature(task_class)
+    refuse_constructor(task_class)
     task = task_class(model=spec.model, data=spec.data, seed=spec.seed)
-    missing = [name for name in ("build_model", "build_dataset", "loss") if not callable(getattr(task, name, None))]
+    missing = [name for name in REQUIRED if getattr(task, name, None) is None]
     if missing:
         raise TypeError(
             f"task {spec.task!r} lacks {' and '.join(f'{name}()' for name in missing)}. A task is a class that builds "
             "its model and its data and computes a loss; Shoal runs the training loop."
         )
+    refuse_methods(task)
     return LoadedTask(task, spec)
 
 
@@ -247,22 +272,6 @@ def _imported(name: str, spec: JobSpec) -> ModuleType:
             f"task {spec.task!r}: there is no module {error.name!r} {where}. Set code.working_dir to the directory "
             "that contains it.",
             name=error.name,
-        ) from None
-
-
-def _refuse_signature(task_class: type) -> None:
-    try:
-        signature = inspect.signature(task_class)
-        signature.bind(model={}, data={}, seed=0)
-    except ValueError:
-        return  # nothing is known of it
-    except TypeError as error:
-        constructor: Any = vars(task_class).get("__init__")
-        where = f" ({place_of(constructor)})" if hasattr(constructor, "__code__") else ""
-        name = task_class.__name__
-        raise TypeError(
-            f"{name}{where} cannot be constructed as {name}(model=..., data=..., seed=...): {error}. "
-            "Write def __init__(self, model, data, seed)."
         ) from None
 
 

@@ -32,6 +32,9 @@ def logged(*pieces: str) -> list[str]:
         (("\r10%", "\r20%", "\r100%\n"), ["100%"]),
         (("10%\r", "20%\r", "done\n"), ["done"]),
         (("half", "a line"), []),
+        (("\x1b[2J\x1b[1;31mred\x1b[0m\n",), ["red"]),
+        (("\x1b]0;a title\x07text\x1b(B\n",), ["text"]),
+        (("a\tb\x08\x07\x9b1mc\u202ed\n",), ["a\tb\\x08\\x07c\\u202ed"]),
     ],
 )
 def test_lines_are_logged_as_a_terminal_shows_them(pieces: tuple[str, ...], lines: list[str]) -> None:
@@ -47,7 +50,16 @@ def test_text_without_an_end_of_line_takes_no_memory(piece: str) -> None:
     tee = Tee(io.StringIO(), LogStream.STDERR, Outbox())
     for _ in range(10_000):
         tee.write(piece)
-    assert len(tee._partial) <= MAX_LINE_CHARS + 1
+    assert tee._lines is not None and len(tee._lines._partial) <= MAX_LINE_CHARS + 1
+
+
+def test_several_lines_at_once_are_logged_and_a_last_one_is_ended() -> None:
+    outbox = Outbox()
+    tee = Tee(io.StringIO(), LogStream.STDOUT, outbox)
+    tee.writelines(["a\n", "b\n", "no end"])
+    tee.end_line()
+    tee.end_line()
+    assert [line.text for line in outbox.poll(0, 0.0, NOW).logs] == ["a", "b", "no end"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])

@@ -36,6 +36,8 @@ class StoreConnection:
 
     def __init__(self, address: Address, key: str, *, check: Callable[[], None], patience_s: float) -> None:
         self.address = address
+        self._key = key
+        self._patience_s = patience_s
         self._busy = threading.Lock()
         self._number = 0
         self._received = bytearray()
@@ -78,6 +80,10 @@ class StoreConnection:
             self._wake.send(b"x")
         except OSError:  # enough wake-ups are waiting already, or it is closed
             pass
+
+    def another(self, check: Callable[[], None]) -> StoreConnection:
+        """To the same store, for requests that do not wait for those of this one. OSError: it does not answer."""
+        return StoreConnection(self.address, self._key, check=check, patience_s=self._patience_s)
 
     @property
     def is_idle(self) -> bool:

@@ -41,14 +41,27 @@ class GenerationStore(Store):
         self._space = space
         self._check = check
         self._is_closed = False
+        self._clones: list[GenerationStore] = []
+        """torch calls a clone through its Python object, so that must live, too."""
 
     def close(self) -> None:
-        """Any thread: from now on every call raises DistStoreError. The connection is not closed."""
+        """Any thread: from now on every call raises DistStoreError, also of clones. The connection is not closed, but
+        those of clones are."""
         self._is_closed = True
+        for clone in self._clones:
+            clone.close()
+            clone._connection.close()
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        super().set_timeout(timeout)
-        self._timeout_s = timeout.total_seconds()
+    def wake(self) -> None:
+        """Any thread: a wait, also of a clone, calls `check` now."""
+        self._connection.wake()
+        for clone in self._clones:
+            clone.wake()
+
+    @property
+    def _timeout(self) -> timedelta:
+        """As torch keeps it, and sets it through a PrefixStore."""
+        return self.timeout  # type: ignore[attr-defined, no-any-return]  # torch's stub lacks it
 
     def set(self, key: str, value: str | bytes) -> None:
         self._ask(Operation.SET, key, value)
@@ -105,15 +118,23 @@ class GenerationStore(Store):
         return True
 
     def clone(self) -> GenerationStore:
-        """Itself: calls of several threads follow one another."""
-        return self
+        """The same keys with a connection of its own: its calls do not wait for those of this store."""
+        host, port = self._connection.address
+        if self._is_closed:
+            raise DistStoreError(f"generation {self._space.generation} has left the rendezvous store")
+        try:
+            connection = self._connection.another(self._check)
+        except OSError as error:
+            raise DistStoreError(f"the rendezvous store at {host}:{port} cannot be reached again: {error}") from None
+        self._clones.append(GenerationStore(connection, self._space, check=self._check, timeout=self._timeout))
+        return self._clones[-1]
 
     # The names by which torch's trampoline looks up two of them.
     deleteKey = delete_key  # noqa: N815
     getNumKeys = num_keys  # noqa: N815
 
     def _ask(self, operation: Operation, *operands: str | bytes, timeout: timedelta | None = None) -> tuple[bytes, ...]:
-        timeout_s = self._timeout_s if timeout is None else timeout.total_seconds()
+        timeout_s = (self._timeout if timeout is None else timeout).total_seconds()
         host, port = self._connection.address
         if self._is_closed:
             raise DistStoreError(f"generation {self._space.generation} has left the rendezvous store")
@@ -129,7 +150,10 @@ class GenerationStore(Store):
             names = operands if operation in (Operation.GET, Operation.WAIT) else operands[:1]
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             what = f"{operation} {', '.join(map(str, names[:_SHOWN]))}{more}".rstrip()
-            message = f"the rendezvous store at {host}:{port} did not answer {what} within {timeout_s:g} s"
+            # "wait timeout" is how torch's own stores word it, and how callers know it
+            message = (
+                f"the rendezvous store at {host}:{port} did not answer {what} within {timeout_s:g} s (wait timeout)"
+            )
             raise DistStoreError(message) from None
         except OSError as error:
             self._check()
