@@ -299,9 +299,9 @@ class ControlLoop:
         """`places`: where workers of jobs that start are expected, by job and node."""
         nodes, with_attempt = self._reader.view.nodes, [row for row in rows if row.state is not JobState.QUEUED]
         capacity = market_nodes(nodes, [row.id for row in rows], self._reader.foreign)
-        cramped = (
-            without_room(with_attempt, capacity) if any(node.drain or node.suspected for node in nodes) else frozenset()
-        )
+        cramped = frozenset[str]()
+        if any(node.drain or node.suspected for node in nodes):
+            cramped = without_room(with_attempt, capacity, self._reader.workers, self._clock.time())
         common, wary = node_rules.avoided(nodes), node_rules.suspecting(nodes)
         for row in with_attempt:
             avoid = node_rules.avoided(nodes, row.id) if row.id in wary else common
