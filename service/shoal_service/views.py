@@ -157,8 +157,8 @@ class JobStatus(Frozen):
     step_at: float | None = None
     """When the newest step was completed, by the clock of rank 0."""
     communication_share: float | None = None
-    """Share of a step in which the ranks wait in collectives, for each other or for the network; moving average. On a
-    GPU such waiting is not seen, so it is 0 there."""
+    """Share of a step in which the ranks wait in collectives, for each other or for the network; moving average. null:
+    it was not measured yet, or the job trains on GPUs, where such waiting is not seen."""
     data_share: float | None = None
     """Share of its time that the rank with the slowest data spends on making batches; moving average."""
     steps_lost: int = 0

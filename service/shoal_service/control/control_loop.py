@@ -32,7 +32,7 @@ from shoal_service.control.market.drain_times import DrainTimes
 from shoal_service.control.market.forecast import forecast
 from shoal_service.control.market.freed import freed_places
 from shoal_service.control.market.pruner import Pruner
-from shoal_service.control.ownership import acquired
+from shoal_service.control.ownership import LeaseWatch, acquired
 from shoal_service.control.protocols import Cluster
 from shoal_service.control.supervisors.leftovers import Leftovers
 from shoal_service.control.supervisors.report_writer import ReportWriter
@@ -80,7 +80,7 @@ class ControlLoop:
         self._clock = clock
         self._config = config
         self._lease: Lease | None = None
-        self._renewed_mono = 0.0
+        self._lease_watch, self._renewed_mono = LeaseWatch(), 0.0
         self._drivers: dict[tuple[str, int], tuple[Driver, asyncio.Task[None]]] = {}
         self._directive_numbers = itertools.count(1)
         self._quarantined: frozenset[str] = frozenset()
@@ -191,10 +191,11 @@ class ControlLoop:
         await asyncio.to_thread(self._store.release_lease, self._config.owner)  # nothing happens without the lease
 
     async def _pass(self) -> None:
-        now = self._clock.time()
         mono = self._clock.monotonic()  # not the wall clock, which may have been set back
         if self._lease is None or mono - self._renewed_mono > self._config.lease_ttl_s / 3:
-            self._lease = await asyncio.to_thread(acquired, self._store, self._config, self._lease, now)
+            self._lease = await asyncio.to_thread(
+                acquired, self._store, self._config, self._lease, self._lease_watch, now=self._clock.time(), mono=mono
+            )
             self._renewed_mono = mono
         if self._lease is None:
             await self._read_cluster(())
@@ -299,9 +300,9 @@ class ControlLoop:
         """`places`: where workers of jobs that start are expected, by job and node."""
         nodes, with_attempt = self._reader.view.nodes, [row for row in rows if row.state is not JobState.QUEUED]
         capacity = market_nodes(nodes, [row.id for row in rows], self._reader.foreign)
-        cramped = (
-            without_room(with_attempt, capacity) if any(node.drain or node.suspected for node in nodes) else frozenset()
-        )
+        cramped = frozenset[str]()
+        if any(node.drain or node.suspected for node in nodes):
+            cramped = without_room(with_attempt, capacity, self._reader.workers, self._clock.time())
         common, wary = node_rules.avoided(nodes), node_rules.suspecting(nodes)
         for row in with_attempt:
             avoid = node_rules.avoided(nodes, row.id) if row.id in wary else common

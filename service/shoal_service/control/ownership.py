@@ -39,13 +39,46 @@ def is_gone(name: str) -> bool:
     return scope == _scope() != _NO_SCOPE and _started(int(pid)) != int(start)
 
 
-def acquired(store: Store, config: ControlConfig, before: Lease | None, now: float) -> Lease | None:
+class LeaseWatch:
+    """Whether another owner renews the lease, by this process's own monotonic time: wall clocks differ, and are set.
+
+    The expiry in the database is a wall-clock time, and decides only about an owner that this process has not seen long
+    enough: it is not waited for after a clock was set back, and no clock that was set forward takes a lease from an
+    owner that renews it (as Kubernetes elects its leaders).
+    """
+
+    def __init__(self) -> None:
+        self._seen: Lease | None = None
+        self._changed_mono = 0.0
+        self._is_renewed = False
+
+    def see(self, lease: Lease, mono: float) -> None:
+        """The lease of another owner, as the database has it now."""
+        if lease != self._seen:
+            self._is_renewed = self._seen is not None and self._seen.owner == lease.owner
+            self._seen, self._changed_mono = lease, mono
+
+    def is_alive(self, ttl_s: float, mono: float) -> bool:
+        """It was seen to be renewed within this time."""
+        return self._is_renewed and mono - self._changed_mono < ttl_s
+
+    def is_silent(self, ttl_s: float, mono: float) -> bool:
+        """It was seen for so long, and not renewed."""
+        return self._seen is not None and mono - self._changed_mono >= ttl_s
+
+
+def acquired(
+    store: Store, config: ControlConfig, before: Lease | None, watch: LeaseWatch, *, now: float, mono: float
+) -> Lease | None:
     """The lease, renewed or taken; None while another control plane, which may be alive, holds it."""
-    lease = store.acquire_lease(config.owner, ttl_s=config.lease_ttl_s, now=now)
-    other = store.current_lease() if lease is None else None
-    if other is not None and (is_gone(other.owner) or store.has_left(other.owner)):
-        store.release_lease(other.owner)
-        lease = store.acquire_lease(config.owner, ttl_s=config.lease_ttl_s, now=now)
+    other, ttl_s = store.current_lease(), config.lease_ttl_s
+    if other is not None and other.owner != config.owner:
+        watch.see(other, mono)
+        if is_gone(other.owner) or store.has_left(other.owner) or watch.is_silent(ttl_s, mono):
+            store.release_lease(other.owner)
+        elif watch.is_alive(ttl_s, mono):
+            return None
+    lease = store.acquire_lease(config.owner, ttl_s=ttl_s, now=now)
     if lease is not None and before is None:
         fields = {"epoch": lease.epoch, "before": other.owner if other is not None else ""}
         _log.info("lease.taken", extra=fields)

@@ -2,8 +2,9 @@
 
 The epoch is a fencing token (Kleppmann 2016): every write of the control loop locks the lease's row until it commits,
 so an owner that was suspended and resumes after it was replaced cannot write one more row. `now` comes from the
-control planes: their clocks must differ by much less than the time to live. With PostgreSQL the owner also holds a lock
-as long as its connection lasts, so that the end of its process is noticed before the lease expires.
+control planes; `control/ownership.py` keeps them from trusting clocks that differ or were set. With PostgreSQL the
+owner also holds a lock as long as its connection lasts, so that the end of its process is noticed before the lease
+expires.
 """
 
 from __future__ import annotations

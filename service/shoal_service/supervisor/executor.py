@@ -218,7 +218,7 @@ class Executor:
     def _take(self, *events: Event) -> None:
         if jump_s := self._wall_clock.jump_s():
             _log.warning("clock.jumped", extra={"seconds": jump_s})
-            self._turn(ClockJumped(jump_s))
+            events = (ClockJumped(jump_s), *events)  # one turn: a second one would not know that the first was the last
         self._turn(*events)
 
     def _turn(self, *events: Event) -> None:

@@ -166,7 +166,7 @@ JOB_STEP_SECONDS = Metric(
 )
 JOB_COMMUNICATION = _gauge(
     "shoal_job_communication_ratio",
-    "Share of a job's step time in which ranks wait in collectives; 0 on GPUs, where such waiting is not seen.",
+    "Share of a job's step time in which ranks wait in collectives; absent on GPUs, where it is not measured.",
     lambda job: job.status.communication_share,
 )
 JOB_DATA_WAIT = _gauge(

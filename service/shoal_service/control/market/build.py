@@ -83,25 +83,10 @@ class MarketBuilder:
         return corrected(predicted or by_partition(row.spec), rates), predicted is not None
 
     def _market_job(self, row: DriveRow, measured: JobMeasured, curve: ThroughputCurve) -> MarketJob:
-        spec, status, samples = row.spec, row.status, row.spec.batch.global_size
-        total_steps = status.total_steps if status.total_steps is not None else spec.stop.steps
-        has_attempt = row.state is not JobState.QUEUED
-        return MarketJob(
-            job_id=row.id,
-            submitted_at=row.created_at,
-            min_workers=spec.elasticity.min_workers,
-            max_workers=spec.elasticity.max_workers,
-            need=WorkerNeed(cpus=spec.worker.cpus, gpus=spec.worker.gpus, memory_gib=spec.worker.memory_gib),
-            project=spec.project,
-            user=spec.user,
-            sweep=spec.sweep.name if spec.sweep is not None else "",
-            sweep_limit=spec.sweep.limit if spec.sweep is not None else None,
-            priority=row.priority,
-            finish_by=spec.finish_by,
-            capacity=spec.capacity,
-            selector=spec.worker.node_labels,
-            placement=spec.placement,
-            granted=row.granted_workers if has_attempt else 0,
+        status, samples = row.status, row.spec.batch.global_size
+        total_steps = status.total_steps if status.total_steps is not None else row.spec.stop.steps
+        return replace(
+            requested(row),
             curve=curve,
             left=None if total_steps is None else float(max(0, total_steps - status.step) * samples),
             done=float(status.step * samples),
@@ -109,8 +94,30 @@ class MarketBuilder:
             moved_at=measured.moved_at,
             switch_s=self._measurements.switch_s(measured),
             start_s=self._measurements.start_s(measured),
-            is_leaving=row.desired is not Desired.RUN,
         )
+
+
+def requested(row: DriveRow) -> MarketJob:
+    """What the job asks for and was given; nothing of its progress and its speed."""
+    spec = row.spec
+    return MarketJob(
+        job_id=row.id,
+        submitted_at=row.created_at,
+        min_workers=spec.elasticity.min_workers,
+        max_workers=spec.elasticity.max_workers,
+        need=WorkerNeed(cpus=spec.worker.cpus, gpus=spec.worker.gpus, memory_gib=spec.worker.memory_gib),
+        project=spec.project,
+        user=spec.user,
+        sweep=spec.sweep.name if spec.sweep is not None else "",
+        sweep_limit=spec.sweep.limit if spec.sweep is not None else None,
+        priority=row.priority,
+        finish_by=spec.finish_by,
+        capacity=spec.capacity,
+        selector=spec.worker.node_labels,
+        placement=spec.placement,
+        granted=row.granted_workers if row.state is not JobState.QUEUED else 0,
+        is_leaving=row.desired is not Desired.RUN,
+    )
 
 
 def standing_of(state: MarketState) -> object:

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from shoal_service.core.scheduling.market import MarketNode, WorkerNeed
-from shoal_service.core.scheduling.room import FreeNode
+from shoal_service.control.market.build import requested
+from shoal_service.core.scheduling.facts import facts_of
+from shoal_service.core.scheduling.market import MarketNode
+from shoal_service.core.scheduling.room import Room, count
 from shoal_service.store.driving import DriveRow
 
 
-def without_room(rows: Sequence[DriveRow], nodes: Sequence[MarketNode]) -> frozenset[str]:
-    """The jobs whose granted workers do not all fit on these nodes. Jobs of higher priority are placed first, then
-    older ones, each on the nodes with the least room."""
-    free = [FreeNode(node) for node in nodes if not node.is_cordoned]
-    found = set()
-    for row in sorted(rows, key=lambda row: (-row.priority, row.created_at, row.id)):
-        worker = row.spec.worker
-        need = WorkerNeed(cpus=worker.cpus, gpus=worker.gpus, memory_gib=worker.memory_gib)
-        missing = row.granted_workers
-        for node in sorted(free, key=lambda one: one.fits(need)):
-            here = min(missing, node.fits(need))
-            node.reserve(need, here)
-            missing -= here
-        if missing:
-            found.add(row.id)
-    return frozenset(found)
+def without_room(
+    rows: Sequence[DriveRow], nodes: Sequence[MarketNode], workers: Mapping[str, Mapping[str, int]], now: float
+) -> frozenset[str]:
+    """The jobs whose granted workers do not all fit on the nodes that they may use.
+
+    Workers stay where they are. Then the missing ones are placed, of jobs of higher priority first, then of older ones.
+
+    Args:
+        nodes: those that no worker has to leave.
+        workers: those that each job really has, by job and node.
+    """
+    room = Room(nodes, now)
+    jobs = [requested(row) for row in sorted(rows, key=lambda row: (-row.priority, row.created_at, row.id))]
+    shapes = [room.shape(job, facts_of(job)) for job in jobs]
+    known = {node.node_id for node in nodes}
+    missing = []
+    for job, shape in zip(jobs, shapes, strict=True):
+        there = {node_id: num for node_id, num in workers.get(job.job_id, {}).items() if node_id in known}
+        staying = min(job.granted, sum(there.values()))
+        missing.append(job.granted - (count(shape.stay(staying, there)) if staying else 0))
+    return frozenset(
+        job.job_id
+        for job, shape, num_missing in zip(jobs, shapes, missing, strict=True)
+        if count(shape.take(num_missing)) < num_missing
+    )

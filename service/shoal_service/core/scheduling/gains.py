@@ -177,6 +177,8 @@ def _hand_out(plan: Plan, offers: list[_Offer], room_of: Callable[[Share], float
 def keep_bonus(job: MarketJob, now: float) -> float:
     """The factor by which a worker that the job has counts more than the same worker elsewhere."""
     since = math.inf if job.moved_at is None else now - job.moved_at
+    if since < 0:  # the clock was set back since
+        since = math.inf
     if since <= 2 * job.switch_s:
         return PINNED
     horizon = min(HORIZON_S, seconds_left(job, job.granted))

@@ -42,7 +42,7 @@ class Readings:
     step_s: float | None = None
     """Moving average of the seconds of a step at the current world size."""
     communication_share: float | None = None
-    """Moving average of the share of a step in which the ranks wait in collectives; None: not measured."""
+    """Moving average of the share of a step in which the training threads wait in collectives; None: not measured."""
     num_parameters: int | None = None
     layout: str = ""
     progress: dict[int, Progress] = field(default_factory=dict)
@@ -118,7 +118,8 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
         lr=report.lr if report else None,
         step_s=readings.step_s,
         step_at=report.at if report else None,
-        communication_share=readings.communication_share,
+        # with NCCL the GPU waits, and not the thread whose time is measured: it would be 0
+        communication_share=None if state.target.spec.worker.gpus else readings.communication_share,
         data_share=readings.data_share(tuple(state.group.workers)),
         steps_lost=state.history.steps_lost,
         incidents=state.history.num_incidents,

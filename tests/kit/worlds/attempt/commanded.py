@@ -263,7 +263,8 @@ class Commanded:
                     is_distrusted = message.startswith("not trusted")
                     assert is_distrusted or self.committed[name] is False, "a good checkpoint was called damaged"
                     self.known.discard(name)
-                case End():
+                case End(end):
+                    self.watch.end(end)
                     believed = [i for i in self.workers if self.is_believed_alive(i) and i not in self.strays]
                     alive = [i for i in believed if self.workers[i].alive]
                     assert alive == [], "left running at the end"

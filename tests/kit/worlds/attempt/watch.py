@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kit.worlds.attempt.parts import (
@@ -11,6 +12,7 @@ from kit.worlds.attempt.parts import (
     name_of,
 )
 from shoal_service.core.attempt.commands import (
+    Emit,
     Run,
 )
 from shoal_service.core.attempt.events import (
@@ -18,9 +20,14 @@ from shoal_service.core.attempt.events import (
 )
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.endings import AttemptEnd
 from shoal_workers.contract.ids import next_generation
+from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
+
+_FRUITLESS = 6
+"""So many re-formations in a row may complete no step."""
 
 if TYPE_CHECKING:
     from kit.worlds.attempt.commanded import Commanded
@@ -120,6 +127,21 @@ class Watch:
         tp, nodes = runs[0].assignment.layout.tp, [self._world.workers[c.index].node_id for c in runs]
         inside = sum(len(set(nodes[first : first + tp])) == 1 for first in range(0, len(nodes), tp))
         assert inside == sum(count // tp for count in Counter(nodes).values())
+
+    def end(self, end: AttemptEnd) -> None:
+        """A job that makes progress, be it towards a step at which it has been before, is not ended for making none."""
+        if end.reason is not EndReason.RECOVERY_BUDGET:
+            return
+        emitted = [c.event for c in self._world.commands if isinstance(c, Emit)]
+        formed = [e for e in emitted if e.type in ("generation.forming", "generation.formed")]
+        forming = [at for at, event in enumerate(formed) if event.type == "generation.forming"]
+        starts = [e.data()["start_step"] for e in formed if e.type == "generation.formed"]
+        if "completed no step" in end.message:
+            newest = [e.data()["start_step"] for e in formed[forming[-_FRUITLESS] :] if e.type == "generation.formed"]
+            advanced = sum(start > before for before, start in pairwise(newest))
+            assert advanced <= 1, f"groups began at {newest}: {end.message}"  # one: where it had been, and no further
+        elif "had to begin at an earlier step" in end.message:
+            assert sum(start < before for before, start in pairwise(starts)) > _FRUITLESS, f"{starts}: {end.message}"
 
     def call(self, index: int, generation: int) -> None:
         world = self._world

@@ -42,6 +42,22 @@ def test_a_waiting_job_waits_for_its_whole_time_whatever_the_wall_clock_does(jum
     run(main())
 
 
+@pytest.mark.parametrize("after_s", [-0.1, 0.0, 0.1, 0.2])
+def test_the_end_of_an_attempt_arrives_if_the_clock_jumps_before_the_tick_that_ends_it(after_s: float) -> None:
+    """`after_s`: so long after the deadline. Ticks are 0.25 s apart, so the next one is the first after it."""
+
+    async def main() -> None:
+        bench = await _waiting()
+        await bench.clock.advance(1.0)
+        await bench.clock.advance(bench.status.deadline + after_s - bench.clock.time())
+        bench.clock.jump(3600.0)
+        end = await bench.end()
+        assert end.reason is EndReason.CAPACITY_TIMEOUT
+        assert bench.entry.end == end, "a successor reports it, too"
+
+    run(main())
+
+
 def test_a_healthy_group_is_not_called_hung_and_books_no_time_that_did_not_pass() -> None:
     async def main() -> None:
         bench = SupervisorBench()

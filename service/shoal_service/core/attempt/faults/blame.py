@@ -21,6 +21,8 @@ from shoal_service.core.events.workers import WorkerExited
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ExitKind
 
+_KEPT_EXITS = 64
+
 
 def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: Worker | None) -> None:
     """Open the incident, or add to the one that is open.
@@ -107,6 +109,9 @@ def date_death(turn: Turn, worker_id: str, died_at: float) -> None:
 
 def explain_death(turn: Turn, worker_id: str, message: str) -> None:
     """The incident of this death, which may be closed already, has the words of the operating system."""
+    if worker_id in turn.health.explained:
+        return
+    turn.health = replace(turn.health, explained=(*turn.health.explained, worker_id)[-_KEPT_EXITS:])
     turn.emit(WorkerExited(worker_id=worker_id, message=message))
     incident, closed = turn.incident, turn.health.last_closed
     if incident is not None:

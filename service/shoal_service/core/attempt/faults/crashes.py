@@ -1,7 +1,9 @@
-"""Workers that crash: killed by a signal that only their own code causes, again and again at the same place.
+"""Workers that crash or end themselves: by what only their own code causes, again and again at the same place.
 
     SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV    a fault of native code that the task runs, or of the machine
-    three groups in a row, the same place       the task's: each time other processes have crashed there
+    an exit status                              `os._exit` or C's `exit` in the task or a library: Shoal's workers leave
+                                                `run` and are killed, and never end themselves
+    three groups in a row, the same place       the task's: each time other processes have ended there
 
 The exit status of a process becomes known some time after its death. Called by `group/exits` with each death and by
 `machine` with each exit status.
@@ -20,8 +22,9 @@ from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
 
 TIMES = 3
 _KEPT_DEATHS = 64
-_CRASH = re.compile(r"\bwas (killed by signal (?:4|6|7|8|11)\b.*)$")
-MISTAKE = "crash"
+_CRASH = re.compile(r"\b(?:was )?(killed by signal (?:4|6|7|8|11)\b.*|exited with -?\d+)$")
+_EXIT = "exited with"
+CRASH, PROCESS_EXIT = "crash", "process_exit"
 """As `UserFailure.mistake`."""
 
 
@@ -49,21 +52,24 @@ def death_explained(turn: Turn, worker_id: str, message: str) -> None:
     crash = _after(turn.health.crash, death, found[1])
     turn.health = replace(turn.health, crash=crash)
     if crash.times >= TIMES:
-        sentence = f"{words_of(crash)}; run `shoal check`, and look at the native code that is called there"
+        mistake, advice = CRASH, "look at the native code that is called there"
+        if crash.words.startswith(_EXIT):
+            mistake, advice = PROCESS_EXIT, "look for os._exit in the task and in the libraries that it calls"
+        sentence = f"{words_of(crash)}; run `shoal check`, and {advice}"
         failure = UserFailure(
-            type="crash",
+            type=mistake,
             message=sentence,
             traceback="",
             phase="",
             ranks=(death.rank,),
             step=crash.step,
-            mistake=MISTAKE,
+            mistake=mistake,
         )
         turn.end(EndReason.USER_ERROR, sentence, failure)
 
 
 def words_of(crash: Crash) -> str:
-    """`killed by signal 11 (SIGSEGV) in validation after step 20, 3 times at the same place`."""
+    """`killed by signal 11 (SIGSEGV) in validation after step 20, 3 times in a row at the same place`."""
     times = "once" if crash.times == 1 else f"{crash.times} times in a row at the same place"
     what, comma, line = crash.words.partition(", at ")
     return f"{what} after step {crash.step}{comma}{line}, {times}"

@@ -6,6 +6,7 @@ No time passes in a jump, so after it every deadline is as far away as before, a
     name of a field        meaning                            moves
     at, since, *_at, *_since, *_until, *_not_before     yes; 0 means never, and stays
     requested, answered_at, suspected                   yes: times by worker or node
+    leave.deadline         of a worker that gave notice: so many seconds from then; yes
     deadline               of a node, named by the user or by Ray: an absolute time; no
 """
 
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 from shoal_service.core.attempt.state.persistent.int_map import IntMap
 from shoal_service.core.attempt.state.persistent.table import Table
+from shoal_service.core.attempt.state.worker import AvoidedNode
 
 T = TypeVar("T")
 
@@ -46,6 +48,8 @@ def _moved(name: str, value: Any, by_s: float) -> Any:
         return moved(value, by_s)
     if isinstance(value, float):
         return value + by_s if value and is_time(name) else value
+    if isinstance(value, AvoidedNode) and value.deadline is not None:  # of the target, it is never asked for
+        return value.model_copy(update={"deadline": value.deadline + by_s})
     if isinstance(value, tuple):
         parts = tuple(_moved(name, part, by_s) if is_dataclass(part) else part for part in value)
         return parts if any(after is not before for after, before in zip(parts, value, strict=True)) else value

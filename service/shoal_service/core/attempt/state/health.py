@@ -83,6 +83,9 @@ class Health:
     hang: Hang | None = None
     raised: RaisedFault | None = None
     deaths: tuple[Death, ...] = ()
+    explained: tuple[str, ...] = ()
+    """Ids of the workers whose exit status was reported last. Several witnesses, and a supervisor after a restart, may
+    ask for the same one."""
     crash: Crash | None = None
     losses: tuple[NodeLoss, ...] = ()
     """Recent ones."""

@@ -97,3 +97,17 @@ def test_an_incident_gets_the_words_of_the_operating_system_also_after_it_was_cl
     assert world.events("worker.exited") == [{"worker_id": worker_id, "message": words}]
     world.feed(DeathExplained("shoal/j1/1/worker-99", "exited with 3"))
     assert world.incidents()[0].message == words
+
+
+def test_the_exit_of_a_process_is_reported_once(new_world: NewWorld) -> None:
+    """Also if its port, its calls and a supervisor after a restart have each asked for the exit status."""
+    world = new_world(workers=3, memory=True).open(then=2)
+    first, second = world.workers[1].worker_id, world.workers[2].worker_id
+    world.die(1)
+    world.die(2)
+    world.recover()
+    for worker_id in (first, second, first, second):
+        world.feed(DeathExplained(worker_id, "process 4001 on 10.0.0.1 exited with 3"))
+    world.restart_supervisor()
+    world.feed(DeathExplained(first, "process 4001 on 10.0.0.1 exited with 3"))
+    assert [event["worker_id"] for event in world.events("worker.exited")] == [first, second]

@@ -3,8 +3,8 @@
 The world (kit/worlds/attempt) checks at every moment: one generation at a time, equal assignments, the newest good
 checkpoint, the newest snapshot that is complete in reachable memory (a rank keeps the last two, so while
 all memory survives no more than one step is lost), buddies on other nodes, no call to dead workers, no worker left at
-the end. This module checks: a generation starts at a state that existed, and from any state an attempt reaches RUNNING
-or its end, once all workers cooperate or by ticks alone.
+the end, no end for missing progress of a job that makes some. This module checks: a generation starts at a state that
+existed, and from any state an attempt reaches RUNNING or its end, once all workers cooperate or by ticks alone.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 )
 
 from kit.worlds.attempt.code_rules import CodeRules
+from kit.worlds.attempt.setback_rules import SetbackRules
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.events import (
     DesiredChanged,
@@ -59,7 +60,7 @@ def lives_of(
 ) -> type[RuleBasedStateMachine]:
     """Without `fatal`, no event legitimately ends an attempt, so histories are long."""
 
-    class Life(CodeRules):
+    class Life(CodeRules, SetbackRules):
         def __init__(self) -> None:
             super().__init__()
             health = {"hang_floor_s": 5.0, "non_finite": "roll_back" if memory else "stop"}
@@ -375,7 +376,6 @@ COMMON = {
     "database": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 }
-
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "lost workers and failing storage": {"fatal": False, "memory": False},

@@ -347,6 +347,11 @@ def test_a_job_that_just_moved_stays_where_it_is() -> None:
     assert decide(market(jobs, nodes(8)), NOW + 60)
 
 
+def test_a_clock_that_was_set_back_since_the_last_move_freezes_nothing() -> None:
+    jobs = [job("a", 1, 8, granted=6, moved_at=NOW), job("b", 1, 8, granted=2, moved_at=NOW)]
+    assert decide(market(jobs, nodes(8)), NOW - 3600)
+
+
 def test_gpu_nodes_are_left_to_workers_with_gpus() -> None:
     cluster = [MarketNode(node_id="a-gpu", cpus=4, gpus=4), MarketNode(node_id="b-cpu", cpus=4)]
     gpu = job("gpu", 4, 4, need=WorkerNeed(cpus=1, gpus=1))

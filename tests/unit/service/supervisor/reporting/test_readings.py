@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_service.supervisor.reporting.status import Readings
+from kit.worlds.attempt.new_world import make_world
+from shoal_service.supervisor.reporting.status import Readings, status_of
 from shoal_workers.contract.messages import Phase, Progress
 from shoal_workers.contract.worker_reports import StepReport
 
@@ -27,6 +28,15 @@ def test_what_the_ranks_do_not_compute_is_communication() -> None:
     assert readings.communication_share == pytest.approx(0.45), "a moving average"
     readings.add(_step(3, (1.0, 1.0), generation=2))
     assert readings.communication_share == 0.0, "another group starts afresh"
+
+
+@pytest.mark.parametrize(("gpus", "shown"), [(0, 0.5), (1, None)])
+def test_on_gpus_no_share_of_communication_is_shown(gpus: int, shown: float | None) -> None:
+    """There the training thread does not wait, so what is measured is 0 whatever the collectives take."""
+    world = make_world(workers=2, worker={"gpus": gpus}).open(then=1)
+    readings = Readings()
+    readings.add(_step(1, (0.75, 0.25)))
+    assert status_of(world.state, readings, spec_version=1, now=world.now).communication_share == shown
 
 
 def test_the_rank_with_the_slowest_data_counts() -> None:

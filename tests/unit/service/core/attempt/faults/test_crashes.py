@@ -1,4 +1,4 @@
-"""Workers that are killed by a signal of their own code at the same place, three groups in a row, end the attempt."""
+"""Workers that crash or end themselves at the same place, three groups in a row: the task is at fault."""
 
 from __future__ import annotations
 
@@ -50,14 +50,32 @@ def test_the_third_crash_in_a_row_at_one_place_ends_the_attempt_in_words(new_wor
     assert world.end.failure is not None and world.end.failure.mistake == "crash"
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["process 12 on 10.0.0.1 was killed by signal 9 (SIGKILL)", "process 12 on 10.0.0.1 exited with 3"],
-)
-def test_a_signal_from_outside_is_no_crash(new_world: NewWorld, words: str) -> None:
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_task_that_ends_its_process_is_named(new_world: NewWorld, code: int) -> None:
+    """`os._exit(0)`: no exception reaches Shoal, and the process has ended as if all were well."""
+    world = running(new_world)
+    for _ in range(3):
+        assert world.end is None
+        crash(world, f"process 12 on 10.0.0.1 exited with {code}")
+    assert world.end is not None and world.end.reason is EndReason.USER_ERROR
+    assert world.end.message == (
+        f"exited with {code} after step 3, 3 times in a row at the same place; run `shoal check`, and look for "
+        "os._exit in the task and in the libraries that it calls"
+    )
+    assert world.end.failure is not None and world.end.failure.mistake == "process_exit"
+
+
+def test_a_process_that_ends_itself_now_and_then_is_replaced(new_world: NewWorld) -> None:
+    world = running(new_world)
+    for steps in (5, 5, 0):
+        crash(world, "process 12 on 10.0.0.1 exited with 0", steps=steps)
+    assert world.end is None
+
+
+def test_a_signal_from_outside_is_no_crash(new_world: NewWorld) -> None:
     world = running(new_world)
     for _ in range(4):
-        crash(world, words)
+        crash(world, "process 12 on 10.0.0.1 was killed by signal 9 (SIGKILL)")
     assert world.end is None
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
-from shoal_service.core.attempt.events import ClockJumped
+import pytest
+
+from shoal_service.core.attempt.events import ClockJumped, ReportArrived
+from shoal_service.core.attempt.nodes import is_due
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.clock_jump import is_time, moved
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.worker_reports import PreemptionNotice
 
 NewWorld = Callable[..., Any]
 _NO_TIMES = {"slowest_steps", "booked", "unsettled", "incident", "step_times", "requested", "suspected"}
@@ -50,26 +55,45 @@ def test_a_wait_is_neither_shortened_nor_extended_by_a_jump(new_world: NewWorld)
         assert world.state.stage is Stage.ENDED
 
 
+@pytest.mark.parametrize("jump_s", [7200.0, -7200.0])
+def test_a_notice_is_neither_shortened_nor_extended_by_a_jump(new_world: NewWorld, jump_s: float) -> None:
+    world = new_world(workers=2, memory=True).open(then=1)
+    world.feed(ReportArrived(0, PreemptionNotice(generation=1, at=world.now, grace_s=30.0, reason="SIGTERM")))
+    world.now += jump_s
+    world.feed(ClockJumped(jump_s))
+    worker = world.state.pool.worker(0)
+    assert worker.leave.deadline == world.now + 30.0
+    assert not is_due(world.state, worker, world.now + 15.0) and is_due(world.state, worker, world.now + 30.0)
+
+
+def test_each_time_in_a_message_that_the_state_keeps_is_known() -> None:
+    """The deadline moves, see clock_jump.py; the others are shown, and no deadline is counted from them."""
+    floats = _floats(Attempt, set(), messages=True)
+    found = {f"{owner}.{name}" for owner, name in floats if is_time(name) or name == "deadline"}
+    assert found == {"AvoidedNode.deadline", "WorkerExit.at", "SnapshotsStopped.at"}
+
+
 def test_a_deadline_of_the_user_stays_where_it_is(new_world: NewWorld) -> None:
     world = new_world(workers=2)
     target = replace(world.state.target, avoided=())
     assert moved(replace(world.state, target=target), 10.0).target is target
 
 
-def _floats(kind: type, seen: set[type]) -> Iterator[tuple[str, str]]:
-    """Owner and name of each field that holds a float, in this dataclass and in those that it is made of."""
+def _floats(kind: type, seen: set[type], *, messages: bool = False) -> Iterator[tuple[str, str]]:
+    """Owner and name of each field that holds a float, in this dataclass and in those that it is made of; or those of
+    the messages in them."""
     if kind in seen:
         return
     seen.add(kind)
-    hints = get_type_hints(kind)
-    for field in fields(kind):
-        if field.name in ("config", "target"):
+    is_message = issubclass(kind, Frozen)
+    for name, hint in get_type_hints(kind).items():
+        if name in ("config", "target"):
             continue
-        for part in _parts(hints[field.name]):
-            if part is float:
-                yield kind.__name__, field.name
-            elif is_dataclass(part):
-                yield from _floats(part, seen)  # type: ignore[arg-type]
+        for part in _parts(hint):
+            if part is float and is_message is messages:
+                yield kind.__name__, name
+            elif is_dataclass(part) or (messages and isinstance(part, type) and issubclass(part, Frozen)):
+                yield from _floats(part, seen, messages=messages)  # type: ignore[arg-type]
 
 
 def _parts(hint: Any) -> Iterator[Any]:
