@@ -57,20 +57,29 @@ class Admission:
 
 
 def keep_minima(plan: Plan) -> list[Entry]:
-    """Book the minimum of every running job. Returns the jobs that their project's limit no longer allows."""
+    """Book the minimum of every running job. Returns the jobs that their project's limit no longer allows.
+
+    Who stays within the limits is decided first, by priority: the order in which places are booked says nothing of it.
+    """
+    kept: list[Entry] = []
     above_limit: list[Entry] = []
-    for entry in _known_places_first([*plan.leaving, *plan.running]):
-        job = entry.job
-        if job.is_leaving:
-            if workers := max(job.granted, job.held):
-                plan.keep(entry, plan.stay(entry, workers), workers)
-            continue
-        floor = job.min_workers if job.min_workers < job.granted else job.granted
-        if entry.share.has_limits and entry.share.room() < floor:
+    for entry in (*plan.leaving, *plan.running):
+        floor = _floor(entry.job)
+        if entry.share.has_limits and not entry.job.is_leaving and entry.share.room() < floor:
             above_limit.append(entry)
-        else:
-            plan.keep(entry, entry.shape.stay(floor, job.on_nodes), floor)
+        elif floor:
+            plan.charge(entry, floor)
+            kept.append(entry)
+    for entry in _known_places_first(kept):
+        plan.keep(entry, entry.shape.stay(_floor(entry.job), entry.job.on_nodes), entry.charged)
     return above_limit
+
+
+def _floor(job: MarketJob) -> int:
+    """Workers that it keeps whatever others need: all of them while it is leaving."""
+    if job.is_leaving:
+        return max(job.granted, job.held)
+    return job.min_workers if job.min_workers < job.granted else job.granted
 
 
 def _known_places_first(running: list[Entry]) -> list[Entry]:

@@ -44,12 +44,31 @@ def seconds_left(job: MarketJob, workers: int) -> float:
 
 
 def queue_time(job: MarketJob, work_s: float) -> float:
-    """Virtual time of submit: the queue is in this order. It never changes while a job waits.
+    """Virtual time of submit, without a deadline: the queue is in this order. It never changes while a job waits.
 
     `work_s` is the work that remains, in seconds of one worker. Shorter jobs and higher priorities are earlier. Since
     each bonus is bounded, only jobs that are submitted within a bounded time after a job can overtake it.
     """
     at = job.submitted_at + min(MAX_OVERTAKEN_S, LENGTH_SHARE * work_s / job.min_workers)
-    if job.finish_by is not None and job.left is not None:
-        at = min(at, job.finish_by - seconds_left(job, job.max_workers) - job.start_s - DEADLINE_MARGIN_S)
     return at - SECONDS_PER_PRIORITY * job.priority
+
+
+def latest_start(job: MarketJob) -> float:
+    """The last moment at which the job could get its best number of workers and still make its deadline; infinite
+    without a deadline, or if the work is not known."""
+    if job.finish_by is None or job.left is None:
+        return math.inf
+    pause_s = job.switch_s if job.granted else job.start_s
+    return job.finish_by - pause_s - min(seconds_left(job, size) for size in known_sizes(job))
+
+
+def known_sizes(job: MarketJob) -> list[int]:
+    """The sizes between which its curve is a straight line, from its smallest to its largest; the best is one of them."""
+    between = [size for size in job.curve.sizes if job.min_workers < size < job.max_workers]
+    return [job.min_workers, *between, job.max_workers]
+
+
+def queue_time_by_deadline(job: MarketJob, latest: float) -> float:
+    """Virtual time of submit of a job that has to start by `latest`. As the other one, no priority is overtaken for
+    ever: a deadline that can still be made is not long before the submission."""
+    return latest - DEADLINE_MARGIN_S - SECONDS_PER_PRIORITY * job.priority

@@ -1,0 +1,55 @@
+"""Whose turn it is: deadlines, limits that fall, guarantees, and jobs that have waited for long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kit.market import NOW, carried_out, grants, job, market, nodes, reasons
+from shoal_service.core.scheduling.curves import ThroughputCurve
+from shoal_service.core.scheduling.decide import decide
+from shoal_service.core.scheduling.market import MarketJob, MarketState, Project
+
+HOUR_S = 3600.0
+LINEAR = ThroughputCurve((1, 2, 4), (10.0, 20.0, 40.0))
+
+
+def after(state: MarketState, now: float = NOW) -> dict[str, int]:
+    return grants(carried_out(state, decide(state, now), now))
+
+
+def of_hours(name: str, hours: float, **fields: object) -> MarketJob:
+    """One worker needs so long."""
+    return job(name, 1, 1, curve=LINEAR, left=10.0 * HOUR_S * hours, **fields)
+
+
+@pytest.mark.parametrize(("due_in_s", "first"), [(1.0, "waits"), (-5.0, "waits"), (10 * HOUR_S + 60, "due")])
+def test_only_a_deadline_that_can_be_made_is_a_reason_to_go_first(due_in_s: float, first: str) -> None:
+    waits = of_hours("waits", 1, submitted_at=NOW - 60)
+    due = of_hours("due", 10, finish_by=NOW + due_in_s)
+    assert after(market([waits, due], nodes(1))) == {first: 1}
+
+
+def test_a_deadline_that_was_missed_in_the_queue_no_longer_counts() -> None:
+    """It could be made at its submission, before the other job came."""
+    other = of_hours("other", 1, submitted_at=NOW - 2 * HOUR_S - 60)
+    due = of_hours("due", 10, submitted_at=NOW - 2 * HOUR_S, finish_by=NOW + 8 * HOUR_S + 60)
+    assert after(market([other, due], nodes(1)), NOW - 2 * HOUR_S) == {"due": 1}
+    assert after(market([other, due], nodes(1))) == {"other": 1}
+
+
+def test_a_deadline_is_judged_by_the_best_size_and_not_by_the_largest() -> None:
+    dips = ThroughputCurve((1, 2, 4), (10.0, 20.0, 5.0))
+    waits = of_hours("waits", 1, submitted_at=NOW - 60)
+    due = job("due", 1, 4, curve=dips, left=20.0 * HOUR_S, finish_by=NOW + HOUR_S + 60)
+    assert after(market([waits, due], nodes(1))) == {"due": 1}
+
+
+@pytest.mark.parametrize("known", ["urgent", "low", "both", ""])
+def test_a_limit_that_falls_preempts_the_lowest_priority_wherever_its_workers_are(known: str) -> None:
+    jobs = [job("urgent", 2, 2, granted=2, priority=50, project="p"), job("low", 2, 2, granted=2, project="p")]
+    placed = [replace(one, on_nodes={"node-0000": 2}) if known in (one.job_id, "both") else one for one in jobs]
+    state = market(placed, nodes(4), Project(name="p", limit=2))
+    assert after(state) == {"urgent": 2}
+    assert list(reasons(decide(state, NOW))) == ["low"]
