@@ -36,6 +36,8 @@ class Obstacle:
     """The user whose limit is in the way."""
     sweep: tuple[str, str] | None = None
     """The sweep whose limit is in the way, by project and name."""
+    is_limit: bool = False
+    """More nodes would not help."""
     behind: str | None = None
     """The job with the reserved start that it would delay."""
 
@@ -155,7 +157,7 @@ def _refusal(plan: Plan, entry: Entry, preemption: Preemption) -> Obstacle | Non
             f"Needs {job.min_workers} workers of {job.need.describe()} each; the nodes that it may use have room for "
             f"{shape.ever}. Add nodes, or lower elasticity.min_workers."
         )
-    obstacle = _project_obstacle(plan, entry, job.min_workers - entry.charged)
+    obstacle = limit_in_the_way(plan, entry, job.min_workers - entry.charged)
     if obstacle is not None:
         return obstacle
     if shape.lacks(job.min_workers - entry.target) and not preemption.may_help(job.priority):
@@ -218,7 +220,9 @@ def _turn(entry: Entry, share: Share) -> tuple[bool, int, tuple[float, ...], tup
     return borrows, -entry.job.priority, used, entry.order
 
 
-def _project_obstacle(plan: Plan, entry: Entry, missing: int) -> Obstacle | None:
+def limit_in_the_way(plan: Plan, entry: Entry, missing: int) -> Obstacle | None:
+    """The limit of its project and of those above it, of its user or of its sweep, with which the job cannot have so
+    many workers more."""
     job, share = entry.job, entry.share
     if share.has_limits and share.room() < missing:
         return _limit_obstacle(entry, missing)
@@ -230,14 +234,14 @@ def _project_obstacle(plan: Plan, entry: Entry, missing: int) -> Obstacle | None
             f"Project {full.project.name} runs {full.running} jobs, and its max_running is {full.project.max_running}. "
             f"Raise it, or wait for one of them."
         )
-        return Obstacle(words, full)
+        return Obstacle(words, full, is_limit=True)
     most = plan.max_running_of(job.user)
     if most is not None and (runs := plan.running_of_user[job.user]) >= most:
         words = (
             f"User {job.user} runs {count_text(runs, 'job')}, and may run {most} at a time (max_running). Wait for one "
             f"of them, or raise the limit."
         )
-        return Obstacle(words, user=job.user)
+        return Obstacle(words, user=job.user, is_limit=True)
     return _sweep_obstacle(plan, job)
 
 
@@ -249,7 +253,7 @@ def _sweep_obstacle(plan: Plan, job: MarketJob) -> Obstacle | None:
         f"Sweep {job.sweep} has {count_text(runs, 'job')} with workers, and its limit is {job.sweep_limit} "
         f"(sweep.limit). Waits until one of them ends."
     )
-    return Obstacle(words, sweep=key)
+    return Obstacle(words, sweep=key, is_limit=True)
 
 
 def _limit_obstacle(entry: Entry, missing: int) -> Obstacle:
@@ -262,9 +266,9 @@ def _limit_obstacle(entry: Entry, missing: int) -> Obstacle:
             f"elasticity.min_workers is {job.min_workers}, and project {name} may have {limit} workers (its limit). "
             f"Raise the limit, or lower min_workers."
         )
-        return Obstacle(words)
+        return Obstacle(words, is_limit=True)
     words = (
         f"Needs {missing} workers; the minima of the running jobs of project {name} take {share.used} of the {limit} "
         f"that it may have (its limit). Raise the limit, or wait for one of them."
     )
-    return Obstacle(words, share)
+    return Obstacle(words, share, is_limit=True)

@@ -63,7 +63,7 @@ def latest_start(job: MarketJob) -> float:
 
 
 def known_sizes(job: MarketJob) -> list[int]:
-    """The sizes between which its curve is a straight line, from its smallest to its largest; the best is one of them."""
+    """Its smallest and largest size and those between them that its curve has. One of them is the fastest."""
     between = [size for size in job.curve.sizes if job.min_workers < size < job.max_workers]
     return [job.min_workers, *between, job.max_workers]
 
