@@ -2,7 +2,8 @@
 
     1 keep      each running job keeps its minimum, as far as the nodes and its project's limit allow
     2 turns     claims in order: guaranteed quota, then priority, then the project with the least, then the queue
-    3 admit     a claim is met from what is not anybody's minimum, else by preempting jobs of lower priority
+    3 admit     a claim is met from what is not anybody's minimum, else by preempting jobs of lower priority, or of equal
+                priority that have what is guaranteed to the claim's project
     4 reserve   the first claim that is not met has a reservation; a later one starts only if it does not delay it
 
 What a job has above its minimum is nobody's: it is divided later (`gains`). So admission shrinks without saying so.
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.market import MarketJob
 from shoal_service.core.scheduling.plan import Claim, Entry, Plan
-from shoal_service.core.scheduling.preemption import Preemption
+from shoal_service.core.scheduling.preemption import Preemption, has_waited
 from shoal_service.core.scheduling.reservations import Reservation, Reservations
 from shoal_service.core.scheduling.shares import Share
 
@@ -111,19 +112,20 @@ def admit(plan: Plan, above_limit: list[Entry]) -> Admission:
 
 def _meet_claims(plan: Plan, admission: Admission) -> None:
     reservations, preemption = Reservations(plan), Preemption(plan)
-    refused: dict[Claim, tuple[int, Obstacle]] = {}
+    refused: dict[tuple[Claim, bool], tuple[int, Obstacle]] = {}
     waiting = admission.waiting
     for entry in turns(plan, admission.preempted):
         is_queued = not entry.job.granted
+        key = entry.claim, entry.share.has_guarantee and has_waited(entry.job, plan.now)
         if is_queued:
-            as_of, obstacle = refused.get(entry.claim, _NEVER)
+            as_of, obstacle = refused.get(key, _NEVER)
             if as_of == plan.num_changes:
                 waiting.append((entry, obstacle))
                 continue
         refusal = _refusal(plan, entry, preemption)
         if refusal is not None:
             if is_queued:
-                refused[entry.claim] = plan.num_changes, refusal
+                refused[key] = plan.num_changes, refusal
                 waiting.append((entry, refusal))
             if refusal is ROOM:
                 reservations.reserve(entry)
@@ -160,7 +162,7 @@ def _refusal(plan: Plan, entry: Entry, preemption: Preemption) -> Obstacle | Non
     obstacle = limit_in_the_way(plan, entry, job.min_workers - entry.charged)
     if obstacle is not None:
         return obstacle
-    if shape.lacks(job.min_workers - entry.target) and not preemption.may_help(job.priority):
+    if shape.lacks(job.min_workers - entry.target) and not preemption.may_help(entry, job.min_workers - entry.target):
         return ROOM
     return None
 

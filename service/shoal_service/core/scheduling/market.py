@@ -110,7 +110,8 @@ class Project:
     parent: str | None = None
     weight: float = 1.0
     guaranteed: int = 0
-    """Workers that the project gets back from borrowers as soon as it has jobs for them."""
+    """Workers that the project gets back from borrowers for its jobs: at once from what is above their minima, after a
+    grace from jobs of no higher priority."""
     limit: int | None = None
     """It never has more workers; None: no limit."""
     max_running: int | None = None

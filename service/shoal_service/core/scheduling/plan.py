@@ -39,6 +39,7 @@ class Entry:
         "floor",
         "job",
         "order",
+        "owed",
         "shape",
         "share",
         "sites",
@@ -62,6 +63,8 @@ class Entry:
         """Where its floor is booked."""
         self.beneficiary: str | None = None
         """The job for which it is preempted."""
+        self.owed: Share | None = None
+        """The project that gets what is guaranteed to it by preemption, of this job or for it."""
         self.donors: tuple[str, ...] = ()
         """Jobs that are preempted for it."""
 

@@ -57,7 +57,10 @@ def start_words(entry: Entry, flows: Flows) -> str:
     job = entry.job
     needs = _starts_with(entry.target, entry.shape.words, job.min_workers, job.max_workers)
     if entry.donors:
-        return f"{needs}; preempts {names_of(entry.donors)} by its priority of {job.priority}."
+        right = f"by its priority of {job.priority}"
+        if entry.owed is not None:
+            right = f"for what is guaranteed to project {entry.owed.project.name}"
+        return f"{needs}; preempts {names_of(entry.donors)} {right}."
     flowing = flows.got.get(job.job_id)
     if not flowing:
         return f"{needs}, which were free."
@@ -99,6 +102,13 @@ def preempt_words(entry: Entry, beneficiary: MarketJob | None) -> str:
         return (
             f"The running jobs of project {entry.share.project.name} need more workers than its limit allows. "
             f"This one has the lowest priority ({job.priority}); it saves and returns to the queue."
+        )
+    if entry.owed is not None:
+        project = entry.owed.project
+        return (
+            f"Preempted for {beneficiary.job_id}, which needs {workers_of(beneficiary.min_workers)} of the "
+            f"{project.guaranteed} that are guaranteed to project {project.name}. It saves and returns to the queue; no "
+            f"step is lost."
         )
     return (
         f"Preempted for {beneficiary.job_id} (priority {beneficiary.priority}, here {job.priority}), which needs "

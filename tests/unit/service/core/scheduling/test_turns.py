@@ -10,6 +10,7 @@ from kit.market import NOW, carried_out, grants, job, market, nodes, reasons
 from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import MarketJob, MarketState, Project
+from shoal_service.core.scheduling.preemption import RECLAIM_AFTER_S
 
 HOUR_S = 3600.0
 LINEAR = ThroughputCurve((1, 2, 4), (10.0, 20.0, 40.0))
@@ -53,3 +54,56 @@ def test_a_limit_that_falls_preempts_the_lowest_priority_wherever_its_workers_ar
     state = market(placed, nodes(4), Project(name="p", limit=2))
     assert after(state) == {"urgent": 2}
     assert list(reasons(decide(state, NOW))) == ["low"]
+
+
+def borrowed(*, waits_s: float = RECLAIM_AFTER_S, **fields: object) -> MarketState:
+    """Two rigid jobs of a project without guarantee hold the cluster; the other project is guaranteed half of it."""
+    jobs = [job("first", 2, 2, granted=2, project="a", submitted_at=NOW - HOUR_S)]
+    jobs += [job("second", 2, 2, granted=2, project="a", submitted_at=NOW - HOUR_S / 2)]
+    owner = job("owner", 2, 2, project="b", submitted_at=NOW - waits_s, **fields)
+    return market([*jobs, owner], nodes(4), Project(name="a"), Project(name="b", guaranteed=2))
+
+
+def test_what_is_guaranteed_is_taken_back_from_rigid_borrowers_of_equal_priority_after_a_grace() -> None:
+    assert after(borrowed(waits_s=RECLAIM_AFTER_S - 1)) == {"first": 2, "second": 2}
+    assert after(borrowed()) == {"first": 2, "owner": 2}
+    assert reasons(decide(borrowed(), NOW)) == {
+        "second": "Preempted for owner, which needs 2 workers of the 2 that are guaranteed to project b. It saves and "
+        "returns to the queue; no step is lost.",
+        "owner": "Starts with 2 workers of 1 CPU (2); preempts second for what is guaranteed to project b.",
+    }
+
+
+def test_what_was_taken_back_stays_and_its_borrower_waits() -> None:
+    state = carried_out(borrowed(), decide(borrowed(), NOW))
+    assert after(state, NOW + 10 * RECLAIM_AFTER_S) == {"first": 2, "owner": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"priority": -1}, "a borrower of higher priority keeps its minimum"),
+        ({"min_workers": 3, "max_workers": 3}, "the claim exceeds the guarantee"),
+        ({"project": "c"}, "nothing is guaranteed to its project"),
+        ({"moved_at": NOW - 1}, "it was preempted a moment ago"),
+    ],
+)
+def test_borrowers_of_equal_priority_keep_their_minimum(change: dict[str, object], why: str) -> None:
+    state = borrowed()
+    jobs = [replace(one, **change) if one.job_id == "owner" else one for one in state.jobs]  # type: ignore[arg-type]
+    assert after(replace(state, jobs=jobs)) == {"first": 2, "second": 2}, why
+
+
+def test_nobody_is_preempted_for_its_own_project_or_below_what_is_guaranteed_to_its_own() -> None:
+    state = borrowed()
+    own = [replace(one, project="b") for one in state.jobs]
+    assert after(replace(state, jobs=own)) == {"first": 2, "second": 2}
+    both = {**state.projects, "a": Project(name="a", guaranteed=4)}
+    assert after(replace(state, projects=both)) == {"first": 2, "second": 2}
+
+
+def test_a_sub_project_takes_what_is_guaranteed_to_it_back_from_its_sibling() -> None:
+    tree = [Project(name="lab", guaranteed=4), Project(name="a", parent="lab")]
+    state = borrowed()
+    lab = market(state.jobs, state.nodes, *tree, Project(name="b", parent="lab", guaranteed=2))
+    assert after(lab) == {"first": 2, "owner": 2}
