@@ -2,8 +2,8 @@
 
     1 keep      each running job keeps its minimum, as far as the nodes and its project's limit allow
     2 turns     claims in order: guaranteed quota, then priority, then the project with the least, then the queue
-    3 admit     a claim is met from what is not anybody's minimum, else by preempting jobs of lower priority, or of equal
-                priority that have what is guaranteed to the claim's project
+    3 admit     a claim is met from what is not anybody's minimum, else by preempting jobs of lower priority, or those
+                of equal priority that have what is guaranteed to the claim's project
     4 reserve   the first claim that is not met has a reservation; a later one starts only if it does not delay it
 
 What a job has above its minimum is nobody's: it is divided later (`gains`). So admission shrinks without saying so.

@@ -107,8 +107,8 @@ def preempt_words(entry: Entry, beneficiary: MarketJob | None) -> str:
         project = entry.owed.project
         return (
             f"Preempted for {beneficiary.job_id}, which needs {workers_of(beneficiary.min_workers)} of the "
-            f"{project.guaranteed} that are guaranteed to project {project.name}. It saves and returns to the queue; no "
-            f"step is lost."
+            f"{project.guaranteed} that are guaranteed to project {project.name}. It saves and returns to the queue; "
+            f"no step is lost."
         )
     return (
         f"Preempted for {beneficiary.job_id} (priority {beneficiary.priority}, here {job.priority}), which needs "
