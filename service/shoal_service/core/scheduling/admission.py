@@ -1,7 +1,8 @@
 """Who runs: running jobs keep their minimum, and queued jobs start as soon as theirs can be had by shrinking others.
 
     1 keep      each running job keeps its minimum, as far as the nodes and its project's limit allow
-    2 turns     claims in order: guaranteed quota, then priority, then the project with the least, then the queue
+    2 turns     claims in order: the job that has waited for long, guaranteed quota, then priority, then the project
+                with the least, then the queue
     3 admit     a claim is met from what is not anybody's minimum, else by preempting jobs of lower priority, or those
                 of equal priority that have what is guaranteed to the claim's project
     4 reserve   the first claim that is not met has a reservation; a later one starts only if it does not delay it
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shoal_service.core.quantities import count_text
+from shoal_service.core.scheduling.estimates import AGED_AFTER_S, AGED_UNTIL_S, starved_s
 from shoal_service.core.scheduling.market import MarketJob
 from shoal_service.core.scheduling.plan import Claim, Entry, Plan
 from shoal_service.core.scheduling.preemption import Preemption, has_waited
@@ -101,6 +103,7 @@ def _known_places_first(running: list[Entry]) -> list[Entry]:
 def admit(plan: Plan, above_limit: list[Entry]) -> Admission:
     """Meet the claims in order; again for those that wait if others were preempted."""
     admission = Admission(preempted=list(above_limit))
+    plan.aged = _aged(plan, above_limit)
     for _ in range(MAX_ROUNDS):
         before = len(admission.preempted)
         admission.waiting.clear()
@@ -110,6 +113,26 @@ def admit(plan: Plan, above_limit: list[Entry]) -> Admission:
     return admission
 
 
+def _aged(plan: Plan, above_limit: list[Entry]) -> Entry | None:
+    """One job at a time, the one that was submitted first, so that a long queue of old jobs does not take the cluster
+    from those of higher priority. The next one has its turn when this one has had its time."""
+    running = [entry for entry in _starved(plan, plan.running, AGED_UNTIL_S) if entry not in above_limit]
+    if running:
+        return running[0]
+    for entry in _starved(plan, plan.queued, AGED_AFTER_S):
+        least = entry.job.min_workers
+        if entry.shape.ever >= least and limit_in_the_way(plan, entry, least) is None:
+            return entry
+    return None
+
+
+def _starved(plan: Plan, entries: list[Entry], least_s: float) -> list[Entry]:
+    latest = plan.now - least_s
+    old = [entry for entry in entries if entry.job.submitted_at <= latest]
+    old = [entry for entry in old if starved_s(entry.job, plan.now) >= least_s]
+    return sorted(old, key=lambda entry: (entry.job.submitted_at, entry.job.job_id))
+
+
 def _meet_claims(plan: Plan, admission: Admission) -> None:
     reservations, preemption = Reservations(plan), Preemption(plan)
     refused: dict[tuple[Claim, bool], tuple[int, Obstacle]] = {}
@@ -117,7 +140,7 @@ def _meet_claims(plan: Plan, admission: Admission) -> None:
     for entry in turns(plan, admission.preempted):
         is_queued = not entry.job.granted
         key = entry.claim, entry.share.has_guarantee and has_waited(entry.job, plan.now)
-        if is_queued:
+        if is_queued and entry is not plan.aged:
             as_of, obstacle = refused.get(key, _NEVER)
             if as_of == plan.num_changes:
                 waiting.append((entry, obstacle))
@@ -125,7 +148,8 @@ def _meet_claims(plan: Plan, admission: Admission) -> None:
         refusal = _refusal(plan, entry, preemption)
         if refusal is not None:
             if is_queued:
-                refused[key] = plan.num_changes, refusal
+                if entry is not plan.aged:
+                    refused[key] = plan.num_changes, refusal
                 waiting.append((entry, refusal))
             if refusal is ROOM:
                 reservations.reserve(entry)
@@ -188,11 +212,14 @@ def _admit(
 
 
 def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:
-    """Running jobs below their minimum, then the queued ones; each project's in the order of the queue."""
+    """Running jobs below their minimum, then the one that has waited for long, then the other queued ones; each
+    project's in the order of the queue."""
     gone = {id(entry) for entry in preempted}
     yield from [entry for entry in plan.running if entry.is_below_minimum and id(entry) not in gone]
     by_share: dict[Share, list[Entry]] = {share: [] for share in plan.shares.all}
-    queued = [entry for entry in plan.queued if not entry.target]
+    queued = [entry for entry in plan.queued if not entry.target and entry is not plan.aged]
+    if plan.aged is not None and not plan.aged.job.granted and not plan.aged.target:
+        yield plan.aged
     for entry in queued:
         by_share[entry.share].append(entry)
     lists = [queue for queue in by_share.values() if queue]

@@ -16,11 +16,17 @@ job that has received more than this is expected to need as much again (Tiresias
 SECONDS_PER_PRIORITY = 360.0
 """A point of priority counts as much in the queue as this time of waiting, so no priority is overtaken for ever."""
 
-LENGTH_SHARE = 0.5
-"""A job may be overtaken by shorter ones that are submitted within this share of its own length after it ..."""
+LENGTH_SHARE = 2.0
+"""A job may be overtaken by shorter ones that are submitted within so many times its own length after it ..."""
 
-MAX_OVERTAKEN_S = 3600.0
-"""... but within an hour at most."""
+MAX_OVERTAKEN_S = 4 * 3600.0
+"""... but within four hours at most. Both were chosen with `bench/schedule`; docs/scheduling.md has the comparison."""
+
+AGED_AFTER_S = 24 * 3600.0
+"""A queued job that was without workers for so much longer than with them goes first whatever its priority ..."""
+
+AGED_UNTIL_S = 12 * 3600.0
+"""... and keeps its minimum until it is only so much longer."""
 
 DEADLINE_MARGIN_S = 600.0
 """A job with a deadline is to start so long before the last moment at which it could make it."""
@@ -51,6 +57,11 @@ def queue_time(job: MarketJob, work_s: float) -> float:
     """
     at = job.submitted_at + min(MAX_OVERTAKEN_S, LENGTH_SHARE * work_s / job.min_workers)
     return at - SECONDS_PER_PRIORITY * job.priority
+
+
+def starved_s(job: MarketJob, now: float) -> float:
+    """By how much longer it was without workers than with them; a worker beyond the minimum counts as more time."""
+    return now - job.submitted_at - 2 * job.served_s / job.min_workers
 
 
 def latest_start(job: MarketJob) -> float:

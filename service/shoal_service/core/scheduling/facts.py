@@ -20,8 +20,9 @@ from shoal_service.core.scheduling.estimates import (
 )
 from shoal_service.core.scheduling.market import CapacityKind, MarketJob, Placement
 
-PRIORITY_DOUBLES = 10.0
-"""So many points of priority double a job's weight."""
+PRIORITY_DOUBLES = 50.0
+"""So many points of priority double a job's weight. A priority is about who starts. If it weighed more on what is above
+the minimum, an urgent job that is long would take the workers of many short ones."""
 
 ShapeKey: TypeAlias = tuple[float, float, float, CapacityKind, Placement, frozenset[tuple[str, str]]]
 

@@ -31,6 +31,7 @@ class Entry:
     """A job during one decision."""
 
     __slots__ = (
+        "aged",
         "beneficiary",
         "charged",
         "claim",
@@ -63,6 +64,8 @@ class Entry:
         """Where its floor is booked."""
         self.beneficiary: str | None = None
         """The job for which it is preempted."""
+        self.aged = False
+        """It is preempted for a job that has waited for long, or it is that job."""
         self.owed: Share | None = None
         """The project that gets what is guaranteed to it by preemption, of this job or for it."""
         self.donors: tuple[str, ...] = ()
@@ -87,6 +90,8 @@ class Plan:
         self.running: list[Entry] = []
         self.queued: list[Entry] = []
         self.leaving: list[Entry] = []
+        self.aged: Entry | None = None
+        """The one job that goes first, or keeps its minimum, because it has waited for long."""
         self.num_changes = 0
         """Grows whenever a job gets or loses places."""
         claims: dict[ClaimKey, Claim] = {}

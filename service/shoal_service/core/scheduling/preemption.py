@@ -1,6 +1,7 @@
 """Whom an urgent job displaces: running jobs of lower priority, as few as it takes. Called by `admission`.
 
 A job that lost nodes and no longer has its minimum does not train, so it also gives way to a job of its own priority.
+The job that has waited for long (`plan.aged`) displaces others whatever their priority, and nobody displaces it.
 A job that has waited RECLAIM_AFTER_S for what is guaranteed to its project displaces jobs of its own priority, too, if
 they are of projects that have more than is guaranteed to them. What it gets is not taken back in the same way, because
 neither project is then below its guarantee for the jobs of the other.
@@ -52,8 +53,11 @@ class Preemption:
                 insort(self._victims, _ranked(entry))
         self._added.clear()
         least = self._victims[0][0] if self._victims else math.inf
-        priority = claimant.job.priority
+        priority = self._priority(claimant)
         return least < priority or (least == priority and self._owed_to(claimant, missing) is not None)
+
+    def _priority(self, claimant: Entry) -> float:
+        return math.inf if claimant is self._plan.aged else claimant.job.priority
 
     def _owed_to(self, claimant: Entry, missing: int) -> Share | None:
         """The project that gets what is guaranteed to it back from others by this claim."""
@@ -63,7 +67,7 @@ class Preemption:
         """Preempt until so many workers fit. Empty if that cannot be done, and then nothing has changed."""
         if not self.may_help(claimant, missing):
             return []
-        priority, owed = claimant.job.priority, self._owed_to(claimant, missing)
+        priority, owed = self._priority(claimant), self._owed_to(claimant, missing)
         failed = self._failed.get((id(claimant.shape), owed))
         if failed is not None and priority <= failed[0] and missing >= failed[1]:
             return []
@@ -74,6 +78,7 @@ class Preemption:
         for victim in cleared:
             del self._victims[bisect_left(self._victims, victim.ranked)]
             victim.entry.beneficiary = claimant.job.job_id
+            victim.entry.aged = claimant.aged = claimant is self._plan.aged
             if victim.ranked[0] == priority:
                 victim.entry.owed = claimant.owed = owed
         entries = [victim.entry for victim in cleared]
@@ -82,7 +87,7 @@ class Preemption:
 
     def _clear(self, claimant: Entry, missing: int, owed: Share | None) -> list[_Victim]:
         cleared: list[_Victim] = []
-        shape, share, most = claimant.shape, claimant.share, claimant.job.priority
+        shape, share, most = claimant.shape, claimant.share, self._priority(claimant)
         spare: dict[Share, float] = {}
         """What each project has beyond what is guaranteed to it, as of the last job that was cleared."""
         for ranked in self._victims:
@@ -94,7 +99,7 @@ class Preemption:
             beyond = spare.get(entry.share)
             if beyond is None:
                 beyond = spare[entry.share] = entry.share.spare_beside(share)
-            if entry.charged > beyond or entry is claimant or not entry.shape.overlaps(shape):
+            if entry.charged > beyond or entry in (claimant, self._plan.aged) or not entry.shape.overlaps(shape):
                 continue
             cleared.append(_Victim(ranked, entry, entry.sites, entry.charged))
             self._plan.clear(entry)
