@@ -50,6 +50,11 @@ def traces(folder: Path) -> tuple[Path, dict[str, int]]:
     return ROOT / "examples", {EXAMPLE: EXAMPLE_WORKERS}
 
 
+def example() -> Case:
+    """The trace that is shipped with Shoal, as `shoal simulate` plays it."""
+    return plain(ROOT / "examples", EXAMPLE, EXAMPLE_WORKERS, SHOAL)
+
+
 def plain(folder: Path, trace: str, workers: int, costs: Costs) -> Case:
     capacity = Capacity.constant(workers // WORKERS_PER_NODE, WORKERS_PER_NODE)
     jobs = read_trace(folder / f"{trace}.csv").jobs

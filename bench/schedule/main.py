@@ -1,14 +1,17 @@
 """The scheduler's policy against others on job traces: `make bench-schedule`.
 
-    python bench/schedule/main.py [--parts yardstick,costs,restart,variants,speed] [--traces FOLDER] [--out PAGE.md]
+    python bench/schedule/main.py [--parts yardstick,costs,restart,variants,generated,speed] [--traces FOLDER]
+                                  [--seeds test|choice] [--out PAGE.md]
 
     yardstick  the peers at 1 s a move against what another simulator found for the same traces
     costs      all policies at the costs measured on Shoal: mean JCT, and every metric
     restart    the peers at the restart costs of the traces (15 to 250 s)
     variants   the same with projects and quotas, with priorities, and on spot capacity
-    speed      CPU time of one decision at 10,000 jobs and 1,000 nodes
+    generated  all policies on 48 generated markets, and on the shipped example. `--seeds choice` plays other markets:
+               the policy is chosen with those and the traces, and judged by these
+    speed      time of one decision at 10,000 jobs and 1,000 nodes
 
-Prints Markdown; --out also writes it, as docs/measured/schedule.md. Takes about a minute. The traces are read from
+Prints Markdown; --out also writes it, as docs/measured/schedule.md. Takes about two minutes. The traces are read from
 ../shared/traces if that folder is there; otherwise the repository's own small trace stands for them. The exit status is
 0 if the service's policy reaches every target.
 """
@@ -28,7 +31,8 @@ from choices import some_of
 from measurements.machine import describe
 from schedule import cases, speed, tables
 from schedule.comparison import OURS, Compared, compare
-from schedule.targets import Target, targets
+from schedule.generated import CHOICE_SEEDS, TEST_SEEDS, generated
+from schedule.targets import Target, example_targets, generated_targets, ratio, targets
 from shoal_service.simulator.policies import POLICIES
 
 _RULES = (
@@ -37,7 +41,8 @@ _RULES = (
     "many workers as it asks for. Weights 2, 1 and 1; two projects have a quarter of the cluster guaranteed each, the "
     "third is limited to half of it."
 )
-_PARTS = ("yardstick", "costs", "restart", "variants", "speed")
+_PARTS = ("yardstick", "costs", "restart", "variants", "generated", "speed")
+_SEEDS = {"test": TEST_SEEDS, "choice": CHOICE_SEEDS}
 
 
 @dataclass(slots=True)
@@ -47,6 +52,7 @@ class _Bench:
     folder: Path
     workers: dict[str, int]
     trials: int
+    seeds: str
     lines: list[str] = field(default_factory=list)
     reached: dict[str, list[Target]] = field(default_factory=dict)
     same_costs: list[Compared] = field(default_factory=list)
@@ -68,13 +74,14 @@ class _Bench:
 def main() -> int:
     arguments = _arguments()
     folder, workers = cases.traces(arguments.traces)
-    bench = _Bench(folder, workers, arguments.trials)
+    bench = _Bench(folder, workers, arguments.trials, arguments.seeds)
     bench.say(_head(bench, arguments.traces))
     parts: dict[str, Callable[[_Bench], None]] = {
         "yardstick": _yardstick,
         "costs": _costs,
         "restart": _restart,
         "variants": _variants,
+        "generated": _generated,
         "speed": _speed,
     }
     for part in arguments.parts:
@@ -155,6 +162,19 @@ def _variants(bench: _Bench) -> None:
             bench.reached |= {f"{one.case.trace}, {one.case.words}": targets(one, None) for one in compared}
 
 
+def _generated(bench: _Bench) -> None:
+    compared = [compare(generated(seed)) for seed in _SEEDS[bench.seeds]]
+    example = compare(cases.example())
+    bench.say(
+        f"\n## On generated markets\n\nMean JCT relative to the best peer of each market, on the markets of the "
+        f"{bench.seeds} seeds (`bench/schedule/generated.py` has the distributions).\n\n"
+        f"{tables.distribution(compared)}\n\n{tables.markets(compared)}\n\n"
+        f"### The shipped example\n\n{tables.details(example)}"
+    )
+    bench.reached[f"markets of the {bench.seeds} seeds"] = generated_targets([ratio(one) for one in compared])
+    bench.reached["examples/trace.csv"] = example_targets(example)
+
+
 def _speed(bench: _Bench) -> None:
     timings = speed.measure_speed(POLICIES[OURS].build(()), bench.trials)
     machine = describe()
@@ -170,6 +190,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", type=some_of(_PARTS), default=_PARTS)
     parser.add_argument("--traces", type=Path, default=cases.TRACES)
+    parser.add_argument("--seeds", choices=_SEEDS, default="test")
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--out", type=Path)
     return parser.parse_args()

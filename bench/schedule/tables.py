@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from schedule.comparison import Compared
+from schedule.comparison import OURS, Compared
 from schedule.speed import Timing
-from schedule.targets import Target
-from shoal_service.simulator.metrics import Metrics
+from schedule.targets import Target, ratio
+from shoal_service.simulator.metrics import Metrics, percentile
 
 YARDSTICK = {
     "first-come": {"philly-1": 2.50, "saturn-1": 6.47, "newtrace-1": 5.79},
@@ -70,6 +71,37 @@ def variant(compared: Sequence[Compared]) -> str:
                 row[-1] += f"; {one.urgent_jct_h[name]:.3f}; {one.urgent_wait_s[name]:,.0f} s"
         rows.append(row)
     return table(["policy", *(one.case.trace for one in compared)], rows)
+
+
+def distribution(compared: Sequence[Compared]) -> str:
+    """Mean JCT / best peer's over markets: all of them, and those with projects, priorities or spot capacity."""
+    rows = []
+    for words in ("", "projects", "priorities", "spot"):
+        found = [one for one in compared if words in one.case.words]
+        if len(found) > 1:
+            ratios = [ratio(one) for one in found]
+            p99 = statistics.median(one.metrics[OURS].p99_jct_h / one.peers[one.best_peer].p99_jct_h for one in found)
+            better = sum(one < 1 for one in ratios)
+            shares = [percentile(ratios, share) for share in (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)]
+            values = [*(f"{value:.3f}" for value in (statistics.mean(ratios), *shares, p99))]
+            rows.append([words or "all", f"{len(found)}", f"{better}", *values])
+    header = ["markets", "number", "better than every peer", "mean", "least", "10 %", "25 %", "median", "75 %", "90 %"]
+    return table([*header, "most", "median of p99 / best peer's"], rows)
+
+
+def markets(compared: Sequence[Compared]) -> str:
+    """A line for each market."""
+    rows = [
+        [
+            one.case.trace,
+            f"{one.case.words}, {len(one.case.jobs)} jobs",
+            f"{one.metrics[OURS].mean_jct_h:.3f}",
+            f"{one.best_peer} {one.peers[one.best_peer].mean_jct_h:.3f}",
+            f"{ratio(one):.3f}",
+        ]
+        for one in compared
+    ]
+    return table(["market", "what it has", "mean JCT", "best peer", "ratio"], rows)
 
 
 def details(one: Compared) -> str:

@@ -15,7 +15,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shoal_service.core.scheduling.market import Decision, MarketState, Policy, Preempt, Project, Resize, Start, Wait
+from shoal_service.core.scheduling.market import (
+    START_S,
+    SWITCH_S,
+    Decision,
+    MarketState,
+    Policy,
+    Preempt,
+    Project,
+    Resize,
+    Start,
+    Wait,
+)
 from shoal_service.simulator.capacity import Capacity
 from shoal_service.simulator.job_run import JobRun
 from shoal_service.simulator.trace import TraceJob
@@ -34,9 +45,9 @@ class PolicyError(ValueError):
 class Costs:
     """Seconds without training."""
 
-    switch_s: float = 0.3
-    """Each change of the number of workers. The default is the median that docs/measured/layouts.md has."""
-    start_s: float = 3.0
+    switch_s: float = SWITCH_S
+    """Each change of the number of workers."""
+    start_s: float = START_S
     """Each start from the queue."""
     use_restart_s: bool = False
     """Both cost what the trace's column `restart_s` says of the job, where it says anything."""

@@ -16,7 +16,7 @@ EXAMPLE = str(Path(__file__).resolve().parents[3] / "examples" / "trace.csv")
 def test_the_example_is_simulated_under_every_policy(offline: Any) -> None:
     ran = offline("simulate", EXAMPLE)
     assert ran.code == 0
-    assert "trace.csv  24 jobs, 4 nodes of 4 workers, a move costs 0.3 s, a start 3 s; times in minutes" in ran.out
+    assert "trace.csv  24 jobs, 4 nodes of 4 workers, a move costs 0.3 s, a start 4.3 s; times in minutes" in ran.out
     assert [line.split()[0] for line in ran.out.splitlines()[2:10]] == list(POLICIES)
 
 

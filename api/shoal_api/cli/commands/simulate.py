@@ -46,7 +46,7 @@ def simulate(
     ] = 0.3,
     start_s: Annotated[
         float, typer.Option("--start-s", min=0, help="Seconds from the first workers of a job to its first step.")
-    ] = 3.0,
+    ] = 4.3,
     restart_costs: Annotated[
         bool,
         typer.Option("--restart-costs", help="Both cost what the trace's column restart_s says, where it has a value."),

@@ -1,25 +1,26 @@
 """What is asked of Ray's autoscaler: room for what jobs have, and for the minima of those that wait for capacity.
 
 Nodes beyond that may be released. Pure; the control loop sends the answer, if `scale_out` is on. A job that waits for a
-limit of its project or of its user is left out.
+limit is left out.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from shoal_service.core.scheduling.admission import limit_in_the_way
 from shoal_service.core.scheduling.market import (
-    DEFAULT_PROJECT,
     Decision,
-    MarketJob,
     MarketState,
     Resize,
     Start,
     Wait,
     WorkerNeed,
 )
+from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_workers.contract.placing import label_selector
 
 MAX_WORKERS = 2_000
@@ -35,29 +36,34 @@ class RoomKind(NamedTuple):
 
 
 def demand(state: MarketState, decisions: Sequence[Decision]) -> dict[RoomKind, int]:
-    """How many workers of each kind the cluster should have room for, after these decisions."""
+    """How many workers of each kind the cluster should have room for, after these decisions.
+
+    A waiting job counts only if it could start beside the others that are asked for: nodes do not help against a limit
+    of its project, of a project above it, of its user or of its sweep.
+    """
     granted = {job.job_id: job.granted for job in state.jobs}
     granted |= {one.job_id: one.workers for one in decisions if isinstance(one, Start | Resize)}
-    waiting = [one.job_id for one in sorted(_waits(decisions), key=lambda wait: wait.position)]
-    jobs = {job.job_id: job for job in state.jobs}
-    used = Counter[str]()
+    plan = Plan(replace(state, nodes=()), now=0.0)  # limits depend neither on the nodes nor on the time
+    entries = {entry.job.job_id: entry for entry in (*plan.leaving, *plan.running, *plan.queued)}
+    waiting = [entries[one.job_id] for one in sorted(_waits(decisions), key=lambda wait: wait.position)]
     found = Counter[RoomKind]()
-    running = [(job_id, workers) for job_id, workers in granted.items() if workers]
-    for job_id, workers in [*running, *((job_id, jobs[job_id].min_workers) for job_id in waiting)]:
-        job = jobs[job_id]
-        project = state.projects.get(job.project) or state.projects.get(DEFAULT_PROJECT)
-        is_above_limit = (
-            project is not None and project.limit is not None and used[job.project] + workers > project.limit
-        )
-        if is_above_limit or found.total() + workers > MAX_WORKERS:
-            continue
-        used[job.project] += workers
-        found[_kind(job)] += workers
+    running = [entry for job_id, entry in entries.items() if granted[job_id]]
+    for entry in running:
+        _ask(plan, found, entry, min(granted[entry.job.job_id], entry.job.min_workers))
+    for entry in waiting:
+        if limit_in_the_way(plan, entry, entry.job.min_workers) is None:
+            _ask(plan, found, entry, entry.job.min_workers)
+    for entry in running:  # workers above a minimum are given to a job that waits, where a limit has no room for both
+        above = granted[entry.job.job_id] - entry.charged
+        _ask(plan, found, entry, int(min(above, max(0, entry.share.room()))))
     return dict(found)
 
 
-def _kind(job: MarketJob) -> RoomKind:
-    return RoomKind(job.need, tuple(sorted(label_selector(job.selector, job.capacity).items())))
+def _ask(plan: Plan, found: Counter[RoomKind], entry: Entry, workers: int) -> None:
+    if found.total() + workers <= MAX_WORKERS and workers:
+        labels = label_selector(entry.job.selector, entry.job.capacity)
+        found[RoomKind(entry.job.need, tuple(sorted(labels.items())))] += workers
+        plan.charge(entry, entry.charged + workers)
 
 
 def _waits(decisions: Sequence[Decision]) -> list[Wait]:

@@ -10,14 +10,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from shoal_service.core.goodput import Category
+from shoal_service.core.scheduling.market import START_S, SWITCH_S
 from shoal_service.store.driving import DriveRow
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 
-SWITCH_S = 0.5
-"""Assumed of a change of size, until one was measured."""
-START_S = 3.0
-"""Assumed of a start, until one was measured."""
 _SETTLED_STEPS = 3
 """The first steps of a group are slower than those that follow."""
 _NEWEST = 0.5

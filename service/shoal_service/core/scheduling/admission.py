@@ -1,8 +1,10 @@
 """Who runs: running jobs keep their minimum, and queued jobs start as soon as theirs can be had by shrinking others.
 
     1 keep      each running job keeps its minimum, as far as the nodes and its project's limit allow
-    2 turns     claims in order: guaranteed quota, then priority, then the project with the least, then the queue
-    3 admit     a claim is met from what is not anybody's minimum, else by preempting jobs of lower priority
+    2 turns     claims in order: the job that has waited for long, guaranteed quota, then priority, then the project
+                with the least, then the queue
+    3 admit     a claim is met from what is not anybody's minimum, else by preempting jobs of lower priority, or those
+                of equal priority that have what is guaranteed to the claim's project
     4 reserve   the first claim that is not met has a reservation; a later one starts only if it does not delay it
 
 What a job has above its minimum is nobody's: it is divided later (`gains`). So admission shrinks without saying so.
@@ -17,9 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shoal_service.core.quantities import count_text
+from shoal_service.core.scheduling.estimates import AGED_AFTER_S, AGED_UNTIL_S, starved_s
 from shoal_service.core.scheduling.market import MarketJob
 from shoal_service.core.scheduling.plan import Claim, Entry, Plan
-from shoal_service.core.scheduling.preemption import Preemption
+from shoal_service.core.scheduling.preemption import Preemption, has_waited
 from shoal_service.core.scheduling.reservations import Reservation, Reservations
 from shoal_service.core.scheduling.shares import Share
 
@@ -36,6 +39,8 @@ class Obstacle:
     """The user whose limit is in the way."""
     sweep: tuple[str, str] | None = None
     """The sweep whose limit is in the way, by project and name."""
+    is_limit: bool = False
+    """More nodes would not help."""
     behind: str | None = None
     """The job with the reserved start that it would delay."""
 
@@ -57,20 +62,29 @@ class Admission:
 
 
 def keep_minima(plan: Plan) -> list[Entry]:
-    """Book the minimum of every running job. Returns the jobs that their project's limit no longer allows."""
+    """Book the minimum of every running job. Returns the jobs that their project's limit no longer allows.
+
+    Who stays within the limits is decided first, by priority: the order in which places are booked says nothing of it.
+    """
+    kept: list[Entry] = []
     above_limit: list[Entry] = []
-    for entry in _known_places_first([*plan.leaving, *plan.running]):
-        job = entry.job
-        if job.is_leaving:
-            if workers := max(job.granted, job.held):
-                plan.keep(entry, plan.stay(entry, workers), workers)
-            continue
-        floor = job.min_workers if job.min_workers < job.granted else job.granted
-        if entry.share.has_limits and entry.share.room() < floor:
+    for entry in (*plan.leaving, *plan.running):
+        floor = _floor(entry.job)
+        if entry.share.has_limits and not entry.job.is_leaving and entry.share.room() < floor:
             above_limit.append(entry)
-        else:
-            plan.keep(entry, entry.shape.stay(floor, job.on_nodes), floor)
+        elif floor:
+            plan.charge(entry, floor)
+            kept.append(entry)
+    for entry in _known_places_first(kept):
+        plan.keep(entry, entry.shape.stay(_floor(entry.job), entry.job.on_nodes), entry.charged)
     return above_limit
+
+
+def _floor(job: MarketJob) -> int:
+    """Workers that it keeps whatever others need: all of them while it is leaving."""
+    if job.is_leaving:
+        return max(job.granted, job.held)
+    return job.min_workers if job.min_workers < job.granted else job.granted
 
 
 def _known_places_first(running: list[Entry]) -> list[Entry]:
@@ -89,6 +103,7 @@ def _known_places_first(running: list[Entry]) -> list[Entry]:
 def admit(plan: Plan, above_limit: list[Entry]) -> Admission:
     """Meet the claims in order; again for those that wait if others were preempted."""
     admission = Admission(preempted=list(above_limit))
+    plan.aged = _aged(plan, above_limit)
     for _ in range(MAX_ROUNDS):
         before = len(admission.preempted)
         admission.waiting.clear()
@@ -98,21 +113,43 @@ def admit(plan: Plan, above_limit: list[Entry]) -> Admission:
     return admission
 
 
+def _aged(plan: Plan, above_limit: list[Entry]) -> Entry | None:
+    """One job at a time, the one that was submitted first, so that a long queue of old jobs does not take the cluster
+    from those of higher priority. The next one has its turn when this one has had its time."""
+    running = [entry for entry in _starved(plan, plan.running, AGED_UNTIL_S) if entry not in above_limit]
+    if running:
+        return running[0]
+    for entry in _starved(plan, plan.queued, AGED_AFTER_S):
+        least = entry.job.min_workers
+        if entry.shape.ever >= least and limit_in_the_way(plan, entry, least) is None:
+            return entry
+    return None
+
+
+def _starved(plan: Plan, entries: list[Entry], least_s: float) -> list[Entry]:
+    latest = plan.now - least_s
+    old = [entry for entry in entries if entry.job.submitted_at <= latest]
+    old = [entry for entry in old if starved_s(entry.job, plan.now) >= least_s]
+    return sorted(old, key=lambda entry: (entry.job.submitted_at, entry.job.job_id))
+
+
 def _meet_claims(plan: Plan, admission: Admission) -> None:
     reservations, preemption = Reservations(plan), Preemption(plan)
-    refused: dict[Claim, tuple[int, Obstacle]] = {}
+    refused: dict[tuple[Claim, bool], tuple[int, Obstacle]] = {}
     waiting = admission.waiting
     for entry in turns(plan, admission.preempted):
         is_queued = not entry.job.granted
-        if is_queued:
-            as_of, obstacle = refused.get(entry.claim, _NEVER)
+        key = entry.claim, entry.share.has_guarantee and has_waited(entry.job, plan.now)
+        if is_queued and entry is not plan.aged:
+            as_of, obstacle = refused.get(key, _NEVER)
             if as_of == plan.num_changes:
                 waiting.append((entry, obstacle))
                 continue
         refusal = _refusal(plan, entry, preemption)
         if refusal is not None:
             if is_queued:
-                refused[entry.claim] = plan.num_changes, refusal
+                if entry is not plan.aged:
+                    refused[key] = plan.num_changes, refusal
                 waiting.append((entry, refusal))
             if refusal is ROOM:
                 reservations.reserve(entry)
@@ -146,10 +183,10 @@ def _refusal(plan: Plan, entry: Entry, preemption: Preemption) -> Obstacle | Non
             f"Needs {job.min_workers} workers of {job.need.describe()} each; the nodes that it may use have room for "
             f"{shape.ever}. Add nodes, or lower elasticity.min_workers."
         )
-    obstacle = _project_obstacle(plan, entry, job.min_workers - entry.charged)
+    obstacle = limit_in_the_way(plan, entry, job.min_workers - entry.charged)
     if obstacle is not None:
         return obstacle
-    if shape.lacks(job.min_workers - entry.target) and not preemption.may_help(job.priority):
+    if shape.lacks(job.min_workers - entry.target) and not preemption.may_help(entry, job.min_workers - entry.target):
         return ROOM
     return None
 
@@ -175,11 +212,14 @@ def _admit(
 
 
 def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:
-    """Running jobs below their minimum, then the queued ones; each project's in the order of the queue."""
+    """Running jobs below their minimum, then the one that has waited for long, then the other queued ones; each
+    project's in the order of the queue."""
     gone = {id(entry) for entry in preempted}
     yield from [entry for entry in plan.running if entry.is_below_minimum and id(entry) not in gone]
     by_share: dict[Share, list[Entry]] = {share: [] for share in plan.shares.all}
-    queued = [entry for entry in plan.queued if not entry.target]
+    queued = [entry for entry in plan.queued if not entry.target and entry is not plan.aged]
+    if plan.aged is not None and not plan.aged.job.granted and not plan.aged.target:
+        yield plan.aged
     for entry in queued:
         by_share[entry.share].append(entry)
     lists = [queue for queue in by_share.values() if queue]
@@ -209,7 +249,9 @@ def _turn(entry: Entry, share: Share) -> tuple[bool, int, tuple[float, ...], tup
     return borrows, -entry.job.priority, used, entry.order
 
 
-def _project_obstacle(plan: Plan, entry: Entry, missing: int) -> Obstacle | None:
+def limit_in_the_way(plan: Plan, entry: Entry, missing: int) -> Obstacle | None:
+    """The limit of its project and of those above it, of its user or of its sweep, with which the job cannot have so
+    many workers more."""
     job, share = entry.job, entry.share
     if share.has_limits and share.room() < missing:
         return _limit_obstacle(entry, missing)
@@ -221,14 +263,14 @@ def _project_obstacle(plan: Plan, entry: Entry, missing: int) -> Obstacle | None
             f"Project {full.project.name} runs {full.running} jobs, and its max_running is {full.project.max_running}. "
             f"Raise it, or wait for one of them."
         )
-        return Obstacle(words, full)
+        return Obstacle(words, full, is_limit=True)
     most = plan.max_running_of(job.user)
     if most is not None and (runs := plan.running_of_user[job.user]) >= most:
         words = (
             f"User {job.user} runs {count_text(runs, 'job')}, and may run {most} at a time (max_running). Wait for one "
             f"of them, or raise the limit."
         )
-        return Obstacle(words, user=job.user)
+        return Obstacle(words, user=job.user, is_limit=True)
     return _sweep_obstacle(plan, job)
 
 
@@ -240,7 +282,7 @@ def _sweep_obstacle(plan: Plan, job: MarketJob) -> Obstacle | None:
         f"Sweep {job.sweep} has {count_text(runs, 'job')} with workers, and its limit is {job.sweep_limit} "
         f"(sweep.limit). Waits until one of them ends."
     )
-    return Obstacle(words, sweep=key)
+    return Obstacle(words, sweep=key, is_limit=True)
 
 
 def _limit_obstacle(entry: Entry, missing: int) -> Obstacle:
@@ -253,9 +295,9 @@ def _limit_obstacle(entry: Entry, missing: int) -> Obstacle:
             f"elasticity.min_workers is {job.min_workers}, and project {name} may have {limit} workers (its limit). "
             f"Raise the limit, or lower min_workers."
         )
-        return Obstacle(words)
+        return Obstacle(words, is_limit=True)
     words = (
         f"Needs {missing} workers; the minima of the running jobs of project {name} take {share.used} of the {limit} "
         f"that it may have (its limit). Raise the limit, or wait for one of them."
     )
-    return Obstacle(words, share)
+    return Obstacle(words, share, is_limit=True)

@@ -1,12 +1,12 @@
 """Deadlines: how many workers a job needs to make `finish_by`, and whether it can be made at all.
 
 `workers_for_deadline` is called by `gains`; `verdict` by the submission, which answers if a deadline
-cannot be met. A deadline that cannot be met has no weight: its workers would be taken from others for nothing.
+cannot be met. Such a deadline has no weight, here or in the queue: others would give up workers for nothing.
 """
 
 from __future__ import annotations
 
-from shoal_service.core.scheduling.estimates import seconds_left
+from shoal_service.core.scheduling.estimates import known_sizes, seconds_left
 from shoal_service.core.scheduling.market import MarketJob
 
 
@@ -15,9 +15,8 @@ def workers_for_deadline(job: MarketJob, now: float) -> int:
     if job.finish_by is None or job.left is None:
         return 0
     most = job.finish_by - now - (job.start_s if job.granted == 0 else job.switch_s)
-    sizes = {job.min_workers, job.max_workers, *job.curve.sizes}
-    for size in range(job.min_workers, job.max_workers + 1) if job.max_workers <= 64 else sorted(sizes):
-        if job.min_workers <= size <= job.max_workers and seconds_left(job, size) <= most:
+    for size in range(job.min_workers, job.max_workers + 1) if job.max_workers <= 64 else known_sizes(job):
+        if seconds_left(job, size) <= most:
             return size
     return 0
 
@@ -26,8 +25,7 @@ def verdict(job: MarketJob, now: float) -> str | None:
     """Why the deadline cannot be met even if the job gets all of its workers at once; None: it can, or is not known."""
     if job.finish_by is None or job.left is None or workers_for_deadline(job, now):
         return None
-    sizes = [size for size in (job.min_workers, job.max_workers, *job.curve.sizes) if size <= job.max_workers]
-    best = max(sizes, key=lambda size: (job.curve.rate(size), -size))
+    best = max(known_sizes(job), key=lambda size: (job.curve.rate(size), -size))
     needs = job.start_s + seconds_left(job, best)
     return (
         f"finish_by is in {duration(job.finish_by - now)}, but {best} workers need {duration(needs)}. "

@@ -16,11 +16,17 @@ job that has received more than this is expected to need as much again (Tiresias
 SECONDS_PER_PRIORITY = 360.0
 """A point of priority counts as much in the queue as this time of waiting, so no priority is overtaken for ever."""
 
-LENGTH_SHARE = 0.5
-"""A job may be overtaken by shorter ones that are submitted within this share of its own length after it ..."""
+LENGTH_SHARE = 2.0
+"""A job may be overtaken by shorter ones that are submitted within so many times its own length after it ..."""
 
-MAX_OVERTAKEN_S = 3600.0
-"""... but within an hour at most."""
+MAX_OVERTAKEN_S = 4 * 3600.0
+"""... but within four hours at most. Both were chosen with `bench/schedule`; docs/scheduling.md has the comparison."""
+
+AGED_AFTER_S = 24 * 3600.0
+"""A queued job that was without workers for so much longer than with them goes first whatever its priority ..."""
+
+AGED_UNTIL_S = 12 * 3600.0
+"""... and keeps its minimum until it is only so much longer."""
 
 DEADLINE_MARGIN_S = 600.0
 """A job with a deadline is to start so long before the last moment at which it could make it."""
@@ -44,12 +50,36 @@ def seconds_left(job: MarketJob, workers: int) -> float:
 
 
 def queue_time(job: MarketJob, work_s: float) -> float:
-    """Virtual time of submit: the queue is in this order. It never changes while a job waits.
+    """Virtual time of submit, without a deadline: the queue is in this order. It never changes while a job waits.
 
     `work_s` is the work that remains, in seconds of one worker. Shorter jobs and higher priorities are earlier. Since
     each bonus is bounded, only jobs that are submitted within a bounded time after a job can overtake it.
     """
     at = job.submitted_at + min(MAX_OVERTAKEN_S, LENGTH_SHARE * work_s / job.min_workers)
-    if job.finish_by is not None and job.left is not None:
-        at = min(at, job.finish_by - seconds_left(job, job.max_workers) - job.start_s - DEADLINE_MARGIN_S)
     return at - SECONDS_PER_PRIORITY * job.priority
+
+
+def starved_s(job: MarketJob, now: float) -> float:
+    """By how much longer it was without workers than with them; a worker beyond the minimum counts as more time."""
+    return now - job.submitted_at - 2 * job.served_s / job.min_workers
+
+
+def latest_start(job: MarketJob) -> float:
+    """The last moment at which the job could get its best number of workers and still make its deadline; infinite
+    without a deadline, or if the work is not known."""
+    if job.finish_by is None or job.left is None:
+        return math.inf
+    pause_s = job.switch_s if job.granted else job.start_s
+    return job.finish_by - pause_s - min(seconds_left(job, size) for size in known_sizes(job))
+
+
+def known_sizes(job: MarketJob) -> list[int]:
+    """Its smallest and largest size and those between them that its curve has. One of them is the fastest."""
+    between = [size for size in job.curve.sizes if job.min_workers < size < job.max_workers]
+    return [job.min_workers, *between, job.max_workers]
+
+
+def queue_time_by_deadline(job: MarketJob, latest: float) -> float:
+    """Virtual time of submit of a job that has to start by `latest`. As the other one, no priority is overtaken for
+    ever: a deadline that can still be made is not long before the submission."""
+    return latest - DEADLINE_MARGIN_S - SECONDS_PER_PRIORITY * job.priority

@@ -12,11 +12,17 @@ import math
 from typing import TypeAlias
 
 from shoal_service.core.scheduling.curves import Segment, hull
-from shoal_service.core.scheduling.estimates import queue_time, worker_seconds_left
+from shoal_service.core.scheduling.estimates import (
+    latest_start,
+    queue_time,
+    queue_time_by_deadline,
+    worker_seconds_left,
+)
 from shoal_service.core.scheduling.market import CapacityKind, MarketJob, Placement
 
-PRIORITY_DOUBLES = 10.0
-"""So many points of priority double a job's weight."""
+PRIORITY_DOUBLES = 50.0
+"""So many points of priority double a job's weight. A priority is about who starts. If it weighed more on what is above
+the minimum, an urgent job that is long would take the workers of many short ones."""
 
 ShapeKey: TypeAlias = tuple[float, float, float, CapacityKind, Placement, frozenset[tuple[str, str]]]
 
@@ -28,7 +34,7 @@ _NO_LABELS: frozenset[tuple[str, str]] = frozenset()
 class Facts:
     """Of one job."""
 
-    __slots__ = ("_division", "_ends", "_standing", "claim_key", "order", "shape_key", "work_s")
+    __slots__ = ("_division", "_due", "_ends", "_order", "_standing", "claim_key", "shape_key", "work_s")
 
     def __init__(self, job: MarketJob) -> None:
         need = job.need
@@ -41,11 +47,19 @@ class Facts:
         )
         """Equal for queued jobs that ask for the same."""
         self.work_s = worker_seconds_left(job)
-        self.order = (queue_time(job, self.work_s), job.job_id)
-        """Place in the queue."""
+        self._order = (queue_time(job, self.work_s), job.job_id)
+        self._due: tuple[float, tuple[float, str]] | None = None
+        """The latest start by which its deadline can be made, and its place in the queue until then."""
+        if job.finish_by is not None and job.left is not None:
+            latest = latest_start(job)
+            self._due = latest, min(self._order, (queue_time_by_deadline(job, latest), job.job_id))
         self._division: tuple[tuple[Segment, ...], float] | None = None
         self._ends: tuple[float, float] | None = None
         self._standing: tuple[object, ...] | None = None
+
+    def order(self, now: float) -> tuple[float, str]:
+        """Place in the queue. A deadline counts as long as it can be made."""
+        return self._due[1] if self._due is not None and now <= self._due[0] else self._order
 
     def division(self, job: MarketJob) -> tuple[tuple[Segment, ...], float]:
         """The hull of its curve from its minimum on, and the weight of a sample of it per second before that by length:

@@ -24,10 +24,10 @@ from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_service.core.scheduling.room import count
 from shoal_service.core.scheduling.shares import Share
 
-Q = 1.2
+Q = 1.3
 """1 / (1 - p) of heSRPT for a throughput of workers^p. 1 ignores the length of jobs, infinity is SRPT. More favours the
-mean over the 99th percentile: on the traces 1.35 costs up to 5 % of it, and 1.15 up to 3 % of the mean. Measured curves
-are flatter at their ends than any power, which the gains see already."""
+mean over the 99th percentile; docs/scheduling.md has the comparison. Measured curves are flatter at their ends than any
+power, which the gains see already."""
 
 DEADLINE_WEIGHT = 1e6
 """Weight of the workers without which a job misses its deadline."""
@@ -68,11 +68,11 @@ def divide_rest(plan: Plan) -> None:
 
 def _weights(entries: list[Entry], takers: Container[int]) -> dict[int, float]:
     """heSRPT's weight by rank, longest first, times the priority's, per sample; by identity, for the takers."""
-    ranked = sorted([(-entry.facts.work_s, entry.job.job_id, entry) for entry in entries])
+    ranked = sorted([(-entry.facts.work_s, entry.job.priority, entry.job.job_id, entry) for entry in entries])
     by_rank = rank_weights(1 << len(ranked).bit_length())
     return {
         id(entry): weight * entry.facts.division(entry.job)[1]
-        for (_, _, entry), weight in zip(ranked, by_rank, strict=False)
+        for (*_, entry), weight in zip(ranked, by_rank, strict=False)
         if id(entry) in takers
     }
 

@@ -21,6 +21,12 @@ from shoal_workers.contract.placing import Placement as Placement
 DEFAULT_PROJECT = "default"
 DEFAULT_USER = "default"
 
+SWITCH_S = 0.3
+"""A change of the number of workers, until one was measured on the cluster: the median of docs/measured/layouts.md."""
+START_S = 4.3
+"""From a grant to the end of the first step, until one was measured on the cluster: what `bench/market/urgent_start.py`
+has measured of four workers that others give by shrinking (docs/scheduling.md)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerNeed:
@@ -86,9 +92,9 @@ class MarketJob:
     """Worker-seconds received so far."""
     moved_at: float | None = None
     """When `granted` last changed; None: never."""
-    switch_s: float = 0.5
+    switch_s: float = SWITCH_S
     """Seconds without training at each change of the number of workers; measured."""
-    start_s: float = 3.0
+    start_s: float = START_S
     """Seconds from a grant to the first step, for a job that is queued; measured."""
     finish_by: float | None = None
     """The deadline that the user has set."""
@@ -110,7 +116,8 @@ class Project:
     parent: str | None = None
     weight: float = 1.0
     guaranteed: int = 0
-    """Workers that the project gets back from borrowers as soon as it has jobs for them."""
+    """Workers that the project gets back from borrowers for its jobs: at once from what is above their minima, after a
+    grace from jobs of no higher priority."""
     limit: int | None = None
     """It never has more workers; None: no limit."""
     max_running: int | None = None

@@ -31,6 +31,7 @@ class Entry:
     """A job during one decision."""
 
     __slots__ = (
+        "aged",
         "beneficiary",
         "charged",
         "claim",
@@ -39,19 +40,20 @@ class Entry:
         "floor",
         "job",
         "order",
+        "owed",
         "shape",
         "share",
         "sites",
         "target",
     )
 
-    def __init__(self, job: MarketJob, facts: Facts, claim: Claim) -> None:
+    def __init__(self, job: MarketJob, facts: Facts, claim: Claim, now: float) -> None:
         self.job = job
         self.facts = facts
         self.claim = claim
         self.shape = claim.shape
         self.share = claim.share
-        self.order = facts.order
+        self.order = facts.order(now)
         self.target = 0
         """Workers that it is to have."""
         self.charged = 0
@@ -62,6 +64,10 @@ class Entry:
         """Where its floor is booked."""
         self.beneficiary: str | None = None
         """The job for which it is preempted."""
+        self.aged = False
+        """It is preempted for a job that has waited for long, or it is that job."""
+        self.owed: Share | None = None
+        """The project that gets what is guaranteed to it by preemption, of this job or for it."""
         self.donors: tuple[str, ...] = ()
         """Jobs that are preempted for it."""
 
@@ -84,6 +90,8 @@ class Plan:
         self.running: list[Entry] = []
         self.queued: list[Entry] = []
         self.leaving: list[Entry] = []
+        self.aged: Entry | None = None
+        """The one job that goes first, or keeps its minimum, because it has waited for long."""
         self.num_changes = 0
         """Grows whenever a job gets or loses places."""
         claims: dict[ClaimKey, Claim] = {}
@@ -92,7 +100,7 @@ class Plan:
             claim = claims.get(facts.claim_key)
             if claim is None:
                 claim = claims[facts.claim_key] = Claim(self.room.shape(job, facts), self.shares.of(job.project))
-            entry = Entry(job, facts, claim)
+            entry = Entry(job, facts, claim, now)
             if job.is_leaving:
                 self.leaving.append(entry)
             elif job.granted > 0:
@@ -129,7 +137,7 @@ class Plan:
         self.num_changes += 1
         entry.sites = sites
         entry.target = entry.floor = here
-        self._charge(entry, workers if workers > here else here)
+        self.charge(entry, workers if workers > here else here)
 
     def book(self, entry: Entry, sites: Sites) -> None:
         """Give these places to the job."""
@@ -138,21 +146,24 @@ class Plan:
         entry.target += count(sites)
         entry.floor = entry.target
         if entry.target > entry.charged:
-            self._charge(entry, entry.target - entry.charged)
+            self.charge(entry, entry.target)
 
     def clear(self, entry: Entry) -> None:
         """Take all of its places from the job."""
         self.num_changes += 1
         self.room.give_back(entry.shape, entry.sites)
-        self._charge(entry, -entry.charged)
+        self.charge(entry, 0)
         entry.sites = _NONE
         entry.target = entry.floor = 0
 
-    def _charge(self, entry: Entry, workers: int) -> None:
+    def charge(self, entry: Entry, workers: int) -> None:
+        """So many workers of the job count for its project."""
         before = entry.charged
-        entry.charged += workers
-        running = (entry.charged > 0) - (before > 0)
-        entry.share.add(workers, running)
+        if workers == before:
+            return
+        entry.charged = workers
+        running = (workers > 0) - (before > 0)
+        entry.share.add(workers - before, running)
         if running and entry.job.user:
             self.running_of_user[entry.job.user] += running
         if running and entry.job.sweep:

@@ -1,16 +1,25 @@
 """Whom an urgent job displaces: running jobs of lower priority, as few as it takes. Called by `admission`.
 
 A job that lost nodes and no longer has its minimum does not train, so it also gives way to a job of its own priority.
+The job that has waited for long (`plan.aged`) displaces others whatever their priority, and nobody displaces it.
+A job that has waited RECLAIM_AFTER_S for what is guaranteed to its project displaces jobs of its own priority, too, if
+they are of projects that have more than is guaranteed to them. What it gets is not taken back in the same way, because
+neither project is then below its guarantee for the jobs of the other.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from typing import NamedTuple, TypeAlias
 
+from shoal_service.core.scheduling.market import MarketJob
 from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_service.core.scheduling.room import Shape, Sites
 from shoal_service.core.scheduling.shares import Share
+
+RECLAIM_AFTER_S = 60.0
+"""A borrower of equal priority keeps its minimum for so long, since another one may end or be shrunk meanwhile."""
 
 MANY = 100
 """So many victims are sorted with the others rather than inserted one by one."""
@@ -27,15 +36,15 @@ class Preemption:
         self._victims = sorted([_ranked(entry) for entry in latest_first if entry.target])
         self._added: list[Entry] = []
         """Victims that are not in order yet: most jobs are admitted before anybody asks for one."""
-        self._failed: dict[int, tuple[float, int]] = {}
-        """Priority and workers of the last claim of a shape that preemption could not meet."""
+        self._failed: dict[tuple[int, Share | None], tuple[float, int]] = {}
+        """Priority and workers of the last claim of a shape, for what is owed to a project, that could not be met."""
 
     def add(self, entry: Entry) -> None:
         """The job has been admitted in this decision; a job of higher priority may still displace it."""
         self._added.append(entry)
 
-    def may_help(self, priority: int) -> bool:
-        """Some job has a lower priority."""
+    def may_help(self, claimant: Entry, missing: int) -> bool:
+        """Some job has a lower priority, or the same one if workers are owed to the claimant's project."""
         if len(self._added) > MANY:
             self._victims += map(_ranked, self._added)
             self._victims.sort()
@@ -43,40 +52,54 @@ class Preemption:
             for entry in self._added:
                 insort(self._victims, _ranked(entry))
         self._added.clear()
-        return bool(self._victims) and self._victims[0][0] < priority
+        least = self._victims[0][0] if self._victims else math.inf
+        priority = self._priority(claimant)
+        return least < priority or (least == priority and self._owed_to(claimant, missing) is not None)
+
+    def _priority(self, claimant: Entry) -> float:
+        return math.inf if claimant is self._plan.aged else claimant.job.priority
+
+    def _owed_to(self, claimant: Entry, missing: int) -> Share | None:
+        """The project that gets what is guaranteed to it back from others by this claim."""
+        return claimant.share.owed(missing) if has_waited(claimant.job, self._plan.now) else None
 
     def make_room(self, claimant: Entry, missing: int) -> list[Entry]:
         """Preempt until so many workers fit. Empty if that cannot be done, and then nothing has changed."""
-        priority = claimant.job.priority
-        if not self.may_help(priority):
+        if not self.may_help(claimant, missing):
             return []
-        failed = self._failed.get(id(claimant.shape))
+        priority, owed = self._priority(claimant), self._owed_to(claimant, missing)
+        failed = self._failed.get((id(claimant.shape), owed))
         if failed is not None and priority <= failed[0] and missing >= failed[1]:
             return []
-        cleared = self._clear(claimant, missing)
+        cleared = self._clear(claimant, missing, owed)
         if not cleared:
-            self._failed[id(claimant.shape)] = (priority, missing)
+            self._failed[id(claimant.shape), owed] = (priority, missing)
             return []
         for victim in cleared:
             del self._victims[bisect_left(self._victims, victim.ranked)]
             victim.entry.beneficiary = claimant.job.job_id
+            victim.entry.aged = claimant.aged = claimant is self._plan.aged
+            if victim.ranked[0] == priority:
+                victim.entry.owed = claimant.owed = owed
         entries = [victim.entry for victim in cleared]
         claimant.donors = (*claimant.donors, *(entry.job.job_id for entry in entries if entry.job.granted))
         return entries
 
-    def _clear(self, claimant: Entry, missing: int) -> list[_Victim]:
+    def _clear(self, claimant: Entry, missing: int, owed: Share | None) -> list[_Victim]:
         cleared: list[_Victim] = []
-        shape, share, most = claimant.shape, claimant.share, claimant.job.priority
+        shape, share, most = claimant.shape, claimant.share, self._priority(claimant)
         spare: dict[Share, float] = {}
         """What each project has beyond what is guaranteed to it, as of the last job that was cleared."""
         for ranked in self._victims:
             entry = ranked[-1]
-            if ranked[0] >= most:
+            if ranked[0] >= most and (owed is None or ranked[0] > most):
                 break
+            if ranked[0] == most and owed in entry.share.path:
+                continue
             beyond = spare.get(entry.share)
             if beyond is None:
                 beyond = spare[entry.share] = entry.share.spare_beside(share)
-            if entry.charged > beyond or entry is claimant or not entry.shape.overlaps(shape):
+            if entry.charged > beyond or entry in (claimant, self._plan.aged) or not entry.shape.overlaps(shape):
                 continue
             cleared.append(_Victim(ranked, entry, entry.sites, entry.charged))
             self._plan.clear(entry)
@@ -111,6 +134,11 @@ class _Victim(NamedTuple):
     entry: Entry
     sites: Sites
     charged: int
+
+
+def has_waited(job: MarketJob, now: float) -> bool:
+    """So long that it may displace borrowers of its own priority."""
+    return now - (job.submitted_at if job.moved_at is None else job.moved_at) >= RECLAIM_AFTER_S
 
 
 def _ranked(entry: Entry) -> _Ranked:

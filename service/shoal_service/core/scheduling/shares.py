@@ -64,6 +64,18 @@ class Share:
             (share.used - least for share, least in self._guaranteed if share not in other.path), default=math.inf
         )
 
+    def owed(self, workers: int) -> Share | None:
+        """The project, this one or an ancestor, to which so many workers more are still guaranteed."""
+        for share, least in self._guaranteed:
+            if share.used + workers <= least:
+                return share
+        return None
+
+    @property
+    def has_guarantee(self) -> bool:
+        """Something is guaranteed to it or to an ancestor."""
+        return bool(self._guaranteed)
+
     def full_of_jobs(self) -> Share | None:
         """The project on the path that has as many running jobs as it may."""
         for share in self._capped:

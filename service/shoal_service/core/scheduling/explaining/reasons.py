@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from shoal_service.core.scheduling.estimates import AGED_AFTER_S
 from shoal_service.core.scheduling.market import MarketJob
 from shoal_service.core.scheduling.plan import Entry
+
+_AGED = f"was without workers for {AGED_AFTER_S / 3600:g} h longer than with them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,12 @@ def start_words(entry: Entry, flows: Flows) -> str:
     job = entry.job
     needs = _starts_with(entry.target, entry.shape.words, job.min_workers, job.max_workers)
     if entry.donors:
-        return f"{needs}; preempts {names_of(entry.donors)} by its priority of {job.priority}."
+        right = f"by its priority of {job.priority}"
+        if entry.aged:
+            right = f"because it {_AGED}"
+        elif entry.owed is not None:
+            right = f"for what is guaranteed to project {entry.owed.project.name}"
+        return f"{needs}; preempts {names_of(entry.donors)} {right}."
     flowing = flows.got.get(job.job_id)
     if not flowing:
         return f"{needs}, which were free."
@@ -99,6 +107,18 @@ def preempt_words(entry: Entry, beneficiary: MarketJob | None) -> str:
         return (
             f"The running jobs of project {entry.share.project.name} need more workers than its limit allows. "
             f"This one has the lowest priority ({job.priority}); it saves and returns to the queue."
+        )
+    if entry.aged:
+        return (
+            f"Preempted for {beneficiary.job_id}, which {_AGED} and needs {workers_of(beneficiary.min_workers)}. "
+            f"It saves and returns to the queue; no step is lost."
+        )
+    if entry.owed is not None:
+        project = entry.owed.project
+        return (
+            f"Preempted for {beneficiary.job_id}, which needs {workers_of(beneficiary.min_workers)} of the "
+            f"{project.guaranteed} that are guaranteed to project {project.name}. It saves and returns to the queue; "
+            f"no step is lost."
         )
     return (
         f"Preempted for {beneficiary.job_id} (priority {beneficiary.priority}, here {job.priority}), which needs "

@@ -62,9 +62,8 @@ def waits(plan: Plan, waiting: Sequence[tuple[Entry, Obstacle]]) -> list[Wait]:
     for position, (entry, obstacle) in enumerate(waiting, 1):
         job = entry.job
         if obstacle.words is not None:
-            is_limit = obstacle.share is not None or bool(obstacle.user) or obstacle.sweep is not None
             holders = words.holders(obstacle)
-            decisions.append(Wait(job.job_id, obstacle.words, position, holders, waits_for_limit=is_limit))
+            decisions.append(Wait(job.job_id, obstacle.words, position, holders, waits_for_limit=obstacle.is_limit))
             continue
         forecast, reason = words.room(entry, obstacle.behind)
         at, holders = forecast.place(job.min_workers)

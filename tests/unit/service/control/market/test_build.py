@@ -11,7 +11,7 @@ from shoal_service.control.market.build import MarketBuilder, is_preempted, stan
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Category
 from shoal_service.core.nodes import Drain, DrainSource, Node
-from shoal_service.core.scheduling.market import MarketJob, MarketState, WorkerNeed
+from shoal_service.core.scheduling.market import START_S, SWITCH_S, MarketJob, MarketState, WorkerNeed
 from shoal_service.store.driving import DriveRow
 from shoal_service.views import Goodput, JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -76,7 +76,7 @@ def test_a_queued_job_has_its_limits_what_is_left_and_assumed_costs() -> None:
     found = job(MarketBuilder(), row())
     assert (found.submitted_at, found.min_workers, found.max_workers, found.priority) == (5.0, 1, 4, 3)
     assert (found.granted, found.held, found.left, found.done) == (0, 0, 800.0, 0.0)
-    assert (found.switch_s, found.start_s, found.moved_at) == (0.5, 3.0, None)
+    assert (found.switch_s, found.start_s, found.moved_at) == (SWITCH_S, START_S, None)
     assert found.curve.rate(2) > found.curve.rate(1)
 
 
@@ -97,10 +97,10 @@ def test_the_speed_of_a_group_is_measured_once_its_first_steps_are_over() -> Non
 def test_switches_and_starts_are_measured_and_serve_other_jobs_as_estimate() -> None:
     builder = MarketBuilder()
     job(builder, running(2, starting=6.0))
-    after = job(builder, running(9, generation=2, workers=3, starting=6.0, resizing=0.3))
-    assert (after.start_s, after.switch_s) == (pytest.approx(6.0), pytest.approx(0.3))
+    after = job(builder, running(9, generation=2, workers=3, starting=6.0, resizing=0.5))
+    assert (after.start_s, after.switch_s) == (pytest.approx(6.0), pytest.approx(0.5))
     other = job(builder, replace(row(), id="job-b"))
-    assert (other.start_s, other.switch_s) == (pytest.approx(4.5), pytest.approx(0.4))
+    assert (other.start_s, other.switch_s) == (pytest.approx((START_S + 6.0) / 2), pytest.approx((SWITCH_S + 0.5) / 2))
 
 
 def test_the_time_of_the_last_move_is_when_the_grant_was_seen_to_change() -> None:

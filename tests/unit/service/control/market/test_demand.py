@@ -51,7 +51,7 @@ def test_a_resize_counts_with_its_new_size_and_a_preempted_job_with_what_it_stil
 
 
 def test_nothing_is_asked_for_a_job_above_the_limit_of_its_project() -> None:
-    jobs = [job("a", granted=3, project="p"), job("b", project="p"), job("c", project="q")]
+    jobs = [job("a", granted=3, least=3, project="p"), job("b", project="p"), job("c", project="q")]
     state = MarketState(jobs=jobs, nodes=[], projects={"p": Project(name="p", limit=4)})
     assert demand(state, [Wait("b", "limit", 1), Wait("c", "no room", 2)]) == {CPU: 5}
 
@@ -70,3 +70,47 @@ def test_a_job_that_waits_for_a_limit_of_jobs_asks_for_nothing() -> None:
         users={"default": User(name="default", max_running=1)},
     )
     assert demand(state, [one for one in decide(state, 10.0) if isinstance(one, Wait)]) == {CPU: 2 + 8}
+
+
+def test_nothing_is_asked_for_a_job_above_the_limit_of_any_project_above_its_own() -> None:
+    tree = {
+        "lab": Project(name="lab", limit=4),
+        "x": Project(name="x", parent="lab"),
+        "y": Project(name="y", parent="x", limit=100),
+    }
+    jobs = [job("a", granted=3, least=3, project="x"), job("b", project="y"), job("c", least=1, project="y")]
+    state = MarketState(jobs=jobs, nodes=[], projects=tree)
+    assert demand(state, [Wait("b", "no room", 1), Wait("c", "no room", 2)]) == {CPU: 4}
+
+
+def test_jobs_of_projects_without_rules_share_the_limit_of_the_default_project() -> None:
+    jobs = [job("a", granted=3, least=3, project="p"), job("b", project="q")]
+    state = MarketState(jobs=jobs, nodes=[], projects={"default": Project(name="default", limit=4)})
+    assert demand(state, [Wait("b", "no room", 1)]) == {CPU: 3}
+
+
+def test_no_more_waiting_jobs_ask_than_may_run_at_a_time() -> None:
+    jobs = [job(f"{kind}{at}", **{kind: kind}) for kind in ("user", "project") for at in range(3)]
+    sweep = [job(f"s{at}", sweep="lr", sweep_limit=1) for at in range(3)]
+    state = MarketState(
+        jobs=[*jobs, *sweep],
+        nodes=[],
+        projects={"project": Project(name="project", max_running=1)},
+        users={"user": User(name="user", max_running=1)},
+    )
+    waits = [Wait(one.job_id, "no room", at) for at, one in enumerate(state.jobs)]
+    assert demand(state, waits) == {CPU: 3 * 2}
+
+
+def test_a_minimum_above_a_limit_asks_for_nothing_and_waits_for_the_limit() -> None:
+    tree = {"lab": Project(name="lab", limit=1), "x": Project(name="x", parent="lab")}
+    state = MarketState(jobs=[job("a", project="x")], nodes=[MarketNode(node_id="n", cpus=8.0)], projects=tree)
+    decisions = decide(state, 10.0)
+    assert [one.waits_for_limit for one in decisions if isinstance(one, Wait)] == [True]
+    assert demand(state, decisions) == {}
+
+
+def test_a_job_that_needs_other_nodes_asks_for_them_in_place_of_what_its_project_has_above_minima() -> None:
+    jobs = [job("a", granted=8, least=1), job("b", need=GPU_NEED)]
+    state = MarketState(jobs=jobs, nodes=[], projects={"default": Project(name="default", limit=8)})
+    assert demand(state, [Wait("b", "no GPU", 1)]) == {CPU: 6, GPU: 2}

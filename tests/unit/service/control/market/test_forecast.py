@@ -28,7 +28,10 @@ def test_a_job_with_room_starts_at_once() -> None:
 
 
 def test_a_job_without_room_waits_behind_the_queue_for_those_that_hold_it() -> None:
-    running, first = job("job-old", 4, 4, granted=4, left=340.0, priority=5), job("job-first", 4, priority=5)
+    running, first = (
+        job("job-old", 4, 4, granted=4, left=340.0, priority=5),
+        job("job-first", 4, priority=5, left=340.0),
+    )
     state = market([replace(running, held=4), first], nodes(4.0))
     found = forecast(state, SPEC, (), decide, NOW)
     assert (found.workers, found.position) == (None, 2)

@@ -30,6 +30,7 @@ from shoal_service.core.scheduling.market import (
     User,
     Wait,
 )
+from shoal_service.core.scheduling.preemption import has_waited
 
 EXAMPLES, MANY_EXAMPLES = 60, 500
 Change = Start | Resize | Preempt
@@ -117,8 +118,11 @@ def only_lower_priorities_are_preempted_and_the_beneficiary_starts(state: Market
     """A job that no longer fits does not train, and gives way to its own priority."""
     for one in decisions:
         if isinstance(one, Preempt) and one.beneficiary:
-            victim, urgent = by_id[one.job_id].priority, by_id[one.beneficiary].priority
-            assert victim < urgent or (victim == urgent and lost_nodes), one.reason
+            victim, urgent = by_id[one.job_id], by_id[one.beneficiary]
+            is_owed = has_waited(urgent, NOW) and "guaranteed to project" in one.reason
+            assert victim.priority < urgent.priority or (
+                victim.priority == urgent.priority and (lost_nodes or is_owed)
+            ), one.reason
             assert one.beneficiary in started or by_id[one.beneficiary].granted
 
 
@@ -141,8 +145,9 @@ def changes_of(decisions: Sequence[Decision]) -> list[Change]:
     return [one for one in decisions if not isinstance(one, Wait)]
 
 
-def what_is_guaranteed_is_not_left_to_borrowers_above_their_minimum(state: MarketState) -> None:
-    """On one kind of worker and node: if a project below its guarantee waits, no borrower can be shrunk."""
+def what_is_guaranteed_is_not_left_to_borrowers(state: MarketState) -> None:
+    """On one kind of worker and node: if a project below its guarantee waits, no borrower can be shrunk, and none of
+    its priority or of a lower one could be preempted for a job that has waited for the grace."""
     state = of_one_kind(state)
     plain = [replace(one, user="", project=one.project.split("-")[0]) for one in state.jobs]
     cluster = [replace(node, cpus=8.0) for node in state.nodes]
@@ -165,6 +170,25 @@ def what_is_guaranteed_is_not_left_to_borrowers_above_their_minimum(state: Marke
                 max(one.granted, one.held) for one in state.jobs if one.granted
             )
             assert spare + free < waiting.min_workers or "would delay" in wait.reason
+            if has_waited(waiting, NOW):
+                assert all(spare + free + one.min_workers < waiting.min_workers for one in borrowers(state, waiting))
+
+
+def borrowers(state: MarketState, waiting: MarketJob) -> list[MarketJob]:
+    """Jobs without which their project still has what is guaranteed to it, in minima."""
+    found = []
+    for one in state.jobs:
+        project = state.projects.get(one.project) or state.projects.get("default") or Project(name="default")
+        peers = [
+            other
+            for other in state.jobs
+            if other.granted and (other.project == project.name or other.project not in state.projects)
+        ]
+        minima = sum(max(other.granted, other.held) if other.is_leaving else other.min_workers for other in peers)
+        is_beyond = not project.guaranteed or minima - one.min_workers >= project.guaranteed
+        if one.granted and not one.is_leaving and one.priority <= waiting.priority and is_beyond:
+            found += [one] if one.project != waiting.project else []
+    return found
 
 
 def each_running_job_below_its_maximum_has_a_reason(state: MarketState) -> None:
@@ -184,7 +208,7 @@ INVARIANTS = [
     no_job_is_below_its_minimum_or_above_its_maximum,
     only_lower_priorities_are_preempted_and_the_beneficiary_starts,
     repetition_changes_nothing,
-    what_is_guaranteed_is_not_left_to_borrowers_above_their_minimum,
+    what_is_guaranteed_is_not_left_to_borrowers,
     jobs_that_were_preempted_settle_at_their_return,
     each_running_job_below_its_maximum_has_a_reason,
 ]
