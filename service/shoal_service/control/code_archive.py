@@ -138,7 +138,7 @@ def _require_bounded(entries: list[zipfile.ZipInfo], num_bytes: int) -> None:
     for entry in entries:
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise CodeArchiveError(
-                f"the entry {_shown(entry.filename)!r} is compressed by method {entry.compress_type}; allowed are stored or deflated."
+                f"the entry {_shown(entry.filename)!r} is neither stored nor deflated (method {entry.compress_type})."
             )
 
 
