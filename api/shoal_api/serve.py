@@ -100,7 +100,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     requests, passes = RequestMetrics(), PassTimes()
     control = ControlLoop(store, cluster, SystemClock(), config, times=passes)
     tallies = WebhookTallies(hook.name for hook in settings.webhooks)
-    hooks = WebhookConfig(secrets=secrets, hooks=settings.webhooks)
+    hooks = WebhookConfig(secrets=secrets, rules=settings.webhook_rules, hooks=settings.webhooks)
     if any(hook.is_apprise for hook in hooks.hooks) and not is_installed():
         _log.warning("webhooks.no_apprise", extra={"reason": MISSING})
     delivery = WebhookDelivery(store, SystemClock(), hooks, lease=lambda: control.lease, tallies=tallies)
@@ -140,6 +140,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
             archive_bytes=settings.limit_archive_bytes,
         ),
         places=settings.allowed_places,
+        webhooks=settings.webhook_rules,
         allowed_hosts=settings.host_names | {socket.gethostname().lower()},
     )
     ends_cluster = embedded is not None and not settings.keep_cluster

@@ -23,12 +23,13 @@ from shoal_service.core.retention.ended_jobs import (
     LEAST_AUDIT_DAYS,
     RetentionRules,
 )
+from shoal_service.core.webhooks.rules import ANY, WebhookRules
 from shoal_service.core.webhooks.selection import ServiceWebhook, unknown_patterns
 from shoal_workers.contract.checks.checkpoint_url import absolute
 from shoal_workers.contract.checks.places import DEFAULT_PATHS, DEFAULT_PROTOCOLS, AllowedPlaces, PipSource
 from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
 from shoal_workers.contract.snapshots import SnapshotScope
-from shoal_workers.contract.webhooks.spec import SECRET_VARIABLE
+from shoal_workers.contract.webhooks.spec import SECRET_VARIABLE, is_reference
 
 SECRETS_DIR = "SHOAL_SECRETS_DIR"
 """A directory with secrets as files, as containers mount them: the file `shoal_database_url` has the value of
@@ -182,6 +183,17 @@ class Settings(BaseSettings):
     webhook_secrets_dir: Path = Field(default_factory=lambda given: _below_state(given, "webhook-secrets"))
     """Directory of the secrets that webhooks name as file:NAME. Default: webhook-secrets/ in state_dir."""
 
+    webhook_receivers: str = ""
+    """Hosts, addresses and networks that webhooks of specs may reach beside public addresses, separated by commas:
+    hooks.internal, 10.2.0.0/16. A host that is named here may have any address."""
+    webhook_project_secrets: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Which secrets the webhooks of specs may name, by project, as JSON: {"vision": ["file:vision"]}. The project * is
+    every project, and the secret * every secret. By default none."""
+
+    @property
+    def webhook_rules(self) -> WebhookRules:
+        return WebhookRules.read(self.webhook_receivers, self.webhook_project_secrets)
+
     @property
     def host_names(self) -> frozenset[str]:
         """`allowed_hosts`, in lower case."""
@@ -248,6 +260,21 @@ class Settings(BaseSettings):
             if unknown := unknown_patterns(hook.events):
                 raise ValueError(f"webhook {hook.name}: no event has the type {', '.join(unknown)}.")
         return hooks
+
+    @field_validator("webhook_receivers")
+    @classmethod
+    def _are_receivers(cls, receivers: str) -> str:
+        WebhookRules.read(receivers, {})
+        return receivers
+
+    @field_validator("webhook_project_secrets")
+    @classmethod
+    def _are_references(cls, secrets: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        for project, references in secrets.items():
+            for one in references:
+                if one != ANY and not is_reference(one):
+                    raise ValueError(f"{project}: {one!r} is not file:NAME, env:{SECRET_VARIABLE}NAME or {ANY}.")
+        return secrets
 
     @field_validator("state_dir", "webhook_secrets_dir")
     @classmethod

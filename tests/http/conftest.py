@@ -26,6 +26,7 @@ from shoal_api.http.streams import Pace
 from shoal_service.control.access.admin_token import ensure_admin_token
 from shoal_service.control.profile_store import planning_profile
 from shoal_service.core.events.service import SupervisorRestarted
+from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
@@ -92,6 +93,7 @@ def running(
     grace_s: int = 5,
     checkpoint_url: str = "",
     places: AllowedPlaces = EVERYWHERE,
+    webhooks: WebhookRules = UNRESTRICTED,
 ) -> Iterator[Service]:
     ensure_admin_token(store, Path(os.environ["SHOAL_STATE_DIR"]), now=time.time())
     lease = store.acquire_lease("tests", ttl_s=600, now=time.time())
@@ -121,6 +123,7 @@ def running(
         pace=Pace(heartbeat_s=heartbeat_s, refresh_s=0.05),
         warnings=lambda: tuple(warnings),
         places=places,
+        webhooks=webhooks,
     )
     listener = socket.create_server(("127.0.0.1", port))
     port = listener.getsockname()[1]

@@ -18,6 +18,7 @@ from shoal_service.control.webhooks.delivery import WebhookDelivery
 from shoal_service.control.webhooks.lane import WebhookConfig
 from shoal_service.control.webhooks.secrets import Secrets
 from shoal_service.core.webhooks.retries import RetryPolicy
+from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
 from shoal_service.store import Lease, Store
 from shoal_service.telemetry.webhook_tallies import WebhookTallies
 
@@ -131,11 +132,16 @@ class Receiver:
 
 
 def config_of(
-    *hooks: Any, answer_s: float = 30.0, directory: Path = Path("/nowhere"), **policy: float
+    *hooks: Any,
+    answer_s: float = 30.0,
+    directory: Path = Path("/nowhere"),
+    rules: WebhookRules = UNRESTRICTED,
+    **policy: float,
 ) -> WebhookConfig:
     """Fast retries, unless `policy` says otherwise."""
     return WebhookConfig(
         secrets=Secrets({SECRET_NAME.removeprefix("env:"): SECRET}, directory),
+        rules=rules,
         hooks=tuple(hooks),
         retries=RetryPolicy(**{"first_s": 0.02, "longest_s": 0.1, **policy}),
         answer_s=answer_s,

@@ -49,6 +49,7 @@ from shoal_service.clock import SystemClock
 from shoal_service.control.access.oidc import Issuer
 from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
 from shoal_service.control.storage.job_storage import JobStorage
+from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
@@ -78,6 +79,7 @@ def create_app(
     limits: Limits = Limits(),  # noqa: B008
     issuer: Issuer | None = None,
     places: AllowedPlaces = EVERYWHERE,
+    webhooks: WebhookRules = UNRESTRICTED,
 ) -> FastAPI:
     """A new application.
 
@@ -93,6 +95,7 @@ def create_app(
         issuer: of JWTs that are accepted beside tokens.
         limits: how much one principal may ask.
         places: what the paths and URLs of a spec may name.
+        webhooks: what the webhooks of a spec may do.
         allowed_hosts: names that a request may be for, in lower case; addresses and localhost always are.
     """
     storage = JobStorage(checkpoint_url)
@@ -110,6 +113,7 @@ def create_app(
         profiles=profiles,
         warnings=warnings,
         places=places,
+        webhooks=webhooks,
     )
 
     @asynccontextmanager

@@ -16,6 +16,7 @@ from shoal_service.control.retention.collector import RetentionCollector
 from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.control.storage.verifications import Verifications
 from shoal_service.control.submission import Surroundings
+from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.queue_views import StartForecast
@@ -70,6 +71,8 @@ class Context:
     """Problems of a service that is ready all the same. Called on worker threads; it must answer from memory."""
     places: AllowedPlaces = EVERYWHERE
     """What the paths and URLs of a spec may name."""
+    webhooks: WebhookRules = UNRESTRICTED
+    """What the webhooks of a spec may do."""
     clock: Callable[[], float] = time.time
     changes: Changes = field(default_factory=Changes)
     verifications: Verifications = field(default_factory=Verifications)
@@ -77,7 +80,8 @@ class Context:
     def surroundings(self, note: str) -> Surroundings:
         """What is known now about where a submitted job will run; `note` begins that of its status."""
         nodes = self.cluster.snapshot().nodes
-        return Surroundings(profiles=tuple(self.profiles.values()), nodes=nodes, note=note, places=self.places)
+        profiles = tuple(self.profiles.values())
+        return Surroundings(profiles=profiles, nodes=nodes, note=note, places=self.places, webhooks=self.webhooks)
 
 
 def wants_events(request: Request) -> bool:

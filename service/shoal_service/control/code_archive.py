@@ -12,6 +12,7 @@ import io
 import os
 import stat
 import struct
+import time
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -26,9 +27,14 @@ _EXCLUDED_SUFFIXES = (".pyc", ".pyo")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _NUM_LARGEST_NAMED = 5
 _MAX_NAME_BYTES = 1024
-_ENTRY, _END_OF_DIRECTORY = b"PK\x01\x02", b"PK\x05\x06"
-_END = struct.Struct("<12xII2x")
-"""The end of a zip's directory: its size, and where it begins."""
+_CHECK_S = 60.0
+_PIECE_BYTES = 1 << 20
+_ENTRY_SIGNATURE, _END_SIGNATURE, _LOCATOR_SIGNATURE = b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x07"
+_ENTRY = struct.Struct("<28xHHH12x")
+"""An entry of a zip's directory, before three texts: their lengths."""
+_END = struct.Struct("<12xI4xH")
+"""The end of a zip's directory: the directory's size, and that of the comment behind."""
+_LOCATOR_BYTES = 20
 _OF_ZIP64 = 0xFFFFFFFF
 
 
@@ -67,12 +73,14 @@ def pack(working_dir: str | Path, *, max_bytes: int = MAX_ARCHIVE_BYTES) -> Code
     return CodeArchive(hashlib.sha256(data).hexdigest(), data)
 
 
-def check(sha256: str, data: bytes) -> None:
-    """Verify an uploaded archive, which may be hostile. Takes some seconds at most, for 1 GiB of content.
+def check(sha256: str, data: bytes, *, within_s: float = _CHECK_S) -> None:
+    """Verify an uploaded archive, which may be hostile. Takes some seconds, for 1 GiB of content, and never more than
+    about `within_s`.
 
     Raises:
-        CodeArchiveError: another sha256 than named, a damaged zip, too many or too large entries, or an entry that is
-            no ordinary file or directory below the archive's root.
+        CodeArchiveError: another sha256 than named, a damaged zip, too many or too large entries, a form that other
+            programs may read in another way, no end within `within_s`, or an entry that is no ordinary file or
+            directory below the archive's root.
     """
     actual = hashlib.sha256(data).hexdigest()
     if actual != sha256:
@@ -81,11 +89,9 @@ def check(sha256: str, data: bytes) -> None:
         _require_few(data)
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
-            unpacked_bytes = sum(entry.file_size for entry in entries)
-            if unpacked_bytes > 16 * MAX_ARCHIVE_BYTES:
-                raise CodeArchiveError(f"the archive unpacks to {unpacked_bytes} bytes, more than 1 GiB.")
+            _require_bounded(entries, len(data))
             _require_plain(entries)
-            damaged = archive.testzip()
+            damaged = _damaged(archive, entries, within_s)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
         if isinstance(error, CodeArchiveError):
             raise
@@ -95,16 +101,61 @@ def check(sha256: str, data: bytes) -> None:
 
 
 def _require_few(data: bytes) -> None:
-    """Before the directory of the archive is read, which takes half a kilobyte of memory for each entry."""
-    end = data.rfind(_END_OF_DIRECTORY)
+    """Reads the directory before `zipfile` does, which takes half a kilobyte of memory for each entry.
+
+    One form is accepted, so that `zipfile`, here and where the archive is unpacked, reads the same directory: it stands
+    directly before its end, which is the last of the archive, and no record of ZIP64 stands between them.
+    """
+    end = data.rfind(_END_SIGNATURE)
     if end < 0 or len(data) < end + _END.size:
         raise CodeArchiveError("the body is not a valid zip archive: it has no directory.")
-    size, offset = _END.unpack_from(data, end)
-    if _OF_ZIP64 in (size, offset):
-        raise CodeArchiveError(f"the archive is of the kind ZIP64, for more than {MAX_FILES} entries or 4 GiB.")
-    num_entries = data.count(_ENTRY, max(0, end - size), end)
-    if num_entries > MAX_FILES:
-        raise CodeArchiveError(f"the archive has {num_entries} entries; {MAX_FILES} are allowed.")
+    size, num_comment_bytes = _END.unpack_from(data, end)
+    if data.startswith(_LOCATOR_SIGNATURE, max(0, end - _LOCATOR_BYTES)) or size == _OF_ZIP64:
+        raise CodeArchiveError(
+            f"the archive is of the kind ZIP64, for more than {MAX_FILES} entries or 4 GiB. Pack it without."
+        )
+    if end + _END.size + num_comment_bytes != len(data):
+        raise CodeArchiveError("the body is not a valid zip archive: something follows its end.")
+    at = end - size
+    for _ in range(MAX_FILES + 1):
+        if at == end:
+            return
+        if at < 0 or at + _ENTRY.size > end or not data.startswith(_ENTRY_SIGNATURE, at):
+            raise CodeArchiveError(
+                "the body is not a valid zip archive: its directory has something else than entries."
+            )
+        at += _ENTRY.size + sum(_ENTRY.unpack_from(data, at))
+    raise CodeArchiveError(f"the archive has more than {MAX_FILES} entries.")
+
+
+def _require_bounded(entries: list[zipfile.ZipInfo], num_bytes: int) -> None:
+    """What reading all entries takes is bounded by what the archive itself holds, and by what it declares."""
+    unpacked_bytes = sum(entry.file_size for entry in entries)
+    if unpacked_bytes > 16 * MAX_ARCHIVE_BYTES:
+        raise CodeArchiveError(f"the archive unpacks to {unpacked_bytes} bytes, more than 1 GiB.")
+    if sum(entry.compress_size for entry in entries) > num_bytes:
+        raise CodeArchiveError("the entries of the archive share their content; each needs its own.")
+    for entry in entries:
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise CodeArchiveError(
+                f"the entry {_shown(entry.filename)!r} is neither stored nor deflated (method {entry.compress_type})."
+            )
+
+
+def _damaged(archive: zipfile.ZipFile, entries: list[zipfile.ZipInfo], within_s: float) -> str | None:
+    """The first entry whose content differs from its checksum."""
+    ends_mono = time.monotonic() + within_s
+    for entry in entries:
+        try:
+            with archive.open(entry) as file:
+                while True:
+                    if time.monotonic() >= ends_mono:
+                        raise CodeArchiveError(f"reading the archive took longer than {within_s:g} s; make it smaller.")
+                    if not file.read(_PIECE_BYTES):
+                        break
+        except zipfile.BadZipFile:
+            return entry.filename
+    return None
 
 
 def _require_plain(entries: list[zipfile.ZipInfo]) -> None:
@@ -113,7 +164,7 @@ def _require_plain(entries: list[zipfile.ZipInfo]) -> None:
     folders: set[str] = set()
     for entry in entries:
         name = entry.filename
-        shown = name if len(name) <= 100 else f"{name[:100]}..."
+        shown = _shown(name)
         parts = name.replace("\\", "/").removesuffix("/").split("/")
         if name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]:
             raise CodeArchiveError(f"the entry {shown!r} would be extracted outside of the archive's root.")
@@ -131,6 +182,10 @@ def _require_plain(entries: list[zipfile.ZipInfo]) -> None:
         folders.update("/".join(parts[:count]) for count in range(1, len(parts)))
     if both := files & folders:
         raise CodeArchiveError(f"the entry {min(both)[:100]!r} is a file and a directory.")
+
+
+def _shown(name: str) -> str:
+    return name if len(name) <= 100 else f"{name[:100]}..."
 
 
 def _files_of(root: Path) -> dict[str, Path]:

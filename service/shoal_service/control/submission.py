@@ -15,6 +15,7 @@ from shoal_service.control.deadline import check_deadline
 from shoal_service.control.profile_store import measured_profile
 from shoal_service.control.webhooks.check import check_webhooks
 from shoal_service.core.nodes import Node
+from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
 from shoal_service.planner import HardwareProfile, memory_note, plan, refusal
 from shoal_service.queue_views import DryRun, PlannedSize, StartForecast
 from shoal_service.store import JobNotFound, Store
@@ -49,6 +50,7 @@ class Surroundings:
     note: str = ""
     """Begins the note of the job's status."""
     places: AllowedPlaces = EVERYWHERE
+    webhooks: WebhookRules = UNRESTRICTED
 
 
 NOTHING_KNOWN = Surroundings()
@@ -84,11 +86,11 @@ def patch(
     return store.patch_job(job_id, changes, if_match=if_match, now=now)
 
 
-def check_spec(spec: JobSpec, places: AllowedPlaces) -> None:
+def check_spec(spec: JobSpec, places: AllowedPlaces, webhooks: WebhookRules) -> None:
     """What can be checked without the store and the planner. Raises SpecError."""
     check_checkpoint_url(spec)
     check_places(spec, places, os.path.realpath)
-    check_webhooks(spec)
+    check_webhooks(spec, webhooks)
 
 
 def submit(
@@ -107,7 +109,8 @@ def submit(
 
     Raises:
         SpecError: checkpoint.url is relative, a path or URL is not allowed on this server, a webhook names unknown
-            events, the directory cannot be packed, the model fits into no layout, or finish_by has passed.
+            events, or a receiver or secret that is not allowed, the directory cannot be packed, the model fits into no
+            layout, or finish_by has passed.
         CodeUnknown, IdempotencyConflict, QueueFull
     """
     spec, note = accepted(store, spec, now, surroundings)
@@ -166,7 +169,7 @@ def dry_run(
 
 def _checked(store: Store, spec: JobSpec, now: float, surroundings: Surroundings) -> str:
     """The note of the job's status. Raises SpecError."""
-    check_spec(spec, surroundings.places)
+    check_spec(spec, surroundings.places, surroundings.webhooks)
     _check_origin(store, spec, surroundings.places)
     too_large = refusal(spec)
     if too_large:

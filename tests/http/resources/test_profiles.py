@@ -91,3 +91,24 @@ def test_a_storage_that_the_server_cannot_reach_is_named(service: Any, supervise
     with pytest.raises(ApiError) as error:
         service.client.save_profile_file(job_id, 1, NAME, io.BytesIO())
     assert error.value.code == "storage-away" and "NotADirectoryError" in str(error.value)
+
+
+def test_a_file_that_a_job_has_linked_to_is_not_given(
+    service: Any, supervise: Callable[..., str], tmp_path: Path
+) -> None:
+    job_id = supervise()
+    service.client.request_profile(job_id)
+    _end(service, job_id, files=(ProfileFile(name=NAME, bytes=3),))
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / NAME).write_text("an administrator's token")
+    place = Path(service.checkpoint_url) / job_id / "profiles" / "profile-000001"
+    place.mkdir(parents=True)
+    (place / NAME).symlink_to(tmp_path / "secret" / NAME)
+    for _ in range(2):
+        with pytest.raises(ApiError) as error:
+            service.client.save_profile_file(job_id, 1, NAME, io.BytesIO())
+        assert error.value.code == "profile-not-found"
+        if not place.is_symlink():
+            (place / NAME).unlink()
+            place.rmdir()
+            place.symlink_to(tmp_path / "secret")

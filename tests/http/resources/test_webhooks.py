@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from shoal_api.client import Client, Forbidden
 from shoal_api.client.errors import ApiError, InvalidSpec
+from shoal_service.access_views import TokenRequest
+from shoal_service.core.access.roles import Role
 from shoal_service.core.webhooks.retries import Retries
+from shoal_service.core.webhooks.rules import WebhookRules
 from shoal_service.store.webhooks.cursors import Failure
 
 HOOK = {"url": "https://example.org/token", "secret": "file:a"}
@@ -40,3 +46,24 @@ def test_a_spec_with_an_unknown_event_is_refused(service: Any, spec: dict[str, A
     assert [problem.path for problem in check.errors] == ["webhooks.1.events"]
     with pytest.raises(InvalidSpec, match=r"no event has the type job\.stat"):
         service.client.submit(wrong)
+
+
+def test_a_spec_may_use_what_the_rules_allow(store: Any, run_service: Callable[..., Any], spec: dict[str, Any]) -> None:
+    rules = WebhookRules(secrets={"vision": ("file:a",)})
+    with run_service(store, webhooks=rules) as service:
+        wrong = {**spec, "webhooks": [{**HOOK, "url": "http://169.254.169.254/latest"}]}
+        check = service.client.validate(wrong)
+        assert [problem.path for problem in check.errors] == ["webhooks.0.url", "webhooks.0.secret"]
+        with pytest.raises(InvalidSpec, match="SHOAL_WEBHOOK_PROJECT_SECRETS"):
+            service.client.submit({**spec, "webhooks": [HOOK]})
+        service.client.submit({**spec, "project": "vision", "webhooks": [HOOK]})
+
+
+def test_only_an_admin_sets_a_hook_for_mail_and_chat(service: Any, spec: dict[str, Any]) -> None:
+    chat = {**spec, "webhooks": [{"url": "apprise:", "secret": "file:chat"}]}
+    request = TokenRequest(name="ada", role=Role.OPERATOR, projects=None, user="ada")
+    token = service.store.create_token(request, by="test", now=time.time()).token
+    with Client(service.url, token=token) as operator:
+        with pytest.raises(Forbidden, match="apprise:"):
+            operator.submit(chat)
+    service.client.submit(chat)

@@ -25,6 +25,8 @@ SECRET = "not-for-job-code"
 SERVICE_SECRETS = {
     "SHOAL_MAX_PROBATION": "20%",
     "SHOAL_WEBHOOK_SECRET_TEST": SECRET,
+    "SHOAL_WEBHOOK_RECEIVERS": "127.0.0.1",
+    "SHOAL_WEBHOOK_PROJECT_SECRETS": '{"*": ["*"]}',
     "PGPASSWORD": SECRET,
     "BACKUP_TARGET": f"postgresql://shoal:{SECRET}@database/shoal",
 }

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import text
 
 from shoal_service.store import Store
+from shoal_service.store.backup import postgres
 from shoal_service.store.backup.errors import BackupError
 from shoal_service.store.backup.files import back_up, restore
 from shoal_service.store.database import Database
@@ -121,9 +122,9 @@ def test_a_backup_of_an_older_schema_is_migrated(new_url: NewUrl, tmp_path: Path
 
 
 @pytest.mark.postgres
-def test_a_database_whose_lease_is_held_is_not_replaced(postgres: Any, tmp_path: Path) -> None:
-    file = tmp_path / "held.backup"
-    with postgres.database() as url:
+def test_a_database_whose_lease_is_held_is_not_replaced(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    file, server = tmp_path / "held.backup", request.getfixturevalue("postgres")
+    with server.database() as url:
         _fill(url)
         back_up(url, file)
         with pytest.raises(BackupError, match=r"the control plane owner holds the lease\. Stop it first"):
@@ -132,27 +133,81 @@ def test_a_database_whose_lease_is_held_is_not_replaced(postgres: Any, tmp_path:
         restore(f"sqlite:///{tmp_path}/x.db", file, replace=False, now=105.0)
 
 
-def test_a_damaged_backup_and_one_that_contradicts_itself_are_refused_and_nothing_is_replaced(tmp_path: Path) -> None:
-    url, file = f"sqlite:///{tmp_path}/shoal.db", tmp_path / "shoal.backup"
-    _fill(url)
-    back_up(url, file)
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(BackupError):
-        restore(url, file, replace=True, now=200.0)
-    file.write_bytes(b"nonsense")
-    with pytest.raises(BackupError, match="neither a file of SQLite nor an archive of pg_dump"):
-        restore(url, file, replace=True, now=200.0)
-    file.write_bytes(whole)
-    database = Database(f"sqlite:///{file}")
+def _contradict(url: str) -> None:
+    database = Database(url)
     with database.write() as tx:
         tx.execute(text("DELETE FROM events WHERE job_num = 2"))
     database.close()
-    with pytest.raises(BackupError, match="jobs have other events than their rows say: job-"):
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+@pytest.mark.parametrize("damage", ["cut off", "a flipped byte", "nonsense", "a contradiction"])
+def test_a_broken_backup_leaves_the_database_as_it_was(
+    new_url: NewUrl, tmp_path: Path, damage: str, is_used: bool
+) -> None:
+    url, other, file = new_url(), new_url(), tmp_path / "shoal.backup"
+    _fill(other)
+    if damage == "a contradiction":
+        _contradict(other)
+        postgres_or_file = Database(other)
+        if postgres_or_file.is_sqlite:
+            file.write_bytes(Path(str(postgres_or_file.url.database)).read_bytes())
+        else:
+            postgres.dump(postgres_or_file.url, file)
+        postgres_or_file.close()
+    else:
+        back_up(other, file)
+        whole = file.read_bytes()
+        at = len(whole) - 300  # in the rows, which follow the list of contents
+        broken = {
+            "cut off": whole[:at],
+            "a flipped byte": whole[: at - 64] + bytes(255 - byte for byte in whole[at - 64 : at]) + whole[at:],
+            "nonsense": b"nonsense",
+        }
+        file.write_bytes(broken[damage])
+    before = _fill(url, jobs=2) if is_used else []
+    if damage == "a flipped byte" and url.startswith("sqlite"):
+        pytest.skip("a file of SQLite has no checksums of its rows")
+    with pytest.raises(BackupError):
         restore(url, file, replace=True, now=200.0)
-    assert len(_jobs(url)) == 3 and sorted(path.name for path in tmp_path.iterdir()) == ["shoal.backup", "shoal.db"]
+    database = Database(url)
+    assert is_used or database.is_sqlite or not postgres.is_used(database)
+    database.close()
+    assert {job.id for job in _jobs(url)} == {*before}
+    assert sorted(path.name for path in tmp_path.glob("*.restoring*")) == []
+
+
+@pytest.mark.postgres
+def test_what_other_programs_have_in_the_database_stays(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    file, server = tmp_path / "shoal.backup", request.getfixturevalue("postgres")
+    with server.database() as url, server.database() as other:
+        _fill(other)
+        back_up(other, file)
+        ids = _fill(url, jobs=1)
+        database = Database(url)
+        with database.write() as tx:
+            tx.execute(text("CREATE TABLE others (a int)"))
+        for _ in range(2):  # what an interrupted restore has left does no harm
+            assert restore(url, file, replace=True, now=200.0).contents.jobs == 3
+            with database.write() as tx:
+                assert tx.execute(text("SELECT count(*) FROM others")).scalar_one() == 0
+                schemas = text("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'shoal%'")
+                assert list(tx.execute(schemas).scalars()) == []
+                tx.execute(text("CREATE SCHEMA shoal_restored CREATE TABLE jobs (a int)"))
+        database.close()
+        assert not {job.id for job in _jobs(url)} & {*ids}
+
+
+def test_a_backup_for_another_kind_of_database_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "shoal.backup"
+    url = f"sqlite:///{tmp_path}/shoal.db"
+    _fill(url)
+    back_up(url, file)
     with pytest.raises(StoreUnavailable):
         restore("mysql://host/db", file, replace=True, now=200.0)
+    file.write_bytes(b"nonsense")
+    with pytest.raises(BackupError, match="neither a file of SQLite nor an archive of pg_dump"):
+        restore(url, file, replace=True, now=200.0)
 
 
 def _fill_more(url: str) -> list[str]:

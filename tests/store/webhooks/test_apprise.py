@@ -14,6 +14,7 @@ import pytest
 from kit.webhooks import Receiver, config_of, delivering
 from shoal_service.control.webhooks.check import check_webhooks
 from shoal_service.core.events.service import SupervisorRestarted
+from shoal_service.core.webhooks.rules import UNRESTRICTED
 from shoal_service.core.webhooks.selection import ServiceWebhook
 from shoal_service.store import Lease, Store
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
@@ -102,4 +103,4 @@ def test_without_apprise_a_spec_that_needs_it_is_refused_with_the_way_out(monkey
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     spec = parse_spec({"task": "m:T", "stop": {"steps": 1}, "webhooks": [OF_JOB]})
     with pytest.raises(SpecError, match=r"pip install 'shoal\[apprise\]'"):
-        check_webhooks(spec)
+        check_webhooks(spec, UNRESTRICTED)

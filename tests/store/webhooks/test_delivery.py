@@ -17,6 +17,7 @@ import pytest
 from kit.webhooks import HANG, SECRET, SECRET_NAME, Message, Receiver, config_of, delivering
 from shoal_service.control.webhooks.slots import SlotLimits
 from shoal_service.core.events.service import SupervisorRestarted
+from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
 from shoal_service.core.webhooks.selection import ServiceWebhook
 from shoal_service.store import Lease, Store
 
@@ -238,3 +239,48 @@ def test_a_hook_of_the_settings_gets_the_events_of_all_jobs_from_then_on(
             assert reach(None, lambda view: view is not None).delivered == 0, "a hook that was away begins anew"
             record(store, owned, old, 4)
             assert numbers_in(receiver.wait(3))[2] == 4
+
+
+def test_a_hook_of_a_spec_reaches_no_closed_address(store: Store, owned: Lease, submit: Submit, reach: Reach) -> None:
+    """The name resolves to loopback only when it is called."""
+    rules = WebhookRules(secrets={"*": ("*",)})
+    with Receiver() as receiver:
+        with delivering(store, config_of(rules=rules), lambda: owned):
+            job_id = submit(webhooks=[{**hook_to(receiver), "url": receiver.url.replace("127.0.0.1", "localhost")}])
+            record(store, owned, job_id, 1)
+            error = reach(job_id, lambda view: view is not None and view.failing == 1).error
+            assert "localhost has no address that webhooks of specs may reach" in error
+        assert receiver.messages == []
+        allowed = replace(rules, hosts=frozenset({"localhost"}))
+        with delivering(store, config_of(rules=allowed), lambda: owned):
+            [message] = receiver.wait(1)
+            assert message.headers["Host"] == f"localhost:{receiver.port}"
+
+
+def test_a_hook_of_the_settings_has_no_rules(store: Store, owned: Lease, submit: Submit) -> None:
+    with Receiver() as receiver:
+        own = ServiceWebhook(name="ops", **hook_to(receiver))
+        with delivering(store, config_of(own, rules=WebhookRules()), lambda: owned):
+            record(store, owned, submit(), 1)
+            assert numbers_in(receiver.wait(1)) == [1]
+
+
+def test_a_redirect_leads_nowhere(store: Store, owned: Lease, submit: Submit, reach: Reach) -> None:
+    rules = WebhookRules.read("127.0.0.1", {"*": ("*",)})
+    with Receiver(*[302] * 50) as receiver, delivering(store, config_of(rules=rules), lambda: owned):
+        job_id = submit(webhooks=[hook_to(receiver)])
+        record(store, owned, job_id, 1)
+        reach(job_id, lambda view: view is not None and "redirects are not followed" in (view.error or ""))
+        assert {message.path for message in receiver.messages} == {"/hook"}
+
+
+def test_a_secret_that_was_taken_from_the_project_signs_nothing(
+    store: Store, owned: Lease, submit: Submit, reach: Reach
+) -> None:
+    rules = replace(UNRESTRICTED, secrets={"other": ("*",)})
+    with Receiver() as receiver, delivering(store, config_of(rules=rules), lambda: owned):
+        job_id = submit(webhooks=[hook_to(receiver)])
+        record(store, owned, job_id, 1)
+        error = reach(job_id, lambda view: view is not None and view.failing == 1).error
+        assert "was not called: the project 'default' may not use the secret" in error
+        assert receiver.messages == []

@@ -1,5 +1,12 @@
 """A directory of a mounted file system. A finished write survives a power failure: file and directory are synced.
 
+    base                       named by an administrator or a user; its own symbolic links are followed
+      below[0]/below[1]/name   written by jobs: each segment is opened from the descriptor of the one above (openat)
+
+Below the base there are directories and regular files, nothing else: a symbolic link, a pipe or a device raises
+FileNotFoundError, is not listed, and is removed itself, not what it leads to. So the code of a job cannot choose which
+files a reader of its directory opens, at no moment, since no path is checked first and opened later.
+
 It never maps files into memory: if a mapped file is truncated or its disk fails, access kills the process with SIGBUS,
 while a read returns an error that can be reported.
 """
@@ -9,86 +16,117 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 TEMPORARY_SUFFIX = ".writing"
+_SEARCH = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_NO_SUCH = "is no regular file or directory; symbolic links are not followed in a directory that jobs write"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalDirectory:
-    path: Path
+    base: Path
+    below: tuple[str, ...] = ()
+    follows_links: bool = False
+    """For directories that no job writes, such as a cache of model weights, whose files are links."""
     is_local: bool = True
+
+    @property
+    def path(self) -> Path:
+        """For messages; it is never opened."""
+        return self.base.joinpath(*self.below)
 
     @property
     def url(self) -> str:
         return str(self.path)
 
     def child(self, name: str) -> LocalDirectory:
-        return LocalDirectory(self.path / name)
+        return LocalDirectory(self.base, (*self.below, _segment(name)), self.follows_links)
 
     def create(self) -> None:
-        missing = [p for p in (self.path, *self.path.parents) if not p.exists()]
-        self.path.mkdir(parents=True, exist_ok=True)
+        missing = [p for p in (self.base, *self.base.parents) if not p.exists()]
+        self.base.mkdir(parents=True, exist_ok=True)
         for created in missing:
-            _sync_directory(created.parent)
+            with LocalDirectory(created.parent).opened() as parent:
+                _sync(parent)
+        for depth, name in enumerate(self.below):
+            parent_directory = LocalDirectory(self.base, self.below[:depth], self.follows_links)
+            with parent_directory.opened() as parent:
+                try:
+                    os.mkdir(name, dir_fd=parent)
+                except FileExistsError:
+                    continue  # what it is, its use finds out
+                _sync(parent)
+        with self.opened():
+            pass
 
     def files(self) -> Mapping[str, int]:
-        with os.scandir(self.path) as entries:
-            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        with self.opened() as here, _entries(here) as entries:
+            return {
+                entry.name: entry.stat(follow_symlinks=self.follows_links).st_size
+                for entry in entries
+                if entry.is_file(follow_symlinks=self.follows_links)
+            }
 
     def directories(self) -> list[str]:
         try:
-            with os.scandir(self.path) as entries:
-                return [entry.name for entry in entries if entry.is_dir()]
+            with self.opened() as here, _entries(here) as entries:
+                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=self.follows_links)]
         except FileNotFoundError:
             return []
 
     def write(self, name: str, chunks: Iterable[memoryview | bytes]) -> None:
-        temporary = self.path / (name + TEMPORARY_SUFFIX)
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        temporary = _segment(name) + TEMPORARY_SUFFIX
+        with self.opened() as here:
             try:
-                for chunk in chunks:
-                    _write_all(descriptor, memoryview(chunk))
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            temporary.replace(self.path / name)
-            _sync_directory(self.path)
-        except BaseException:
-            try:
-                temporary.unlink(missing_ok=True)
-            except OSError:  # the first error is the one to raise
-                pass
-            raise
+                descriptor = self._open(here, temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                try:
+                    for chunk in chunks:
+                        _write_all(descriptor, memoryview(chunk))
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+                os.replace(temporary, name, src_dir_fd=here, dst_dir_fd=here)
+                _sync(here)
+            except BaseException:
+                try:
+                    os.unlink(temporary, dir_fd=here)
+                except OSError:  # the first error is the one to raise
+                    pass
+                raise
 
     def create_file(self, name: str, data: bytes) -> bool:
-        draft = f"{name}.{uuid.uuid4().hex}"
+        draft = f"{_segment(name)}.{uuid.uuid4().hex}"
         self.write(draft, [data])
-        try:
-            os.link(self.path / draft, self.path / name)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-                raise
-            if (self.path / name).exists():  # a file system without hard links
+        with self.opened() as here:
+            try:
+                os.link(draft, name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
+            except FileExistsError:
                 return False
-            self.write(name, [data])
-        finally:
-            (self.path / draft).unlink(missing_ok=True)
-        _sync_directory(self.path)
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                    raise
+                with _entries(here) as entries:  # a file system without hard links
+                    if any(entry.name == name for entry in entries):
+                        return False
+                self.write(name, [data])
+            finally:
+                _unlink(here, draft)
+            _sync(here)
         return True
 
     def read(self, name: str) -> bytes:
-        return (self.path / name).read_bytes()
+        with self.opened() as here, self._regular_file(here, name) as descriptor:
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                return file.read()
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with self.opened() as here, self._regular_file(here, name) as descriptor:
             done = 0
             while done < len(buffer):  # one call reads at most 2 GiB - 4 KiB
                 count = os.preadv(descriptor, [buffer[done:]], offset + done)
@@ -96,20 +134,92 @@ class LocalDirectory:
                     break
                 done += count
             return done
+
+    def remove(self, name: str) -> None:
+        try:
+            with self.opened() as here:
+                _unlink(here, _segment(name))
+                _sync(here)
+        except FileNotFoundError:
+            return
+
+    def remove_tree(self) -> None:
+        above = LocalDirectory(self.base, self.below[:-1]) if self.below else LocalDirectory(self.base.parent)
+        name = self.below[-1] if self.below else self.base.name
+        try:
+            with above.opened() as parent:
+                if stat.S_ISLNK(os.lstat(name, dir_fd=parent).st_mode):
+                    _unlink(parent, name)
+                else:
+                    shutil.rmtree(name, dir_fd=parent)  # it follows no links
+                _sync(parent)
+        except FileNotFoundError:
+            return
+
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """A descriptor of the directory, to be used as `dir_fd`; the directory that it names stays the same one."""
+        descriptor = os.open(self.base, _SEARCH)
+        try:
+            for depth, name in enumerate(self.below, 1):
+                flags = _SEARCH if self.follows_links else _SEARCH | os.O_NOFOLLOW
+                try:
+                    above, descriptor = descriptor, os.open(name, flags, dir_fd=descriptor)
+                except OSError as error:
+                    raise _named(error, descriptor, name, self.base.joinpath(*self.below[:depth])) from None
+                os.close(above)
+            yield descriptor
         finally:
             os.close(descriptor)
 
-    def remove(self, name: str) -> None:
-        (self.path / name).unlink(missing_ok=True)
-        if self.path.exists():
-            _sync_directory(self.path)
-
-    def remove_tree(self) -> None:
+    def _open(self, here: int, name: str, flags: int) -> int:
+        flags |= os.O_CLOEXEC | (0 if self.follows_links else os.O_NOFOLLOW)
         try:
-            shutil.rmtree(self.path)
-        except FileNotFoundError:
-            return
-        _sync_directory(self.path.parent)
+            return os.open(_segment(name), flags, 0o644, dir_fd=here)
+        except OSError as error:
+            raise _named(error, here, name, self.path / name) from None
+
+    @contextmanager
+    def _regular_file(self, here: int, name: str) -> Iterator[int]:
+        """A descriptor to read from. A pipe is opened without waiting for its writer, and refused."""
+        descriptor = self._open(here, name, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            kind = os.fstat(descriptor).st_mode
+            if stat.S_ISDIR(kind):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.path / name))
+            if not stat.S_ISREG(kind):
+                raise FileNotFoundError(errno.ENOENT, _NO_SUCH, str(self.path / name))
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _segment(name: str) -> str:
+    """FileNotFoundError for a name that would leave the directory: no directory has such an entry."""
+    if name in ("", ".", "..") or "/" in name:
+        raise FileNotFoundError(errno.ENOENT, "is not the name of an entry of a directory", name)
+    return name
+
+
+def _named(error: OSError, here: int, name: str, path: Path) -> OSError:
+    """The error with its whole path; a link or a pipe is, for this class, not there."""
+    try:
+        kind = os.lstat(name, dir_fd=here).st_mode
+    except OSError:
+        kind = stat.S_IFREG
+    if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO) and not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        return FileNotFoundError(errno.ENOENT, _NO_SUCH, str(path))
+    return OSError(error.errno, error.strerror, str(path))
+
+
+@contextmanager
+def _entries(here: int) -> Iterator[Iterator[os.DirEntry[str]]]:
+    descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
+    try:
+        with os.scandir(descriptor) as entries:
+            yield entries
+    finally:
+        os.close(descriptor)
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:
@@ -117,8 +227,15 @@ def _write_all(descriptor: int, data: memoryview) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _unlink(here: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=here)
+    except FileNotFoundError:
+        pass
+
+
+def _sync(here: int) -> None:
+    descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
     try:
         os.fsync(descriptor)
     finally:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 _PART_BYTES = 32 << 20
 """Bytes per request, both ways; S3 allows 10,000 parts of an upload, so a file may have 312 GiB."""
@@ -35,6 +36,18 @@ class RemoteDirectory:
         with _as_os_error(url):
             filesystem, path = fsspec.core.url_to_fs(url)
         return RemoteDirectory(url.rstrip("/"), path.rstrip("/"), filesystem)
+
+    def local_path(self) -> str | None:
+        """The path if this is a directory of this host (`local://`); None: it is not. OSError for a store over one,
+        such as `simplecache::file://`, which would follow the symbolic links in it."""
+        inner = self.filesystem
+        while (below := getattr(inner, "fs", None)) is not None:
+            inner = below
+        if not isinstance(inner, LocalFileSystem):
+            return None
+        if inner is not self.filesystem:
+            raise OSError(f"{self.url}: it is a store over local files; name the directory itself by its path")
+        return self.path or "/"
 
     def child(self, name: str) -> RemoteDirectory:
         return RemoteDirectory(f"{self.url}/{name}", f"{self.path}/{name}", self.filesystem)

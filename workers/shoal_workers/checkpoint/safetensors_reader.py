@@ -62,7 +62,7 @@ class SafetensorsReader:
         self._url = url.rstrip("/")
         is_file = self._url.endswith(".safetensors")
         folder, _, name = self._url.rpartition("/")
-        self._place: Directory = open_directory(folder if is_file else self._url)
+        self._place: Directory = open_directory(folder if is_file else self._url, follows_links=True)
         self.tensors: dict[str, StoredTensor] = {}
         try:
             for file in (name,) if is_file else self._files():

@@ -59,13 +59,28 @@ class Directory(Protocol):
         """Removes the directory with its content; no error if it does not exist."""
 
 
-def open_directory(url: str) -> Directory:
-    """Accesses no storage. OSError if the URL's protocol is unknown or its library is not installed."""
+def open_directory(url: str, *, follows_links: bool = False) -> Directory:
+    """Accesses no storage. OSError if the URL's protocol is unknown or its library is not installed.
+
+    Symbolic links are followed up to the directory that the URL names. Below it they are only with `follows_links`,
+    which is for directories that no job writes.
+    """
     if "://" not in url and "::" not in url:
-        return LocalDirectory(Path(url).expanduser().absolute())
+        return LocalDirectory(Path(url).expanduser().absolute(), follows_links=follows_links)
     if url.startswith("file://"):
-        return LocalDirectory(Path(url.removeprefix("file://")))
-    return RemoteDirectory.open(url)
+        return LocalDirectory(Path(url.removeprefix("file://")), follows_links=follows_links)
+    remote = RemoteDirectory.open(url)
+    if (path := remote.local_path()) is not None:
+        return LocalDirectory(Path(path), follows_links=follows_links)
+    return remote
+
+
+def open_job_directory(root: str) -> Directory:
+    """As `open_directory`, for the URL of a job's directory: it may be no symbolic link itself, since the code of
+    another job may have put it there."""
+    above, _, job_id = root.rstrip("/").rpartition("/")
+    opened = open_directory(root)
+    return open_directory(above or "/").child(job_id) if isinstance(opened, LocalDirectory) else opened
 
 
 def join(root: str, name: str) -> str:

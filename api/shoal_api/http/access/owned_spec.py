@@ -24,8 +24,8 @@ def of_principal(spec: JobSpec, principal: Principal) -> OwnedSpec:
     """The spec with the principal's user; and its project, if the spec names none and the principal has only one.
 
     Raises:
-        ProblemError: forbidden, if the principal may not submit jobs of this project, or may not have the server read
-            a directory of its own machine.
+        ProblemError: forbidden, if the principal may not submit jobs of this project, may not have the server read a
+            directory of its own machine, or may not set a webhook for mail and chat.
     """
     changes, notes = {}, []
     if not principal.sees(spec.project):
@@ -38,6 +38,12 @@ def of_principal(spec: JobSpec, principal: Principal) -> OwnedSpec:
         changes["project"] = next(iter(principal.projects))
     if spec.code.archive is None:
         require_no_directory_of_server(spec.code.working_dir, principal)
+    if principal.role is not Role.ADMIN and any(hook.is_apprise for hook in spec.webhooks):
+        raise ProblemError(
+            Kind.FORBIDDEN,
+            "a webhook has the url 'apprise:', which only an admin may set: its secret decides which programs and "
+            "hosts are called. Use an https:// receiver, or ask an admin for one in SHOAL_WEBHOOKS.",
+        )
     if principal.user and spec.user != principal.user:
         changes["user"] = principal.user
         if "user" in spec.model_fields_set:

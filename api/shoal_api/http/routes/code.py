@@ -64,7 +64,7 @@ def routes(context: Context) -> APIRouter:
         """Lists every error of the spec. For an invalid spec the answer is 200 with `valid: false`."""
         try:
             spec = await read_spec(request)
-            check_spec(spec, context.places)
+            check_spec(spec, context.places, context.webhooks)
             found = SpecCheck(valid=True, spec=spec)
         except SpecError as error:
             found = SpecCheck(valid=False, errors=error.problems)

@@ -16,7 +16,7 @@ from shoal_service.retention_views import DeletionView
 from shoal_service.store.store import Store
 from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.telemetry.removal_tallies import RemovalTallies
-from shoal_workers.checkpoint.storage import open_directory
+from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.profiling.files import FOLDER as PROFILES
 
@@ -52,7 +52,7 @@ class JobDeleter:
         if not view.root:
             raise StorageAway("the job's directory is not known: it has no checkpoint.url, and the server no default")
         kept = {url.rpartition("/")[2] for url in view.kept}
-        catalog, root = CheckpointCatalog(view.root), open_directory(view.root)
+        catalog, root = CheckpointCatalog(view.root), open_job_directory(view.root)
         for name in await self._storage.run(root.directories, within_s=_FILES_S):
             parsed = CheckpointName.parse(name)
             if parsed is not None and name not in kept:
@@ -64,7 +64,7 @@ class JobDeleter:
 
 
 def _remove_if_empty(url: str) -> None:
-    root = open_directory(url)
+    root = open_job_directory(url)
     try:
         if not root.directories() and not root.files():
             root.remove_tree()

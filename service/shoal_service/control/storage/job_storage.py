@@ -2,8 +2,8 @@
 
     HTTP edge  --- await --->  one of NUM_THREADS threads  --->  the job's directory, <checkpoint.url>/<job id>
 
-The directory follows from the spec and the server's settings, never from what a worker has reported: a job's code must
-not choose which files the server reads. Used on the event loop.
+The directory follows from the spec and the server's settings, never from what a worker has reported, and no symbolic
+link in it is followed: a job's code must not choose which files the server reads. Used on the event loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeVar
 from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.supervisor.config import checkpoint_root
 from shoal_service.views import JobView
-from shoal_workers.checkpoint.storage import Directory, open_directory
+from shoal_workers.checkpoint.storage import Directory, open_job_directory
 from shoal_workers.contract.profiling.files import FOLDER, name_of
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class JobStorage:
         Raises:
             StorageAway: also while the content is read.
         """
-        place = open_directory(self._root(job)).child(FOLDER).child(name_of(number))
+        place = open_job_directory(self._root(job)).child(FOLDER).child(name_of(number))
         try:
             length = (await self.run(place.files)).get(name)
         except FileNotFoundError:

@@ -20,6 +20,7 @@ from shoal_service.control.webhooks.slots import SlotLimits, Slots
 from shoal_service.control.webhooks.threads import Threads
 from shoal_service.core.events.service import WebhookGaveUp
 from shoal_service.core.webhooks.retries import Retries, RetryPolicy, after_failure
+from shoal_service.core.webhooks.rules import WebhookRules
 from shoal_service.core.webhooks.selection import OF_JOBS, ServiceWebhook, selects
 from shoal_service.store.store import Store
 from shoal_service.store.webhooks.cursors import JOB, SERVICE, Failure, Lane
@@ -40,6 +41,8 @@ class WebhookConfig:
     """Durations in seconds."""
 
     secrets: Secrets
+    rules: WebhookRules
+    """Of the hooks of specs."""
     hooks: tuple[ServiceWebhook, ...] = ()
     """Those of the settings."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
@@ -80,13 +83,16 @@ class LaneDelivery:
         self._threads = threads
         self._owns = owns
         self._by_name = {SERVICE + hook.name: hook for hook in config.hooks}
+        self._rules = config.rules
         self._sender = Sender(config.answer_s)
+        self._sender_of_specs = Sender(config.answer_s, config.rules)
         self._notifier = Notifier(config.answer_s)
         self._slots = Slots(config.slots)
         self._jobs: dict[str, _Job] = {}
 
     async def close(self) -> None:
         await self._sender.close()
+        await self._sender_of_specs.close()
         self._notifier.close()
 
     async def deliver(self, lane: Lane, passed: int | None, epoch: int) -> Lane | int:
@@ -131,13 +137,17 @@ class LaneDelivery:
         return error
 
     async def _send(self, hook: WebhookSpec, event: EventView, job: JobFacts) -> str:
+        is_of_service = isinstance(hook, ServiceWebhook)
+        if not is_of_service and (words := self._rules.refusal_of_secret(hook, job.project)):
+            return f"was not called: {words}"
         if hook.is_apprise:
             url = await self._threads(self._secrets.url, hook.secret)
             return await self._notifier.send(url, event, job)
         key = await self._threads(self._secrets.key, hook.secret)
         body = body_of(event, job)
         headers = headers_of(message_id(job.id, event.seq), body, key, self._clock.time())
-        return await self._sender.post(hook.url, headers, body)
+        sender = self._sender if is_of_service else self._sender_of_specs
+        return await sender.post(hook.url, headers, body)
 
     async def _settled(self, lane: Lane, seq: int, delivered: int, epoch: int) -> Lane:
         now = self._clock.time()

@@ -1,10 +1,10 @@
 """Makes a backup of a database, and restores one.
 
     SQLite       VACUUM INTO: one consistent file, while servers write          a file of SQLite
-    PostgreSQL   pg_dump, pg_restore: the client programs of the server         an archive of pg_dump
+    PostgreSQL   pg_dump, pg_restore, psql: the client programs of the server   an archive of pg_dump
 
 The file appears under its name once it is complete. A restored database gets a new epoch, so that whatever still acts
-for the old one is refused, and is checked before it is used.
+for the old one is refused. It is made beside the one that it replaces, and takes its place after every check.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def _restore_file(path: Path, source: Path, *, replace: bool, now: float) -> Res
     is_used = path.exists() and path.stat().st_size > 0
     if is_used and not replace:
         raise BackupError(f"{path} exists. --replace moves it aside and puts the backup in its place.")
+    _require_whole(source)
     draft = path.with_name(f"{path.name}.restoring")
     draft.unlink(missing_ok=True)
     try:
@@ -111,13 +112,18 @@ def _restore_postgres(database: Database, source: Path, *, replace: bool, now: f
             raise BackupError(f"{shown} is in use: the control plane {held} holds the lease. Stop it first.")
         if not replace:
             raise BackupError(f"{shown} has tables of Shoal. --replace drops them and restores the backup.")
-        postgres.drop(database)
-    postgres.load(database.url, source)
-    return Restored(_prepare(database, close=False))
+    staged = postgres.load(database, source)
+    try:
+        contents = _prepare(staged)
+    except BaseException:
+        postgres.discard(database)
+        raise
+    postgres.swap(database)
+    return Restored(contents)
 
 
-def _prepare(database: Database, *, close: bool = True) -> Contents:
-    """The newest schema, a new epoch, and the check."""
+def _prepare(database: Database) -> Contents:
+    """The newest schema, a new epoch, and the check. Closes the database."""
     try:
         migrate(database)
         with database.write() as tx:
@@ -125,8 +131,7 @@ def _prepare(database: Database, *, close: bool = True) -> Contents:
             tx.execute(update(lease).values(values))
         return check(database)
     finally:
-        if close:
-            database.close()
+        database.close()
 
 
 def _lease_holder(database: Database, now: float) -> str:
@@ -147,6 +152,16 @@ def _is_sqlite(source: Path) -> bool:
     if head != _SQLITE_MAGIC and not head.startswith(postgres.MAGIC):
         raise BackupError(f"{source} is not a backup: neither a file of SQLite nor an archive of pg_dump.")
     return head == _SQLITE_MAGIC
+
+
+def _require_whole(source: Path) -> None:
+    """SQLite takes the missing end of a file for zeros. https://www.sqlite.org/fileformat.html#the_database_header"""
+    with source.open("rb") as file:
+        head = file.read(100)
+    page_bytes, pages = int.from_bytes(head[16:18]), int.from_bytes(head[28:32])
+    expected = (65536 if page_bytes == 1 else page_bytes) * pages
+    if len(head) < 100 or source.stat().st_size < expected:
+        raise BackupError(f"{source} has {source.stat().st_size} bytes of {expected}: it is cut off.")
 
 
 def _vacuum_into(source: Path, target: Path, *, mode: str = "mode=ro") -> None:

@@ -19,7 +19,7 @@ from shoal_service.supervisor.protocols import ANYBODY, Deleter, Found
 from shoal_workers.checkpoint.commit import checkpoint_names, commit_in, marker_in, marker_of
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
 from shoal_workers.checkpoint.integrity import check_lengths, verify_file
-from shoal_workers.checkpoint.storage import Directory, join, open_directory
+from shoal_workers.checkpoint.storage import Directory, join, open_job_directory
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMarker
 from shoal_workers.contract.worker_reports import SavedPart
 
@@ -39,7 +39,7 @@ class CheckpointCatalog:
         """Writes, reads and deletes a small file. StorageUnusable names the reason if that fails, and the way out."""
         probe = f"write-probe-{uuid.uuid4().hex}"
         try:
-            place = open_directory(self._root)
+            place = open_job_directory(self._root)
             place.create()
             place.write(probe, [probe.encode()])
             found = place.read(probe)
@@ -172,10 +172,10 @@ class CheckpointCatalog:
         return gone
 
     def _open(self, name: CheckpointName) -> Directory:
-        return open_directory(self._root).child(str(name))
+        return open_job_directory(self._root).child(str(name))
 
     def _names(self) -> list[CheckpointName]:
-        return checkpoint_names(open_directory(self._root))
+        return checkpoint_names(open_job_directory(self._root))
 
     def _marker(self, name: CheckpointName) -> CommitMarker | None:
         try:

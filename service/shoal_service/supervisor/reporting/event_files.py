@@ -12,11 +12,12 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from shoal_service.supervisor.reporting.scalars import scalars
 from shoal_service.views import SeriesPoint
+from shoal_workers.checkpoint.local import LocalDirectory
+from shoal_workers.checkpoint.storage import open_job_directory
 
 _MAX_WAITING = 10_000
 """Points; a file system that is away for longer loses the newest."""
@@ -31,13 +32,12 @@ class EventFiles:
     """
 
     def __init__(self, root: str, say: Callable[[str], None]) -> None:
-        self._directory = Path(root.removeprefix("file://")) / "tensorboard"
+        self._root = root
         self._say = say
         self._waiting: queue.Queue[SeriesPoint | None] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="tensorboard", daemon=True)
-        if "://" in str(root).removeprefix("file://"):
+        if "://" in root.removeprefix("file://"):
             say(f"no TensorBoard event files: {root} is not a directory")
-            self._directory = Path()
         else:
             self._thread.start()
 
@@ -70,10 +70,16 @@ class EventFiles:
 
     def _write(self) -> None:
         from tensorboardX.event_file_writer import EventsWriter
+
+        place = open_job_directory(self._root).child("tensorboard")
+        assert isinstance(place, LocalDirectory)
+        place.create()
+        with place.opened() as directory:  # by the descriptor: the path may meanwhile be a link that the job has made
+            self._write_with(EventsWriter(f"/proc/self/fd/{directory}/events"))
+
+    def _write_with(self, writer: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        self._directory.mkdir(parents=True, exist_ok=True)
-        writer = EventsWriter(str(self._directory / "events"))
         newest: SeriesPoint | None = None
         while (point := self._waiting.get()) is not None:
             if newest is None or point.step < newest.step or point.generation < newest.generation:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import stat
+import struct
 import time
 import tracemalloc
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable
 
 import pytest
@@ -99,15 +101,76 @@ def test_a_bomb_that_declares_less_is_damaged() -> None:
         _check(lying)
 
 
-def test_many_entries_are_refused_before_they_are_read() -> None:
-    entry = b"PK\x01\x02" + bytes(42)
-    count = 1_000_000
-    end = b"PK\x05\x06" + bytes(8) + (count * 46).to_bytes(4, "little") + bytes(4) + bytes(2)
-    data = entry * count + end
+_EMPTY_ENTRY = b"PK\x01\x02" + bytes(42)
+
+
+def _end(size: int, *, comment: bytes = b"") -> bytes:
+    """The end of a directory of `size` bytes."""
+    return b"PK\x05\x06" + bytes(8) + struct.pack("<IIH", size, 0, len(comment)) + comment
+
+
+def _zip64(directory: bytes) -> bytes:
+    """The same as ZIP64, whose records Python reads whenever they are there; the end itself names one entry only."""
+    record = struct.pack("<4sQ4xLLQQQQ", b"PK\x06\x06", 44, 0, 0, 0, 0, len(directory), 0)
+    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, len(directory), 1)
+    return directory + record + locator + _end(46)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        pytest.param(_EMPTY_ENTRY * 1_000_000 + _end(46_000_000), f"more than {MAX_FILES} entries", id="plain"),
+        pytest.param(_EMPTY_ENTRY * 120_000 + _end(5_520_000, comment=b"c" * 99), "more than", id="with a comment"),
+        pytest.param(_zip64(_EMPTY_ENTRY * 120_000), "ZIP64", id="ZIP64"),
+        pytest.param(_EMPTY_ENTRY * 120_000 + _end(46) + b"x", "not a valid zip", id="something behind its end"),
+        pytest.param(_EMPTY_ENTRY * 2 + b"x" * 46 + _end(138), "not a valid zip", id="something between its entries"),
+        pytest.param(_EMPTY_ENTRY + _end(47), "not a valid zip", id="a directory that begins before the archive"),
+    ],
+)
+def test_many_entries_are_refused_before_they_are_read(data: bytes, words: str) -> None:
     tracemalloc.start()
+    began = time.process_time()
     try:
-        with pytest.raises(CodeArchiveError, match=f"1000000 entries; {MAX_FILES} are allowed"):
+        with pytest.raises(CodeArchiveError, match=words):
             _check(data)
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()
+    assert time.process_time() - began < 2.0
+
+
+def test_the_comment_of_another_program_is_accepted() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("a.py", b"x = 1")
+        archive.comment = b"0123456789abcdef"
+    _check(buffer.getvalue())
+
+
+def test_content_that_entries_share_is_refused() -> None:
+    """Each would be read anew: 20,000 entries of one byte may each have 64 MiB of deflated nothing."""
+    nothing = b"\x00\x00\x00\xff\xff" * 200_000
+    content = nothing + zlib.compressobj(wbits=-15).flush()
+    local = struct.pack("<4s5HLLLHH", b"PK\x03\x04", 20, 0, 8, 0, 33, 0, len(content), 0, 1, 0)
+    first = local + b"a" + content
+    directory = b"".join(
+        struct.pack("<4s6HLLL5HLL", b"PK\x01\x02", 20, 20, 0, 8, 0, 33, 0, len(content), 0, 5, 0, 0, 0, 0, 0, 0)
+        + b"a%04d" % number
+        for number in range(3)
+    )
+    with pytest.raises(CodeArchiveError, match="share their content"):
+        _check(first + directory + _end(len(directory)))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_slow_compression_is_refused(method: int) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        archive.writestr("a.py", b"x = 1")
+    with pytest.raises(CodeArchiveError, match="neither stored nor deflated"):
+        _check(buffer.getvalue())
+
+
+def test_a_check_that_takes_too_long_ends() -> None:
+    with pytest.raises(CodeArchiveError, match=r"took longer than 0 s"):
+        check(hashlib.sha256(data := _archive(("a.py", b"x = 1"))).hexdigest(), data, within_s=0.0)

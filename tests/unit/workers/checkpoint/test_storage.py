@@ -110,14 +110,6 @@ def test_listing_a_missing_directory(root: str) -> None:
         place.files()
 
 
-def test_a_full_device_is_an_os_error_and_leaves_no_file(tmp_path: Path) -> None:
-    place = open_directory(str(tmp_path))
-    (tmp_path / "a.writing").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
-        place.write("a", [b"x" * 100_000])
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_unknown_protocol_is_an_os_error() -> None:
     with pytest.raises(OSError, match="nosuch"):
         open_directory("nosuch://bucket/x")

@@ -21,6 +21,11 @@ APPRISE = "apprise:"
 EventPattern = Annotated[str, Field(max_length=64)]
 
 
+def is_reference(secret: str) -> bool:
+    """Whether it names a secret of the service."""
+    return _SECRET.fullmatch(secret) is not None
+
+
 class WebhookSpec(Frozen):
     """A receiver of events over HTTP."""
 
@@ -76,7 +81,7 @@ class WebhookSpec(Frozen):
     @field_validator("secret")
     @classmethod
     def _is_a_reference(cls, secret: str) -> str:
-        if not _SECRET.fullmatch(secret):
+        if not is_reference(secret):
             raise ValueError(
                 f"must be env:{SECRET_VARIABLE}NAME or file:NAME; it names a secret of the service and never is one."
             )

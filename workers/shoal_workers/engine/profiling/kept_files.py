@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal_workers.checkpoint.storage import open_directory
+from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.profiling.files import FOLDER, name_of, to_delete
 from shoal_workers.contract.profiling.messages import ProfileFile
 
 
 def keep(root: str, number: int, directory: Path, files: Sequence[ProfileFile]) -> None:
     """Copies the files of profile `number` from a local directory, and deletes the profiles that are too old."""
-    profiles = open_directory(root).child(FOLDER)
+    profiles = open_job_directory(root).child(FOLDER)
     place = profiles.child(name_of(number))
     place.create()
     for file in files:

@@ -103,3 +103,14 @@ def test_what_cannot_be_written_is_said_once_and_stops_nothing(tmp_path: Path, r
 def test_a_spec_with_event_files_in_an_object_store_is_refused_with_the_way_out() -> None:
     with pytest.raises(SpecError, match=r"event files are appended to\. Set checkpoint\.url to a directory"):
         parse_spec({"stop": {"steps": 1}, "task": "m:T", "checkpoint": {"url": "s3://b/c", "tensorboard": True}})
+
+
+def test_a_linked_folder_is_not_written_into(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "tensorboard").symlink_to(tmp_path / "elsewhere")
+    said: list[str] = []
+    files = EventFiles(str(tmp_path / "job"), said.append)
+    files.close()
+    assert files.wait(_PATIENCE_S) and "symbolic links are not followed" in said[0]
+    assert list((tmp_path / "elsewhere").iterdir()) == []
