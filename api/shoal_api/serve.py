@@ -72,8 +72,7 @@ def run_server(settings: Settings) -> None:
         logging.getLogger("alembic").setLevel(logging.WARNING)
         logging.getLogger("httpx").setLevel(logging.WARNING)  # its lines have the URLs of webhooks
     hide_process()
-    with StateLock.take(settings.state_dir) as lock:
-        asyncio.run(_serve(settings, lock))
+    asyncio.run(_serve(settings, StateLock.take_for_process(settings.state_dir)))
 
 
 async def _serve(settings: Settings, lock: StateLock) -> None:

@@ -47,6 +47,7 @@ from shoal_api.http.routes.sweeps import routes as sweeps
 from shoal_api.http.streams import DEFAULT_PACE, Pace
 from shoal_service.clock import SystemClock
 from shoal_service.control.access.oidc import Issuer
+from shoal_service.control.planning.process import PlanningProcesses
 from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
 from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.planner import HardwareProfile
@@ -106,6 +107,7 @@ def create_app(
         version=version,
         storage=storage,
         retention=retention,
+        planning=PlanningProcesses(profiles),
         pace=pace,
         profiles=profiles,
         warnings=warnings,
@@ -120,6 +122,7 @@ def create_app(
             yield
         context.changes.close()
         context.storage.close()
+        await context.planning.close()
         others.cancel()
         await authenticator.write_uses()
 

@@ -16,7 +16,7 @@ from shoal_api.http.access.needs import Declarations
 from shoal_api.http.problem_types import Kind
 from shoal_service.access_views import SessionRequest, TokenRequest
 from shoal_service.change_views import SweepRequest
-from shoal_service.control.planning_request import PlanRequest
+from shoal_service.control.planning.request import PlanRequest
 from shoal_service.node_views import CordonRequest, NoticeRequest, WindowRequest
 from shoal_service.profile_views import ProfileBody
 from shoal_service.queue_views import ProjectRules, UserRules
