@@ -10,18 +10,19 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from shoal_api.http.serving import make_server
+from shoal_api.http.serving.server import make_server
 
 
 @contextmanager
 def served(app: FastAPI, **options: Any) -> Iterator[str]:
     """The URL; `options` are those of `make_server`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = make_server(app, host="127.0.0.1", port=0, **options)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield url
         finally:
             server.should_exit = True
             thread.join(60)

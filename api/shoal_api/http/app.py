@@ -167,7 +167,7 @@ def create_app(
     for router in routers:
         app.include_router(router, dependencies=[Depends(refuse_unknown_query)])
     app.include_router(shell)
-    requests = requests or RequestMetrics()
+    requests = app.state.requests = requests or RequestMetrics()
     limiter = Limiter(limits, requests)
     app.add_middleware(Authentication, authenticator=authenticator, limiter=limiter)
     app.add_middleware(Edge, requests=requests, allowed_hosts=allowed_hosts)
