@@ -63,8 +63,8 @@ from shoal_workers.version import VERSION
 _STOP_S = 15.0
 _HEAL_S = 1.0
 _NO_PROXIES = (
-    "allow_plain_http is set and trusted_proxies (SHOAL_TRUSTED_PROXIES) is empty: behind a proxy, cookies are not Secure, "
-    "and the audit and the limits see the proxy's address. Name the proxy's addresses or networks."
+    "allow_plain_http is set and trusted_proxies (SHOAL_TRUSTED_PROXIES) is empty: behind a proxy, cookies are not "
+    "Secure, and the audit and the limits see the proxy's address. Name the proxy's addresses or networks."
 )
 _log = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ def test_only_a_trusted_proxy_says_who_its_client_is_and_that_it_encrypts(
         answer = http.post("/v1/session", json={"token": find_token("http://127.0.0.1:1")})
         assert ("Secure" in answer.headers["set-cookie"]) == (address != "127.0.0.1")
         own = {"Authorization": f"Bearer {find_token('http://127.0.0.1:1')}"}
-        assert http.put("/v1/projects/vision", json={"weight": 2.0}, headers=own).status_code == 200
+        assert http.put("/v1/projects/vision", json={"weight": 2.0}, headers=own).is_success
         record = http.get("/v1/audit", headers=own).json()["items"][0]
         assert record["address"] == address
 
