@@ -22,7 +22,8 @@ import uvicorn
 from shoal_api.console import JobConsole
 from shoal_api.http.access.limits import Limits
 from shoal_api.http.app import create_app
-from shoal_api.http.serving import Wire, make_server
+from shoal_api.http.serving.listener import ConnectionLimits
+from shoal_api.http.serving.server import Wire, make_server
 from shoal_api.process_memory import hide_process
 from shoal_api.stopping import SavingProgress, StopRequest
 from shoal_service.clock import SystemClock
@@ -46,7 +47,7 @@ from shoal_service.control.webhooks.secrets import Secrets
 from shoal_service.core.access.claims import ClaimRules
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from shoal_service.core.quantities import count_text
-from shoal_service.settings import Settings, SettingsError, take_webhook_secrets
+from shoal_service.settings import Settings, SettingsError, is_loopback, take_webhook_secrets
 from shoal_service.state_lock import StateLock
 from shoal_service.store.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
@@ -61,6 +62,10 @@ from shoal_workers.version import VERSION
 
 _STOP_S = 15.0
 _HEAL_S = 1.0
+_NO_PROXIES = (
+    "allow_plain_http is set and trusted_proxies (SHOAL_TRUSTED_PROXIES) is empty: behind a proxy, cookies are not "
+    "Secure, and the audit and the limits see the proxy's address. Name the proxy's addresses or networks."
+)
 _log = logging.getLogger(__name__)
 
 
@@ -72,8 +77,7 @@ def run_server(settings: Settings) -> None:
         logging.getLogger("alembic").setLevel(logging.WARNING)
         logging.getLogger("httpx").setLevel(logging.WARNING)  # its lines have the URLs of webhooks
     hide_process()
-    with StateLock.take(settings.state_dir) as lock:
-        asyncio.run(_serve(settings, lock))
+    asyncio.run(_serve(settings, StateLock.take_for_process(settings.state_dir)))
 
 
 async def _serve(settings: Settings, lock: StateLock) -> None:
@@ -149,9 +153,11 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         saves=ends_cluster and settings.stop_s > 0,
         begin=lambda: control.save_and_end(progress.show) if ends_cluster else None,
     )
+    if settings.allow_plain_http and not is_loopback(settings.host) and not settings.trusted_proxies:
+        _log.warning("http.no_trusted_proxies", extra={"reason": _NO_PROXIES})
     with _listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
-        wire = Wire(settings.tls_cert, settings.tls_key, settings.trusted_proxies)
+        wire = Wire(settings.tls_cert, settings.tls_key, settings.trusted_proxies, _connections(settings))
         server = make_server(app, wire=wire, host=host, port=port, log_requests=settings.log_level is LogLevel.DEBUG)
         _stop_on_signals(server, stop)
 
@@ -200,6 +206,14 @@ def _issuer(settings: Settings) -> Issuer | None:
         projects_claim=settings.oidc_projects_claim,
     )
     return Issuer(IssuerConfig(issuer=settings.oidc_issuer, audience=settings.oidc_audience, rules=rules))
+
+
+def _connections(settings: Settings) -> ConnectionLimits:
+    return ConnectionLimits(
+        of_address=settings.limit_address_connections,
+        in_all=settings.limit_connections,
+        proxies=settings.trusted_proxies,
+    )
 
 
 async def _stop(server: uvicorn.Server, stop: StopRequest, acting: asyncio.Task[None], saving_s: float) -> None:

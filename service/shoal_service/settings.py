@@ -77,6 +77,11 @@ class Settings(BaseSettings):
     """Bytes of an uploaded code archive, at most 64 MiB."""
     limit_at_once: int = Field(2000, ge=1, le=1_000_000)
     """Requests that are open at the same time, of all together."""
+    limit_connections: int = Field(4096, ge=1, le=1_000_000)
+    """Connections that are open at the same time, of all together; fewer if the process may not have so many
+    descriptors (ulimit -n)."""
+    limit_address_connections: int = Field(512, ge=1, le=1_000_000)
+    """Connections of one address; those of trusted_proxies have no limit of their own."""
     oidc_issuer: str = ""
     """URL of an OpenID Connect issuer whose JWTs are accepted beside tokens. Empty: none."""
     oidc_audience: str = ""
@@ -90,7 +95,8 @@ class Settings(BaseSettings):
     oidc_projects_claim: str = ""
     """The claim with the projects that a JWT, unless it is an admin's, is bound to. Empty: to none."""
     trusted_proxies: str = ""
-    """Addresses of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed, separated by commas."""
+    """Addresses and networks (10.0.0.0/8) of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed,
+    separated by commas; * believes everyone, for a server that only its proxy reaches."""
     port: int = Field(8470, ge=0, le=65535)
     """0: a free port."""
     allowed_hosts: str = ""
@@ -236,6 +242,16 @@ class Settings(BaseSettings):
         if wrong := [one for one in paths.split(",") if one.strip() and not one.strip().startswith("/")]:
             raise ValueError(f"{', '.join(wrong)}: give absolute directories, separated by commas.")
         return paths
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_addresses(cls, proxies: str) -> str:
+        for one in proxies.split(",") if proxies.strip() not in ("", "*") else ():
+            try:
+                ipaddress.ip_network(one.strip())
+            except ValueError as error:
+                raise ValueError(f"give addresses or networks, not names, separated by commas: {error}.") from None
+        return proxies.strip()
 
     @field_validator("retain_audit_days")
     @classmethod

@@ -6,6 +6,7 @@ holds on one machine, and over NFS if the mount supports locks.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import time
@@ -75,6 +76,14 @@ class StateLock:
             raise StateDirectoryInUse(str(directory), known) from None
         lock = cls(directory, descriptor, Owner(pid=os.getpid(), host=os.uname().nodename, since=time.time()))
         lock._write()
+        return lock
+
+    @classmethod
+    def take_for_process(cls, directory: Path) -> StateLock:
+        """Held until this process has ended its last thread, which may use the directory after its server has stopped.
+        Raises StateDirectoryInUse."""
+        lock = cls.take(directory)
+        atexit.register(lock.release)
         return lock
 
     def listens_at(self, url: str) -> None:

@@ -7,7 +7,10 @@ import pickle
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +153,41 @@ def test_a_client_finds_a_token_that_is_written_after_it_was_made(
             client.tokens()
         shutil.copy2(written, tmp_path / ADMIN_TOKEN_FILE)
         assert client.tokens()
+
+
+def test_an_unavailable_server_says_when_to_come_back_and_the_client_does(service: Any, spec: dict[str, Any]) -> None:
+    """The second server stands for one whose database is locked: it refuses twice, then it passes requests on."""
+    asked_mono: list[float] = []
+    refusals = [503, 503]
+
+    class Locked(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked_mono.append(time.monotonic())
+            if refusals:
+                self.send_response(refusals.pop())
+                self.send_header("Retry-After", "1")
+                self.end_headers()
+                return
+            answer = service.http.post(self.path)
+            self.send_response(answer.status_code)
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    job_id = service.client.submit(spec).id
+    with ThreadingHTTPServer(("127.0.0.1", 0), Locked) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        with Client(f"http://127.0.0.1:{server.server_address[1]}", retry=QUICK) as client:
+            assert client.cancel(job_id).status.state.ended
+        server.shutdown()
+        thread.join()
+    assert all(later - before >= 1.0 for before, later in pairwise(asked_mono)) and len(asked_mono) == 3
+
+
+def test_every_answer_that_the_service_is_unavailable_says_when_to_come_back(service: Any) -> None:
+    service.cluster.view = service.cluster.view.model_copy(update={"connected": False})
+    answer = service.http.get("/readyz")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")

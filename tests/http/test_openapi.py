@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -13,6 +16,8 @@ from schemathesis.specs.openapi import checks as openapi_checks
 from schemathesis.transport.requests import REQUESTS_TRANSPORT
 
 from shoal_api.http.openapi import _MODELS
+from shoal_service.access_views import TokenRequest
+from shoal_service.core.access.roles import PERMISSIONS, Role
 from shoal_workers.version import VERSION
 
 SNAPSHOT = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
@@ -136,6 +141,70 @@ def _fire(operation: Any, mode: Any, job_id: str | None, headers: dict[str, str]
         case.call_and_validate(checks=CHECKS, timeout=30, headers=headers)
 
     attack()
+
+
+@pytest.mark.parametrize("role", [Role.ADMIN, Role.VIEWER, None], ids=["admin", "viewer", "nobody"])
+def test_no_scenario_breaks_the_service_or_its_own_description(service: Any, role: Role | None) -> None:
+    """Requests that go on with what earlier answers named: a job that was submitted is paused, patched, deleted."""
+    assert _live(service, role, num_scenarios=2)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("role", [Role.ADMIN, Role.VIEWER, None], ids=["admin", "viewer", "nobody"])
+def test_scenarios_reach_every_operation(service: Any, role: Role | None) -> None:
+    made = _live(service, role, num_scenarios=150)
+    paths = service.http.get("/openapi.json").json()["paths"]
+    assert {label for label, _ in made} == {f"{verb.upper()} {path}" for path, of in paths.items() for verb in of}
+    if role is Role.ADMIN:
+        followed = {label for label, status in made if "{" in label and status < 300}
+        assert len(followed) >= 20, "operations on what another one has made"
+
+
+def _live(service: Any, role: Role | None, *, num_scenarios: int) -> Counter[tuple[str, int]]:
+    """Run scenarios as this role; None: without a token. The answers by operation and status."""
+    schema = schemathesis.openapi.from_url(f"{service.url}/openapi.json")
+    schema.config.base_url = service.url
+    REQUESTS_TRANSPORT.serializer("application/zip")(
+        REQUESTS_TRANSPORT.get_first_matching_media_type("application/octet-stream")[1]
+    )
+    headers = {}
+    if role is not None:
+        request = TokenRequest(name="scenarios", role=role)
+        token = service.store.create_token(request, by="test", now=time.time()).token
+        headers = {"Authorization": f"Bearer {token}"}
+    made: Counter[tuple[str, int]] = Counter()
+    machine: Any = schema.as_state_machine()
+
+    class Scenario(machine):  # type: ignore[misc]
+        def before_call(self, case: Any) -> None:
+            for name in ("wait", "follow"):  # they would last
+                (case.query or {}).pop(name, None)
+
+        def get_call_kwargs(self, case: Any) -> dict[str, Any]:
+            return {"headers": headers, "timeout": 30}
+
+        def after_call(self, response: Any, case: Any) -> None:
+            made[case.operation.label, response.status_code] += 1
+            permission = case.operation.definition.raw["x-permission"]
+            if permission is not None and response.status_code < 300:
+                assert role in PERMISSIONS[permission].roles, case.operation.label
+
+        def validate_response(self, response: Any, case: Any, additional_checks: Any = None, **_: Any) -> None:
+            case.validate_response(response, checks=CHECKS)
+
+    Scenario.run(
+        settings=settings(
+            max_examples=num_scenarios,
+            stateful_step_count=8,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+    )
+    return made
 
 
 def test_the_page_of_the_rest_api_names_every_problem_and_every_route(service: Any) -> None:

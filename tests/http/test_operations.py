@@ -60,6 +60,15 @@ def test_a_scraper_that_accepts_openmetrics_gets_it(service: Any) -> None:
     assert service.http.get("/metrics").headers["content-type"].startswith("text/plain")
 
 
+def test_metrics_are_compressed_for_a_scraper_that_accepts_it(service: Any) -> None:
+    plain = service.http.get("/metrics", headers={"Accept-Encoding": "gzip;q=0, *"})
+    small = service.http.get("/metrics", headers={"Accept-Encoding": "gzip"})
+    assert "content-encoding" not in plain.headers and small.headers["content-encoding"] == "gzip"
+    assert small.headers["vary"] == "Accept, Accept-Encoding"
+    assert int(small.headers["content-length"]) < len(plain.content) / 2
+    assert small.text.splitlines()[:3] == plain.text.splitlines()[:3]
+
+
 def test_every_problem_type_is_described_where_its_type_points(service: Any) -> None:
     listed = service.http.get("/problems").json()
     assert [problem["type"] for problem in listed] == [kind.uri for kind in Kind]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from shoal_api.client import ApiError
+from shoal_service.control.planning.process import PlanningProcesses
+from shoal_service.control.planning.request import PlanRequest, answer
+from shoal_service.planner.gpus import PROFILES
+from shoal_workers.contract.checks.spec_errors import SpecError
 
 SPEC: dict[str, Any] = {"stop": {"steps": 1}, "data": {"corpus": "python-stdlib"}}
 
@@ -72,3 +79,49 @@ def test_a_model_that_fits_nowhere_is_refused_at_submit_with_the_arithmetic(serv
     [problem] = caught.value.problem.errors
     assert problem.path == "model"
     assert "do not fit on 1 worker of 0.1 GiB" in problem.message
+
+
+LONG: dict[str, Any] = {"spec": SPEC, "gpus": 65_535}
+"""No layout uses so many; the search for the nearest one that has some takes about a minute."""
+
+
+def test_a_search_that_takes_too_long_is_refused_and_its_process_ends() -> None:
+    async def live() -> None:
+        planning = PlanningProcesses(PROFILES, budget_s=3.0)
+        with pytest.raises(SpecError) as refused:
+            await planning.answer(PlanRequest(**LONG))
+        (problem,) = refused.value.problems
+        assert problem.path == "gpus" and "gpus 65535: the planner has no answer within 3 s" in problem.message
+        assert "Ask for fewer" in problem.message and not _planners()
+
+    asyncio.run(live())
+
+
+def test_a_process_is_kept_for_the_next_question() -> None:
+    async def live() -> None:
+        planning = PlanningProcesses(PROFILES)
+        request = PlanRequest(spec=SPEC, workers=4)
+        assert await planning.answer(request) == answer(request, PROFILES)
+        kept = _planners()
+        with pytest.raises(SpecError, match="exactly one"):
+            await planning.answer(PlanRequest(spec=SPEC))
+        assert _planners() == kept and len(kept) == 1
+        await planning.close()
+
+    asyncio.run(live())
+
+
+def test_a_search_ends_with_its_request(service: Any) -> None:
+    with httpx.Client(base_url=service.url, headers=service.http.headers, trust_env=False) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/plans", json=LONG, timeout=httpx.Timeout(30, read=2))
+    assert service.http.get("/v1/jobs").status_code == 200
+    while _planners():
+        service.http.get("/healthz")
+
+
+def _planners() -> list[int]:
+    """The planning processes of this one that live."""
+    children = [pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
+    lines = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children if Path(f"/proc/{pid}").exists()}
+    return [pid for pid, line in lines.items() if b"shoal_service.control.planning.process" in line]

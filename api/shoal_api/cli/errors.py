@@ -65,7 +65,7 @@ def explain(error: Exception, url: str) -> CliError | None:
                 hint="`shoal schema` prints every key with its meaning and default",
             )
         case ApiError():
-            return _from_problem(error)
+            return _from_problem(error, url)
         case SettingsError() | StoreUnavailable():
             first, *rest = str(error).splitlines() or [type(error).__name__]
             return CliError(first, details=tuple(rest), hint="`shoal serve --help` lists the options")
@@ -81,8 +81,10 @@ def explain(error: Exception, url: str) -> CliError | None:
             return None
 
 
-def _from_problem(error: ApiError) -> CliError:
+def _from_problem(error: ApiError, url: str) -> CliError:
     problem = error.problem
+    if problem.status == 401 and (refused := _refused_token(url)) is not None:
+        return refused
     if problem.status == 404:
         exit_code, hint = ExitCode.NOT_FOUND, "`shoal jobs` lists the jobs"
     elif problem.status == 401:
@@ -99,6 +101,29 @@ def _from_problem(error: ApiError) -> CliError:
         exit_code=exit_code,
         details=tuple(f"{one.path}: {one.message}" if one.path else one.message for one in problem.errors),
     )
+
+
+def _refused_token(url: str) -> CliError | None:
+    """What to do about a token that the server does not accept, by where it came from; None: none was shown."""
+    from shoal_api.client.credentials import TokenSource, logins_path, owner_file, source_of_token
+
+    ended = "is not valid: it has expired or was revoked, or it is another server's"
+    match source_of_token(url):
+        case None:
+            return None
+        case TokenSource.ENVIRONMENT:
+            message = f"the token in SHOAL_TOKEN {ended}"
+            hint = "set SHOAL_TOKEN to another one, or unset it; an admin makes one with `shoal token create`"
+        case TokenSource.LOGIN:
+            message = f"the token that `shoal login` has stored for {url} ({logins_path()}) {ended}"
+            hint = "`shoal login` with another one, or `shoal logout` to forget it"
+        case TokenSource.OWNER:
+            message = f"the token of the server's owner, in {owner_file()}, {ended}"
+            hint = (
+                "restart `shoal serve`, which replaces a revoked one; if this server has another state directory, set "
+                "SHOAL_STATE_DIR to it"
+            )
+    return CliError(message, hint=hint)
 
 
 def unreachable(url: str, why: str) -> CliError:

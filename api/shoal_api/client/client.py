@@ -50,7 +50,7 @@ from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
 
 if TYPE_CHECKING:
-    from shoal_service.control.planning_request import PlanAnswer
+    from shoal_service.control.planning.request import PlanAnswer
 
 DEFAULT_URL = "http://127.0.0.1:8470"
 _LONG_POLL_S = 30.0
@@ -172,7 +172,7 @@ class Client(Histories, Operations, Scheduling, Profiles, Access):
         Raises:
             InvalidSpec: the spec is not valid; the error lists every problem.
         """
-        from shoal_service.control.planning_request import (  # loads numpy, which no other verb needs
+        from shoal_service.control.planning.request import (  # loads numpy, which no other verb needs
             PlanAnswer,
             PlanRequest,
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+from enum import Enum, auto
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,12 +25,36 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PORTS = {"http": 80, "https": 443}
 
 
+class TokenSource(Enum):
+    ENVIRONMENT = auto()
+    LOGIN = auto()
+    OWNER = auto()
+
+
 def find_token(url: str) -> str | None:
     """The token for the server at this URL; None: there is none. Raises UntrustedServer."""
     try:
         return os.environ.get("SHOAL_TOKEN") or stored_tokens().get(origin_of(url)) or _of_owner(url)
     except ValueError:  # not a URL: the first request says so
         return None
+
+
+def source_of_token(url: str) -> TokenSource | None:
+    """Where `find_token` found the token for this URL; None: nowhere."""
+    try:
+        if os.environ.get("SHOAL_TOKEN"):
+            return TokenSource.ENVIRONMENT
+        if origin_of(url) in stored_tokens():
+            return TokenSource.LOGIN
+        is_owners = urlsplit(url).hostname in LOOPBACK and read_token_file(owner_file()) is not None
+    except ValueError:
+        return None
+    return TokenSource.OWNER if is_owners else None
+
+
+def owner_file() -> Path:
+    """Where a server on this machine has written the token of its owner."""
+    return state_dir() / ADMIN_TOKEN_FILE
 
 
 def find_ca_file() -> Path | None:
@@ -92,7 +117,7 @@ def _of_owner(url: str) -> str | None:
     parts = urlsplit(url)
     if parts.hostname not in LOOPBACK:
         return None
-    path = state_dir() / ADMIN_TOKEN_FILE
+    path = owner_file()
     token = read_token_file(path)
     if token is None:
         return None

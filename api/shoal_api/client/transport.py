@@ -1,8 +1,9 @@
 """Sends requests over a pool of HTTP connections and retries the idempotent ones.
 
 A request is repeated if the connection fails or the service returns 503, with exponential back-off and jitter, and
-after 429, which says when. It is not repeated after a failure if the caller passes `idempotent=False`. It shows the
-token to the base URL alone: redirects are not followed. Thread-safe, as httpx.Client is.
+after 429; not before the time that the answer names in Retry-After. It is not repeated after a failure if the caller
+passes `idempotent=False`. It shows the token to the base URL alone: redirects are not followed. Thread-safe, as
+httpx.Client is.
 """
 
 from __future__ import annotations
@@ -101,10 +102,11 @@ class Transport:
             else:
                 if response.status_code < 400:
                     return response
+                # after 429 nothing was done
                 again = response.status_code == _TOO_MANY or (idempotent and response.status_code == _UNAVAILABLE)
                 if not again or failures >= self._retry.num_retries:
                     raise error_of(response)
-                if response.status_code == _TOO_MANY:  # nothing was done
+                if response.status_code == _TOO_MANY or "Retry-After" in response.headers:
                     self._closed.wait(retry_after_s(response))
             self.back_off(failures)
             failures += 1

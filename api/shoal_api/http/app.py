@@ -47,6 +47,7 @@ from shoal_api.http.routes.sweeps import routes as sweeps
 from shoal_api.http.streams import DEFAULT_PACE, Pace
 from shoal_service.clock import SystemClock
 from shoal_service.control.access.oidc import Issuer
+from shoal_service.control.planning.process import PlanningProcesses
 from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
 from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
@@ -109,6 +110,7 @@ def create_app(
         version=version,
         storage=storage,
         retention=retention,
+        planning=PlanningProcesses(profiles),
         pace=pace,
         profiles=profiles,
         warnings=warnings,
@@ -124,6 +126,7 @@ def create_app(
             yield
         context.changes.close()
         context.storage.close()
+        await context.planning.close()
         others.cancel()
         await authenticator.write_uses()
 
@@ -168,7 +171,7 @@ def create_app(
     for router in routers:
         app.include_router(router, dependencies=[Depends(refuse_unknown_query)])
     app.include_router(shell)
-    requests = requests or RequestMetrics()
+    requests = app.state.requests = requests or RequestMetrics()
     limiter = Limiter(limits, requests)
     app.add_middleware(Authentication, authenticator=authenticator, limiter=limiter)
     app.add_middleware(Edge, requests=requests, allowed_hosts=allowed_hosts)

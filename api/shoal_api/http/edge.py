@@ -16,6 +16,7 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,6 +28,7 @@ _log = logging.getLogger(__name__)
 OPEN_ENDED = "shoal.open_ended"
 """Key of the scope that a route sets to STREAM or POLL if its answer lasts as long as the client waits."""
 STREAM, POLL = "stream", "poll"
+_CLIENT_GONE = 499
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS = _SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
 
@@ -70,6 +72,8 @@ class Edge:
                 await refusal(scope, receive, send_with_headers)
             else:
                 await self._app(scope, receive, send_with_headers)
+        except ClientDisconnect:
+            status = status or _CLIENT_GONE  # before its body was complete: nobody is left to be answered
         except Exception:
             error_id = uuid.uuid4().hex
             request = {"error_id": error_id, "method": scope["method"], "path": scope["path"]}

@@ -1,9 +1,11 @@
-"""The long poll for events: it answers when there is an event, and ends when the client disconnects."""
+"""Answers that take long: work for a request ends when its client disconnects. The long poll for events is one."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -12,6 +14,8 @@ from shoal_api.answers import EventPage
 from shoal_api.http.context import Context
 from shoal_api.http.edge import OPEN_ENDED, POLL
 from shoal_service.store import Store
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,18 @@ def read_events(store: Store, job_id: str, after: int, limit: int) -> EventPage:
     events = tuple(store.events(job_id, after=after, limit=limit))
     next_after = events[-1].seq if events else after
     return EventPage(items=events, next_after=next_after, ended=ended and len(events) < limit)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result | None:
+    """The result of `work`; None: the client has gone, and `work` is cancelled. The request's body was read before."""
+    loop = asyncio.get_running_loop()
+    working, gone = loop.create_task(work), loop.create_task(_until_gone(request))
+    try:
+        await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        gone.cancel()
 
 
 async def _until_gone(request: Request) -> None:

@@ -16,7 +16,7 @@ from shoal_api.http.access.needs import Declarations
 from shoal_api.http.problem_types import Kind
 from shoal_service.access_views import SessionRequest, TokenRequest
 from shoal_service.change_views import SweepRequest
-from shoal_service.control.planning_request import PlanRequest
+from shoal_service.control.planning.request import PlanRequest
 from shoal_service.node_views import CordonRequest, NoticeRequest, WindowRequest
 from shoal_service.profile_views import ProfileBody
 from shoal_service.queue_views import ProjectRules, UserRules
@@ -116,6 +116,33 @@ _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
 )
 """The problems of every operation that begins with the expression: method and path."""
 
+_LINKS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("POST /v1/jobs", "/v1/jobs/{job_id}", {"job_id": "$response.body#/id"}),
+    ("GET /v1/jobs", "/v1/jobs/{job_id}", {"job_id": "$response.body#/items/0/id"}),
+    (
+        "GET /v1/jobs/{job_id}/checkpoints",
+        "/v1/jobs/{job_id}/checkpoints/{name}",
+        {"job_id": "$request.path.job_id", "name": "$response.body#/items/0/name"},
+    ),
+    (
+        "POST /v1/jobs/{job_id}/profiles",
+        "/v1/jobs/{job_id}/profiles/{number}",
+        {"job_id": "$request.path.job_id", "number": "$response.body#/number"},
+    ),
+    (
+        "POST /v1/sweeps",
+        "/v1/sweeps/{project}/{name}",
+        {"project": "$response.body#/project", "name": "$response.body#/name"},
+    ),
+    ("PUT /v1/projects/{name}", "/v1/projects/{name}", {"name": "$request.path.name"}),
+    ("PUT /v1/users/{name}", "/v1/users/{name}", {"name": "$request.path.name"}),
+    ("GET /v1/nodes", "/v1/nodes/{node_id}", {"node_id": "$response.body#/items/0/id"}),
+    ("POST /v1/tokens", "/v1/tokens/{token_id}", {"token_id": "$response.body#/id"}),
+    ("POST /v1/maintenance-windows", "/v1/maintenance-windows/{window_id}", {"window_id": "$response.body#/id"}),
+)
+"""An answer of the first operation gives the parameters of all operations whose path begins with the second one, and
+has no other parameters."""
+
 
 def body_of(model: str, media_types: tuple[str, ...], *, required: bool = True) -> dict[str, Any]:
     """`openapi_extra` of a route that decodes its body itself."""
@@ -156,8 +183,25 @@ def build_openapi(app: FastAPI) -> dict[str, Any]:
                     same = [kind for kind in kinds if kind.status == status]
                     operation["responses"][str(status)] = _answer(same)
                 operation["responses"]["default"] = {"$ref": "#/components/responses/Problem"}
+        _link(document["paths"])
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _link(paths: dict[str, Any]) -> None:
+    """Describe which operations go on with what an answer names."""
+    for source, prefix, parameters in _LINKS:
+        method, path = source.split(" ")
+        links = {
+            operation["operationId"]: {"operationId": operation["operationId"], "parameters": parameters}
+            for target, operations in paths.items()
+            if target.startswith(prefix) and set(re.findall(r"{(\w+)}", target)) == set(parameters)
+            for operation in operations.values()
+        }
+        answers = paths[path][method.lower()]["responses"]
+        for status in answers:
+            if status.startswith("2"):
+                answers[status]["links"] = links
 
 
 def _problems_of(name: str, operation: dict[str, Any]) -> list[Kind]:

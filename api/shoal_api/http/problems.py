@@ -50,6 +50,8 @@ from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 
 PROBLEM_JSON = "application/problem+json"
 _MAX_ERRORS = 100
+_UNAVAILABLE = 503
+_COME_BACK_S = "2"
 _OF_STATUS = {404: Kind.NOT_FOUND, 405: Kind.METHOD_NOT_ALLOWED}
 _OF_SERVICE: dict[type[Exception], Kind] = {
     JobNotFound: Kind.JOB_NOT_FOUND,
@@ -127,6 +129,8 @@ def problem_response(
         error_id=error_id,
     )
     body = problem.model_dump_json(exclude_none=True)
+    if kind.status == _UNAVAILABLE:
+        headers = {"Retry-After": _COME_BACK_S, **(headers or {})}
     return Response(body, status_code=kind.status, media_type=PROBLEM_JSON, headers=headers)
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from shoal_service.collector import paused_collector
 from shoal_service.store import Store
@@ -26,7 +27,7 @@ from shoal_service.telemetry.metric import Labels, Value
 from shoal_service.telemetry.pass_times import PassTimes
 from shoal_service.telemetry.removal_tallies import RemovalTallies
 from shoal_service.telemetry.request_metrics import RequestMetrics
-from shoal_service.telemetry.text_format import Exemplars, family
+from shoal_service.telemetry.text_format import OPENMETRICS, Exemplars, family, media_type_of
 from shoal_service.telemetry.utilisation import ProfileOf, Utilisation
 from shoal_service.telemetry.webhook_tallies import WebhookTallies
 from shoal_service.views import ClusterView
@@ -84,8 +85,8 @@ class Exposition:
             return self._render(accept, projects)
 
     def _render(self, accept: str, projects: Collection[str] | None) -> tuple[bytes, str]:
-        encode, media_type = choose_encoder(accept)
-        openmetrics = media_type.startswith("application/openmetrics-text")
+        media_type = media_type_of(accept)
+        openmetrics = media_type == OPENMETRICS
         snapshot = self._snapshot()
         if projects is not None:
             body = self._of_projects(snapshot, frozenset(projects), openmetrics=openmetrics)
@@ -107,7 +108,7 @@ class Exposition:
         )
         parts = [self._jobs.text(snapshot.live, openmetrics=openmetrics)]
         parts += [self._text(one, openmetrics) for one in families(scene)]
-        of_process: bytes = encode(self._process)
+        of_process = generate_openmetrics(self._process) if openmetrics else generate_latest(self._process)
         body = "".join(parts).encode() + of_process.removesuffix(_END)
         return (body + _END if openmetrics else body), media_type
 

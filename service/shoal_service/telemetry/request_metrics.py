@@ -18,7 +18,7 @@ _MAX_ROUTES = 200
 
 
 class Limit(StrEnum):
-    """What a request was refused for: with 413 if it is too large, else with 429."""
+    """What a request was refused for: with 413 if it is too large, with 503 or none for connections, else with 429."""
 
     REQUESTS = "requests"
     FAILURES = "failures"
@@ -27,6 +27,7 @@ class Limit(StrEnum):
     AT_ONCE = "at_once"
     BODY_BYTES = "body_bytes"
     ARCHIVE_BYTES = "archive_bytes"
+    CONNECTIONS = "connections"
 
 
 class RequestMetrics:

@@ -1,4 +1,5 @@
-"""The text formats of Prometheus: a metric and its values as lines. Tests read them with prometheus_client's parsers.
+"""The text formats of Prometheus: which one a scraper wants, and a metric and its values as lines. Tests read them with
+prometheus_client's parsers.
 
 prometheus_client's own generators make an object per sample, which takes most of a second for 1,000 jobs (decision
 0030). The two formats differ in the name of a counter's family, and only OpenMetrics has exemplars.
@@ -6,15 +7,60 @@ prometheus_client's own generators make an object per sample, which takes most o
 
 from __future__ import annotations
 
+import gzip
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 
 from shoal_service.telemetry.metric import Exemplar, Histogram, Kind, Labels, Metric, Value
 
 Exemplars = Mapping[Labels, Exemplar]
 """By the labels of the series."""
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_OF_OPENMETRICS = {"application/openmetrics-text": ("", "1.0.0")}
+_OF_TEXT = {"text/plain": ("", "0.0.4"), "text/*": ("",), "*/*": ("",)}
+"""Media types and versions that mean the format."""
+_GZIP_FROM = 1024
+"""Bytes."""
+
+
+def media_type_of(accept: str) -> str:
+    """Of the two formats the one that a scraper's header Accept prefers (RFC 9110, 12.5.1). OpenMetrics only if it is
+    named; if neither is acceptable, the text format."""
+    wanted = _preferences(accept)
+
+    def quality(known: Mapping[str, tuple[str, ...]]) -> float:
+        """The most specific entry counts: `text/plain;q=0, */*` refuses the text format."""
+        for media_type, versions in known.items():
+            of_type = [q for name, version, q in wanted if name == media_type and version in versions]
+            if of_type:
+                return max(of_type)
+        return 0.0
+
+    openmetrics = quality(_OF_OPENMETRICS)
+    return OPENMETRICS if openmetrics > 0 and openmetrics >= quality(_OF_TEXT) else TEXT
+
+
+def compressed(body: bytes, accept_encoding: str) -> bytes | None:
+    """With gzip; None: it is small, or the header Accept-Encoding does not have gzip."""
+    wanted = {name: q for name, _, q in _preferences(accept_encoding)}
+    if len(body) < _GZIP_FROM or not wanted.get("gzip", wanted.get("*", 0.0)) > 0:
+        return None
+    return gzip.compress(body, compresslevel=1)
+
+
+def _preferences(header: str) -> list[tuple[str, str, float]]:
+    """Name, version and quality of each entry; those that cannot be read are left out."""
+    found = []
+    for entry in header.lower().split(","):
+        name, *parameters = (part.strip() for part in entry.split(";"))
+        values = {key.strip(): value.strip() for key, _, value in (one.partition("=") for one in parameters)}
+        with suppress(ValueError):
+            found.append((name, values.get("version", "").strip('"'), float(values.get("q", "1"))))
+    return found
 
 
 def header(metric: Metric, *, openmetrics: bool) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -13,11 +12,11 @@ import pytest
 from starlette.requests import Request
 
 from doubles.fake_cluster_source import FakeClusterSource
+from kit.served_app import served
 from shoal_api.client.credentials import find_token
 from shoal_api.http.access.limits import Limiter, Limits
 from shoal_api.http.app import create_app
 from shoal_api.http.problems import ProblemError
-from shoal_api.http.serving import make_server
 from shoal_service.access_views import TokenRequest
 from shoal_service.control.access.admin_token import ensure_admin_token
 from shoal_service.core.access.roles import Role
@@ -30,35 +29,22 @@ Serve = Callable[[Limits], tuple[str, RequestMetrics]]
 
 @pytest.fixture
 def serve(store: Store, state_dir: Path) -> Iterator[Serve]:
-    ended: list[Callable[[], None]] = []
+    with ExitStack() as running:
 
-    def run(limits: Limits) -> tuple[str, RequestMetrics]:
-        ensure_admin_token(store, state_dir, now=time.time())
-        metrics = RequestMetrics()
-        app = create_app(
-            store=store,
-            cluster=FakeClusterSource(),
-            scrape=lambda accept: (b"", "text/plain"),
-            version="1",
-            requests=metrics,
-            limits=limits,
-        )
-        listener = socket.create_server(("127.0.0.1", 0))
-        server = make_server(app, host="127.0.0.1", port=0)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
+        def run(limits: Limits) -> tuple[str, RequestMetrics]:
+            ensure_admin_token(store, state_dir, now=time.time())
+            metrics = RequestMetrics()
+            app = create_app(
+                store=store,
+                cluster=FakeClusterSource(),
+                scrape=lambda accept: (b"", "text/plain"),
+                version="1",
+                requests=metrics,
+                limits=limits,
+            )
+            return running.enter_context(served(app)), metrics
 
-        def end() -> None:
-            server.should_exit = True
-            thread.join(60)
-            listener.close()
-
-        ended.append(end)
-        return f"http://127.0.0.1:{listener.getsockname()[1]}", metrics
-
-    yield run
-    for end in ended:
-        end()
+        yield run
 
 
 def http_of(url: str, token: str | None = None) -> httpx.Client:
@@ -92,12 +78,24 @@ def test_a_token_that_asks_too_often_is_refused_and_others_are_not(serve: Serve,
     assert metrics.refusals()["requests",] == sum(found)
 
 
-def test_an_address_that_guesses_tokens_is_refused(serve: Serve) -> None:
+GUESSED = "shoal_00000000_" + "a" * 43
+
+
+@pytest.mark.parametrize(
+    "guess",
+    [
+        lambda url: httpx.Request("GET", f"{url}/v1/whoami", headers={"Authorization": f"Bearer {GUESSED}"}),
+        lambda url: httpx.Request("POST", f"{url}/v1/session", json={"token": GUESSED}),
+        lambda url: httpx.Request("POST", f"{url}/v1/session", json={"code": "a" * 43}),
+    ],
+    ids=["header", "login", "link"],
+)
+def test_an_address_that_guesses_tokens_is_refused(serve: Serve, guess: Callable[[str], httpx.Request]) -> None:
     url, metrics = serve(Limits())
-    with http_of(url, "shoal_00000000_" + "a" * 43) as http:
+    with httpx.Client(timeout=30, trust_env=False) as http:
         statuses = []
         while 429 not in statuses and len(statuses) < 600:  # one more is allowed each second
-            statuses.append(http.get("/v1/whoami").status_code)
+            statuses.append(http.send(guess(url)).status_code)
     assert statuses[:60] == [401] * 60 and statuses[-1] == 429
     assert metrics.refusals()["failures",] >= 1
     with http_of(url) as http:

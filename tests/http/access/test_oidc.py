@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet, OctKey, RSAKey
 
+from doubles.fake_cluster_source import FakeClusterSource
+from kit.served_app import served
+from shoal_api.client.credentials import find_token
+from shoal_api.http.app import create_app
+from shoal_service.control.access.admin_token import ensure_admin_token
 from shoal_service.control.access.oidc import Issuer, IssuerAway, IssuerConfig, JwtRefused
 from shoal_service.core.access.claims import ClaimRules
-from shoal_service.core.access.roles import Role
+from shoal_service.core.access.roles import Principal, Role
+from shoal_service.store import Store
 
 RULES = ClaimRules(
     user_claim="email",
@@ -31,10 +42,15 @@ class LocalIssuer:
     def __init__(self) -> None:
         self.keys = [RSAKey.generate_key(2048, {"kid": "first", "use": "sig"})]
         self.num_reads = 0
+        self.answers = threading.Event()
+        self.answers.set()
+        self.asked = threading.Event()
         issuer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                issuer.asked.set()
+                issuer.answers.wait()
                 if self.path.endswith("openid-configuration"):
                     body = {"issuer": issuer.url, "jwks_uri": f"{issuer.url}/keys"}
                 else:
@@ -62,6 +78,7 @@ class LocalIssuer:
 def local() -> Iterator[LocalIssuer]:
     issuer = LocalIssuer()
     yield issuer
+    issuer.answers.set()
     issuer.server.shutdown()
     issuer.server.server_close()
 
@@ -71,8 +88,12 @@ def verifier(local: LocalIssuer) -> Issuer:
     return Issuer(IssuerConfig(issuer=local.url, audience="shoal", rules=RULES))
 
 
+def principal(verifier: Issuer, token: str) -> Principal:
+    return asyncio.run(verifier.principal(token))
+
+
 def test_claims_give_name_role_and_projects(local: LocalIssuer, verifier: Issuer) -> None:
-    found = verifier.principal(local.token())
+    found = principal(verifier, local.token())
     assert (found.name, found.user, found.role, found.projects) == (
         "ada@lab.org",
         "ada@lab.org",
@@ -80,7 +101,7 @@ def test_claims_give_name_role_and_projects(local: LocalIssuer, verifier: Issuer
         frozenset({"vision"}),
     )
     assert found.expires_at == pytest.approx(time.time() + 300, abs=10) and found.token_id == ""
-    admin = verifier.principal(local.token(groups=["all", "ml-admins", "unknown"]))
+    admin = principal(verifier, local.token(groups=["all", "ml-admins", "unknown"]))
     assert (admin.role, admin.projects) == (Role.ADMIN, None)
     assert local.num_reads == 1, "the keys are kept"
 
@@ -121,7 +142,7 @@ Wrong = Callable[[LocalIssuer], str]
 )
 def test_what_is_wrong_is_refused(local: LocalIssuer, verifier: Issuer, wrong: Wrong, why: str) -> None:
     with pytest.raises(JwtRefused, match=why):
-        verifier.principal(wrong(local))
+        principal(verifier, wrong(local))
 
 
 def unsigned(token: str) -> str:
@@ -131,25 +152,86 @@ def unsigned(token: str) -> str:
 
 
 def test_a_new_key_is_read_and_made_up_ones_make_no_requests(local: LocalIssuer) -> None:
-    now = [time.time()]
-    verifier = Issuer(IssuerConfig(issuer=local.url, audience="shoal", rules=RULES), clock=lambda: now[0])
-    verifier.principal(local.token())
+    now = [0.0]
+    verifier = Issuer(IssuerConfig(issuer=local.url, audience="shoal", rules=RULES), clock_mono=lambda: now[0])
+    principal(verifier, local.token())
     local.keys.append(ECKey.generate_key("P-256", {"kid": "second", "use": "sig"}))
     with pytest.raises(JwtRefused):
-        verifier.principal(local.token(alg="ES256"))  # read a moment ago: not again at once
+        principal(verifier, local.token(alg="ES256"))  # read a moment ago: not again at once
     now[0] += 11.0
-    assert verifier.principal(local.token(alg="ES256")).name == "ada@lab.org"
+    assert principal(verifier, local.token(alg="ES256")).name == "ada@lab.org"
     made_up = RSAKey.generate_key(2048, {"kid": "made-up"})
     for _ in range(5):
         with pytest.raises(JwtRefused):
-            verifier.principal(local.token(made_up))
+            principal(verifier, local.token(made_up))
     assert local.num_reads == 2
 
 
 def test_an_issuer_that_is_away_or_another_is_named(local: LocalIssuer) -> None:
     elsewhere = Issuer(IssuerConfig(issuer=f"{local.url}/", audience="shoal", rules=RULES))
     with pytest.raises(IssuerAway, match="says that it is"):
-        elsewhere.principal(local.token())
+        principal(elsewhere, local.token())
     gone = Issuer(IssuerConfig(issuer="http://127.0.0.1:1", audience="shoal", rules=RULES))
     with pytest.raises(IssuerAway, match="cannot be read"):
-        gone.principal(local.token())
+        principal(gone, local.token())
+
+
+def test_while_the_issuer_is_away_known_keys_stay_valid_for_a_day(local: LocalIssuer) -> None:
+    now = [0.0]
+    verifier = Issuer(IssuerConfig(issuer=local.url, audience="shoal", rules=RULES), clock_mono=lambda: now[0])
+    made_up = local.token(RSAKey.generate_key(2048, {"kid": "made-up"}))
+
+    async def live() -> None:
+        await verifier.principal(local.token())
+        local.server.shutdown()
+        local.server.server_close()
+        for _ in range(10):
+            now[0] += 2 * 3600.0
+            assert (await verifier.principal(local.token())).name == "ada@lab.org"
+            with pytest.raises(IssuerAway, match="cannot be read"):
+                await verifier.principal(made_up)
+        now[0] += 4 * 3600.0 + 1
+        with pytest.raises(IssuerAway, match="cannot be read"):
+            await verifier.principal(local.token())
+
+    asyncio.run(live())
+
+
+def test_a_silent_issuer_delays_only_tokens_of_unknown_keys(local: LocalIssuer) -> None:
+    now = [0.0]
+    verifier = Issuer(IssuerConfig(issuer=local.url, audience="shoal", rules=RULES), clock_mono=lambda: now[0])
+    made_up = local.token(RSAKey.generate_key(2048, {"kid": "made-up"}))
+
+    async def live() -> None:
+        await verifier.principal(local.token())
+        local.answers.clear()
+        now[0] += 11.0
+        waiting = [asyncio.create_task(verifier.principal(made_up)) for _ in range(100)]
+        local.asked.clear()
+        await asyncio.to_thread(local.asked.wait)
+        assert (await verifier.principal(local.token())).name == "ada@lab.org"
+        assert not any(one.done() for one in waiting)
+        now[0] += 11.0
+        assert all(isinstance(one, IssuerAway) for one in await asyncio.gather(*waiting, return_exceptions=True))
+        with pytest.raises(IssuerAway, match="no answer within 5 s"):
+            await verifier.principal(made_up)  # said at once: it was asked a moment ago
+
+    asyncio.run(live())
+    assert local.num_reads == 1
+
+
+def test_made_up_tokens_hold_no_request_and_count_as_failed(local: LocalIssuer, store: Store, state_dir: Path) -> None:
+    ensure_admin_token(store, state_dir, now=time.time())
+    local.answers.clear()
+    issuer = Issuer(IssuerConfig(issuer=local.url, audience="shoal", rules=RULES))
+    made_up = local.token(RSAKey.generate_key(2048, {"kid": "made-up"}))
+    app = create_app(store=store, cluster=FakeClusterSource(), scrape=lambda _: (b"", ""), version="1", issuer=issuer)
+    own, wrong = ({"Authorization": f"Bearer {one}"} for one in (find_token("http://127.0.0.1:1"), made_up))
+    with served(app) as url, ThreadPoolExecutor(80) as pool:
+        limits = httpx.Limits(max_connections=100)
+        with httpx.Client(base_url=url, timeout=30, trust_env=False, limits=limits) as http:
+            answers = [pool.submit(http.get, "/v1/jobs", headers=wrong) for _ in range(80)]
+            local.asked.wait()
+            assert http.get("/v1/jobs", headers=own).status_code == 200
+            counted = Counter(one.result().status_code for one in answers)
+    assert set(counted) == {503, 429} and counted[429] >= 10, "60 at once, one a second"

@@ -18,7 +18,7 @@ from doubles.fake_cluster_source import FakeClusterSource
 from kit.databases import MigratedDatabases
 from shoal_api.cli.main import build_app
 from shoal_api.http.app import create_app
-from shoal_api.http.serving import make_server
+from shoal_api.http.serving.server import make_server
 from shoal_service.control.access.admin_token import ensure_admin_token
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.checkpoints import CheckpointCommitted

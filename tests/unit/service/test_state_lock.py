@@ -24,9 +24,18 @@ print("held", flush=True)
 sys.stdin.read()
 """
 
+_STOP_WITH_A_THREAD = """
+import sys, threading
+from pathlib import Path
+from shoal_service.state_lock import StateLock
+lock = StateLock.take_for_process(Path(sys.argv[1]))
+threading.Thread(target=sys.stdin.read).start()
+threading.Thread(target=lambda: (threading.main_thread().join(), print("held", flush=True))).start()
+"""
 
-def _holder(directory: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", _HOLD, str(directory)]
+
+def _holder(directory: Path, program: str = _HOLD) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", program, str(directory)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     return process
@@ -52,3 +61,11 @@ def test_a_released_directory_is_free_again(tmp_path: Path) -> None:
     lock.release()
     assert owner_of(tmp_path / "new") is None
     assert (tmp_path / "new" / FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_server_that_has_stopped_keeps_its_directory_until_its_last_thread_has_ended(tmp_path: Path) -> None:
+    with _holder(tmp_path, _STOP_WITH_A_THREAD) as process:
+        with pytest.raises(StateDirectoryInUse, match=f"pid {process.pid} on"):
+            StateLock.take(tmp_path)
+        process.communicate()
+        assert owner_of(tmp_path) is None and process.returncode == 0

@@ -13,7 +13,7 @@ import hmac
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -41,6 +41,7 @@ CHANGES = "shoal.changes"
 """Key of the scope: the route changes something, also if it writes no row."""
 SESSION_PATH = "/v1/session"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+INVALID_TOKEN = "The token is unknown, expired or revoked."
 _CACHE_S = 5.0
 _MAX_CACHED = 10_000
 _USE_S = 60.0
@@ -70,13 +71,13 @@ class Authenticator:
 
     async def of_cookie(self, secret: str) -> Principal | None:
         """None: the session has ended."""
-        return self._unless_expired(await self._find(secret, self._store.principal_of_session))
+        return self._unless_expired(await self._find(secret, self._stored(self._store.principal_of_session)))
 
     async def of_bearer(self, token: str) -> Principal | None:
         """None: it is not a valid token. Raises ProblemError: a JWT that is not valid, with the reason."""
         if id_of(token) is None:
             return await self._of_jwt(token) if self._issuer is not None and token.count(".") == 2 else None
-        return self._unless_expired(await self._find(token, self._store.principal_of_token))
+        return self._unless_expired(await self._find(token, self._stored(self._store.principal_of_token)))
 
     def forget(self) -> None:
         """A token has changed: read all again."""
@@ -103,18 +104,21 @@ class Authenticator:
         issuer = self._issuer
         assert issuer is not None
         try:
-            return self._unless_expired(await self._find(token, lambda jwt, now: issuer.principal(jwt)))
+            return self._unless_expired(await self._find(token, issuer.principal))
         except JwtRefused as error:
             raise unauthenticated(f"The token of the issuer is refused: {error}") from None
         except IssuerAway as error:
             raise ProblemError(Kind.ISSUER_AWAY, str(error)) from None
 
-    async def _find(self, secret: str, read: Callable[..., Principal | None]) -> Principal | None:
+    def _stored(self, read: Callable[..., Principal | None]) -> Callable[[str], Awaitable[Principal | None]]:
+        return lambda secret: run_in_threadpool(read, secret, now=self._clock())
+
+    async def _find(self, secret: str, read: Callable[[str], Awaitable[Principal | None]]) -> Principal | None:
         digest = hash_of(secret)
         now_mono = time.monotonic()
         known = self._known.get(digest)
         if known is None or now_mono - known.read_mono > _CACHE_S:
-            found = await run_in_threadpool(read, secret, now=self._clock())
+            found = await read(secret)
             known = self._known[digest] = _Known(found, now_mono)
             self._known.move_to_end(digest)
             if len(self._known) > _MAX_CACHED:
@@ -147,8 +151,8 @@ class Authentication:
             return
         try:
             with self._limiter.request():
-                principal = scope[PRINCIPAL] = await self._principal(scope)
                 scope[LIMITER] = self._limiter
+                principal = scope[PRINCIPAL] = await self._principal(scope)
                 scope[STILL_VALID] = partial(self._is_still_valid, dict(scope["headers"]))
                 self._limiter.admit(scope)
                 if scope["method"] in SAFE_METHODS:
@@ -191,14 +195,10 @@ class Authentication:
         if header is None:
             return await self._of_cookie(scope, headers)
         scheme, _, token = header.decode("latin-1").partition(" ")
-        if scheme.lower() == "bearer" and (found := await self._authenticator.of_bearer(token.strip())) is not None:
-            return found
-        self._limiter.failed(scope)
-        raise unauthenticated(
-            "The token is unknown, expired or revoked."
-            if scheme.lower() == "bearer"
-            else f"Authorization has the scheme {scheme[:20]!r}, not Bearer."
-        )
+        if scheme.lower() != "bearer":
+            self._limiter.failed(scope)
+            raise unauthenticated(f"Authorization has the scheme {scheme[:20]!r}, not Bearer.")
+        return await shown(scope, self._authenticator.of_bearer(token.strip()), INVALID_TOKEN)
 
     async def _is_still_valid(self, headers: dict[bytes, bytes]) -> bool:
         """A database or an issuer that does not answer ends no stream."""
@@ -227,6 +227,21 @@ class Authentication:
                 detail = "The header X-CSRF-Token is missing or wrong. Load the page again."
                 raise ProblemError(Kind.CSRF, detail)
         return principal
+
+
+async def shown(scope: Scope, finding: Awaitable[Principal | None], reason: str) -> Principal:
+    """The principal of a secret that a request shows. Through whatever door it comes, one that is not valid counts
+    against the address. Raises ProblemError: with `reason`, or that too many were not valid."""
+    limiter: Limiter = scope[LIMITER]
+    try:
+        found = await finding
+    except ProblemError:
+        limiter.failed(scope)
+        raise
+    if found is None:
+        limiter.failed(scope)
+        raise unauthenticated(reason)
+    return found
 
 
 def unauthenticated(reason: str) -> ProblemError:

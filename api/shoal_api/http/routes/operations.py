@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
@@ -15,9 +16,12 @@ from shoal_api.http.problem_types import BY_CODE, Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.core.access.roles import Permission
 from shoal_service.store.errors import StoreUnavailable
+from shoal_service.telemetry.text_format import compressed
 from shoal_service.views import ClusterView, Page
 from shoal_service.webhook_views import WebhookView
 from shoal_workers.contract.checks.spec_errors import SpecProblem
+
+_GZIP = {"Content-Encoding": "gzip"}
 
 
 def routes(context: Context) -> APIRouter:
@@ -78,12 +82,11 @@ def routes(context: Context) -> APIRouter:
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def metrics(request: Request) -> Response:
-        """OpenMetrics, with exemplars, for a scraper that accepts it; otherwise the text format. Read from the store at
+        """OpenMetrics, with exemplars, for a scraper that prefers it; otherwise the text format; with gzip for one that
+        accepts it. Read from the store at
         the time of the scrape. A token that is bound to projects gets what is about their jobs and about them."""
         visible = visible_projects(request)
-        of_whom = () if visible is None else (visible,)
-        body, media_type = await run_in_threadpool(context.scrape, request.headers.get("accept", ""), *of_whom)
-        return Response(body, headers={"Content-Type": media_type})
+        return await run_in_threadpool(_metrics, context, request, () if visible is None else (visible,))
 
     @router.get("/problems", dependencies=[PUBLIC], summary="Every problem type of this API")
     async def problems() -> list[ProblemType]:
@@ -100,6 +103,13 @@ def routes(context: Context) -> APIRouter:
         return BY_CODE[code].described()
 
     return router
+
+
+def _metrics(context: Context, request: Request, of_whom: tuple[Collection[str], ...]) -> Response:
+    body, media_type = context.scrape(request.headers.get("accept", ""), *of_whom)
+    headers = {"Content-Type": media_type, "Vary": "Accept, Accept-Encoding"}
+    small = compressed(body, request.headers.get("accept-encoding", ""))
+    return Response(body, headers=headers) if small is None else Response(small, headers=headers | _GZIP)
 
 
 def _readiness(context: Context) -> Readiness:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model
+from shoal_api.http.long_poll import while_connected
 from shoal_api.http.openapi import body_of
-from shoal_service.control.planning_request import PlanAnswer, PlanRequest, answer
+from shoal_service.control.planning.request import PlanAnswer, PlanRequest
 from shoal_service.core.access.roles import Permission
+
+_CLIENT_GONE = 499
+"""Of an answer that nobody gets, as nginx has it in its log."""
 
 
 def routes(context: Context) -> APIRouter:
@@ -26,9 +29,11 @@ def routes(context: Context) -> APIRouter:
     )
     async def make_plan(request: Request) -> Response:
         """Legal layouts for a number of workers, or of GPUs of one kind, best first: memory and step time by part, with
-        reasons. Nothing is submitted or run."""
+        reasons. Nothing is submitted or run. A search that takes longer than 20 s is refused."""
         plan = await read_model(request, PlanRequest)
-        found = await run_in_threadpool(answer, plan, context.profiles)
+        found = await while_connected(request, context.planning.answer(plan))
+        if found is None:
+            return Response(status_code=_CLIENT_GONE)
         return Response(found.model_dump_json(), media_type="application/json")
 
     return router

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from shoal_api.http.access.authentication import CSRF_TOKEN, SESSION_PATH, principal_of, unauthenticated
+from shoal_api.http.access.authentication import CSRF_TOKEN, INVALID_TOKEN, SESSION_PATH, principal_of, shown
 from shoal_api.http.access.cookies import clear_session, csrf_token_of, session_of, set_session
 from shoal_api.http.access.needs import PUBLIC, needs
 from shoal_api.http.context import Context
@@ -46,15 +46,11 @@ def routes(context: Context) -> APIRouter:
         body = await read_model(request, SessionRequest)
         now = context.clock()
         if body.token:
-            principal = await context.authenticator.of_bearer(body.token)
+            principal = await shown(request.scope, context.authenticator.of_bearer(body.token), INVALID_TOKEN)
         else:
-            principal = await run_in_threadpool(store.take_link, body.code, now=now)
-        if principal is None:
-            raise unauthenticated(
-                "The token is unknown, expired or revoked."
-                if body.token
-                else "The link has been used, or is too old. `shoal open` makes a new one."
-            )
+            finding = run_in_threadpool(store.take_link, body.code, now=now)
+            reason = "The link has been used, or is too old. `shoal open` makes a new one."
+            principal = await shown(request.scope, finding, reason)
         deed = CURRENT.get()
         if deed is not None:
             deed.by(principal)

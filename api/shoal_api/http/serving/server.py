@@ -7,13 +7,18 @@ indefinitely. `shoal serve` and tests use `make_server`; `uvicorn --factory` nee
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.datastructures import State
 
 from shoal_api.http.changes import Changes
+from shoal_api.http.serving.listener import ConnectionLimits, GuardedListener
+from shoal_api.http.serving.protocol import Patience, PatientProtocol
+from shoal_service.telemetry.request_metrics import RequestMetrics
 
 _GRACE_S = 5
 _BACKLOG = 2048
@@ -27,6 +32,8 @@ class Wire:
     tls_key: Path | None = None
     trusted_proxies: str = ""
     """Whose X-Forwarded-For and X-Forwarded-Proto are believed; empty: nobody's."""
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    patience: Patience = field(default_factory=Patience)
 
     @property
     def scheme(self) -> str:
@@ -48,6 +55,7 @@ def make_server(
     """
     config = uvicorn.Config(
         app,
+        http=partial(PatientProtocol, wire.patience),  # type: ignore[arg-type]  # called as a class is
         host=host,
         port=port,
         log_config=None,  # the composition root sets up the logs
@@ -63,13 +71,28 @@ def make_server(
         proxy_headers=bool(wire.trusted_proxies),
         forwarded_allow_ips=wire.trusted_proxies,
     )
-    return _Server(config, app.state.changes)
+    return _Server(config, app.state, wire)
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, changes: Changes) -> None:
+    def __init__(self, config: uvicorn.Config, state: State, wire: Wire) -> None:
         super().__init__(config)
-        self._changes = changes
+        self._changes: Changes = state.changes
+        self._requests: RequestMetrics = state.requests
+        self._wire = wire
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Takes the sockets over."""
+        wire = self._wire
+        guarded: list[socket.socket] = [
+            GuardedListener(one, wire.connections, self._requests.refused, is_plain=wire.tls_cert is None)
+            for one in sockets or ()
+        ]
+        try:
+            await super().serve(guarded or None)
+        finally:
+            for one in guarded:
+                one.close()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._changes.close()

@@ -1,0 +1,143 @@
+"""Connections: limited by address and in all, ended when their request does not arrive, refused without descriptors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from doubles.fake_cluster_source import FakeClusterSource
+from kit.served_app import served
+from shoal_api.http.app import create_app
+from shoal_api.http.serving.listener import ConnectionLimits
+from shoal_api.http.serving.protocol import Patience
+from shoal_api.http.serving.server import Wire
+from shoal_service.control.access.admin_token import ensure_admin_token
+from shoal_service.store import Store
+from shoal_service.telemetry.request_metrics import RequestMetrics
+
+Serve = Callable[[Wire], tuple[str, RequestMetrics]]
+HALF = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.fixture
+def serve(store: Store, state_dir: Path) -> Iterator[Serve]:
+    with ExitStack() as running:
+
+        def run(wire: Wire) -> tuple[str, RequestMetrics]:
+            ensure_admin_token(store, state_dir, now=time.time())
+            metrics = RequestMetrics()
+            app = create_app(
+                store=store, cluster=FakeClusterSource(), scrape=lambda _: (b"", ""), version="1", requests=metrics
+            )
+            return running.enter_context(served(app, wire=wire)), metrics
+
+        yield run
+
+
+def connect(url: str, head: bytes = HALF) -> socket.socket:
+    parts = httpx.URL(url)
+    connection = socket.create_connection((parts.host, parts.port or 80), timeout=30)
+    connection.sendall(head)
+    return connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Until the server closes it."""
+    pieces = []
+    with connection:
+        while piece := _receive(connection):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _receive(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(65536)
+    except ConnectionResetError:
+        return b""
+
+
+def is_alive(url: str) -> bool:
+    return httpx.get(f"{url}/healthz", timeout=30, trust_env=False).status_code == 200
+
+
+def test_connections_of_one_address_are_limited_and_make_room_when_they_end(serve: Serve) -> None:
+    url, metrics = serve(Wire(connections=ConnectionLimits(of_address=3)))
+    with ExitStack() as held:
+        for _ in range(3):
+            held.enter_context(connect(url))
+        answer = read_all(connect(url, b""))
+        assert answer.startswith(b"HTTP/1.1 503 ") and b"Retry-After: 1" in answer
+        assert b"The limit is 3 connections of one address (SHOAL_LIMIT_ADDRESS_CONNECTIONS)" in answer
+        assert metrics.refusals()["connections",] == 1
+    while b"503" in read_all(connect(url, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")):
+        pass
+    assert is_alive(url)
+
+
+def test_a_trusted_proxy_has_the_connections_of_many_and_counts_in_all(serve: Serve) -> None:
+    url, _ = serve(Wire(connections=ConnectionLimits(of_address=1, in_all=3, proxies="10.0.0.0/8, 127.0.0.1")))
+    with ExitStack() as held:
+        for _ in range(3):
+            held.enter_context(connect(url))
+        assert b"SHOAL_LIMIT_CONNECTIONS" in read_all(connect(url, b""))
+
+
+def test_a_request_that_does_not_arrive_ends_with_its_connection(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, _ = serve(Wire(patience=Patience(head_s=0.3, silence_s=0.5, body_s=2.0)))
+    silent, half = connect(url, b""), connect(url)
+    assert read_all(half).startswith(b"HTTP/1.1 408 ") and read_all(silent).startswith(b"HTTP/1.1 408 ")
+    body = (
+        b"POST /v1/session HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+    )
+    assert read_all(connect(url, body)) == b""
+    second = connect(url, HALF + b"\r\n" + HALF)
+    answers = read_all(second)
+    assert answers.startswith(b"HTTP/1.1 200 "), "the second request on the same connection is half"
+    assert is_alive(url)
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR], "nobody is left to be answered"
+
+
+def test_without_descriptors_connections_are_dropped_and_the_log_has_one_line(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, metrics = serve(Wire())
+    with httpx.Client(base_url=url, timeout=30, trust_env=False) as http, ExitStack() as held:
+        assert http.get("/healthz").status_code == 200
+        waiting = [held.enter_context(socket.socket()) for _ in range(5)]
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        highest = max(int(one.name) for one in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, before[1]))
+        while True:  # the gaps below the limit
+            try:
+                held.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                break
+        parts = httpx.URL(url)
+        for one in waiting:
+            one.settimeout(30)
+            one.connect((parts.host, parts.port))
+            assert _receive(one) == b""  # and not closed, so that it gives no descriptor back
+            assert http.get("/healthz").status_code == 200, "on a connection that there was"
+    assert metrics.refusals()["connections",] == 5
+    assert [one.message for one in caplog.records if one.levelno >= logging.ERROR] == ["http.no_descriptors"]
+    assert is_alive(url)
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "most"), [(256, 160), (64, 32), (1024, 928), (1_048_576, 4096)], ids=["256", "64", "1024", "many"]
+)
+def test_the_server_keeps_descriptors_for_itself(descriptors: int, most: int) -> None:
+    assert ConnectionLimits().within(descriptors) == most

@@ -1,0 +1,48 @@
+"""The owner's token: rotated while the server runs, and the words of every command once it was revoked."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal_service.control.access.admin_token import ensure_admin_token
+from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE, id_of
+
+
+@pytest.fixture
+def file(service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a state directory of its own, with a token that the server knows."""
+    monkeypatch.setenv("SHOAL_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "state").mkdir()
+    return ensure_admin_token(service.store, tmp_path / "state", now=time.time())
+
+
+def test_the_owners_token_is_rotated_as_the_docs_say(service: Any, shoal: Any, file: Path) -> None:
+    old = file.read_text().strip()
+    assert shoal("token", "create", "owner", "--role", "admin", "--expires", "never", "--output", str(file)).code == 0
+    assert shoal("token", "revoke", str(id_of(old))).code == 0
+    new = file.read_text().strip()
+    assert new != old and shoal("whoami").code == 0 and file.stat().st_mode & 0o777 == 0o600
+    assert ensure_admin_token(service.store, file.parent, now=time.time()).read_text().strip() == new, (
+        "at the next start"
+    )
+
+
+def test_every_command_says_which_token_was_revoked_and_what_to_do(
+    service: Any, shoal: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = file.read_text().strip()
+    assert shoal("token", "revoke", str(id_of(old))).code == 0
+    for command in (["jobs"], ["token", "list"], ["queue"]):
+        refused = shoal(*command)
+        assert refused.code == 2 and f"the token of the server's owner, in {file}, is not valid" in refused.err
+        assert "revoked" in refused.err and "restart `shoal serve`" in refused.err
+    ensure_admin_token(service.store, file.parent, now=time.time())
+    assert file.name == ADMIN_TOKEN_FILE and shoal("jobs").code == 0, "as the restart does"
+    monkeypatch.setenv("SHOAL_TOKEN", old)
+    refused = shoal("jobs")
+    assert refused.code == 2 and "the token in SHOAL_TOKEN is not valid" in refused.err and "unset it" in refused.err

@@ -1,0 +1,28 @@
+"""An application on a free port, as `shoal serve` serves it, in a thread of the test."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fastapi import FastAPI
+
+from shoal_api.http.serving.server import make_server
+
+
+@contextmanager
+def served(app: FastAPI, **options: Any) -> Iterator[str]:
+    """The URL; `options` are those of `make_server`."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server = make_server(app, host="127.0.0.1", port=0, **options)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")
+        thread.start()
+        try:
+            yield url
+        finally:
+            server.should_exit = True
+            thread.join(60)
