@@ -107,7 +107,7 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     ),
     (
         JobExtended(spec_version=2, steps=200, done=120, reopened=True),
-        "extended to 200 steps, 120 are done, goes on in place",
+        "extended to 200 steps, 120 done, goes on in place",
     ),
     (
         StoppedEarly(step=80, reason="validation loss did not improve"),
