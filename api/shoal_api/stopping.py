@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 
+from shoal_service.core.quantities import count_text
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.store import Store
 from shoal_service.views import JobView
@@ -55,7 +56,7 @@ class SavingProgress:
         if not self._began_mono:
             self._began_mono = self._said_mono = self._monotonic()
         if not self._shown and rows:
-            jobs = "1 job" if len(rows) == 1 else f"{len(rows)} jobs"
+            jobs = count_text(len(rows), "job")
             self._say(
                 f"Saving {jobs} before the Ray cluster stops. Ctrl-C again: stop at once, and lose what is not saved."
             )

@@ -107,7 +107,7 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     ),
     (
         JobExtended(spec_version=2, steps=200, done=120, reopened=True),
-        "extended to 200 steps, 120 are done, goes on in place",
+        "extended to 200 steps, 120 done, goes on in place",
     ),
     (
         StoppedEarly(step=80, reason="validation loss did not improve"),
@@ -164,7 +164,7 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     ),
     (JobGranted(from_=2, to=1, reason="shared with job-y"), "granted 1 worker (before: 2): shared with job-y"),
     (JobPruned(what="logs", rows=3, reason="it is old"), "logs deleted (3 rows): it is old"),
-    (JobWaiting(warm=1, min_workers=2, until=9.0), "waiting for workers: 1 are warm, at least 2 needed"),
+    (JobWaiting(warm=1, min_workers=2, until=9.0), "waiting for workers: 1 warm, at least 2 needed"),
     (
         JobWaiting(warm=4, min_workers=2, until=9.0, reason="n1 has 1 GiB of memory, and 4 workers need 2 GiB"),
         "waiting for workers on other nodes: n1 has 1 GiB of memory, and 4 workers need 2 GiB",

@@ -74,7 +74,7 @@ def test_jobs_that_do_not_fit_wait_in_order_and_small_ones_start_if_that_delays_
     large = {"cpus": 3.0}
     never = submit(worker={"cpus": 9.0}, workers=1)
     message = never.wait_for_message("Add nodes")
-    assert "Needs 1 workers of 9 CPU each" in message and "have room for 0" in message
+    assert "Needs 1 worker of 9 CPU each" in message and "have room for 0" in message
 
     first = submit(worker=large, min_workers=2, strikes=[{"at": "step", "rank": 0, "n": 2, "do": "hold"}])
     first.wait_at("step-2-0")

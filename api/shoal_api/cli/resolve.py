@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
+from shoal_service.core.quantities import count_text
 from shoal_service.views import JobSummary
 
 _SHOWN = 5
@@ -41,7 +42,7 @@ def _ambiguous(reference: str, candidates: list[JobSummary]) -> CliError:
     newest = sorted(candidates, key=lambda job: job.created_at, reverse=True)
     more = len(newest) - _SHOWN
     return CliError(
-        f"{reference!r} matches {len(newest)} jobs",
+        f"{reference!r} matches {count_text(len(newest), 'job')}",
         details=(
             *(f"{job.id}  {job.name}  {job.state}" for job in newest[:_SHOWN]),
             *((f"... and {more} more",) if more > 0 else ()),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal_api.cli.exit_codes import ExitCode
+from shoal_service.core.quantities import count_text
 
 if TYPE_CHECKING:
     from shoal_api.cli.errors import CliError
@@ -32,7 +33,8 @@ def describe(task: str, found: dict[str, Any]) -> str:
     lines = [
         f"{task} trains: build, three steps, save, load{'' if found['val_loss'] is None else ' and validation'} work",
         f"  {found['parameters']:,} parameters, checkpoint {size_text(found['checkpoint_bytes'])}",
-        f"  {found['micro_batch_s']:.3g} s per micro-batch of {found['micro_size']} samples on this machine's "
+        f"  {found['micro_batch_s']:.3g} s per micro-batch of "
+        f"{count_text(found['micro_size'], 'sample')} on this machine's "
         f"{found['device'].upper()}, one process",
         f"  {size_text(found['memory_bytes'])} of memory at most, Python and libraries included"
         if found["device"] == "cpu"

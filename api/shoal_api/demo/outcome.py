@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal_service.core.events.generations import GenerationFormed
+from shoal_service.core.quantities import count_text
 from shoal_service.views import EventView, IncidentView, SeriesPoint
 from shoal_workers.contract.job import JobState
 
@@ -68,13 +69,15 @@ def failed_checks(
     if not contains_in_order(outcome.layouts, layouts):
         broken.append(f"the layouts were {arrows(outcome.layouts)}; expected {arrows(layouts)} among them")
     if len(outcome.survivors) < workers - 1:
-        broken.append(f"{len(outcome.survivors)} workers trained before and after the kill; expected {workers - 1}")
+        broken.append(
+            f"{count_text(len(outcome.survivors), 'worker')} trained before and after the kill; expected {workers - 1}"
+        )
     if not outcome.incidents:
         broken.append("no incident was recorded although a worker was killed")
     diff = outcome.comparison.max_abs_diff
     if outcome.comparison.missing:
         steps = ", ".join(str(step) for step in outcome.comparison.missing[:5])
-        broken.append(f"{len(outcome.comparison.missing)} steps are in only one of the runs: {steps} ...")
+        broken.append(f"only one of the runs has {count_text(len(outcome.comparison.missing), 'step')}: {steps} ...")
     if diff is None:
         broken.append("the losses of the two runs cannot be compared")
     elif not diff <= tolerance:

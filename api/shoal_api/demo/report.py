@@ -14,7 +14,7 @@ from rich.text import Text
 
 from shoal_api.demo.outcome import DemoOutcome, arrows
 from shoal_api.demo.plot import plot_losses
-from shoal_service.core.quantities import duration_text
+from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.views import SeriesPoint
 
 _PLOT_WIDTH = 64
@@ -62,10 +62,14 @@ def _rows(outcome: DemoOutcome, disturbed: Run, undisturbed: Run) -> list[tuple[
         ("surviving workers", ", ".join(f"pid {pid}" for pid in outcome.survivors), ""),
     ]
     for incident in outcome.incidents:
-        to_workers = "?" if incident.to_workers is None else incident.to_workers
+        to_workers = "? workers" if incident.to_workers is None else count_text(incident.to_workers, "worker")
         ranks = ", ".join(str(rank) for rank in incident.ranks)
         rows += [
-            ("incident", f"{incident.cause}, rank {ranks}: {incident.from_workers} -> {to_workers} workers", "none"),
+            (
+                "incident",
+                f"{incident.cause}, rank {ranks}: {incident.from_workers} -> {to_workers}",
+                "none",
+            ),
             ("  detected in", duration_text(incident.detect_s), ""),
             ("  training again in", duration_text(incident.recovery_s), ""),
             ("  steps lost", "?" if incident.steps_lost is None else str(incident.steps_lost), "0"),
@@ -88,7 +92,8 @@ def _verdict(outcome: DemoOutcome, broken: Sequence[str], tolerance: float) -> T
         return Text("\n".join(f"✗ {line}" for line in broken), style="bold red")
     diff = outcome.comparison.max_abs_diff
     return Text(
-        f"✓ the same model: the losses of {outcome.comparison.num_steps} steps differ by at most {diff:.1e} "
+        f"✓ the same model: the losses of {count_text(outcome.comparison.num_steps, 'step')} differ "
+        f"by at most {diff:.1e} "
         f"(allowed: {tolerance:g})",
         style="bold green",
     )

@@ -41,6 +41,7 @@ from shoal_api.demo.ready import await_ready
 from shoal_api.demo.report import Run, report
 from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, Scenario, Script, script_of
 from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
+from shoal_service.core.quantities import count_text
 from shoal_service.views import CheckpointState, JobPatch, JobView
 from shoal_workers.contract.course.training import StopSpec
 
@@ -154,7 +155,7 @@ def _train(
 ) -> JobView:
     with at.client() as client:
         job = client.submit(spec)
-    _print(output, f"\njob {job.id}: {spec['name']}, {WORKERS} workers, {spec['stop']['steps']} steps")
+    _print(output, f"\njob {job.id}: {spec['name']}, {WORKERS} workers, {count_text(spec['stop']['steps'], 'step')}")
     screen: Screen = (
         LiveScreen(output.stdout) if output.live else PlainScreen(lambda text, style: _print(output, text, style))
     )
@@ -215,7 +216,7 @@ class _WorkerKiller:
         with self._at.client() as client, suppress(ApiError):  # it has just ended
             client.patch(job.id, JobPatch(stop=StopSpec(steps=steps)))
             self.steps = steps
-            screen.notice(f"          the new worker has not joined yet: {steps} steps instead", "warn")
+            screen.notice(f"          the new worker has not joined yet: {count_text(steps, 'step')} instead", "warn")
 
 
 def collect(client: Client, job: JobView) -> Run:

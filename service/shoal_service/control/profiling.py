@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_service.core.hardware_profile import DeviceKind, Link
+from shoal_service.core.quantities import count_text
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import CPU, DEFAULT_GPU, PROFILES
 from shoal_workers.contract.spec import Precision
@@ -30,7 +31,7 @@ def measure_profile(
     *, name: str | None, max_processes: int, seconds: float, report: Callable[[str], None]
 ) -> HardwareProfile:
     """Takes about a minute. Raises ProfilingError."""
-    report(f"measuring groups of up to {max_processes} processes; keep the machine otherwise idle")
+    report(f"measuring groups of up to {count_text(max_processes, 'process')}; keep the machine otherwise idle")
     command = [sys.executable, "-m", "shoal_workers.profile", "--processes", str(max_processes)]
     try:
         done = subprocess.run(

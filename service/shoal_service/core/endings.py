@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import EndReason, JobState, UserFailure
 
@@ -112,7 +113,7 @@ def decide_retry(reason: EndReason, step: int, record: FailureRecord, *, mistake
     ending = ENDINGS[reason]
     words = _MISTAKEN if mistake and reason is EndReason.USER_ERROR else ending.words
     if ending.retry is Retry.FREE:
-        return RetryDecision(True, False, f"{ending.words} Back to the queue with {step} steps kept.")
+        return RetryDecision(True, False, f"{ending.words} Back to the queue with {count_text(step, 'step')} kept.")
     if ending.retry is Retry.NEVER:
         return RetryDecision(False, False, ending.words)
     if step <= record.last_step:
@@ -130,5 +131,6 @@ def decide_retry(reason: EndReason, step: int, record: FailureRecord, *, mistake
         True,
         True,
         f"{words} Another attempt follows, from the newest checkpoint: this was failure {record.failures + 1} "
-        f"of at most {record.max_failures}, and {step - record.last_step} steps were completed since the last.",
+        f"of at most {record.max_failures}, and the job completed "
+        f"{count_text(step - record.last_step, 'step')} since the last.",
     )

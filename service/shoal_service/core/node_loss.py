@@ -71,7 +71,8 @@ class NodeLossBound(Frozen):
             case Protection.GRADIENT_LOG:
                 return f"gradient log, {count_text(self.log_lag_steps or 0, 'step')} behind"
             case Protection.COPIES:
-                how = f"copies on other nodes after every {self.every_steps:g} steps"
+                every = "step" if self.every_steps == 1 else f"{self.every_steps:g} steps"
+                how = f"copies on other nodes after every {every}"
             case Protection.CHECKPOINT:
                 how = "from the last checkpoint"
         return f"{how}; {self.reason}" if self.reason else how

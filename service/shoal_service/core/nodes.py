@@ -21,6 +21,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.base import Frozen
 
 MAX_TEST_DELAY_S = 6 * 3600.0
@@ -124,7 +125,10 @@ def described(
         if found is not None:
             is_on_probation, reason = node.node_id in on_probation, found.reason
             if found.is_probation and not is_on_probation and node.alive:
-                reason = f"{reason} (not on probation: max_probation {limit} of {num_computing} nodes is reached)"
+                reason = (
+                    f"{reason} (not on probation: max_probation {limit} of {count_text(num_computing, 'node')} "
+                    "is reached)"
+                )
             update = {
                 "suspected": reason,
                 "suspected_since": found.since,

@@ -30,5 +30,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def count_text(number: int, noun: str) -> str:
-    """`1 worker`, `2 workers`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """`1 worker`, `2 workers`, `2 processes`."""
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"

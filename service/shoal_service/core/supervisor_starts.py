@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.job import EndReason
 
 MAX_FAILED_STARTS = 5
@@ -48,7 +49,9 @@ class StartDecision:
 def after_failure(num_failed: int, error: str) -> StartDecision:
     """`num_failed`: starts of this attempt's supervisor that failed in a row, this one included."""
     if num_failed >= MAX_FAILED_STARTS:
-        return StartDecision(False, 0.0, f"the supervisor could not be started {num_failed} times in a row: {error}")
+        return StartDecision(
+            False, 0.0, f"the supervisor could not be started {count_text(num_failed, 'time')} in a row: {error}"
+        )
     after_s = 2.0 ** (num_failed - 1)
     return StartDecision(True, after_s, f"start {num_failed} of at most {MAX_FAILED_STARTS} failed: {error}")
 
@@ -67,7 +70,8 @@ def while_unanswered(num_unrecorded: int, known_before: int, ends: Sequence[Proc
         return StartDecision(
             False,
             0.0,
-            f"the supervisor's process died {num_in_vain - 1} times in a row before it recorded its start. "
+            f"the supervisor's process died {count_text(num_in_vain - 1, 'time')} in a row before it "
+            "recorded its start. "
             f"{why or 'See the logs of the Ray workers on its node.'}",
             EndReason.WORKERS_FAILED if why else EndReason.INTERNAL,
         )
@@ -82,7 +86,7 @@ def lack_of_memory(ends: Sequence[ProcessEnd]) -> str:
     node, use, threshold = (found.search(killed[-1]) for found in (_NODE, _USE, _THRESHOLD))
     numbers = f" ({use[1]} of {use[2]} GB in use, Ray allows {threshold[1]} %)" if use and threshold else ""
     return (
-        f"Ray's memory monitor killed {len(killed)} of its last {len(ends)} processes, because its node"
+        f"Ray's memory monitor killed {len(killed)} of its last {count_text(len(ends), 'process')}, because its node"
         f"{f' {node[1]}' if node else ''} had no memory left{numbers}. Free memory there, let fewer workers share a "
         "node (worker.memory_gib reserves memory for each), or take the node out of use with `shoal drain`."
     )

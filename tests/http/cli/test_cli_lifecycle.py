@@ -51,7 +51,7 @@ def test_an_ended_job_is_extended_and_a_failed_one_tried_again(shoal: Any, servi
     assert ran.code != 0 and "it has not failed" in ran.err
     done = _ended(service, EndReason.FINISHED, 100)
     ran = shoal("extend", done.id, "--steps", "100")
-    assert ran.code != 0 and "100 are done. Give more than 100" in ran.err
+    assert ran.code != 0 and "100 done. Give more than 100" in ran.err
     assert "QUEUED  step 100 of 150" in shoal("extend", done.id, "--steps", "150").out
     assert service.store.get_job(done.id).spec.stop.steps == 150
 

@@ -39,7 +39,7 @@ def test_a_server_is_backed_up_while_it_runs_and_restored_elsewhere(shoal: Any, 
     service.train(job)
     file, other = tmp_path / "monday.backup", tmp_path / "other"
     ran = shoal("backup", str(file), "--database-url", f"sqlite:///{tmp_path}/shoal.db")
-    assert ran.code == 0 and "1 jobs" in ran.out
+    assert ran.code == 0 and "1 job" in ran.out
     with StateLock.take(other):
         refused = shoal("restore", str(file), "--state-dir", str(other))
         assert refused.code == 2 and "is in use by the server with pid" in refused.err

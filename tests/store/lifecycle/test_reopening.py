@@ -46,7 +46,7 @@ def test_a_running_job_goes_on_without_leaving_its_state(store: Store, submit: S
     job = store.extend_job(job_id, steps=150, now=20.0)
     assert (job.status.state, job.spec.stop.steps) == (JobState.RUNNING, 150)
     assert store.jobs_to_drive()[0].spec.stop.steps == 150
-    for steps, words in ((60, "70 are done. Give more than 70"), (120, r"goes on to stop\.steps 150 already")):
+    for steps, words in ((60, "70 done. Give more than 70"), (120, r"goes on to stop\.steps 150 already")):
         with pytest.raises(LifecycleConflict, match=words):
             store.extend_job(job_id, steps=steps, now=21.0)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, Session, UrlOption, command
+from shoal_service.core.quantities import count_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -75,7 +76,9 @@ def profile_job(
         with session.open_client() as client:
             job_id = session.job_id(client, job)
             view = client.request_profile(job_id, steps=steps, rank=rank)
-            session.output.say(f"profile {view.number}: rank {rank} from its next step boundary, {steps} steps")
+            session.output.say(
+                f"profile {view.number}: rank {rank} from its next step boundary, {count_text(steps, 'step')}"
+            )
             while view.state == "requested":
                 time.sleep(_LOOK_S)  # between two questions
                 view = client.profile(job_id, view.number)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal_api.cli.session import DEFAULT_URL, JsonFlag, UrlOption, command
+from shoal_service.core.quantities import count_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,7 +138,9 @@ def match_node(reference: str, nodes: Sequence[NodeView]) -> NodeView:
         return fitting[0]
     if fitting:
         lines = tuple(f"{n.node_id}  {n.ip}" for n in fitting)
-        raise CliError(f"{reference!r} matches {len(fitting)} nodes", details=lines, hint="give more of the id")
+        raise CliError(
+            f"{reference!r} matches {count_text(len(fitting), 'node')}", details=lines, hint="give more of the id"
+        )
     raise CliError(
         f"there is no live node {reference!r}", hint="`shoal nodes` lists them", exit_code=ExitCode.NOT_FOUND
     )

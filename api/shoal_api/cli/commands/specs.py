@@ -11,6 +11,7 @@ import typer
 
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.session import DEFAULT_URL, JsonFlag, SpecArgument, command
+from shoal_service.core.quantities import count_text
 
 if TYPE_CHECKING:
     from shoal_workers.contract.spec import JobSpec
@@ -96,17 +97,21 @@ def describe_spec(spec: JobSpec) -> str:
     from shoal_workers.contract.checks.remarks import remarks
 
     num_micro = spec.batch.num_micro_batches
-    lines = [f"{spec.name}: the spec is valid", f"  task {spec.task}", f"  {num_micro} micro-batches a step"]
+    lines = [
+        f"{spec.name}: the spec is valid",
+        f"  task {spec.task}",
+        f"  {count_text(num_micro, 'micro-batch')} a step",
+    ]
     sizes = range(spec.elasticity.min_workers, spec.elasticity.max_workers + 1)
     for world_size in [*sizes][:8]:
         per_rank = len(micro_batches_of_rank(num_micro, 0, world_size))
         padding = per_rank * world_size - num_micro
         lines.append(
-            f"  {world_size} workers: {per_rank} micro-batches each"
+            f"  {count_text(world_size, 'worker')}: {count_text(per_rank, 'micro-batch')} each"
             + (f", {padding} of them padding" if padding else "")
         )
     if len(sizes) > 8:
-        lines.append(f"  ... up to {sizes[-1]} workers")
+        lines.append(f"  ... up to {count_text(sizes[-1], 'worker')}")
     lines += [f"  {remark}" for remark in remarks(spec)]
     return "\n".join(lines)
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from shoal_api.cli.render.queue_page import place_text
 from shoal_api.cli.render.sparkline import sparkline, worker_bar
 from shoal_api.cli.render.tables import STATE_STYLE, clock, number
-from shoal_service.core.quantities import duration_text
+from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.views import JobView, SeriesPoint
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 
@@ -64,7 +64,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
         ("snapshots", _snapshots(job)),
         ("a dead worker", _worker_loss(job)),
         ("a lost node", _node_loss(job)),
-        ("incidents", f"{status.incidents}, {status.steps_lost} steps lost" if status.incidents else ""),
+        ("incidents", f"{status.incidents}, {count_text(status.steps_lost, 'step')} lost" if status.incidents else ""),
         ("goodput", _goodput(job)),
         ("attempt", f"{status.attempt}, generation {status.generation}" if status.attempt else ""),
         ("created", clock(job.created_at)),

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from shoal_api.cli.render.sparkline import sparkline
 from shoal_api.cli.render.tables import new_table
+from shoal_service.core.quantities import count_text
 from shoal_service.views import ParityView, SeriesPoint
 
 _WIDTH = 60
@@ -34,7 +35,8 @@ def _verdict(report: ParityView) -> Text:
         return Text("BIT-IDENTICAL", style="bold green")
     if report.within_tolerance:
         return Text(f"PARITY within {report.tolerance:g}", style="bold green")
-    return Text(f"NO PARITY: {report.steps_over_tolerance} steps differ by more than {report.tolerance:g}", "bold red")
+    over = count_text(report.steps_over_tolerance, "step")
+    return Text(f"NO PARITY: {over} with a difference above {report.tolerance:g}", "bold red")
 
 
 def _numbers(report: ParityView) -> Table:

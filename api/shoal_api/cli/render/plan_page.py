@@ -10,6 +10,7 @@ from shoal_api.cli.render.tables import new_table
 from shoal_service.control.planning.request import PlanAnswer
 from shoal_service.core.attempt.plan_layout import HostNeed
 from shoal_service.core.hardware_profile import GIB, LinkClass
+from shoal_service.core.quantities import count_text
 from shoal_service.planner import HardwareProfile, Prediction
 from shoal_service.planner.memory import BytesPart
 from shoal_service.planner.step_time import SecondsPart
@@ -44,7 +45,7 @@ def plan_page(answer: PlanAnswer) -> list[Any]:
         lines.append(Text(ranking.note, style="yellow"))
     chosen = Text.assemble("choice: ", (choice.name, "bold"))
     if choice.num_idle:
-        chosen.append(f", {choice.num_idle} of {ranking.world_size} ranks idle", style="yellow")
+        chosen.append(f", {choice.num_idle} of {count_text(ranking.world_size, 'rank')} idle", style="yellow")
     lines.append(chosen)
     lines += [Text(f"  {reason}", style="dim") for reason in choice.reason.split("; ")]
     if choice.host.alone:
@@ -60,7 +61,7 @@ def profile_page(profile: HardwareProfile, path: str) -> list[Any]:
     table.add_row("element-wise", f"{profile.memory_bandwidth / 1e9:,.1f} GB/s")
     table.add_row("between workers", f"{profile.inside.bandwidth / 1e9:,.2f} GB/s")
     for size, latency_s in sorted(profile.inside.latency_s.items()):
-        table.add_row(f"collective of {size} ranks", f"{1e3 * latency_s:,.3f} ms")
+        table.add_row(f"collective of {count_text(size, 'rank')}", f"{1e3 * latency_s:,.3f} ms")
     return [Text.assemble((profile.name, "bold"), f"  {path}"), table]
 
 

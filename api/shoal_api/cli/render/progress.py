@@ -18,7 +18,7 @@ from shoal_api.cli.render.live.panel import doing, job_panel
 from shoal_api.cli.render.narrate import narrate, style
 from shoal_api.cli.render.tables import clock, number
 from shoal_service.core.events.incidents import IncidentClosed, IncidentOpened
-from shoal_service.core.quantities import duration_text
+from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.views import EventView, JobView, SeriesPoint
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def progress_line(job: JobView) -> str:
         parts.append(f"loss {number(status.loss)}")
     if status.tokens_per_s is not None:
         parts.append(f"{number(status.tokens_per_s, 0)} tokens/s")
-    parts.append(f"{status.workers}/{status.desired_workers} workers")
+    parts.append(f"{status.workers}/{count_text(status.desired_workers, 'worker')}")
     if status.eta_s is not None:
         parts.append(f"ETA {duration_text(status.eta_s)}")
     waiting = "; ".join(doing(job))

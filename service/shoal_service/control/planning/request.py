@@ -12,6 +12,7 @@ from pydantic import Field
 
 from shoal_service.control.profile_store import measured_profile
 from shoal_service.core.attempt.plan_layout import UNKNOWN_NEED, HostNeed
+from shoal_service.core.quantities import count_text
 from shoal_service.planner import HardwareProfile, Ranking, plan, rank
 from shoal_service.planner.gpus import DEFAULT_GPU
 from shoal_workers.contract.base import Frozen
@@ -77,7 +78,9 @@ def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> Pla
     world_size = request.workers or request.gpus or 1
     room = sum(size for rack in request.racks for size in rack)
     if request.racks and room < world_size:
-        raise _problem("racks", f"racks have room for {room} workers, of {world_size} that the plan is for.")
+        raise _problem(
+            "racks", f"racks have room for {count_text(room, 'worker')}, of {world_size} that the plan is for."
+        )
     spec = _spec(request.spec, world_size)
     if request.gpus is not None:
         spec = spec.model_copy(update={"worker": spec.worker.model_copy(update={"gpus": 1})})

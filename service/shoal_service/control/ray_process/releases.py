@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from shoal_service.cluster import gcs
 from shoal_service.cluster.errors import GcsUnavailable
 from shoal_service.control.ray_process.on_node import call_on_node
+from shoal_service.core.quantities import count_text
 from shoal_workers.version import VERSION
 
 _ANSWER_S = 15.0
@@ -43,7 +44,7 @@ def words_of(own: str, releases: Mapping[str, str]) -> str:
     if not others:
         return ""
     named = [f"{ip} has {'no Shoal' if version == _NONE else version}" for ip, version in others.items()]
-    more = f", and {len(named) - _MOST} more nodes" if len(named) > _MOST else ""
+    more = f", and {count_text(len(named) - _MOST, 'more node')}" if len(named) > _MOST else ""
     return (
         f" The control plane is Shoal {own}, and {', '.join(named[:_MOST])}{more}: "
         "install the same release on every node."

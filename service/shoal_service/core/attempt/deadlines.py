@@ -19,6 +19,7 @@ from shoal_service.core.attempt.state.stages import CurrentStage, Quiescing, Run
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.attempt.waits import Deadline, Wait, wait_of
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.job import EndReason, IncidentCause
 
 
@@ -151,14 +152,15 @@ def _reason(state: Attempt, wait: Wait, now: float) -> str:
     match wait.deadline:
         case Deadline.WORKERS if isinstance(state.current, Starting):
             return (
-                f"only {num_usable} of at least {minimum} workers started within {waited:.0f} s, and no other made "
+                f"only {num_usable} of at least {count_text(minimum, 'worker')} started within {waited:.0f} "
+                "s, and no other made "
                 f"progress for timeouts.start_s {timeouts.start_s:g} s"
             )
         case Deadline.WORKERS if isinstance(state.current, Waiting) and state.current.refused:
             return f"{state.current.refused}. No other workers came for {waited:.0f} s (elasticity.wait_s)"
         case Deadline.WORKERS:
             return (
-                f"{num_usable} of at least {minimum} workers (elasticity.min_workers) for {waited:.0f} s "
+                f"{num_usable} of at least {count_text(minimum, 'worker')} (elasticity.min_workers) for {waited:.0f} s "
                 "(elasticity.wait_s)"
             )
         case Deadline.ORPHANED_SNAPSHOTS:

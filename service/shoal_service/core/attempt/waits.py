@@ -26,6 +26,7 @@ from shoal_service.core.attempt.state.stages import (
     Switching,
     Waiting,
 )
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.messages import Phase, later_to_form_s
 
 
@@ -97,12 +98,12 @@ def wait_of(state: Attempt) -> Wait | None:
 def _for_workers(state: Attempt, timeout_s: float, setting: str) -> Wait:
     usable, minimum, granted = state.num_usable, state.target.min_workers, state.target.granted
     if usable < minimum:
-        words = f"at least {minimum} workers, {usable} are ready ({setting} {timeout_s:g} s without progress)"
+        words = f"at least {count_text(minimum, 'worker')} ({setting} {timeout_s:g} s without progress)"
         return Wait(Deadline.WORKERS, _newest(state.current.since, _starting(state)) + timeout_s, words)
     if state.budgets.form_not_before > state.current.since:
-        words = f"the pause after {state.budgets.fruitless} re-formations without a new step"
+        words = f"the pause after {count_text(state.budgets.fruitless, 're-formation')} without a new step"
         return Wait(Deadline.BACK_OFF, state.budgets.form_not_before, words)
-    return Wait(Deadline.MORE_WORKERS, None, f"the other workers to start, {usable} of {granted} are ready")
+    return Wait(Deadline.MORE_WORKERS, None, f"the other workers to start, {usable} of {granted} ready")
 
 
 def _for_group(state: Attempt) -> Wait:
@@ -113,7 +114,7 @@ def _for_group(state: Attempt) -> Wait:
         words = f"the group to restore its state (timeouts.restore_s {timeouts.restore_s:g} s without progress)"
         return Wait(Deadline.FORMED, newest + timeouts.restore_s + queued_s, words)
     connecting_s = later_to_form_s(len(ranks))
-    more = f" + {connecting_s:g} s for {len(ranks)} ranks" if connecting_s else ""
+    more = f" + {connecting_s:g} s for {count_text(len(ranks), 'rank')}" if connecting_s else ""
     words = f"the group to form and to build its model (timeouts.form_s {timeouts.form_s:g} s{more} without progress)"
     return Wait(Deadline.FORMED, newest + timeouts.form_s + connecting_s + queued_s, words)
 

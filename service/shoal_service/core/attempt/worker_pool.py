@@ -14,6 +14,7 @@ from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.workers import WorkerLeaving, WorkerReleased, WorkerStarted, WorkerStartFailed
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.errors.classes import ErrorClass, Origin
 from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.job import EndReason, UserFailure
@@ -95,7 +96,7 @@ def start_died(turn: Turn, worker: Worker, message: str) -> None:
     if failed >= limit and turn.stage in (Stage.STARTING, Stage.WAITING):
         turn.end(
             EndReason.START_FAILED,
-            f"{failed} workers in a row died while starting; the last one: {message}",
+            f"{count_text(failed, 'worker')} in a row died while starting; the last one: {message}",
         )
 
 

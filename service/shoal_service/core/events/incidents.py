@@ -104,7 +104,7 @@ class IncidentClosed(JobEvent):
 
     def words(self) -> str:
         parts = [
-            None if self.to_workers is None else f"{self.from_workers} -> {self.to_workers} workers",
+            None if self.to_workers is None else f"{self.from_workers} -> {count_text(self.to_workers, 'worker')}",
             None if self.detect_s is None else f"detected in {duration_text(self.detect_s)}",
             None if self.recovery_s is None else f"recovered in {duration_text(self.recovery_s)}",
             None if self.steps_lost is None else f"{count_text(self.steps_lost, 'step')} lost",

@@ -108,7 +108,9 @@ class JobExtended(JobEvent):
     """Name of the one who asked through the API."""
 
     def words(self) -> str:
-        return f"extended to {self.steps} steps, {self.done} are done" + (", goes on in place" if self.reopened else "")
+        return f"extended to {count_text(self.steps, 'step')}, {self.done} done" + (
+            ", goes on in place" if self.reopened else ""
+        )
 
 
 class JobRetried(JobEvent):
@@ -251,7 +253,7 @@ class JobWaiting(JobEvent):
     def words(self) -> str:
         if self.reason:
             return f"waiting for workers on other nodes: {self.reason}"
-        return f"waiting for workers: {self.warm} are warm, at least {self.min_workers} needed"
+        return f"waiting for workers: {self.warm} warm, at least {self.min_workers} needed"
 
 
 class JobPruned(JobEvent):

@@ -18,7 +18,7 @@ class SupervisorRestarted(JobEvent):
     of: int
 
     def words(self) -> str:
-        return f"supervisor restarted: reattached to {self.found} of {self.of} workers"
+        return f"supervisor restarted: reattached to {self.found} of {count_text(self.of, 'worker')}"
 
 
 class SupervisorMoved(JobEvent):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.spec import ContinueFrom, StopSpec
 
@@ -44,7 +45,8 @@ def choose(wanted: ContinueFrom, committed: Collection[CheckpointName], stop: St
     chosen = max(fitting)
     if stop.steps is not None and stop.steps <= chosen.step:
         raise NoSuchCheckpoint(
-            f"continue_from: job {wanted.job}'s checkpoint has {chosen.step} completed steps, and stop.steps is "
+            f"continue_from: job {wanted.job}'s checkpoint has "
+            f"{count_text(chosen.step, 'completed step')}, and stop.steps is "
             f"{stop.steps}, so nothing is left to train. The steps count on from there: set stop.steps to more than "
             f"{chosen.step}."
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import StopSpec
 
@@ -35,16 +36,19 @@ class Answer:
 def extension(course: Course, steps: int) -> Answer:
     """Whether the job may go on to `steps` steps in all."""
     if steps <= course.step:
-        return Answer(f"be extended to {steps} steps: {course.step} are done. Give more than {course.step}")
+        return Answer(f"be extended to {count_text(steps, 'step')}: {course.step} done. Give more than {course.step}")
     if not course.state.ended:
         if course.stop.steps is not None and steps <= course.stop.steps:
             return Answer(
-                f"be extended to {steps} steps: it goes on to stop.steps {course.stop.steps} already. PATCH `stop` "
+                f"be extended to {count_text(steps, 'step')}: it goes on to stop.steps {course.stop.steps} "
+                "already. PATCH `stop` "
                 "shortens it"
             )
         return Answer()
     if course.step and not course.has_checkpoint:
-        return Answer(f"be extended: it has no checkpoint any more, so its {course.step} steps would begin again")
+        return Answer(
+            f"be extended: it has no checkpoint any more, so its {count_text(course.step, 'step')} would begin again"
+        )
     return Answer(reopens=True)
 
 

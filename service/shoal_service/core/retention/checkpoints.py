@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.marker import CheckpointName
 
 
@@ -47,7 +48,7 @@ def choose_deletions(
     assert keep >= 1, f"keep is {keep}, and must be at least 1: the newest checkpoint is always kept"
     good = sorted(set(committed) - set(damaged), reverse=True)
     deletions = [
-        Deletion(name, f"{num_newer} good checkpoints are newer, {keep} are kept")
+        Deletion(name, f"newer: {count_text(num_newer, 'good checkpoint')}; kept: {keep}")
         for name in committed
         if name not in in_flight and name not in pinned and (num_newer := sum(other > name for other in good)) >= keep
     ]

@@ -180,7 +180,8 @@ def _refusal(plan: Plan, entry: Entry, preemption: Preemption) -> Obstacle | Non
     job, shape = entry.job, entry.shape
     if shape.ever < job.min_workers:
         return Obstacle(
-            f"Needs {job.min_workers} workers of {job.need.describe()} each; the nodes that it may use have room for "
+            f"Needs {count_text(job.min_workers, 'worker')} of {job.need.describe()} each; the nodes "
+            "that it may use have room for "
             f"{shape.ever}. Add nodes, or lower elasticity.min_workers."
         )
     obstacle = limit_in_the_way(plan, entry, job.min_workers - entry.charged)
@@ -260,7 +261,8 @@ def limit_in_the_way(plan: Plan, entry: Entry, missing: int) -> Obstacle | None:
     full = share.full_of_jobs() if share.has_limits else None
     if full is not None:
         words = (
-            f"Project {full.project.name} runs {full.running} jobs, and its max_running is {full.project.max_running}. "
+            f"Project {full.project.name} runs {count_text(full.running, 'job')}, and its max_running "
+            f"is {full.project.max_running}. "
             f"Raise it, or wait for one of them."
         )
         return Obstacle(words, full, is_limit=True)
@@ -292,12 +294,14 @@ def _limit_obstacle(entry: Entry, missing: int) -> Obstacle:
     name = share.project.name
     if limit < job.min_workers:
         words = (
-            f"elasticity.min_workers is {job.min_workers}, and project {name} may have {limit} workers (its limit). "
+            f"elasticity.min_workers is {job.min_workers}, and project {name} may have "
+            f"{count_text(limit, 'worker')} (its limit). "
             f"Raise the limit, or lower min_workers."
         )
         return Obstacle(words, is_limit=True)
     words = (
-        f"Needs {missing} workers; the minima of the running jobs of project {name} take {share.used} of the {limit} "
+        f"Needs {count_text(missing, 'worker')}; the minima of the running jobs of project {name} "
+        f"take {share.used} of the {limit} "
         f"that it may have (its limit). Raise the limit, or wait for one of them."
     )
     return Obstacle(words, share, is_limit=True)

@@ -6,6 +6,7 @@ cannot be met. Such a deadline has no weight, here or in the queue: others would
 
 from __future__ import annotations
 
+from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.estimates import known_sizes, seconds_left
 from shoal_service.core.scheduling.market import MarketJob
 
@@ -28,7 +29,8 @@ def verdict(job: MarketJob, now: float) -> str | None:
     best = max(known_sizes(job), key=lambda size: (job.curve.rate(size), -size))
     needs = job.start_s + seconds_left(job, best)
     return (
-        f"finish_by is in {duration(job.finish_by - now)}, but {best} workers need {duration(needs)}. "
+        f"finish_by is in {duration(job.finish_by - now)}, but with {count_text(best, 'worker')} it "
+        f"takes {duration(needs)}. "
         f"Set a later finish_by, or a larger elasticity.max_workers ({job.max_workers} now)."
     )
 

@@ -74,7 +74,8 @@ def _idle(state: Attempt, outside: Sequence[Worker], have: int, now: float) -> l
         return [
             Shortage(
                 "LayoutUsesFewer",
-                f"{number} idle: for {kept.num_workers} workers the planner's layout is {layout}, which uses {have} of "
+                f"{number} idle: for {count_text(kept.num_workers, 'worker')} the planner's layout is "
+                f"{layout}, which uses {have} of "
                 "them; `shoal plan` shows why, and `parallelism` of the spec overrides it",
             )
         ]

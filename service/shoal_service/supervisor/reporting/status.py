@@ -18,6 +18,7 @@ from shoal_service.core.attempt.state.stages import Stage, Waiting
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.waits import Wait, wait_of
 from shoal_service.core.desired import Desired
+from shoal_service.core.quantities import count_text
 from shoal_service.supervisor.reporting.shortage import shortage
 from shoal_service.views import CodeView, Condition, ConditionType, IncidentView, JobStatus, WorkerState, WorkerView
 from shoal_workers.contract.job import EndReason, JobState
@@ -289,7 +290,7 @@ def _conditions(state: Attempt, readings: Readings, now: float) -> tuple[Conditi
             type=ConditionType.WORKERS_READY,
             status=short is None,
             reason="AllWorkers" if short is None else short.reason,
-            message=f"{have} of {state.target.granted} granted workers are in the group{why}",
+            message=f"{have} of {count_text(state.target.granted, 'granted worker')} in the group{why}",
             since=state.current.since,
         ),
         Condition(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal_api.cli.session import DEFAULT_URL, JsonFlag, Session, UrlOption, command
+from shoal_service.core.quantities import count_text
 
 if TYPE_CHECKING:
     from shoal_api.client import Client
@@ -114,7 +115,7 @@ def _try(session: Session, client: Client, request: SweepRequest) -> None:
     except InvalidGrid as error:
         raise CliError(str(error)) from None
     found = [client.dry_run(job.document) for job in jobs]
-    lines = [*(words(job.labels) for job in jobs), f"{len(found)} jobs; nothing was submitted"]
+    lines = [*(words(job.labels) for job in jobs), f"{count_text(len(found), 'job')}; nothing was submitted"]
     session.output.document(found, lambda: "\n".join(lines))
 
 
@@ -152,5 +153,5 @@ def _of_name(session: Session, what: str, name: str | None, project: str | None)
     number = len(ended.jobs)
     session.output.document(
         {"cancelled": [job.id for job in ended.jobs]},
-        lambda: f"cancelled {number} of {ended.num_jobs} jobs; the others had ended",
+        lambda: f"cancelled {number} of {count_text(ended.num_jobs, 'job')}; the others had ended",
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal_api.cli.session import DEFAULT_URL, JsonFlag, command
+from shoal_service.core.quantities import count_text
 
 if TYPE_CHECKING:
     from shoal_service.settings import Settings
@@ -76,6 +77,7 @@ def _document(contents: Contents) -> dict[str, object]:
 def _line(contents: Contents) -> str:
     unreadable = f", {contents.unreadable} of them not readable by this release" if contents.unreadable else ""
     return (
-        f"{contents.jobs} jobs{unreadable}, {contents.events} events, {contents.archives} code archives, "
+        f"{count_text(contents.jobs, 'job')}{unreadable}, {count_text(contents.events, 'event')}, "
+        f"{contents.archives} code archives, "
         f"schema {contents.schema}"
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, UrlOption, command
+from shoal_service.core.quantities import count_text
 
 if TYPE_CHECKING:
     from shoal_service.retention_views import DeletionView, RemovalView
@@ -67,12 +68,12 @@ def _lines(view: DeletionView) -> list[str]:
         return [f"{view.job_id}  {view.name}  not complete: {view.error}", "the server goes on with it by itself"]
     files = "with its checkpoints" if view.with_checkpoints else f"its files stay in {view.root}"
     return [
-        f"{view.job_id}  {view.name}  deleted, {files} ({view.rows} rows)",
+        f"{view.job_id}  {view.name}  deleted, {files} ({count_text(view.rows, 'row')})",
         *(f"pinned, stays: {url}" for url in view.kept),
     ]
 
 
 def _removal_line(one: RemovalView) -> str:
     where = f"{one.job_id}  " if one.job_id else ""
-    result = f"not deleted: {one.error}" if one.error else (f"{one.rows} rows" if one.rows else "")
+    result = f"not deleted: {one.error}" if one.error else (count_text(one.rows, "row") if one.rows else "")
     return "  ".join(filter(None, (f"{one.kind.value:<10} {where}{one.name}", result, one.reason)))

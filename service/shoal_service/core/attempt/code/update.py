@@ -20,6 +20,7 @@ from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.code import CodeRefused, CodeUpdating
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.messages import ErrorReport
 
@@ -61,7 +62,9 @@ def readiness(state: Attempt) -> Decision:
     cohort = _cohort(state, update)
     num_ready, num_needed = sum(worker.is_usable for worker in cohort), _num_needed(state)
     if num_ready < num_needed:
-        return Decision(False, f"{num_ready} of {num_needed} workers with code {short(update.version)} are warm")
+        return Decision(
+            False, f"{num_ready} of {count_text(num_needed, 'worker')} with code {short(update.version)} became warm"
+        )
     if not update.is_same_model:
         return Decision(False, "one of them builds the model")
     if state.progress.step <= state.group.start_step:

@@ -18,6 +18,7 @@ from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.health import Crash, Death
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
 
 TIMES = 3
@@ -70,7 +71,7 @@ def death_explained(turn: Turn, worker_id: str, message: str) -> None:
 
 def words_of(crash: Crash) -> str:
     """`killed by signal 11 (SIGSEGV) in validation after step 20, 3 times in a row at the same place`."""
-    times = "once" if crash.times == 1 else f"{crash.times} times in a row at the same place"
+    times = "once" if crash.times == 1 else f"{count_text(crash.times, 'time')} in a row at the same place"
     what, comma, line = crash.words.partition(", at ")
     return f"{what} after step {crash.step}{comma}{line}, {times}"
 

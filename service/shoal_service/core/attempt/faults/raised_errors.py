@@ -18,6 +18,7 @@ from enum import StrEnum
 
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.health import RaisedFault
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.errors.classes import ErrorClass, Origin
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ErrorReport, ExitKind, WorkerExit
@@ -60,7 +61,7 @@ def decide(state: Attempt) -> RaisedDecision | None:
     """From the exits of a group that has left `run`; None: no rank raised, or those that did have been replaced."""
     raised = [e for index, e in state.group.exits.items() if e.error is not None and state.pool.worker(index)]
     if errors := tuple(e for e in raised if e.kind is ExitKind.USER_ERROR):
-        return RaisedDecision(Culprit.TASK, f"{len(errors)} ranks raised an error", errors)
+        return RaisedDecision(Culprit.TASK, f"{count_text(len(errors), 'rank')} raised an error", errors)
     for kind in _CAUSES:
         if faults := tuple(e for e in raised if e.kind is kind):
             return _of_faults(state, faults)
@@ -90,11 +91,11 @@ def _of_faults(state: Attempt, faults: tuple[WorkerExit, ...]) -> RaisedDecision
     is_everywhere = len(faults) == num_ranks > 1 and len(classes) == 1
     is_repeated = last is not None and fault_of(faults, last).times > REPLACEMENTS
     if is_everywhere:
-        reason = f"on all {num_ranks} ranks"
+        reason = f"on all {count_text(num_ranks, 'rank')}"
     elif is_repeated:
         reason = f"for the third time at step {faults[0].step + 1}, after its workers were replaced"
     else:
-        return RaisedDecision(Culprit.WORKERS, f"{len(faults)} of {num_ranks} ranks", faults)
+        return RaisedDecision(Culprit.WORKERS, f"{len(faults)} of {count_text(num_ranks, 'rank')}", faults)
     if faults[0].kind is ExitKind.ENGINE_ERROR:
         return RaisedDecision(Culprit.ENGINE, reason, faults)
     is_the_tasks = all(_report(e).origin is Origin.TASK for e in faults)

@@ -21,6 +21,7 @@ from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.workers import StragglerFound, StragglerKept
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.worker_reports import StepReport
 
@@ -62,13 +63,15 @@ def find_straggler(state: Attempt, report: StepReport) -> StragglerDecision:
     limit, ranks = state.target.spec.health.straggler_steps, state.group.ranks
     slow = [index for index, steps in state.progress.slow_steps.items() if steps >= limit]
     if not slow:
-        return StragglerDecision(False, f"no worker was slow for {limit} steps in a row (health.straggler_steps)")
+        return StragglerDecision(
+            False, f"no worker was slow for {count_text(limit, 'step')} in a row (health.straggler_steps)"
+        )
     if report.step < state.health.no_straggler_before:
         return StragglerDecision(
             False, f"one was named; the next no earlier than step {state.health.no_straggler_before}"
         )
     index = max(slow, key=lambda i: report.compute_s[ranks[i]])
-    return StragglerDecision(True, f"slow for {state.progress.slow_steps[index]} steps in a row", index)
+    return StragglerDecision(True, f"slow for {count_text(state.progress.slow_steps[index], 'step')} in a row", index)
 
 
 def keep_where_no_replacement_came(turn: Turn) -> None:

@@ -18,6 +18,7 @@ from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.health import NodeLoss
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.job import IncidentCause
 
 REPEATED = 3
@@ -75,7 +76,8 @@ def is_alone(state: Attempt, node_id: str, *, besides: int | None = None) -> Dec
     nodes = {p.info.node_id for p in state.pool.usable if p.info is not None and p.index != besides}
     if node_id in nodes:
         return Decision(False, "another worker answers from the node")
-    return Decision(bool(nodes), f"no other worker answers from the node; workers answer from {len(nodes)} other nodes")
+    others = count_text(len(nodes), "other node")
+    return Decision(bool(nodes), f"no other worker answers from the node; workers answer from {others}")
 
 
 def _loses_too_many(state: Attempt, node_id: str) -> Decision:
@@ -83,5 +85,8 @@ def _loses_too_many(state: Attempt, node_id: str) -> Decision:
     elsewhere = {p.info.node_id for p in state.pool.usable if p.info is not None} - {node_id}
     most = max((lost[node] for node in elsewhere), default=0)
     is_repeated = bool(elsewhere) and lost[node_id] >= REPEATED and 3 * most <= lost[node_id]
-    reason = f"{lost[node_id]} workers lost within {WINDOW_S / 60:.0f} minutes, and at most {most} on any other node"
+    reason = (
+        f"{count_text(lost[node_id], 'worker')} lost within {WINDOW_S / 60:.0f} minutes, and at most {most} on any "
+        "other node"
+    )
     return Decision(is_repeated, reason)

@@ -23,6 +23,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.events.checkpoints import CheckpointDamaged, CheckpointRetried
 from shoal_service.core.events.generations import NonFiniteStepRolledBack, SwitchLossy
 from shoal_service.core.events.workers import WorkerLost
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.course.best import is_exhausted, why_exhausted
 from shoal_workers.contract.errors.mistakes import LAYOUT_REFUSED
 from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
@@ -147,7 +148,7 @@ def _not_finite(turn: Turn, worker_exit: WorkerExit) -> None:
     elif state.budgets.rollbacks >= health.max_non_finite:
         turn.end(
             EndReason.NON_FINITE,
-            f"{message}; rolled back {state.budgets.rollbacks} times already "
+            f"{message}; rolled back {count_text(state.budgets.rollbacks, 'time')} already "
             f"(health.max_non_finite {health.max_non_finite})",
         )
     else:
@@ -235,8 +236,8 @@ def _go_on(turn: Turn, kind: ExitKind) -> None:
 def _finished(turn: Turn) -> str:
     step, standing, rule = turn.progress.step, turn.history.standing, turn.target.spec.validation
     if standing is not None and is_exhausted(standing, rule) and step == standing.judged_step:
-        return f"stopped early after {step} steps: {why_exhausted(standing, rule)}"
-    return f"finished after {step} steps"
+        return f"stopped early after {count_text(step, 'step')}: {why_exhausted(standing, rule)}"
+    return f"finished after {count_text(step, 'step')}"
 
 
 def _has_another_end(turn: Turn) -> bool:
@@ -265,14 +266,15 @@ def _re_form(turn: Turn) -> None:
     if fruitless >= _LAST_VALIDATIONS and state.is_finishing and outcome.is_durable(state, state.progress.step):
         turn.end(
             EndReason.VALIDATION_FAILED,
-            f"all {state.progress.step} steps are done and {state.checkpoints.newest} is committed, but the final "
-            f"validation was lost {fruitless} times; last: {last}. The model can be exported; set validation.samples "
-            "to 0 to train without validation",
+            f"{count_text(state.progress.step, 'step')} done and {state.checkpoints.newest} committed, but the final "
+            f"validation was lost {count_text(fruitless, 'time')}; last: {last}. The model can be exported; set "
+            "validation.samples to 0 to train without validation",
         )
     elif recoveries > limit:
         turn.end(
             EndReason.RECOVERY_BUDGET,
-            f"recovered {state.budgets.recoveries} times, and retry.max_recoveries is {limit}; last: {last}",
+            f"recovered {count_text(state.budgets.recoveries, 'time')}, and retry.max_recoveries is "
+            f"{limit}; last: {last}",
         )
     elif fruitless > _FRUITLESS_LIMIT:
         turn.end(
@@ -282,7 +284,8 @@ def _re_form(turn: Turn) -> None:
     elif turn.budgets.setbacks > _FRUITLESS_LIMIT:
         turn.end(
             EndReason.RECOVERY_BUDGET,
-            f"no step after {state.progress.furthest_step} is completed, and {turn.budgets.setbacks} groups had to "
+            f"no step after {state.progress.furthest_step} is completed, and "
+            f"{count_text(turn.budgets.setbacks, 'group')} had to "
             f"begin at an earlier step than the one before; last: {last}",
         )
     elif turn.checkpoints.must_search:

@@ -24,6 +24,7 @@ from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.generations import GenerationForming
 from shoal_service.core.events.job import JobWaiting
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.course.settings import changes
 from shoal_workers.contract.ids import next_generation
 from shoal_workers.contract.job import StateSource
@@ -45,18 +46,20 @@ def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
     had their time. The reason is the status message of a waiting job, so it must not change with every tick."""
     minimum = max(1, state.target.min_workers)
     if num_workers < minimum:
-        return Decision(False, f"{num_workers} of at least {minimum} workers are ready; waiting for capacity")
+        rest = "waiting for capacity" if state.target.granted < minimum else "waiting for the granted ones to start"
+        return Decision(False, f"{num_workers} of at least {count_text(minimum, 'worker')} ready; {rest}")
     if now < state.budgets.form_not_before:
-        fruitless, failed = state.budgets.fruitless, state.budgets.last_saves
-        reason = f"{fruitless} re-formations in a row completed no step, {failed} saves of the last step failed"
+        fruitless = count_text(state.budgets.fruitless, "re-formation")
+        failed = count_text(state.budgets.last_saves, "save")
+        reason = f"{fruitless} in a row completed no step, {failed} of the last step failed"
         return Decision(False, f"waits before the next try: {reason}")
     for awaited in (orphaned_snapshots.is_pending(state, now), snapshot_reports.are_awaited(state, now)):
         if awaited:
             return Decision(False, awaited.reason)
     granted = state.target.granted
     if num_workers >= granted or is_settled(state, now):
-        return Decision(True, f"{num_workers} of {granted} workers are ready")
-    return Decision(False, f"{num_workers} of {granted} workers are ready; waiting for the others to start")
+        return Decision(True, f"{num_workers} of {count_text(granted, 'worker')} ready")
+    return Decision(False, f"{num_workers} of {count_text(granted, 'worker')} ready; waiting for the others to start")
 
 
 def plan_next(turn: Turn) -> None:

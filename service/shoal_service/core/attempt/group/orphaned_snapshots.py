@@ -23,6 +23,7 @@ from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.incidents import SnapshotsRecovering
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.job import IncidentCause
 
 _MOST_WAITS = 4
@@ -125,10 +126,11 @@ def _could_gain(state: Attempt) -> Decision:
         return Decision(False, "every node with snapshots has a worker that answers, or must not be used")
     lost, newest = _steps_lost(state), newest_kept(state)
     if lost <= _BEARABLE:
-        return Decision(False, f"without them {lost} steps are lost")
+        return Decision(False, f"without them the job loses {count_text(lost, 'step')}")
     if newest is not None and newest <= _known_step(state):
         return Decision(False, f"no survivor has a part of a snapshot newer than step {_known_step(state)}")
-    return Decision(True, f"starts workers on {len(nodes)} nodes whose memory may hold the last {lost} steps")
+    where = count_text(len(nodes), "node")
+    return Decision(True, f"starts workers on {where} whose memory may hold the last {count_text(lost, 'step')}")
 
 
 def _steps_lost(state: Attempt) -> int:

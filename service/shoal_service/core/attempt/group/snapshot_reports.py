@@ -16,6 +16,7 @@ from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.incidents import SnapshotsLacking
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.ids import life_of
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.worker_reports import SnapshotsStopped
@@ -119,4 +120,4 @@ def are_awaited(state: Attempt, now: float) -> Decision:
     known = best_source(state)
     if known is not None and known.step >= state.progress.step and not _may_be_outdated(state):
         return Decision(False, f"the snapshot of step {known.step} is whole, and none can be newer")
-    return Decision(True, f"waits for {len(silent)} workers to report their snapshots")
+    return Decision(True, f"waits for {count_text(len(silent), 'worker')} to report their snapshots")

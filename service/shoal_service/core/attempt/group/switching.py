@@ -23,6 +23,7 @@ from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.generations import GenerationSwitching
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.course.settings import changes
 
 
@@ -78,7 +79,9 @@ def drain_decision(state: Attempt, running: Running, now: float) -> Decision:
         return Decision(True, reason)
     num_next, minimum = len(next_workers(state, now)), max(1, state.target.min_workers)
     if num_next < minimum:
-        return Decision(False, f"{reason}; without it {num_next} of at least {minimum} workers would be left")
+        return Decision(
+            False, f"{reason}; without it {num_next} of at least {count_text(minimum, 'worker')} would be left"
+        )
     if num_next >= min(state.target.granted, len(state.group.workers)):
         return Decision(True, reason)
     leaves = [nodes.leave_of(state, worker) for worker in leaving]
@@ -99,21 +102,23 @@ def _layout_decision(state: Attempt, running: Running, now: float, plan: PlanLay
     group, parallelism = state.group, state.target.spec.parallelism
     num_workers, is_changed = len(group.workers), parallelism != group.planned_by
     if state.num_usable <= num_workers and not is_changed:
-        return SwitchDecision(False, f"{num_workers} workers train, and no other is usable")
+        return SwitchDecision(False, f"the group has {count_text(num_workers, 'worker')}, and no other is usable")
     if now < state.budgets.grow_not_before:
         return SwitchDecision(False, f"no other layout for {state.budgets.grow_not_before - now:.1f} s after a failure")
     num_next = len(next_workers(state, now))
     can_grow = num_next > num_workers and is_settled(state, now)
     if not can_grow and not is_changed:
-        return SwitchDecision(False, f"{num_next} workers could train; waiting for the others to start")
+        return SwitchDecision(False, f"{count_text(num_next, 'worker')} could train; waiting for the others to start")
     inputs = PlanInputs(num_workers=max(1, num_next), parallelism=parallelism)
     if inputs == running.kept_layout_for:
-        return SwitchDecision(False, f"the layout for {inputs.num_workers} workers is no better")
+        return SwitchDecision(False, f"the layout for {count_text(inputs.num_workers, 'worker')} is no better")
     if not num_next:
         return SwitchDecision(False, "no worker is usable")
     choice = choose(state, next_workers(state, now), now, plan)
     if choice.refusal:
-        return SwitchDecision(False, f"{inputs.num_workers} workers cannot train: {choice.refusal}", inputs)
+        return SwitchDecision(
+            False, f"{count_text(inputs.num_workers, 'worker')} cannot train: {choice.refusal}", inputs
+        )
     layout = choice.planned.layout
     assert group.layout is not None
     if layout != group.layout:
@@ -121,7 +126,7 @@ def _layout_decision(state: Attempt, running: Running, now: float, plan: PlanLay
             return SwitchDecision(True, f"grow {num_workers} -> {layout.world_size}")
         if is_changed:
             return SwitchDecision(True, f"relayout {group.layout.describe()} -> {layout.describe()}")
-    return SwitchDecision(False, f"the layout for {inputs.num_workers} workers is no better", inputs)
+    return SwitchDecision(False, f"the layout for {count_text(inputs.num_workers, 'worker')} is no better", inputs)
 
 
 def _workers_to_replace(state: Attempt, now: float) -> list[Worker]:

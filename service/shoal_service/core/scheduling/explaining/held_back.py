@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shoal_service.core.quantities import duration_text
+from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.core.scheduling.curves import hull
 from shoal_service.core.scheduling.estimates import seconds_left
 from shoal_service.core.scheduling.explaining.reasons import names_of, percent, workers_of
@@ -90,7 +90,10 @@ def _why(entry: Entry, spare: Sequence[Entry]) -> tuple[GrowthLimit, str]:
 def _quota_words(entry: Entry) -> str:
     limited = [(one.project.limit, one) for one in entry.share.path if one.project.limit is not None]
     limit, share = min(limited, key=lambda pair: pair[0] - pair[1].used)
-    return f"Project {share.project.name} has {share.used} of the {limit} workers that it may have (its limit)."
+    return (
+        f"Project {share.project.name} has {share.used} of the {count_text(limit, 'worker')} that "
+        "it may have (its limit)."
+    )
 
 
 def _full(entry: Entry, spare: Sequence[Entry]) -> tuple[GrowthLimit, str]:
@@ -114,7 +117,7 @@ def _full(entry: Entry, spare: Sequence[Entry]) -> tuple[GrowthLimit, str]:
 def _pause_words(job: MarketJob, size: int) -> str:
     horizon_s = min(HORIZON_S, seconds_left(job, size))
     saved_s = horizon_s * (job.curve.rate(size) / job.curve.rate(job.granted) - 1)
-    saves = f"With {size} workers it would save {duration_text(saved_s)}"
+    saves = f"With {count_text(size, 'worker')} it would save {duration_text(saved_s)}"
     pause = duration_text(job.switch_s)
     costs = f"and the change pauses it for {pause}. To grow all the same, raise elasticity.min_workers."
     if horizon_s < HORIZON_S:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from shoal_service.core.scheduling.estimates import AGED_AFTER_S
+from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.market import MarketJob
 from shoal_service.core.scheduling.plan import Entry
 
@@ -76,7 +77,7 @@ def start_words(entry: Entry, flows: Flows) -> str:
 def grow_words(entry: Entry, flows: Flows) -> str:
     job = entry.job
     if job.granted < job.min_workers <= entry.target:
-        return f"elasticity.min_workers is {job.min_workers}, {job.granted} were granted."
+        return f"elasticity.min_workers is {job.min_workers}, {workers_of(job.granted)} granted so far."
     here, got = percent(job, entry.target), flows.got[job.job_id]
     if not got:
         return f"Got {workers_of(entry.target - job.granted)} that were free: {here} here."
@@ -89,7 +90,7 @@ def shrink_words(entry: Entry, flows: Flows) -> str:
     job = entry.job
     less = job.granted - entry.target
     if job.granted > job.max_workers and entry.target == job.max_workers:
-        return f"elasticity.max_workers is {job.max_workers}, {job.granted} were granted."
+        return f"elasticity.max_workers is {job.max_workers}, {workers_of(job.granted)} granted so far."
     given = flows.given[job.job_id]
     if not given:
         return f"Gave back {workers_of(less)}: the nodes or the project's quota no longer hold {job.granted}."
@@ -133,7 +134,7 @@ def percent(job: MarketJob, workers: int) -> str:
 
 
 def workers_of(number: int) -> str:
-    return f"{number} worker" if number == 1 else f"{number} workers"
+    return count_text(number, "worker")
 
 
 @lru_cache(maxsize=4096)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.admission import Obstacle
 from shoal_service.core.scheduling.market import Wait
 from shoal_service.core.scheduling.plan import Claim, Entry, Plan
@@ -133,7 +134,7 @@ def _jobs_of_user(plan: Plan, user: str) -> tuple[str, ...]:
 
 def _room_words(entry: Entry, room: int, behind: str | None) -> str:
     job = entry.job
-    needs = f"Needs {job.min_workers} workers of {entry.shape.words} each"
+    needs = f"Needs {count_text(job.min_workers, 'worker')} of {entry.shape.words} each"
     if behind is not None:
         return f"{needs}; to start now would delay {behind}, which is before it and whose start is reserved."
     return (

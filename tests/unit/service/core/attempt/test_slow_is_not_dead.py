@@ -135,12 +135,12 @@ def test_the_status_always_says_what_is_waited_for_and_until_when(new_world: New
     assert shown(world) == (start + wait_s, note)
 
     world.open()
-    assert shown(world)[1] == "waits for at least 2 workers, 0 are ready (timeouts.start_s 60 s without progress)"
+    assert shown(world)[1] == "waits for at least 2 workers (timeouts.start_s 60 s without progress)"
     world.pass_time(5.0)
     prepares(world, 1, 1)
     deadline, note = shown(world, w1="tokenising 45 %")
     assert deadline == world.now + timeouts.start_s
-    assert note.startswith("tokenising 45 %; waits for at least 2 workers, 0 are ready")
+    assert note.startswith("tokenising 45 %; waits for at least 2 workers")
 
     world.start_all()
     assert shown(world)[1].startswith("waits for the group to form and to build its model")

@@ -105,7 +105,7 @@ def test_reason_holds_the_numbers() -> None:
     deletions = choose_deletions({_name(1), _name(2)}, {_name(1, attempt=0)}, keep=1, damaged=(), in_flight=())
     assert [deletion.reason for deletion in deletions] == [
         "never committed, and step-000000000002-a1-g1 was written later",
-        "1 good checkpoints are newer, 1 are kept",
+        "newer: 1 good checkpoint; kept: 1",
     ]
 
 

@@ -263,7 +263,7 @@ def test_a_job_for_which_nothing_is_free_says_so_and_not_whose_start_it_would_de
     head = job("head", 2, 2, submitted_at=NOW - 9000)
     other = job("other", 1, 1, need=WorkerNeed(cpus=2.0))
     decisions = decide(market([running, head, other], nodes(8)), NOW)
-    assert reasons(decisions)["other"].startswith("Needs 1 workers of 2 CPU each; 0 can be had by shrinking others")
+    assert reasons(decisions)["other"].startswith("Needs 1 worker of 2 CPU each; 0 can be had by shrinking others")
 
 
 def test_a_job_below_a_raised_minimum_is_served_before_the_queue() -> None:
@@ -333,7 +333,7 @@ def test_a_job_that_is_leaving_keeps_its_workers_and_gets_no_decision() -> None:
 
 def test_a_job_above_its_maximum_is_shrunk() -> None:
     state = market([job("a", 1, 2, granted=4)], nodes(4))
-    assert decide(state, NOW) == [Resize("a", 2, "elasticity.max_workers is 2, 4 were granted.")]
+    assert decide(state, NOW) == [Resize("a", 2, "elasticity.max_workers is 2, 4 workers granted so far.")]
 
 
 def test_a_job_about_to_end_is_left_alone() -> None:

@@ -55,7 +55,7 @@ def test_the_reason_of_a_smaller_group_is_in_its_condition_and_its_note(
     change(world)
     ready = condition(world, ConditionType.WORKERS_READY)
     assert (ready.status, ready.reason) == (False, reason)
-    assert ready.message == f"2 of 3 granted workers are in the group: {words}"
+    assert ready.message == f"2 of 3 granted workers in the group: {words}"
     assert status(world).note == words
 
 

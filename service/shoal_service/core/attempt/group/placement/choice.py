@@ -18,6 +18,7 @@ from shoal_service.core.attempt.group.ranks import candidates, racks_of
 from shoal_service.core.attempt.plan_layout import PlanLayout, PlannedLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.snapshots import SnapshotServer
 
@@ -67,8 +68,8 @@ def _crossing(order: Sequence[Candidate], layout: Layout) -> str:
     if not crossing:
         return ""
     return (
-        f"{crossing} of {num_groups} tensor-parallel groups cross nodes, because the workers on the nodes "
-        f"fill {num_groups - crossing} groups of {layout.tp}"
+        f"{crossing} of {count_text(num_groups, 'tensor-parallel group')} across nodes, because the workers on the "
+        f"nodes fill {count_text(num_groups - crossing, 'group')} of {layout.tp}"
     )
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from shoal_service.core.attempt.group.buddies import machine_of
 from shoal_service.core.attempt.plan_layout import HostNeed
 from shoal_service.core.hardware_profile import GIB
+from shoal_service.core.quantities import count_text
 from shoal_workers.contract.messages import WorkerInfo
 from shoal_workers.contract.snapshots import SnapshotServer
 
@@ -60,7 +61,7 @@ def _refusal(host: str, has: int, number: int, need: HostNeed) -> str:
     if need.build > need.training + need.snapshots:
         parts = {"the whole model, which each worker builds": need.build}
     fitting = max(0, int((TOLERANCE * has - need.process) // need.own))
-    ways = [f"at most {fitting} workers on a node"] if fitting else []
+    ways = [f"at most {count_text(fitting, 'worker')} on a node"] if fitting else []
     if "snapshots" in parts and need.of(number) - number * need.snapshots <= TOLERANCE * has:
         ways.append(f"snapshot.enabled: false, which saves {_gib(number * need.snapshots)}")
     if "snapshots" not in parts:
@@ -79,12 +80,12 @@ def _remark(host: str, has: int, number: int, num_kept: int, need: HostNeed, cop
     log = f", snapshot.gradient_log: off saves {_gib(num_kept * need.log)}" if need.log else ""
     return (
         f"{host} has {_gib(has)} of memory, and {_workers(number)} with the copies that they send and keep for "
-        f"{num_kept} ranks of other nodes need {_gib(need.of(number) + copies)}{log}"
+        f"{count_text(num_kept, 'rank')} of other nodes need {_gib(need.of(number) + copies)}{log}"
     )
 
 
 def _workers(number: int) -> str:
-    return "1 worker" if number == 1 else f"{number} workers"
+    return count_text(number, "worker")
 
 
 def _gib(num_bytes: float) -> str:

@@ -84,4 +84,4 @@ def test_the_group_keeps_its_layout_until_the_inputs_of_the_plan_change(new_worl
 def test_a_decision_has_a_reason_and_changes_no_state(new_world: NewWorld) -> None:
     state = new_world(workers=2).open(then=3).state
     decision = switching.decide(state, state.current, 1000.0, CountingPlanner())
-    assert not decision and decision.reason == "2 workers train, and no other is usable"
+    assert not decision and decision.reason == "the group has 2 workers, and no other is usable"

@@ -61,7 +61,7 @@ def test_a_spare_on_the_survivors_node_takes_the_place_of_a_lost_worker(new_worl
 def test_a_fixed_tp_that_has_to_cross_nodes_is_remarked(new_world: NewWorld) -> None:
     world = trained(new_world(workers=4, nodes=4, **TP2))
     assert [index for index, _ in ranks(world)] == [0, 1, 2, 3]
-    expected = "2 of 2 tensor-parallel groups cross nodes, because the workers on the nodes fill 0 groups of 2"
+    expected = "2 of 2 tensor-parallel groups across nodes, because the workers on the nodes fill 0 groups of 2"
     assert remarks(world) == [expected]
 
 
