@@ -181,8 +181,8 @@ def _speed(bench: _Bench) -> None:
     bench.too_slow = any(one.seconds > speed.LIMIT_S for one in timings)
     bench.say(
         f"\n## Time of a decision\n\n{machine['cpu']}, {machine['system']}. The limit is "
-        f"{1000 * speed.LIMIT_S:.0f} ms. The garbage collector pauses during a "
-        f"decision, as in the control loop.\n\n{tables.speed(timings)}"
+        f"{1000 * speed.LIMIT_S:.0f} ms by the clock, while the garbage collector runs (the control loop pauses it)."
+        f"\n\n{tables.speed(timings)}"
     )
 
 

@@ -123,7 +123,7 @@ def reached(found: Mapping[str, Sequence[Target]]) -> str:
 
 def speed(timings: Sequence[Timing]) -> str:
     rows = [[one.words, f"{one.num_decisions:,}", f"{1000 * one.seconds:.0f} ms"] for one in timings]
-    return table(["10,000 jobs, 1,000 nodes of 8 workers", "decisions", "CPU time (median)"], rows)
+    return table(["10,000 jobs, 1,000 nodes of 8 workers", "decisions", "time (median)"], rows)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -216,7 +216,8 @@ def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:
     """Running jobs below their minimum, then the one that has waited for long, then the other queued ones; each
     project's in the order of the queue."""
     gone = {id(entry) for entry in preempted}
-    yield from [entry for entry in plan.running if entry.is_below_minimum and id(entry) not in gone]
+    below = [entry for entry in plan.running if entry.is_below_minimum and id(entry) not in gone]
+    yield from [entry for entry in below if not plan.is_unplaced(entry)]
     by_share: dict[Share, list[Entry]] = {share: [] for share in plan.shares.all}
     queued = [entry for entry in plan.queued if not entry.target and entry is not plan.aged]
     if plan.aged is not None and not plan.aged.job.granted and not plan.aged.target:

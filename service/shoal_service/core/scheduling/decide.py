@@ -34,7 +34,7 @@ from shoal_service.core.scheduling.room import count
 
 Change: TypeAlias = Start | Resize | Preempt
 
-LOOKS = 4
+LOOKS = 6
 """A decision is checked this often against its own outcome, at most."""
 
 MOST_CHECKED = 1_000
@@ -52,23 +52,45 @@ def decide(state: MarketState, now: float) -> list[Decision]:
     changes = _changes(plan, preempted)
     if not changes or len(state.jobs) > MOST_CHECKED:
         return [*changes, *waiting]
+    first = [*changes, *waiting]
     entries = {entry.job.job_id: entry for entry in (*plan.running, *plan.queued)}
-    places = _places(plan)
+    places: dict[str, Mapping[str, int]] | None = _places(plan)
     for _ in range(LOOKS):
-        later, preempted_later, waiting_later = _planned(after(state, changes, now, places), now)
-        places |= _places(later)
+        later, preempted_later, waiting = _planned(after(state, changes, now, places), now)
         more = _changes(later, preempted_later)
-        if not more or any(isinstance(one, Preempt) and not entries[one.job_id].job.granted for one in more):
-            break
+        if not more and places is None:
+            return [*changes, *waiting]
+        if not more:
+            places = None  # once more as the next pass may see it, before the new workers are on their nodes
+            continue
+        if places is None and not _is_whole(later, preempted_later, entries):
+            return [*changes, *waiting] if _are_complete(state, changes, waiting) else first
+        places = (places or {}) | _places(later)
         for one in more:
             entry = entries[one.job_id]
-            if isinstance(one, Preempt):
+            if not isinstance(one, Preempt):
+                entry.target = one.workers
+            elif entry.job.granted:
                 entry.beneficiary = one.beneficiary
                 preempted.append(entry)
             else:
-                entry.target = one.workers
-        changes, waiting = _changes(plan, preempted), waiting_later
-    return [*changes, *waiting]
+                entry.target = 0  # it would start, and give way to another job at once: it waits
+        changes = _changes(plan, preempted)
+    return [*changes, *waiting] if _are_complete(state, changes, waiting) else first
+
+
+def _is_whole(plan: Plan, preempted: Sequence[Entry], entries: Mapping[str, Entry]) -> bool:
+    """Every job has its workers as they are booked here. If not, what seems to be free is not."""
+    if any(entries[entry.job.job_id].job.granted for entry in preempted):
+        return False
+    return all(entry.target >= entry.job.granted for entry in plan.running if entry not in preempted)
+
+
+def _are_complete(state: MarketState, changes: Sequence[Change], waiting: Sequence[Wait]) -> bool:
+    """One decision for each queued job, and not more."""
+    queued = {job.job_id for job in state.jobs if not job.granted and not job.is_leaving}
+    found = [one.job_id for one in (*changes, *waiting) if one.job_id in queued]
+    return len(found) == len(queued) == len(set(found))
 
 
 def _planned(state: MarketState, now: float) -> tuple[Plan, list[Entry], list[Wait]]:
@@ -117,11 +139,16 @@ def _places(plan: Plan) -> dict[str, Mapping[str, int]]:
 
 
 def _settle(plan: Plan) -> None:
-    """Take back growth that does not pay; what is free then stays with those that would have given it."""
+    """Take back growth that does not pay; what is free then stays with those that would have given it.
+
+    No job grows while the workers of another one have no place in this booking and are on none yet: they need what
+    seems to be free.
+    """
+    is_booked = not any(entry.is_below_minimum and plan.is_unplaced(entry) for entry in plan.running)
     moved = [entry for entry in plan.running if entry.target != entry.job.granted]
     for entry in moved:
         job = entry.job
-        if entry.target > job.granted >= job.min_workers and not pays(job, entry.target):
+        if entry.target > job.granted >= job.min_workers and not (is_booked and pays(job, entry.target)):
             _reduce(plan, entry, entry.target - job.granted)
     for entry in moved:
         most = min(entry.job.granted, entry.job.max_workers) - entry.target

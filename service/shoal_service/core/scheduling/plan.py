@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from operator import attrgetter
 
@@ -12,6 +13,9 @@ from shoal_service.core.scheduling.facts import ClaimKey, Facts, facts_of
 from shoal_service.core.scheduling.market import DEFAULT_USER, MarketJob, MarketState
 from shoal_service.core.scheduling.room import Room, Shape, Sites, count
 from shoal_service.core.scheduling.shares import Share, Shares
+
+PLACING_S = 30.0
+"""New workers are on their nodes after this time. A job that still lacks some has lost nodes."""
 
 _NONE: Sites = []
 """Never changed: sites are replaced by longer lists."""
@@ -112,6 +116,13 @@ class Plan:
         self.running.sort(
             key=attrgetter("job.priority"), reverse=True
         )  # stable: in the queue's order within a priority
+
+    def is_unplaced(self, entry: Entry) -> bool:
+        """Its workers were granted a moment ago and are on no node yet. They have room, though not where they are
+        booked here, so nobody is preempted for them."""
+        job = entry.job
+        moved_at = -math.inf if job.moved_at is None else job.moved_at
+        return job.granted > 0 and not job.on_nodes and self.now - moved_at <= PLACING_S
 
     def max_running_of(self, user: str) -> int | None:
         """Jobs with a grant that the user may have; None: any number."""

@@ -73,7 +73,8 @@ class Preemption:
             return []
         cleared = self._clear(claimant, missing, owed)
         if not cleared:
-            self._failed[id(claimant.shape), owed] = (priority, missing)
+            if claimant is not self._plan.aged:  # its failure says nothing of other projects, whose guarantees differ
+                self._failed[id(claimant.shape), owed] = (priority, missing)
             return []
         for victim in cleared:
             del self._victims[bisect_left(self._victims, victim.ranked)]

@@ -173,8 +173,8 @@ def test_a_job_that_has_waited_for_long_goes_first_and_both_reasons_say_so() -> 
     assert after(waited(23.9)) == {"urgent-0": 2, "urgent-1": 2}
     assert after(waited(24)) == {"low": 2, "urgent-1": 2}
     assert reasons(decide(waited(24), NOW)) == {
-        "urgent-0": "Preempted for low, which was without workers for 24 h longer than with them and needs 2 workers. It "
-        "saves and returns to the queue; no step is lost.",
+        "urgent-0": "Preempted for low, which was without workers for 24 h longer than with them and needs 2 workers. "
+        "It saves and returns to the queue; no step is lost.",
         "low": "Starts with 2 workers of 1 CPU (2); preempts urgent-0 because it was without workers for 24 h longer "
         "than with them.",
     }
