@@ -14,6 +14,22 @@ version changes; see tools/golden.py and docs/decisions/0021-versions-on-the-wir
 """
 
 
+def exactly_one_of(*keys: str) -> dict[str, Any]:
+    """For a JSON Schema: one of these keys is there and not null."""
+    return {"oneOf": [{"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys]}
+
+
+def if_set(key: str, then: dict[str, Any]) -> dict[str, Any]:
+    """For a JSON Schema: what holds if this key is there and not null."""
+    condition = {"required": [key], "properties": {key: {"not": {"type": "null"}}}}
+    return {"if": condition, "then": then}
+
+
+def whole(expression: str) -> str:
+    """The pattern of a JSON Schema, which is searched for, for an expression that must match the whole text."""
+    return f"^(?:{expression})$"
+
+
 class Frozen(BaseModel):
     """A value: immutable, comparable, refuses unknown keys, and documents its fields in its JSON Schema."""
 
