@@ -1,13 +1,17 @@
 """Writes what this release puts on the wire and into its stores: tests/golden/wire-N, with N = WIRE_VERSION.
 
-    python tools/golden.py          documents as JSON and as pickle (Ray's form), and fingerprints of their schemas
+    python tools/golden.py              documents as JSON and as pickle (Ray's form), fingerprints of their schemas, and
+                                        of the calls of workers, agents and supervisors
+    python tools/golden.py --release    at a release: writes the checksum of the folder into tests/golden/released.json
 
-A later release must read all of them. The folder of a released version is never written again: a document that changes
-after a release needs a new WIRE_VERSION. Run by `make docs`; tests/unit/golden compares the result with the folder.
+A later release must read all of them. The folder of a released version is never written again: a document or a call
+that changes after a release needs a new WIRE_VERSION. Run by `make docs`; tests/unit/tools/test_golden.py compares the
+folders with their checksums, and the newest with what is written today.
 """
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import importlib
@@ -50,9 +54,16 @@ from shoal_workers.contract.messages import (
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import GroupFormed, SavedFile, SavedPart, StepReport, WorkerReport
+from shoal_workers.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[1] / "tests" / "golden"
-RELEASED = frozenset({1})
+RELEASES = ROOT / "released.json"
+CALLS = (
+    ("workers/shoal_workers/actor.py", "WorkerActor"),
+    ("workers/shoal_workers/poll_agent/agent.py", "PollAgent"),
+    ("service/shoal_service/supervisor/actor.py", "SupervisorActor"),
+)
+"""Classes whose public methods other processes call, which may be of another release."""
 TYPES: tuple[type[BaseModel], ...] = (
     JobSpec,
     SupervisorConfig,
@@ -95,14 +106,36 @@ STEP = StepReport(generation=1, step=4, at=1004.0, loss=2.5, grad_norm=1.0, lr=1
 
 def main() -> int:
     folder = ROOT / f"wire-{WIRE_VERSION}"
-    if WIRE_VERSION in RELEASED and folder.exists():
-        print(f"{folder} is of a released version: raise WIRE_VERSION in shoal_workers/contract/base.py")
-        return 1
+    known = released()
+    if sys.argv[1:] == ["--release"]:
+        known.setdefault(str(WIRE_VERSION), {"release": VERSION, "sha256": digest(folder)})
+        RELEASES.write_text(_pretty(known), encoding="utf-8")
+        return 0
+    if str(WIRE_VERSION) in known:
+        is_same = {path.name for path in folder.iterdir()} == set(written()) and all(
+            without_pickle((folder / name).read_text("utf-8")) == without_pickle(text)
+            for name, text in written().items()
+        )
+        if not is_same:
+            print(f"{folder} is of a released version: raise WIRE_VERSION in shoal_workers/contract/base.py")
+        return 0 if is_same else 1
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in written().items():
         if not (folder / name).exists() or without_pickle((folder / name).read_text("utf-8")) != without_pickle(text):
             (folder / name).write_text(text, encoding="utf-8")
     return 0
+
+
+def released() -> dict[str, dict[str, str]]:
+    """By version of the wire: the first release that wrote it, and the checksum of its folder."""
+    found: dict[str, dict[str, str]] = json.loads(RELEASES.read_text("utf-8"))
+    return found
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of the names and the bytes of all files."""
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def without_pickle(text: str) -> dict[str, Any]:
@@ -117,10 +150,19 @@ def written() -> dict[str, str]:
 
 
 def fingerprints() -> dict[str, str]:
-    """Of the schema of each document: changes whenever a field, a type or a default does, not with its description."""
+    """Of the calls, and of the schema of each document: changes whenever a field, a type or a default does, not with
+    its description."""
     found = {_path(kind): _hash(kind.model_json_schema()) for kind in TYPES}
     found["WorkerReport"] = _hash(TypeAdapter(WorkerReport).json_schema())
-    return found
+    return found | {name: _hash(calls(path, name)) for path, name in CALLS}
+
+
+def calls(path: str, name: str) -> dict[str, str]:
+    """Public methods of a class and their parameters. From its source: to import it would take seconds."""
+    tree = ast.parse((ROOT.parents[1] / path).read_text("utf-8"))
+    [found] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    methods = [node for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {one.name: ast.unparse(one.args) for one in methods if not one.name.startswith("_")}
 
 
 def read(document: dict[str, Any]) -> list[Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
+from shoal_workers.contract.json_values import YAML_NUMBERS
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.libc_tunables import tunables
 
@@ -41,9 +42,18 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+class _SpecLoader(yaml.SafeLoader):
+    """Has the numbers that the service reads."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as in PyYAML
+        first: [(tag, YAML_NUMBERS.get(tag, pattern)) for tag, pattern in resolvers]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
 def _read_spec(path: Path) -> JobSpec:
     try:
-        return parse_spec(yaml.safe_load(path.read_text()))
+        return parse_spec(yaml.load(path.read_text(), _SpecLoader))
     except SpecError as error:
         raise SystemExit(f"{path} cannot be used:\n{error}") from None
 

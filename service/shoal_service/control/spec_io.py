@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -17,31 +16,22 @@ from typing import Any
 import yaml
 
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
-from shoal_workers.contract.json_values import MAX_VALUES, Link, path_of
+from shoal_workers.contract.json_values import MAX_VALUES, YAML_NUMBERS, Link, path_of
 from shoal_workers.contract.spec import JobSpec
 
 MAX_SPEC_BYTES = 1 << 20
 MAX_DEPTH = 64
 
 
-_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
-_WITHOUT_COLONS = {
-    _INT: re.compile(r"[-+]?(?:0b[0-1_]+|0[0-7_]*|[1-9][0-9_]*|0x[0-9a-fA-F_]+)\Z"),
-    _FLOAT: re.compile(
-        r"(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?"
-        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
-    ),
-}
+_INT, _FLOAT = YAML_NUMBERS
 
 
 class SpecLoader(yaml.CSafeLoader):
     """Times and dates stay as they are written, since a spec is a JSON document: 12:30 is text, not the number 750. In
-    YAML 1.1 it is a number to the base of 60, and a long one takes minutes to convert."""
+    YAML 1.1 it is a number to the base of 60, and a long one takes minutes to convert. Numbers are YAML_NUMBERS."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - an instance variable for the type checker
-        first: [
-            (tag, _WITHOUT_COLONS.get(tag, pattern)) for tag, pattern in resolvers if not tag.endswith(":timestamp")
-        ]
+        first: [(tag, YAML_NUMBERS.get(tag, pattern)) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
         for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
     }
 

@@ -354,11 +354,15 @@ class Executor:
 
     def _reattach(self) -> None:
         """After a restart: finds the workers by name, and repeats the orders without an answer. Stops no worker."""
-        workers, orders = self._state.pool.workers, dict(self._orders.by_number)
-        dead = self._world.node_watch.dead_nodes()
+        workers, orders, dead = (
+            self._state.pool.workers,
+            dict(self._orders.by_number),
+            self._world.node_watch.dead_nodes(),
+        )
         same = [w for w in workers if reattachment.speaks_this_version(w, self._entry_version)]
         found = {w.index for w in same if self._fleet.find(w.index, w.worker_id, w.info)}
-        to_start = {o.index for o in orders.values() if isinstance(o, StartWorker)} - found
+        gone = {w.index for w in same} - found  # not old ones: an order to start one would find it again
+        to_start = {o.index for o in orders.values() if isinstance(o, StartWorker) and o.index in gone}
         to_run = {o.index for o in orders.values() if isinstance(o, Run)}
         self._reporter.report([Emit(SupervisorRestarted(found=len(found), of=len(workers)))], self._state)
         for worker in workers:

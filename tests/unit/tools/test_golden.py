@@ -28,6 +28,20 @@ def test_every_version_so_far_is_kept() -> None:
     assert list(range(1, WIRE_VERSION + 1)) == VERSIONS
 
 
+def test_what_a_release_has_written_is_never_written_again() -> None:
+    """A folder that may still change is the newest one, until its release."""
+    released = golden.released()
+    assert {int(version) for version in released} >= set(range(1, WIRE_VERSION)), "tools/golden.py --release"
+    for version, release in released.items():
+        assert golden.digest(golden.ROOT / f"wire-{version}") == release["sha256"], f"wire-{version} has changed"
+
+
+def test_the_calls_of_a_worker_are_part_of_the_version() -> None:
+    found = {name: golden.calls(path, name) for path, name in golden.CALLS}
+    assert found["WorkerActor"]["adopt"] == "self, life: int, generation: int" and "_run" not in found["WorkerActor"]
+    assert all(found.values()) and set(found) <= set(golden.fingerprints())
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_document_of_every_release_is_read_from_json_and_from_pickle(path: Path) -> None:
     values = golden.read(json.loads(path.read_text("utf-8")))

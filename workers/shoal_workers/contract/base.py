@@ -6,12 +6,30 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Of all that supervisors, workers, journals and the control plane exchange. Raised when a document of a released
 version changes; see tools/golden.py and docs/decisions/0021-versions-on-the-wire.md.
 
 1: until supervisors had lives. 2: calls to workers carry the life; the journal has the orders without an answer.
+3: since release 0.2.0 workers have new calls (`build_model`, `forward_metrics`, agents that poll), and documents new
+keys; workers of version 2 are replaced and not called.
 """
+
+
+def exactly_one_of(*keys: str) -> dict[str, Any]:
+    """For a JSON Schema: one of these keys is there and not null."""
+    return {"oneOf": [{"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys]}
+
+
+def if_set(key: str, then: dict[str, Any]) -> dict[str, Any]:
+    """For a JSON Schema: what holds if this key is there and not null."""
+    condition = {"required": [key], "properties": {key: {"not": {"type": "null"}}}}
+    return {"if": condition, "then": then}
+
+
+def whole(expression: str) -> str:
+    """The pattern of a JSON Schema, which is searched for, for an expression that must match the whole text."""
+    return f"^(?:{expression})$"
 
 
 class Frozen(BaseModel):

@@ -8,6 +8,7 @@ themselves. It does not recurse, and never raises.
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,16 @@ _SHOWN_CHARS = 80
 Link = tuple["Link | None", str | int]
 """The place of a value: that of its parent, and its key or number there. Only the path of a fault is written out: the
 paths of all values together may be a million times as long as the document."""
+
+
+YAML_NUMBERS = {
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?(?:0b[0-1_]+|0[0-7_]*|[1-9][0-9_]*|0x[0-9a-fA-F_]+)\Z"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
+    ),
+}
+"""What is a number in a spec in YAML, by its tag: not 12:30, as in YAML 1.1, but 3e-4, which is text there."""
 
 
 def json_faults(document: Any) -> Iterator[tuple[str, str]]:

@@ -10,9 +10,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.base import Frozen, if_set, whole
 
 GPU_TYPE_LABEL = "ray.io/accelerator-type"
 MARKET_TYPE_LABEL = "ray.io/market-type"
@@ -45,6 +45,10 @@ class Placement(StrEnum):
 class WorkerSpec(Frozen):
     """What one worker reserves."""
 
+    model_config = ConfigDict(
+        json_schema_extra=if_set("gpu_type", {"required": ["gpus"], "properties": {"gpus": {"const": 1}}})
+    )
+
     cpus: float = Field(1.0, ge=0, le=4096, allow_inf_nan=False)
     """CPU cores; a fraction shares a core with other workers."""
     gpus: int = Field(0, ge=0, le=1)
@@ -53,7 +57,14 @@ class WorkerSpec(Frozen):
     """Memory reserved in the cluster's scheduler, GiB; 0: not reserved."""
     gpu_type: str | None = Field(None, min_length=1, max_length=63)
     """Only nodes with GPUs of this type, as Ray's label `ray.io/accelerator-type` names it, for example H100."""
-    selector: dict[str, str] = Field(default_factory=dict)
+    selector: dict[str, str] = Field(
+        default_factory=dict,
+        json_schema_extra={
+            "maxProperties": _MAX_LABELS,
+            "propertyNames": {"pattern": whole(_NODE_LABEL.pattern)},
+            "additionalProperties": {"type": "string", "pattern": whole(_NODE_LABEL.pattern)},
+        },
+    )
     """Only nodes with all of these labels (`ray start --labels`)."""
 
     @field_validator("selector")
@@ -134,6 +145,8 @@ Moment = Annotated[float, BeforeValidator(moment, json_schema_input_type=float |
 
 
 _MAX_ANNOTATION = 4096
+LABEL, JOB_NAME, USER = (whole(one.pattern) for one in (_LABEL, _LABEL_NAME, _USER))
+"""For a JSON Schema: what `is_label`, `is_job_name` and `is_user` accept."""
 
 
 def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
@@ -145,7 +158,12 @@ def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
     return labels
 
 
-JobLabels = Annotated[dict[str, str], AfterValidator(_checked_labels)]
+_NAMES = {"propertyNames": {"pattern": whole(_LABEL_NAME.pattern)}}
+JobLabels = Annotated[
+    dict[str, str],
+    AfterValidator(_checked_labels),
+    Field(json_schema_extra={**_NAMES, "additionalProperties": {"type": "string", "maxLength": 255}}),
+]
 """Names and values that a user gives a job, to find and to compare jobs."""
 
 
@@ -158,5 +176,9 @@ def _checked_annotations(annotations: dict[str, str]) -> dict[str, str]:
     return annotations
 
 
-Annotations = Annotated[dict[str, str], AfterValidator(_checked_annotations)]
+Annotations = Annotated[
+    dict[str, str],
+    AfterValidator(_checked_annotations),
+    Field(json_schema_extra={**_NAMES, "additionalProperties": {"type": "string", "maxLength": _MAX_ANNOTATION}}),
+]
 """Names and free texts that a user gives a job; nothing is decided by them."""

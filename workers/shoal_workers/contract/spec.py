@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.base import Frozen, whole
+from shoal_workers.contract.code.spec import VARIABLE_NAMES, Secrets
 from shoal_workers.contract.code.spec import CodeSpec as CodeSpec
-from shoal_workers.contract.code.spec import Secrets
 from shoal_workers.contract.course.continuing import ContinueFrom as ContinueFrom
 from shoal_workers.contract.course.sweep import SweepSpec as SweepSpec
-from shoal_workers.contract.course.sweep import with_label
+from shoal_workers.contract.course.sweep import add_label
 from shoal_workers.contract.course.training import ScheduleSpec as ScheduleSpec
 from shoal_workers.contract.course.training import StopSpec as StopSpec
 from shoal_workers.contract.course.training import ValidationSpec as ValidationSpec
@@ -26,6 +26,9 @@ from shoal_workers.contract.metrics.spec import MetricsSpec as MetricsSpec
 from shoal_workers.contract.model.lm import LM_TASK
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.placing import (
+    JOB_NAME,
+    LABEL,
+    USER,
     Annotations,
     CapacityKind,
     JobLabels,
@@ -38,7 +41,7 @@ from shoal_workers.contract.placing import (
 from shoal_workers.contract.placing import WorkerSpec as WorkerSpec
 from shoal_workers.contract.webhooks.spec import MAX_WEBHOOKS, WebhookSpec
 
-_TASK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_TASK = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*")
 _CHARACTERS = {
     "name": (is_job_name, "letters, digits, and inner dashes, dots and underscores"),
     "project": (is_label, "lower-case letters, digits and inner dashes"),
@@ -277,12 +280,12 @@ class RetrySpec(Frozen):
 class JobSpec(Frozen):
     """One training job."""
 
-    name: str = Field("job", max_length=63)
+    name: str = Field("job", max_length=63, json_schema_extra={"pattern": JOB_NAME})
     """Letters, digits, and inner dashes, dots and underscores."""
-    task: str = LM_TASK
+    task: str = Field(LM_TASK, json_schema_extra={"pattern": whole(_TASK.pattern)})
     """`module:Name` of a task class; see docs/tasks.md."""
     code: CodeSpec = CodeSpec()
-    secrets: Secrets = Field(default_factory=dict, max_length=64)
+    secrets: Secrets = Field(default_factory=dict, max_length=64, json_schema_extra=VARIABLE_NAMES)
     """Environment variables of the workers whose values are not in the spec: `{HUB_TOKEN: {file: "/run/secrets/hub"}}`.
     Each is read on the worker's node when the worker starts, and is neither stored nor shown."""
     model: dict[str, Any] = Field(default_factory=dict)
@@ -324,9 +327,9 @@ class JobSpec(Frozen):
     timeouts: TimeoutsSpec = TimeoutsSpec()
     priority: int = Field(0, ge=-1000, le=1000)
     """Jobs of higher priority get workers first, also those of jobs of lower priority; see docs/scheduling.md."""
-    project: str = Field("default", max_length=63)
+    project: str = Field("default", max_length=63, json_schema_extra={"pattern": LABEL})
     """Whose share of the cluster the job uses; lower-case letters, digits and dashes."""
-    user: str = Field("default", max_length=63)
+    user: str = Field("default", max_length=63, json_schema_extra={"pattern": USER})
     """Whose job it is, for the limits of jobs per user; letters, digits, dashes, dots, underscores and at signs. The
     client sets the login name. It is not verified."""
     labels: JobLabels = Field(default_factory=dict, max_length=32)
@@ -352,10 +355,12 @@ class JobSpec(Frozen):
     deterministic: bool = False
     """Losses have the same bits at every world size and after every recovery; docs/determinism.md states the cost."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_the_label_of_its_sweep(cls, data: Any) -> Any:
-        return with_label(data)
+    @model_validator(mode="after")
+    def _has_the_label_of_its_sweep(self) -> JobSpec:
+        if self.sweep is not None:
+            add_label(self.sweep.name, self.labels)  # still unseen, so it may be changed
+            self.model_fields_set.add("labels")
+        return self
 
     @field_validator("name", "project", "user")
     @classmethod

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from shoal_service.control.profile_store import measured_profile
 from shoal_service.core.attempt.plan_layout import UNKNOWN_NEED, HostNeed
 from shoal_service.core.quantities import count_text
 from shoal_service.planner import HardwareProfile, Ranking, plan, rank
 from shoal_service.planner.gpus import DEFAULT_GPU
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.base import Frozen, exactly_one_of
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.spec import JobSpec
@@ -25,6 +25,8 @@ MAX_RANKS = 65_536
 
 class PlanRequest(Frozen):
     """Exactly one of `workers` and `gpus`."""
+
+    model_config = ConfigDict(json_schema_extra=exactly_one_of("workers", "gpus"))
 
     spec: dict[str, Any]
     """A job spec."""

@@ -23,16 +23,17 @@ def journal_of(version: int, stage: str) -> str:
     return json.dumps(document["json"])
 
 
+@pytest.mark.parametrize("version", range(1, WIRE_VERSION))
 @pytest.mark.parametrize("stage", ["opening", "starting", "forming", "running", "quiescing", "re_forming"])
-def test_a_restarted_supervisor_goes_on_from_the_journal_of_the_release_before(stage: str) -> None:
+def test_a_restarted_supervisor_goes_on_from_the_journal_of_the_release_before(stage: str, version: int) -> None:
     """Its workers speak the older version: they are replaced, and the attempt finishes."""
 
     async def main() -> None:
         bench = SupervisorBench()
-        entry = journal_of(1, stage)
+        entry = journal_of(version, stage)
         for known in json.loads(entry)["state"]["pool"]["workers"]:
             old = bench.workers.create(known["worker_id"], node_id=f"n{known['index']}")
-            old.info = old.info.model_copy(update={"version": 1})
+            old.info = old.info.model_copy(update={"version": version})
         olds = list(bench.workers.by_name.values())
         bench.storage.entries = {1: entry}
         bench.storage.starts = [900.0]

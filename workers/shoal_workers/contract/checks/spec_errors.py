@@ -53,6 +53,9 @@ class SpecError(ValueError):
 def parse_spec(data: Any) -> JobSpec:
     """Validate a decoded YAML or JSON document, and check that its parallelism is possible.
 
+    Types are strict, as in the published JSON Schema: `true` is no number, `1` no truth value, `"50"` neither. A whole
+    number may be written as 1.0.
+
     Raises:
         SpecError: with all problems found, at most MAX_PROBLEMS.
     """
@@ -85,9 +88,25 @@ def validation_problems(model: type[BaseModel], data: Any, error: ValidationErro
     )[:MAX_PROBLEMS]
 
 
+_FREE = frozenset({"model", "data"})
+"""Keys whose values go to the task as they are written."""
+
+
+def _whole(value: Any) -> Any:
+    """1.0 is a whole number of JSON Schema, and none of pydantic's."""
+    if isinstance(value, dict):
+        return {key: _whole(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= 2**53 else value
+
+
 def _validate(model: type[M], data: Any, prefix: str, problems: list[SpecProblem]) -> M | None:
     try:
-        return model.model_validate(data)
+        plain: Any = data
+        if isinstance(data, dict):
+            plain = {key: value if key in _FREE else _whole(value) for key, value in data.items()}
+        return model.model_validate_json(json.dumps(plain), strict=True)
     except ValidationError as error:
         known = {problem.path for problem in problems} if prefix else set()
         for inner, texts in _explained(model, data, error):

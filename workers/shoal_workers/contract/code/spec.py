@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic.config import JsonDict
 
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.base import Frozen, exactly_one_of, if_set, whole
 
 MAX_VARIABLES = 128
 MAX_ENV_CHARS = 32_768
@@ -35,25 +36,38 @@ def _is_requirement(text: str) -> str:
 
 
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._, -]+\])?[ A-Za-z0-9.,<>=!~*+()-]*(;[^/\\]*)?")
-Requirement = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_is_requirement)]
-VariableName = Annotated[str, AfterValidator(_is_variable)]
+Requirement = Annotated[
+    str,
+    Field(min_length=1, max_length=500, json_schema_extra={"pattern": whole(rf"\s*{_REQUIREMENT.pattern}\s*")}),
+    AfterValidator(_is_requirement),
+]
+_VARIABLE = whole(rf"(?!{'|'.join(_OF_THE_SERVICE)})[A-Za-z_][A-Za-z0-9_]{{0,254}}")
+VARIABLE_NAMES: JsonDict = {"propertyNames": {"pattern": _VARIABLE}}
+"""For a JSON Schema: of an object whose keys are variables."""
+VariableName = Annotated[str, AfterValidator(_is_variable), WithJsonSchema({"type": "string", "pattern": _VARIABLE})]
 
 
 class CodeSpec(Frozen):
     """Where the user's own modules come from, and the variables of the processes that run them."""
 
+    model_config = ConfigDict(
+        json_schema_extra=if_set("wheels", {"required": ["pip"], "properties": {"pip": {"minItems": 1}}})
+    )
+
     working_dir: str | None = Field(None, max_length=4096)
     """A directory on the submitting machine. It is packed at submission; later edits do not change a running job."""
     archive: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     """The sha256 of an uploaded archive (`PUT /v1/code/{sha256}`). The client sets it."""
-    env: dict[VariableName, str] = Field(default_factory=dict, max_length=MAX_VARIABLES)
+    env: dict[VariableName, str] = Field(
+        default_factory=dict, max_length=MAX_VARIABLES, json_schema_extra=VARIABLE_NAMES
+    )
     """Environment variables of the workers, at most 32,768 characters in all. They are stored and shown with the spec:
     what nobody may see belongs into `secrets`."""
 
     pip: tuple[Requirement, ...] = Field((), max_length=100)
     """Packages of the workers, as pip's requirements: ["einops==0.8.1"]. Installed once per node, into a directory that
     only processes of jobs with the same list see. Only if the server allows it (SHOAL_ALLOW_PIP)."""
-    wheels: str | None = Field(None, max_length=4096)
+    wheels: str | None = Field(None, max_length=4096, json_schema_extra={"pattern": "^/"})
     """A directory of wheels that every node can read: `pip` takes packages from there alone, and needs no network."""
 
     @model_validator(mode="after")
@@ -78,7 +92,9 @@ class CodeSpec(Frozen):
 class SecretSource(Frozen):
     """Where the value of a secret is on the nodes: exactly one of the keys."""
 
-    file: str | None = Field(None, max_length=4096)
+    model_config = ConfigDict(json_schema_extra=exactly_one_of("file", "env"))
+
+    file: str | None = Field(None, max_length=4096, json_schema_extra={"pattern": "^/"})
     """Absolute path of a file on the worker's node, of 64 KiB at most. A line end at its end is left out."""
     env: VariableName | None = None
     """A variable in the environment of the Ray node."""

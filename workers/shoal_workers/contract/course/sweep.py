@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -29,16 +29,10 @@ class SweepSpec(Frozen):
     """The job is not ended for what it has reached before this step."""
 
 
-def with_label(data: Any) -> Any:
-    """The document of a spec, with the label of its sweep. Raises ValueError: the label is another one."""
-    sweep = data.get("sweep") if isinstance(data, dict) else None
-    name = sweep.get("name") if isinstance(sweep, dict) else getattr(sweep, "name", None)
-    labels = data.get("labels", {}) if isinstance(data, dict) else {}
-    if not isinstance(name, str) or not isinstance(labels, dict):
-        return data
-    if labels.get(SWEEP_LABEL, name) != name:
+def add_label(name: str, labels: dict[str, str]) -> None:
+    """Gives a job the label of its sweep. Raises ValueError: the label is another one."""
+    if labels.setdefault(SWEEP_LABEL, name) != name:
         raise ValueError(
             f"labels.{SWEEP_LABEL} is {labels[SWEEP_LABEL]!r}, and sweep.name is {name!r}. Leave the label out: it is "
             "set from sweep.name."
         )
-    return {**data, "labels": {SWEEP_LABEL: name, **labels}}

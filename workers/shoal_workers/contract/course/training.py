@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.base import Frozen, exactly_one_of
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
 
@@ -30,6 +30,8 @@ class ScheduleSpec(Frozen):
 
 class StopSpec(Frozen):
     """When training ends. Set exactly one of the three."""
+
+    model_config = ConfigDict(json_schema_extra=exactly_one_of("steps", "tokens", "epochs"))
 
     steps: PositiveInt | None = None
     """Optimizer steps."""

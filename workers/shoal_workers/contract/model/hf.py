@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.base import Frozen, exactly_one_of
 from shoal_workers.contract.model.lm import LanguageModelConfig
 from shoal_workers.contract.model.plan import ParallelPlan, TensorStyle
 
@@ -55,9 +55,13 @@ NORMED_HEADS = frozenset({"qwen3"})
 class HuggingFaceConfig(Frozen):
     """A causal language model from a local directory, with its weights, or from a config, with random weights."""
 
+    model_config = ConfigDict(json_schema_extra=exactly_one_of("path", "config"))
+
     path: str | None = Field(None, min_length=1, max_length=4096)
     """Directory with config.json and *.safetensors. Every node must be able to read it; nothing is downloaded."""
-    config: dict[str, Any] | None = None
+    config: dict[str, Any] | None = Field(
+        None, json_schema_extra={"required": ["model_type"], "properties": {"model_type": {"type": "string"}}}
+    )
     """The content of a config.json. `model_type` names the architecture; missing keys have transformers' defaults."""
     seq_len: int = Field(256, ge=1, le=1 << 22)
     """Tokens per sample."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from shoal_workers.contract.base import Frozen
 
@@ -84,6 +84,15 @@ class LanguageModelConfig(Frozen):
 
 class TextDataConfig(Frozen):
     """Text as token shards on local disk, prepared once per node and memory-mapped."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["corpus"], "properties": {"corpus": {"const": STDLIB_CORPUS}, "paths": {"maxItems": 0}}},
+                {"required": ["paths"], "properties": {"corpus": {"type": "null"}, "paths": {"minItems": 1}}},
+            ]
+        }
+    )
 
     corpus: str | None = Field(None, max_length=255)
     """A corpus by name: "python-stdlib", the running interpreter's own standard library."""

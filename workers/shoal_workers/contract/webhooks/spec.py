@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.base import Frozen, whole
 
 MAX_WEBHOOKS = 8
 """Of one job."""
@@ -16,9 +16,10 @@ SECRET_VARIABLE = "SHOAL_WEBHOOK_SECRET_"
 """Environment variables of the service that a secret may be in begin with this."""
 _SECRET = re.compile(rf"env:{SECRET_VARIABLE}[A-Z0-9_]{{1,64}}|file:[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
 _PATTERN = re.compile(r"\*|[a-z_]+(?:\.(?:\*|[a-z_]+))?")
+_URL = whole(r"apprise:|[hH][tT][tT][pP][sS]?://[^\s@/?#\\]+([/?#][!-~]*)?")
 APPRISE = "apprise:"
 """In place of an address: the secret is the URL of a mail account or a chat, as apprise writes them."""
-EventPattern = Annotated[str, Field(max_length=64)]
+EventPattern = Annotated[str, Field(max_length=64, json_schema_extra={"pattern": whole(_PATTERN.pattern)})]
 
 
 def is_reference(secret: str) -> bool:
@@ -29,12 +30,12 @@ def is_reference(secret: str) -> bool:
 class WebhookSpec(Frozen):
     """A receiver of events over HTTP."""
 
-    url: str = Field(max_length=2048)
+    url: str = Field(max_length=2048, json_schema_extra={"pattern": _URL})
     """Address of the receiver, http or https, without a user name and a password. Redirects are not followed. Or
     `apprise:`, for mail and chat: `secret` then names the apprise URL."""
     events: tuple[EventPattern, ...] = Field(("job.state", "incident.*"), min_length=1, max_length=64)
     """Types of events (docs/reference/events.md); `incident.*` is every type that begins so, `*` every type."""
-    secret: str = Field(max_length=96)
+    secret: str = Field(max_length=96, json_schema_extra={"pattern": whole(_SECRET.pattern)})
     """Where the service finds the secret that signs, or the apprise URL: `env:SHOAL_WEBHOOK_SECRET_NAME`, an
     environment variable of the service, or `file:NAME`, a file in its `webhook_secrets_dir`."""
 

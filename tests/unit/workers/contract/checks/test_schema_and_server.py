@@ -1,0 +1,148 @@
+"""The server and the published JSON Schema accept the same specs, apart from what only arithmetic can tell."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
+from shoal_workers.contract.checks.spec_schema import job_spec_schema
+from shoal_workers.contract.model.hf import HF_TASK
+
+SCHEMA = job_spec_schema()
+VALIDATOR = Draft202012Validator(SCHEMA)
+BASE: dict[str, Any] = {"stop": {"steps": 2}, "data": {"corpus": "python-stdlib"}}
+HOOK = {"url": "https://example.org/x", "secret": "file:a"}
+GOOD: list[dict[str, Any]] = [
+    {},
+    {"stop": {"tokens": 5, "steps": None}},
+    {"stop": {"epochs": 1}},
+    {"stop": {"steps": 3.0}},
+    {"name": "a.b_c-9", "project": "a-b", "user": "ada@example.org"},
+    {"labels": {"lr": "3e-4"}, "annotations": {"why": "x\ny"}},
+    {"optimizer": {"lr": 1, "fused": "auto"}},
+    {"precision": "bf16", "compile": False},
+    {"webhooks": [HOOK, {**HOOK, "url": "apprise:", "events": ["*", "incident.*", "job.state"]}]},
+    {"webhooks": [{**HOOK, "secret": "env:SHOAL_WEBHOOK_SECRET_A", "url": "http://h:80?x#y"}]},
+    {"secrets": {"HUB": {"file": "/run/hub"}, "B": {"env": "C", "file": None}}},
+    {"code": {"env": {"A_1": ""}, "pip": ["einops==0.8.1", "torch[x] >=2"], "wheels": "/w"}},
+    {"worker": {"cpus": 1.5, "gpus": 1, "gpu_type": "H100", "selector": {"a/b": "c"}}},
+    {"parallelism": {"dp_shard": "auto", "shard": "full"}},
+    {"task": "my.module:Task", "model": {"any": [1, None]}, "data": {}},
+    {"task": HF_TASK, "model": {"config": {"model_type": "llama"}}},
+    {"sweep": {"name": "lr"}, "finish_by": 4_000_000_000},
+    {"data": {"paths": ["/a"], "corpus": None}},
+]
+BAD: list[dict[str, Any]] = [
+    {"stop": {}},
+    {"stop": {"steps": None}},
+    {"stop": {"steps": 1, "tokens": 1}},
+    {"stop": {"steps": True}},
+    {"stop": {"steps": "5_0"}},
+    {"stop": {"steps": 1.5}},
+    {"stop": {"epochs": "1"}},
+    {"optimizer": {"lr": True}},
+    {"optimizer": {"lr": "1e-3"}},
+    {"optimizer": {"fused": "yes"}},
+    {"compile": 1},
+    {"compile": "yes"},
+    {"deterministic": "true"},
+    {"seed": False},
+    {"priority": "3"},
+    {"name": "-a"},
+    {"name": 5},
+    {"project": "Upper"},
+    {"user": "a b"},
+    {"task": "module"},
+    {"task": "möd:T"},
+    {"labels": {"a": 1}},
+    {"labels": {"-a": "x"}},
+    {"labels": {"a": "x" * 256}},
+    {"annotations": {"a b": "x"}},
+    {"worker": {"gpus": True}},
+    {"worker": {"gpu_type": "H100"}},
+    {"worker": {"gpu_type": "H100", "gpus": 0}},
+    {"worker": {"selector": {"a b": "c"}}},
+    {"secrets": {"HUB": {}}},
+    {"secrets": {"HUB": {"file": "/a", "env": "B"}}},
+    {"secrets": {"HUB": {"file": "a"}}},
+    {"secrets": {"SHOAL_X": {"env": "B"}}},
+    {"code": {"env": {"1A": "x"}}},
+    {"code": {"env": {"A": 1}}},
+    {"code": {"pip": ["--index-url x"]}},
+    {"code": {"wheels": "/w"}},
+    {"code": {"wheels": "w", "pip": ["a"]}},
+    {"webhooks": [{**HOOK, "url": "ftp://x"}]},
+    {"webhooks": [{**HOOK, "url": "https://u:p@x/"}]},
+    {"webhooks": [{**HOOK, "events": ["Job.State"]}]},
+    {"webhooks": [{**HOOK, "secret": "plain"}]},
+    {"webhooks": [HOOK] * 9},
+    {"webhooks": "x"},
+    {"data": {}},
+    {"data": {"corpus": "python-stdlib", "paths": ["/a"]}},
+    {"data": {"corpus": "other"}},
+    {"data": {"paths": [1]}},
+    {"model": {"dim": "64"}},
+    {"model": {"dim": True}},
+    {"task": HF_TASK, "model": {}},
+    {"task": HF_TASK, "model": {"config": {}}},
+    {"checkpoint": {"every_s": "3"}},
+    {"checkpoint": {"tensorboard": 1}},
+    {"finish_by": True},
+    {"sweep": {"name": "-"}},
+    {"unknown": 1},
+]
+ODD = (True, False, 0, 1, 2, 2.0, 1.5, -1, "1", "yes", "", "auto", None, [], [1], {}, {"a": 1})
+_ARITHMETIC = re.compile(
+    r"multiple of|larger than|does not divide|divides|fits? |needs|cannot|is not a time|seconds since|layout|"
+    r"is not the name|must be at least|Set |only|Use |without|Choose|no effect|every rank|workers"
+)
+"""Words of rules over several keys, and of formats that no schema knows."""
+
+
+def refusal(spec: dict[str, Any]) -> str:
+    try:
+        parse_spec(spec)
+    except SpecError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("change", GOOD, ids=str)
+def test_both_accept(change: dict[str, Any]) -> None:
+    spec = BASE | change
+    assert refusal(spec) == "" and [error.message for error in VALIDATOR.iter_errors(spec)] == []
+
+
+@pytest.mark.parametrize("change", BAD, ids=lambda change: str(change)[:60])
+def test_both_refuse(change: dict[str, Any]) -> None:
+    spec = BASE | change
+    assert refusal(spec) and not VALIDATOR.is_valid(spec)
+
+
+def leaves(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every key of a spec and of its objects."""
+    for name, key in schema.get("properties", {}).items():
+        yield (*path, name)
+        for option in (key, *key.get("anyOf", ())):
+            if "$ref" in option and len(path) < 3:
+                yield from leaves(SCHEMA["$defs"][option["$ref"].rpartition("/")[2]], (*path, name))
+
+
+@pytest.mark.parametrize("path", sorted(set(leaves(SCHEMA))), ids=".".join)
+def test_an_odd_value_of_any_key_is_refused_by_both_or_by_none(path: tuple[str, ...]) -> None:
+    for value in ODD:
+        spec = copy.deepcopy(BASE)
+        place = spec
+        for name in path[:-1]:
+            place = place.setdefault(name, {})
+        place[path[-1]] = value
+        words, is_valid = refusal(spec), VALIDATOR.is_valid(spec)
+        if is_valid and words:
+            assert _ARITHMETIC.search(words), f"{value!r}: only the server refuses: {words}"
+        assert is_valid or words, f"{value!r}: only the schema refuses: {next(VALIDATOR.iter_errors(spec)).message}"
