@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyStrategyDefinition
 from schemathesis.specs.openapi import checks as openapi_checks
 from schemathesis.transport.requests import REQUESTS_TRANSPORT
 
@@ -176,7 +179,12 @@ def _live(service: Any, role: Role | None, *, num_scenarios: int) -> Counter[tup
     made: Counter[tuple[str, int]] = Counter()
     machine: Any = schema.as_state_machine()
 
+    num_run = [0]
+
     class Scenario(machine):  # type: ignore[misc]
+        def setup(self) -> None:
+            num_run[0] += 1
+
         def before_call(self, case: Any) -> None:
             for name in ("wait", "follow"):  # they would last
                 (case.query or {}).pop(name, None)
@@ -193,17 +201,19 @@ def _live(service: Any, role: Role | None, *, num_scenarios: int) -> Counter[tup
         def validate_response(self, response: Any, case: Any, additional_checks: Any = None, **_: Any) -> None:
             case.validate_response(response, checks=CHECKS)
 
-    Scenario.run(
-        settings=settings(
-            max_examples=num_scenarios,
+    for number in count(1):
+        run_settings = settings(
+            max_examples=num_scenarios - num_run[0],
             stateful_step_count=8,
             deadline=None,
             database=None,
-            derandomize=True,
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-    )
+        with suppress(FlakyStrategyDefinition):  # the service remembers earlier scenarios, and answers another way
+            seed(number)(Scenario).run(settings=run_settings)
+        if num_run[0] >= num_scenarios:
+            break
     return made
 
 
