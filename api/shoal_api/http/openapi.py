@@ -90,7 +90,7 @@ _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
     (r"POST /v1/jobs$", (Kind.INVALID_SPEC, Kind.CODE_UNKNOWN, Kind.IDEMPOTENCY_CONFLICT, Kind.QUEUE_FULL)),
     (r"\w+ /v1/jobs/{job_id}", (Kind.JOB_NOT_FOUND,)),
     (r"POST /v1/jobs/dry-run", (Kind.INVALID_SPEC, Kind.CODE_UNKNOWN, Kind.QUEUE_FULL)),
-    (r"PATCH /v1/jobs/{job_id}", (Kind.INVALID_PATCH, Kind.INVALID_SPEC, Kind.PRECONDITION_FAILED)),
+    (r"PATCH /v1/jobs/{job_id}", (Kind.INVALID_PATCH, Kind.INVALID_SPEC, Kind.CODE_UNKNOWN, Kind.PRECONDITION_FAILED)),
     (r"(PATCH|POST) /v1/jobs/{job_id}", (Kind.JOB_ENDED, Kind.REQUEST_CONFLICT)),
     (r"DELETE /v1/jobs/{job_id}$", (Kind.REQUEST_CONFLICT,)),
     (r"(PUT|DELETE) /v1/jobs/{job_id}/checkpoints/{name}/pin", (Kind.REQUEST_CONFLICT,)),

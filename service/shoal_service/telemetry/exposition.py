@@ -108,7 +108,8 @@ class Exposition:
         )
         parts = [self._jobs.text(snapshot.live, openmetrics=openmetrics)]
         parts += [self._text(one, openmetrics) for one in families(scene)]
-        of_process = generate_openmetrics(self._process) if openmetrics else generate_latest(self._process)
+        encode: Callable[[CollectorRegistry], bytes] = generate_openmetrics if openmetrics else generate_latest
+        of_process = encode(self._process)
         body = "".join(parts).encode() + of_process.removesuffix(_END)
         return (body + _END if openmetrics else body), media_type
 

@@ -18,4 +18,4 @@ def test_the_table_of_permissions_is_up_to_date() -> None:
 def test_every_limit_is_named() -> None:
     page = PAGE.read_text("utf-8")
     limits = [name for name in Settings.model_fields if name.startswith("limit_")]
-    assert len(limits) == 6 and all(f"`SHOAL_{name.upper()}`" in page for name in limits)
+    assert len(limits) == 8 and all(f"`SHOAL_{name.upper()}`" in page for name in limits)

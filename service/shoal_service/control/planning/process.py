@@ -79,11 +79,15 @@ class PlanningProcesses:
         except BaseException:  # also if the request is cancelled: the process still works on it
             await _end(process)
             raise
+        await self._keep(process)
+        return _Reply.model_validate_json(line)
+
+    async def _keep(self, process: asyncio.subprocess.Process) -> None:
+        """One is kept; a second one ends."""
         if self._idle is None:
             self._idle = process
         else:
             await _end(process)
-        return _Reply.model_validate_json(line)
 
 
 async def _start() -> asyncio.subprocess.Process:
