@@ -20,7 +20,7 @@ from shoal_workers.contract.job import JobState
 from shoal_workers.contract.profiling.messages import Category as StepPart
 
 STATIC = files("shoal_api.http").joinpath("static")
-PAGES = ("/", "/docs", "/compare", "/sweeps")
+PAGES = ("/", "/docs", "/compare", "/sweeps", "/runbook")
 SCRIPTS = tuple(sorted(f"/static/{part.name}" for part in STATIC.iterdir() if part.name.endswith(".js")))
 NAMESPACE = "http://www.w3.org/2000/svg"
 
@@ -74,9 +74,10 @@ def test_the_modules_of_a_page_find_every_element_that_they_look_up(page: str) -
     links = Links()
     links.feed(text)
     entry = re.search(r'src="/static/(\w+\.js)" type="module"', text)
-    assert entry is not None
+    assert entry is not None or page == "runbook.html"
     made_later = {"dialog-value", "profile-steps"}
-    sought = {name for module in _modules(entry[1], set()) for name in _ids(STATIC.joinpath(module).read_text())}
+    modules = _modules(entry[1], set()) if entry else ()
+    sought = {name for module in modules for name in _ids(STATIC.joinpath(module).read_text())}
     assert sought - made_later <= links.ids
 
 
@@ -145,5 +146,6 @@ def test_own_files_are_revalidated_and_libraries_are_kept(service: Any) -> None:
 
 
 def test_the_modules_stay_small() -> None:
-    sizes = {part.name: len(part.read_text().splitlines()) for part in STATIC.iterdir()}
+    written = [part for part in STATIC.iterdir() if part.name != "runbook.html"]  # that one is generated
+    sizes = {part.name: len(part.read_text().splitlines()) for part in written}
     assert max(sizes.values()) <= 150 and sum(sizes.values()) < 1600
