@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from importlib.resources import files
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kit.requirements import require
 from shoal_api.http.routes.pages import LIBRARIES
 from shoal_service.core.goodput import Category
 from shoal_service.telemetry.metric import RecoveryPhase
@@ -94,12 +94,12 @@ def _ids(script: str) -> set[str]:
     return set(re.findall(r'(?:\$|fill)\("([\w-]+)"', script))
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="node checks the syntax of scripts")
 @pytest.mark.parametrize("path", SCRIPTS)
 def test_scripts_parse(service: Any, tmp_path: Path, path: str) -> None:
     script = tmp_path / "script.js"
     script.write_text(service.http.get(path).text)
-    checked = subprocess.run(["node", "--check", str(script)], capture_output=True, text=True, timeout=60)
+    node = require("node", "node", "nodejs")
+    checked = subprocess.run([node, "--check", str(script)], capture_output=True, text=True, timeout=60)
     assert checked.returncode == 0, checked.stderr
 
 

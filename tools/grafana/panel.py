@@ -59,7 +59,7 @@ def by_job(title: str, metric: str, unit: str = "short", **options: object) -> P
 
 
 def quantiles(metric: str, by: str = "", where: str = "", legend: str = "") -> tuple[Query, ...]:
-    """Median and 95 % of a histogram that all control planes show. `by`: a label to keep; `where`: a selector in braces.
+    """Median and 95 % of a histogram that all control planes show. `by`: a label to keep; `where`: a selector.
 
     Buckets are added up, never compared: the maxima of buckets of several causes are no histogram. The control planes
     show the same series, so one of their quantiles is taken.

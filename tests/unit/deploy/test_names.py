@@ -14,6 +14,7 @@ import yaml
 from ray.dashboard.http_server_agent import PUBLIC_EXACT_PATHS
 from ray.scripts.scripts import start
 
+from kit.requirements import require
 from shoal_api.cli.main import build_app
 from shoal_service.settings import SECRETS_DIR, Settings
 
@@ -110,13 +111,13 @@ def test_services_listen_on_the_default_port(compose: dict[str, Any], manifests:
     Settings(**{name.removeprefix("SHOAL_").lower(): value for name, value in settings.items() if name != SECRETS_DIR})
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_the_units_are_valid(tmp_path: Path) -> None:
     for unit in (DEPLOY / "systemd").glob("*.service"):
         text = re.sub(r"/opt/shoal/bin/(?:shoal|ray)\b", shutil.which("true") or "", unit.read_text("utf-8"))
         copy = tmp_path / unit.name
         copy.write_text(text, encoding="utf-8")
-        done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True)
+        analyze = require("systemd", "systemd-analyze")
+        done = subprocess.run([analyze, "verify", copy], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
 
 
