@@ -131,6 +131,7 @@ docs: setup      ## regenerate the generated pages
 	@$(BIN)/python tools/openapi.py
 	@$(BIN)/python tools/control_plane_requirements.py
 	@$(BIN)/python tools/dashboards.py
+	@$(BIN)/python tools/kubernetes_manifests.py
 
 site: setup      ## the documentation as a site with search: build/site/index.html, also without a network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "built: build/site/index.html"

@@ -57,6 +57,18 @@ def test_torch_is_the_release_that_the_package_requires() -> None:
     assert set(re.findall(r"torch==(\d+\.\d+)\.", DOCKERFILE)) == {release}
 
 
+def test_no_file_asks_for_a_build_that_pips_usual_index_lacks() -> None:
+    """It has no version with a local part, such as 2.13.0+cpu."""
+    for file in (*DEPLOY.rglob("*"), ROOT / "pyproject.toml", ROOT / "constraints.txt", ROOT / "docs" / "install.md"):
+        if file.is_file() and "secrets" not in file.parts:
+            assert not re.search(r"==\s*[\w.]+\+\w", file.read_text("utf-8")), file
+
+
+def test_the_image_of_workers_has_the_compiler_that_torch_compile_needs() -> None:
+    stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S))
+    assert re.search(r"apt-get install .*\bg\+\+", stages["worker"])
+
+
 def test_the_packages_of_the_control_plane_are_up_to_date_and_torch_is_not_one() -> None:
     assert control_plane_requirements.PAGE.read_text("utf-8") == control_plane_requirements.text(), "run `make docs`"
     assert not {"torch", "transformers", "pandas"} & control_plane_requirements.closure()

@@ -121,6 +121,33 @@ def test_the_units_are_valid(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+def _unit(name: str) -> dict[str, str]:
+    lines = (DEPLOY / "systemd" / f"{name}.service").read_text("utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+def test_every_ray_unit_has_its_sessions_in_a_directory_of_its_own_and_removes_old_ones() -> None:
+    """A node without --temp-dir takes the head's path, where it may not write; and the server writes its node's."""
+    for name in ("shoal-ray-head", "shoal-ray-node"):
+        unit = _unit(name)
+        [sessions] = re.findall(r"--temp-dir=(\S+)", unit["ExecStart"])
+        own = f"/var/lib/{unit['StateDirectory'].split()[0]}"
+        assert sessions == f"{own}/tmp" and f"cd {own} &&" in unit["ExecStartPre"]
+        # A path of a socket has 107 characters at most.
+        assert len(f"{sessions}/session_2030-12-31_23-59-59_999999_4194304/sockets/plasma_store") <= 107
+    assert f"-{Path(sessions).parent}" in _unit("shoal")["ReadWritePaths"].split()
+
+
+@pytest.mark.parametrize("name", ["shoal-ray-head", "shoal-ray-node"])
+def test_a_ray_unit_keeps_the_session_before(name: str, tmp_path: Path) -> None:
+    [script] = re.findall(r"^/bin/sh -c '(.*)'$", _unit(name)["ExecStartPre"])
+    script = re.sub(r"/var/lib/[\w-]+", str(tmp_path), script)
+    for number in range(3):
+        subprocess.run(["sh", "-c", script], check=True)
+        (tmp_path / "tmp" / f"session_{number}").mkdir(parents=True)
+    assert sorted(path.name for path in tmp_path.rglob("session_*")) == ["session_1", "session_2"]
+
+
 def test_the_units_leave_a_drain_its_time() -> None:
     node = (DEPLOY / "systemd" / "shoal-ray-node.service").read_text("utf-8")
     [drain_s] = re.findall(r"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=(\d+)", node)
