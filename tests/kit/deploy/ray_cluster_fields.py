@@ -1,7 +1,8 @@
 """The fields of a RayCluster (ray.io/v1) as KubeRay declares them, by release, and a check of a manifest against them.
 
-The table is that of KubeRay 1.7, and `SINCE` says what an older operator does not know. It was written from the Go types of the operator: names, required ones, and kinds of values. Templates of pods
-are not in it: they are validated with the schema of Kubernetes. Called by tests/unit/deploy.
+The table is that of KubeRay 1.7, written from the Go types of the operator: names, required ones, and kinds of values.
+`SINCE` says what an older operator does not know. Templates of pods are not in it: they are validated with the schemas
+of Kubernetes. Called by tests/unit/deploy.
 """
 
 from __future__ import annotations
