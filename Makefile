@@ -125,12 +125,14 @@ bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; without a
 docs: setup      ## regenerate the generated pages
 	@$(BIN)/python tools/golden.py
 	@$(BIN)/python tools/docs_pages.py
+	@$(BIN)/python tools/runbook_page.py
 	@$(BIN)/python tools/cli_page.py
 	@$(BIN)/python tools/trace_generator.py
 	@$(BIN)/python tools/simulation_page.py
 	@$(BIN)/python tools/openapi.py
 	@$(BIN)/python tools/control_plane_requirements.py
 	@$(BIN)/python tools/dashboards.py
+	@$(BIN)/python tools/kubernetes_manifests.py
 
 site: setup      ## the documentation as a site with search: build/site/index.html, also without a network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "built: build/site/index.html"

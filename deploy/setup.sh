@@ -19,10 +19,9 @@ if ! "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
         say "installing torch (GPU build)"
         pip install $bar -c constraints.txt 'torch==2.13.*'
     else
-        say "installing torch (CPU build: no GPU found)"
-        pip install $bar -c constraints.txt ${TORCH_CPU_INDEX:+--extra-index-url "$TORCH_CPU_INDEX"} 'torch==2.13.0+cpu' 2>/dev/null \
-            || { say "no CPU-only build found by pip (set TORCH_CPU_INDEX to an index that has one); taking the standard build"
-                 pip install $bar -c constraints.txt 'torch==2.13.*'; }
+        say "installing torch (no GPU found)"
+        [ -n "${TORCH_CPU_INDEX:-}" ] || say "TORCH_CPU_INDEX, an index with CPU builds, is not set: it may be the standard build"
+        pip install $bar -c constraints.txt ${TORCH_CPU_INDEX:+--extra-index-url "$TORCH_CPU_INDEX"} 'torch==2.13.*'
     fi
 fi
 say "installing Shoal and its dependencies (a minute or two)"

@@ -23,6 +23,7 @@ from kit.databases import MigratedDatabases
 from kit.guard.guard import guard_this_process
 from kit.postgres import MISSING, PostgresServer, is_installed, running_postgres
 from kit.processes.server import NUM_CPUS, PATIENCE_S, SERVICE_SECRETS, Server, assert_nothing_is_left
+from kit.requirements import missing
 from kit.worlds.tiny_jobs import Submit, submit_tiny
 from shoal_api.client import Client
 from shoal_service.views import JobView, SeriesPoint
@@ -56,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def postgres() -> Iterator[PostgresServer]:
     """One server for all tests; each takes a schema or a database of its own."""
     if not is_installed():
-        pytest.skip(MISSING)
+        missing("postgres", MISSING)
     with running_postgres() as server:
         yield server
 

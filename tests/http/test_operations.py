@@ -23,12 +23,20 @@ def test_readiness_names_the_owner_of_the_lease(service: Any) -> None:
     assert (ready.ready, ready.owner, ready.epoch) == (True, "tests", service.epoch)
 
 
-def test_a_lost_cluster_is_not_ready_but_alive(own_service: Any) -> None:
-    own_service.cluster.view = own_service.cluster.view.model_copy(update={"connected": False})
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("", "No Ray cluster is connected yet: it is still starting, or cannot start"),
+        ("127.0.0.1:6379", "The head of the Ray cluster at 127.0.0.1:6379 does not answer"),
+    ],
+)
+def test_a_lost_cluster_is_not_ready_but_alive(own_service: Any, address: str, words: str) -> None:
+    own_service.cluster.view = own_service.cluster.view.model_copy(update={"connected": False, "address": address})
     with pytest.raises(ServerError) as caught:
         own_service.client.ready()
     assert caught.value.code == "not-ready"
-    assert [error.path for error in caught.value.problem.errors] == ["cluster"]
+    [error] = caught.value.problem.errors
+    assert error.path == "cluster" and error.message.startswith(words)
     own_service.client.health()
 
 

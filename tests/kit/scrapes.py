@@ -13,6 +13,7 @@ from shoal_service.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
 from shoal_service.telemetry.pass_times import PassTimes
 from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.telemetry.webhook_tallies import WebhookTallies
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 NOW = 100.0
@@ -23,6 +24,8 @@ def exposition_of(
     owner: str = "owner-1",
     requests: RequestMetrics | None = None,
     cluster: FakeClusterSource | None = None,
+    state_dir: Path = Path("/"),
+    webhooks: WebhookTallies | None = None,
     **clocks: Any,
 ) -> Exposition:
     sources = Sources(
@@ -32,7 +35,8 @@ def exposition_of(
         passes=PassTimes(),
         cluster=(cluster or FakeClusterSource()).snapshot,
         profile_of=profile_for,
-        state_dir=Path("/"),
+        state_dir=state_dir,
+        webhooks=webhooks or WebhookTallies(),
     )
     return Exposition(sources, **{"clock": lambda: NOW, **clocks})
 

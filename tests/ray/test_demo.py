@@ -40,8 +40,9 @@ _ABSENT_FROM_THE_DEMO = {
     "a bound in steps",
     "a task with metrics of its own",
     "a webhook",
+    "a backup",
 }
-"""What a panel's query may need and not find in this run."""
+"""What a panel's query may need and not find in this run; tests/store/metrics/test_dashboards.py has it."""
 
 
 @dataclass(frozen=True)

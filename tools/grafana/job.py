@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.panel import INTERVAL, Board, Look, Panel, Query, one
+from grafana.panel import Board, Look, Panel, Query, one, quantiles
 
 _JOB = '{job_id="$job"}'
 
@@ -17,10 +17,6 @@ def _query(metric: str, legend: str, needs: str = "") -> Query:
 
 def _ranks(metric: str) -> str:
     return f"max by (rank) ({metric}{_JOB})"
-
-
-def _step_time(share: float) -> str:
-    return f"histogram_quantile({share}, max by (le) (increase(shoal_job_step_seconds_bucket{_JOB}[{INTERVAL}])))"
 
 
 JOB = Board(
@@ -78,7 +74,7 @@ JOB = Board(
                 is_log=True,
             ),
             one("Model FLOPs utilisation", _of("shoal_job_mfu_ratio"), unit="percentunit"),
-            Panel("Step time", (Query(_step_time(0.5), "median"), Query(_step_time(0.95), "95 %")), "s"),
+            Panel("Step time", quantiles("shoal_job_step_seconds", where=_JOB), "s"),
             Panel(
                 "Where a step's time goes",
                 (

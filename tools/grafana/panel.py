@@ -59,10 +59,14 @@ def by_job(title: str, metric: str, unit: str = "short", **options: object) -> P
 
 
 def quantiles(metric: str, by: str = "", where: str = "", legend: str = "") -> tuple[Query, ...]:
-    """Median and 95 % of a histogram. `by`: a label to keep; `where`: a selector in braces."""
-    labels = f"{by}, le" if by else "le"
-    buckets = f"max by ({labels}) (increase({metric}_bucket{where}[{INTERVAL}]))"
+    """Median and 95 % of a histogram that all control planes show. `by`: a label to keep; `where`: a selector.
+
+    Buckets are added up, never compared: the maxima of buckets of several causes are no histogram. The control planes
+    show the same series, so one of their quantiles is taken.
+    """
+    kept, labels = (f" by ({by})", f"{by}, instance, le") if by else ("", "instance, le")
+    buckets = f"sum by ({labels}) (increase({metric}_bucket{where}[{INTERVAL}]))"
     return tuple(
-        Query(f"histogram_quantile({share}, {buckets})", f"{legend} {words}".strip())
+        Query(f"max{kept} (histogram_quantile({share}, {buckets}))", f"{legend} {words}".strip())
         for share, words in ((0.5, "median"), (0.95, "95 %"))
     )

@@ -26,6 +26,11 @@ SERVICE = Board(
                 "{{instance}}",
                 "percentunit",
             ),
+            Panel(
+                "Age of the newest backup",
+                (Query("time() - max(shoal_backup_timestamp_seconds)", "age", "a backup"),),
+                "s",
+            ),
             one("Duration of a scrape", "scrape_duration_seconds", "{{instance}}", "s"),
         ),
         "Scheduler": (

@@ -270,10 +270,12 @@ class EmbeddedCluster:
             process.wait()
 
     def _say_up(self, number: int) -> None:
-        nodes = self._note.nodes
-        num_up, of = sum(node.has_been_up for node in nodes), len(nodes)
-        name = "the head" if number == HEAD else f"node {number}"
-        self._say(f"Ray: {name} is up" + (f", {num_up} of {of} nodes" if of > 1 else ""))
+        """The head of several nodes trains nothing, so it is none of those that the user asked for."""
+        others = self._note.nodes[1:]
+        if number == HEAD:
+            self._say("Ray: the head is up")
+        else:
+            self._say(f"Ray: node {number} is up, {sum(node.has_been_up for node in others)} of {len(others)}")
 
     def _launch(self, number: int) -> subprocess.Popen[bytes]:
         """One `ray start`, the leader of its own session."""

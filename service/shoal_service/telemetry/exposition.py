@@ -20,6 +20,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from shoal_service.collector import paused_collector
 from shoal_service.store import Store
+from shoal_service.store.backup.mark import newest_backup_at
 from shoal_service.store.reads.metrics_snapshot import Snapshot
 from shoal_service.telemetry.families import Family, Scene, families, project_families
 from shoal_service.telemetry.job_series import JobSeries
@@ -105,6 +106,7 @@ class Exposition:
             removals=self._sources.removals,
             cluster=self._sources.cluster(),
             state_filesystem=_space(self._sources.state_dir),
+            backed_up_at=newest_backup_at(self._sources.state_dir),
         )
         parts = [self._jobs.text(snapshot.live, openmetrics=openmetrics)]
         parts += [self._text(one, openmetrics) for one in families(scene)]

@@ -46,6 +46,7 @@ class Scene:
     removals: RemovalTallies
     state_filesystem: tuple[int, int]
     """Bytes and free bytes."""
+    backed_up_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,7 @@ def _control_plane(scene: Scene) -> Iterator[Family]:
     size, free = scene.state_filesystem
     yield _one(names.STATE_BYTES, size)
     yield _one(names.STATE_FREE_BYTES, free)
+    yield Family(names.BACKUP_AT, {} if scene.backed_up_at is None else {(): scene.backed_up_at})
     yield Family(names.REPORTS_DROPPED, {(reason.value,): scene.dropped.get(reason, 0) for reason in DropReason})
     yield _one(names.EVENTS, scene.transactions.events.value())
     yield Family(names.DATABASE_SECONDS, scene.transactions.seconds.values())

@@ -133,6 +133,11 @@ STATE_BYTES = Metric(
     "shoal_state_filesystem_bytes", Kind.GAUGE, "Size of the filesystem of this control plane's state_dir, in bytes."
 )
 STATE_FREE_BYTES = Metric("shoal_state_filesystem_free_bytes", Kind.GAUGE, "Free bytes of that filesystem.")
+BACKUP_AT = Metric(
+    "shoal_backup_timestamp_seconds",
+    Kind.GAUGE,
+    "When `shoal backup` last succeeded with this control plane's state_dir, Unix time; absent: never.",
+)
 REPORTS_DROPPED = Metric(
     "shoal_reports_dropped_total",
     Kind.COUNTER,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kit.requirements import require
 from shoal_workers.engine.group.network_interface import VARIABLE, address_towards, choose_interface, interface_of
 
 _PAIR = """
@@ -67,8 +67,7 @@ def test_an_address_of_no_interface_has_no_name() -> None:
 @pytest.fixture
 def hosts() -> Iterator[tuple[str, str]]:
     """Two network namespaces with a cable between them; the name of this host leads to neither."""
-    if shutil.which("ip") is None:
-        pytest.skip("the program `ip` is not installed")
+    require("ip", "ip")
     names = (f"shoaltest{os.getpid()}a", f"shoaltest{os.getpid()}b")
     try:
         for name in names:

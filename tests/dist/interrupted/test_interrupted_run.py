@@ -16,7 +16,7 @@ import pytest
 from kit.postgres import MISSING, is_installed
 from kit.processes.os_processes import is_alive
 from kit.processes.server import until
-from kit.requirements import require
+from kit.requirements import missing, require
 
 _ROOT = Path(__file__).parents[3]
 _PROGRAM = "tests/kit/guard/interrupted_run.py"
@@ -80,7 +80,7 @@ def test_children_and_orphans_end_with_it(run: Run, tmp_path: Path, number: sign
 )
 def test_a_browser_and_a_database_end_with_it(run: Run, number: signal.Signals) -> None:
     if not is_installed():
-        pytest.skip(MISSING)
+        missing("postgres", MISSING)
     mark = secrets.token_hex(8)
     pytest_process = run(
         "test_with_a_browser_and_a_database",

@@ -127,7 +127,7 @@ def test_a_job_of_another_project_does_not_exist(world: World) -> None:
 def test_every_route_of_the_application_is_in_the_matrix(world: World) -> None:
     """Those of the pages have no data, and are not part of the API's document."""
     declared = world.service.declarations
-    shells = {"/", "/compare", "/sweeps", "/docs", "/jobs/{job_id}", "/login"}
+    shells = {"/", "/compare", "/sweeps", "/docs", "/jobs/{job_id}", "/login", "/runbook"}
     api = {key for key in declared if key[1] not in shells and not key[1].startswith("/static/")}
     assert api == set(world.operations)
-    assert {declared["GET", path] for path in shells - {"/login"}} == {Permission.WHOAMI}
+    assert {declared["GET", path] for path in shells - {"/login", "/runbook"}} == {Permission.WHOAMI}

@@ -38,6 +38,7 @@ from shoal_service.views import (
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
+_ALSO_ON_POSTGRES = ("test_cli_accounts", "test_cli_checkpoints", "test_cli_jobs", "test_cli_queue")
 AT = 1_700_000_000.0
 SPEC: dict[str, Any] = {
     "name": "byte-lm",
@@ -217,10 +218,10 @@ class Shoal:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One module runs on PostgreSQL too."""
+    """The modules whose commands ask the store most run on PostgreSQL too."""
     if "store_url" in metafunc.fixturenames:
         kinds = ["sqlite"]
-        if metafunc.module.__name__.endswith("test_cli_jobs"):
+        if metafunc.module.__name__.rpartition(".")[2] in _ALSO_ON_POSTGRES:
             kinds.append(pytest.param("postgres", marks=pytest.mark.postgres))  # type: ignore[arg-type]
         metafunc.parametrize("store_url", kinds, indirect=True)
 

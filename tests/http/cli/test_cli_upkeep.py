@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shoal_service.state_lock import StateLock
 from shoal_service.store import Store
+from shoal_service.store.backup.mark import newest_backup_at
 
 
 def test_delete_asks_and_deletes_and_can_be_repeated(shoal: Any, service: Any, tmp_path: Path) -> None:
@@ -40,6 +44,9 @@ def test_a_server_is_backed_up_while_it_runs_and_restored_elsewhere(shoal: Any, 
     file, other = tmp_path / "monday.backup", tmp_path / "other"
     ran = shoal("backup", str(file), "--database-url", f"sqlite:///{tmp_path}/shoal.db")
     assert ran.code == 0 and "1 job" in ran.out
+    assert newest_backup_at(tmp_path) is None, "without the directory of a server"
+    ran = shoal("backup", str(tmp_path / "again"), "--state-dir", str(tmp_path))
+    assert ran.code == 0 and newest_backup_at(tmp_path) == pytest.approx(time.time(), abs=60)
     with StateLock.take(other):
         refused = shoal("restore", str(file), "--state-dir", str(other))
         assert refused.code == 2 and "is in use by the server with pid" in refused.err

@@ -1,7 +1,8 @@
-"""The fields of a RayCluster (ray.io/v1) as KubeRay 1.7 declares them, and a check of a manifest against them.
+"""The fields of a RayCluster (ray.io/v1) as KubeRay declares them, by release, and a check of a manifest against them.
 
-The table was written from the Go types of the operator: names, required ones, and kinds of values. Templates of pods
-are not in it: they are validated with the schema of Kubernetes. Called by tests/unit/deploy.
+The table is that of KubeRay 1.7, written from the Go types of the operator: names, required ones, and kinds of values.
+`SINCE` says what an older operator does not know. Templates of pods are not in it: they are validated with the schemas
+of Kubernetes. Called by tests/unit/deploy.
 """
 
 from __future__ import annotations
@@ -93,8 +94,26 @@ GROUPS = {
 }
 
 
-def mistakes(manifest: Any, group: str = "RayCluster", where: str = "") -> Iterator[str]:
-    """In words, each with the path of its field."""
+NEWEST = (1, 7)
+SINCE = {
+    ("RayClusterSpec", "authOptions"): (1, 5),
+    ("RayClusterSpec", "upgradeStrategy"): (1, 6),
+    ("AuthOptions", "secretName"): (1, 6),
+    ("AuthOptions", "enableK8sTokenAuth"): (1, 6),
+    ("AutoscalerOptions", "args"): (1, 7),
+    ("AutoscalerOptions", "command"): (1, 7),
+    ("HeadGroupSpec", "labels"): (1, 5),
+    ("HeadGroupSpec", "resources"): (1, 5),
+    ("WorkerGroupSpec", "labels"): (1, 5),
+    ("WorkerGroupSpec", "resources"): (1, 5),
+}
+"""Group and field -> the first release of the operator that knows it, if that is not 1.4 or older."""
+
+
+def mistakes(
+    manifest: Any, group: str = "RayCluster", where: str = "", operator: tuple[int, int] = NEWEST
+) -> Iterator[str]:
+    """What this release of the operator refuses or drops, in words, each with the path of its field."""
     if not isinstance(manifest, dict):
         yield f"{where or group} is not a mapping"
         return
@@ -104,19 +123,21 @@ def mistakes(manifest: Any, group: str = "RayCluster", where: str = "") -> Itera
         path = f"{where}.{name}"
         if name not in fields.known:
             yield f"{path} is not a field of {group}"
+        elif SINCE.get((group, name), operator) > operator:
+            yield f"{path} is not a field before KubeRay {'.'.join(map(str, SINCE[group, name]))}"
         else:
-            yield from _of_value(value, fields.known[name], path)
+            yield from _of_value(value, fields.known[name], path, operator)
 
 
-def _of_value(value: Any, expected: Values, path: str) -> Iterator[str]:
+def _of_value(value: Any, expected: Values, path: str, operator: tuple[int, int]) -> Iterator[str]:
     if expected == _POD:
         if not isinstance(value, dict) or not value.get("spec", {}).get("containers"):
             yield f"{path} has no containers"
     elif isinstance(expected, str) and expected.startswith("["):
         for index, item in enumerate(value):
-            yield from mistakes(item, expected.strip("[]"), f"{path}[{index}]")
+            yield from mistakes(item, expected.strip("[]"), f"{path}[{index}]", operator)
     elif isinstance(expected, str):
-        yield from mistakes(value, expected, path)
+        yield from mistakes(value, expected, path, operator)
     elif isinstance(expected, tuple):
         if value not in expected:
             yield f"{path} {value!r} is none of {', '.join(expected)}"

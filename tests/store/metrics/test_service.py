@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
@@ -11,6 +13,7 @@ from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import DrainSource
 from shoal_service.queue_views import ProjectRules
 from shoal_service.store import Lease, Store
+from shoal_service.store.backup.mark import mark_backup
 from shoal_service.telemetry.metric_names import ALL
 from shoal_service.telemetry.request_metrics import RequestMetrics
 from shoal_service.views import DrainView, IncidentView, NodeView, SeriesPoint
@@ -119,6 +122,14 @@ def test_both_formats_hold_the_same_samples(store: Store, submit: Submit, begin:
     assert {key: value for key, value in openmetrics.items() if key in plain and key not in moving} == {
         key: value for key, value in plain.items() if key not in moving
     }
+
+
+def test_the_time_of_a_backup_is_shown_once_there_is_one(store: Store, tmp_path: Path) -> None:
+    assert value_of(scrape(store, state_dir=tmp_path), "shoal_backup_timestamp_seconds") is None
+    mark_backup(tmp_path)
+    os.utime(tmp_path / "backed-up", (1000.0, 1000.0))
+    assert value_of(scrape(store, state_dir=tmp_path), "shoal_backup_timestamp_seconds") == 1000.0
+    mark_backup(tmp_path / "no-server-here")
 
 
 def test_each_node_is_in_one_state(store: Store) -> None:

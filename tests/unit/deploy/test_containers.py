@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -44,6 +45,15 @@ def test_what_the_dockerfile_copies_exists_and_is_not_ignored() -> None:
     assert all((ROOT / name).exists() for name in sent)
 
 
+def test_what_the_wheel_has_beside_its_packages_exists_and_is_in_the_build_of_the_image() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {"constraints.txt", "examples", "deploy/systemd", "deploy/ray.env"} <= wheel["shared-data"].keys()
+    for source in wheel["shared-data"]:
+        assert (ROOT / source).exists(), source
+        assert re.search(rf"^COPY {re.escape(source)} ", DOCKERFILE, re.M), source
+        assert not Path("deploy/compose/secrets").is_relative_to(source), source
+
+
 def test_images_run_as_a_user_who_is_not_root_and_have_a_health_check() -> None:
     stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S))
     for target in ("control-plane", "worker"):
@@ -55,6 +65,18 @@ def test_torch_is_the_release_that_the_package_requires() -> None:
     constraints = (ROOT / "constraints.txt").read_text("utf-8")
     [release] = re.findall(r"^torch==(\d+\.\d+)\.", constraints, re.M)
     assert set(re.findall(r"torch==(\d+\.\d+)\.", DOCKERFILE)) == {release}
+
+
+def test_no_file_asks_for_a_build_that_pips_usual_index_lacks() -> None:
+    """It has no version with a local part, such as 2.13.0+cpu."""
+    for file in (*DEPLOY.rglob("*"), ROOT / "pyproject.toml", ROOT / "constraints.txt", ROOT / "docs" / "install.md"):
+        if file.is_file() and "secrets" not in file.parts:
+            assert not re.search(r"==\s*[\w.]+\+\w", file.read_text("utf-8")), file
+
+
+def test_the_image_of_workers_has_the_compiler_that_torch_compile_needs() -> None:
+    stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S))
+    assert re.search(r"apt-get install .*\bg\+\+", stages["worker"])
 
 
 def test_the_packages_of_the_control_plane_are_up_to_date_and_torch_is_not_one() -> None:
@@ -98,6 +120,15 @@ def test_services_use_secrets_volumes_and_networks_that_are_declared(compose: di
         for name in service.get("depends_on", ()):
             has_check = "healthcheck" in compose["services"][name] or "build" in compose["services"][name]
             assert has_check, f"{name} is waited for and has no health check"
+
+
+def test_sessions_of_the_ray_head_are_on_no_volume_and_its_tables_are(compose: dict[str, Any]) -> None:
+    head = compose["services"]["ray-head"]
+    [sessions] = [part.removeprefix("--temp-dir=") for part in head["command"] if part.startswith("--temp-dir=")]
+    kept = [Path(volume.split(":")[1]) for volume in head["volumes"]]
+    assert not any(Path(sessions).is_relative_to(path) for path in kept)
+    [tables] = [path for path in kept if Path(head["environment"]["RAY_gcs_storage_path"]).is_relative_to(path)]
+    assert re.search(rf"install -d .*-o shoal .*{tables}\b", DOCKERFILE), "a new volume takes its owner from the image"
 
 
 def test_no_secret_is_in_the_environment_of_a_service(compose: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from kit.deploy.ray_cluster_fields import mistakes
+from kit.deploy.ray_cluster_fields import NEWEST, mistakes
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
 from shoal_service.control.access.admin_token import ensure_admin_token
 from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE, new_token
@@ -37,6 +38,19 @@ def test_the_manifests_follow_the_schemas(manifests: list[dict[str, Any]], versi
 
 def test_the_ray_cluster_has_only_fields_that_kuberay_knows(manifests: list[dict[str, Any]]) -> None:
     assert list(mistakes(_named(manifests, "RayCluster", "shoal"))) == []
+
+
+def test_the_oldest_operator_of_the_installation_page_knows_all_fields(manifests: list[dict[str, Any]]) -> None:
+    cluster = _named(manifests, "RayCluster", "shoal")
+    releases = [(1, minor) for minor in range(4, NEWEST[1] + 1)]
+    oldest = next(release for release in releases if not list(mistakes(cluster, operator=release)))
+    assert list(mistakes(cluster, operator=(1, 5))) == [
+        ".spec.authOptions.secretName is not a field before KubeRay 1.6"
+    ]
+    words = f"{oldest[0]}.{oldest[1]} or newer"
+    for file in (FOLDER.parents[1] / "docs" / "install.md", FOLDER / "ray-cluster.yaml"):
+        [named] = re.findall(r"KubeRay\S*(?: operator,| operator) (\d\.\d+ or newer)", file.read_text("utf-8"))
+        assert named == words, file
 
 
 def test_the_field_check_finds_mistakes(manifests: list[dict[str, Any]]) -> None:
@@ -131,6 +145,36 @@ def test_all_ray_nodes_are_selected_by_the_network_policies(manifests: list[dict
     policies = {one["metadata"]["name"]: one["spec"] for one in manifests if one["kind"] == "NetworkPolicy"}
     assert policies["deny-ingress"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
     assert policies["ray-egress"]["policyTypes"] == ["Egress"]
+
+
+def test_the_operator_and_no_ray_pod_is_admitted_by_its_policy(manifests: list[dict[str, Any]]) -> None:
+    """KubeRay gives each pod of a cluster the name kuberay; its own pods have the component kuberay-operator."""
+    [rule] = _named(manifests, "NetworkPolicy", "ray-operator")["spec"]["ingress"]
+    [source] = rule["from"]
+    assert source["podSelector"] == {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}}
+
+
+def test_names_are_resolved_through_the_cache_of_the_node(manifests: list[dict[str, Any]]) -> None:
+    """NodeLocal DNSCache has an address of the link, which the last rule refuses with the metadata services."""
+    egress = _named(manifests, "NetworkPolicy", "ray-egress")["spec"]["egress"]
+    [dns] = [rule for rule in egress if {"protocol": "UDP", "port": 53} in rule.get("ports", ())]
+    assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in dns["to"]
+    [tls] = [rule for rule in egress if {"protocol": "TCP", "port": 443} in rule.get("ports", ())]
+    assert tls["to"] == [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}}]
+
+
+def test_sessions_of_the_head_end_with_its_pod_and_its_tables_stay(
+    manifests: list[dict[str, Any]], pods: dict[str, dict[str, Any]]
+) -> None:
+    start = _named(manifests, "RayCluster", "shoal")["spec"]["headGroupSpec"]["rayStartParams"]
+    [head] = pods["head"]["containers"]
+    mounts = {one["mountPath"]: one["name"] for one in head["volumeMounts"]}
+    volumes = {one["name"]: one for one in pods["head"]["volumes"]}
+    assert "emptyDir" in volumes[mounts[start["temp-dir"]]]
+
+
+def test_proxies_in_front_can_be_named(manifests: list[dict[str, Any]]) -> None:
+    assert "SHOAL_TRUSTED_PROXIES" in _named(manifests, "ConfigMap", "shoal-settings")["data"]
 
 
 def test_every_file_is_a_resource_of_the_kustomization() -> None:

@@ -14,6 +14,7 @@ import yaml
 from ray.dashboard.http_server_agent import PUBLIC_EXACT_PATHS
 from ray.scripts.scripts import start
 
+from kit.requirements import require
 from shoal_api.cli.main import build_app
 from shoal_service.settings import SECRETS_DIR, Settings
 
@@ -110,14 +111,41 @@ def test_services_listen_on_the_default_port(compose: dict[str, Any], manifests:
     Settings(**{name.removeprefix("SHOAL_").lower(): value for name, value in settings.items() if name != SECRETS_DIR})
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_the_units_are_valid(tmp_path: Path) -> None:
     for unit in (DEPLOY / "systemd").glob("*.service"):
         text = re.sub(r"/opt/shoal/bin/(?:shoal|ray)\b", shutil.which("true") or "", unit.read_text("utf-8"))
         copy = tmp_path / unit.name
         copy.write_text(text, encoding="utf-8")
-        done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True)
+        analyze = require("systemd", "systemd-analyze")
+        done = subprocess.run([analyze, "verify", copy], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def _unit(name: str) -> dict[str, str]:
+    lines = (DEPLOY / "systemd" / f"{name}.service").read_text("utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+def test_every_ray_unit_has_its_sessions_in_a_directory_of_its_own_and_removes_old_ones() -> None:
+    """A node without --temp-dir takes the head's path, where it may not write; and the server writes its node's."""
+    for name in ("shoal-ray-head", "shoal-ray-node"):
+        unit = _unit(name)
+        [sessions] = re.findall(r"--temp-dir=(\S+)", unit["ExecStart"])
+        own = f"/var/lib/{unit['StateDirectory'].split()[0]}"
+        assert sessions == f"{own}/tmp" and f"cd {own} &&" in unit["ExecStartPre"]
+        # A path of a socket has 107 characters at most.
+        assert len(f"{sessions}/session_2030-12-31_23-59-59_999999_4194304/sockets/plasma_store") <= 107
+    assert f"-{Path(sessions).parent}" in _unit("shoal")["ReadWritePaths"].split()
+
+
+@pytest.mark.parametrize("name", ["shoal-ray-head", "shoal-ray-node"])
+def test_a_ray_unit_keeps_the_session_before(name: str, tmp_path: Path) -> None:
+    [script] = re.findall(r"^/bin/sh -c '(.*)'$", _unit(name)["ExecStartPre"])
+    script = re.sub(r"/var/lib/[\w-]+", str(tmp_path), script)
+    for number in range(3):
+        subprocess.run(["sh", "-c", script], check=True)
+        (tmp_path / "tmp" / f"session_{number}").mkdir(parents=True)
+    assert sorted(path.name for path in tmp_path.rglob("session_*")) == ["session_1", "session_2"]
 
 
 def test_the_units_leave_a_drain_its_time() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from dashboards import BOARDS, FOLDER, document
+from kit.requirements import require
 from shoal_service.telemetry.metric_names import ALL
 
 _NOT_SHOWN: frozenset[str] = frozenset()
@@ -29,6 +31,45 @@ def _queries() -> list[str]:
 def test_every_metric_is_shown_or_left_out_on_purpose() -> None:
     used = {name for expr in _queries() for name in re.findall(r"\bshoal_\w+", expr)}
     assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in used} == {metric.name for metric in ALL} - _NOT_SHOWN
+
+
+@pytest.mark.parametrize("expr", sorted(set(_queries())))
+def test_a_maximum_joins_control_planes_and_no_series_of_different_meaning(expr: str) -> None:
+    """Each control plane shows the same values, so the maximum is one of them. Over any other label it is none."""
+    labels = {metric.name: set(metric.labels) for metric in ALL}
+    for kept, name, pinned in re.findall(r"\bmax(?: by \(([^)]*)\))? ?\((?:\w+\()?(shoal_\w+)(?:\{([^}]*)\})?", expr):
+        known = set(re.findall(r"\w+", kept)) | set(re.findall(r"(\w+)=", pinned))
+        lost = labels[re.sub(r"_(bucket|sum|count)$", "", name)] - known
+        assert lost == set() or name == "shoal_job_info", f"{name} is compared over {lost}"
+    assert not re.search(r"\b(?:max|min|avg) by \([^)]*\ble\b", expr), "buckets can only be added up"
+
+
+def test_quantiles_by_phase_are_of_all_causes_together(tmp_path: Path) -> None:
+    """Two control planes show three slow recoveries of one cause for nine quick ones of another: the 95 % are slow."""
+    promtool = require("prometheus", "promtool")
+    [panel] = [one for row in BOARDS["fleet.json"].rows.values() for one in row if one.title == "Recovery by phase"]
+    buckets = {"worker_died": {"0.5": 9, "60": 9, "+Inf": 9}, "node_died": {"0.5": 0, "60": 3, "+Inf": 3}}
+    series = [
+        {
+            "series": f'shoal_recovery_seconds_bucket{{cause="{cause}", phase="form", le="{le}", instance="{plane}"}}',
+            "values": f"0+{number}x10",
+        }
+        for cause, counts in buckets.items()
+        for le, number in counts.items()
+        for plane in ("a", "b")
+    ]
+    tests = [
+        {
+            "expr": query.expr.replace("$__rate_interval", "5m"),
+            "eval_time": "10m",
+            "exp_samples": [{"labels": '{phase="form"}', "value": value}],
+        }
+        for query, value in zip(panel.queries, (1 / 3, 0.5 + 59.5 * 0.8), strict=True)
+    ]
+    file = tmp_path / "tests.yml"
+    file.write_text(yaml.safe_dump({"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": tests}]}))
+    done = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", sorted(BOARDS))

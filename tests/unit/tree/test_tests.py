@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -42,6 +43,18 @@ def test_there_is_no_helper_module_between_tests() -> None:
 
 def test_there_is_no_test_between_helpers() -> None:
     assert [str(path) for name in _SHARED for path in (TESTS / name).rglob("test_*.py")] == []
+
+
+def test_no_suite_can_be_skipped_in_continuous_integration_for_a_program_that_can_be_installed() -> None:
+    """What a test requires by name is installed by .ci/run, which then requires it."""
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    [listed] = re.findall(r"^export SHOAL_REQUIRE=.*?\}([\w,]+)\"$", ci, re.M)
+    installed = set(re.findall(r"^needs (\w+) ", ci, re.M))
+    texts = {path: path.read_text(encoding="utf-8") for path in TESTS.rglob("*.py") if path != Path(__file__)}
+    required = {name for text in texts.values() for name in re.findall(r"\b(?:require|missing)\(\"(\w+)\"", text)}
+    assert set(listed.split(",")) == installed | {"helm"} == required  # Helm is a Python package, of the extra `dev`
+    silent = r"skipif\(shutil\.which|pytest\.skip\(MISSING\)|pytest\.skip\(\"the program"
+    assert [str(path) for path, text in texts.items() if re.search(silent, text)] == [], "use kit.requirements"
 
 
 def test_tests_do_not_import_the_benchmarks() -> None:

@@ -112,6 +112,12 @@ def _metrics(context: Context, request: Request, of_whom: tuple[Collection[str],
     return Response(body, headers=headers) if small is None else Response(small, headers=headers | _GZIP)
 
 
+def _away(address: str) -> str:
+    if not address:
+        return "No Ray cluster is connected yet: it is still starting, or cannot start. The server's log says which."
+    return f"The head of the Ray cluster at {address} does not answer. Jobs train on; if it has ended, start it again."
+
+
 def _readiness(context: Context) -> Readiness:
     wrong = []
     lease = None
@@ -122,7 +128,7 @@ def _readiness(context: Context) -> Readiness:
         wrong.append(SpecProblem(path="store", message=str(error)))
     view = context.cluster.snapshot()
     if not view.connected:
-        wrong.append(SpecProblem(path="cluster", message=f"The cluster at {view.address!r} is not connected."))
+        wrong.append(SpecProblem(path="cluster", message=_away(view.address)))
     if wrong:
         raise ProblemError(Kind.NOT_READY, "Not ready; see errors.", tuple(wrong))
     return Readiness(

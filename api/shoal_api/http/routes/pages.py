@@ -36,6 +36,8 @@ _OWN = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer", "C
 _KEPT = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
 _MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _PAGES = {"/": "fleet.html", "/compare": "compare.html", "/sweeps": "sweeps.html", "/docs": "docs.html"}
+_PUBLIC_PAGES = {"/login": "login.html", "/runbook": "runbook.html"}
+"""An alert links to a section of the runbook, which says nothing about this service: no login comes between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ def routes(context: Context) -> APIRouter:
             )
     for path, name in _PAGES.items():
         router.add_api_route(path, _own(name), methods=["GET"], name=name, dependencies=[LOGGED_IN])
-    router.add_api_route("/login", _own("login.html"), methods=["GET"], name="login.html", dependencies=[PUBLIC])
+    for path, name in _PUBLIC_PAGES.items():
+        router.add_api_route(path, _own(name), methods=["GET"], name=name, dependencies=[PUBLIC])
     for library in LIBRARIES:
         router.add_api_route(library.url, _library(library), methods=["GET"], name=library.url, dependencies=[PUBLIC])
 

@@ -80,6 +80,7 @@ SNAPSHOT = {
     "shoal_control_plane_leader": ("gauge", ()),
     "shoal_state_filesystem_bytes": ("gauge", ()),
     "shoal_state_filesystem_free_bytes": ("gauge", ()),
+    "shoal_backup_timestamp_seconds": ("gauge", ()),
     "shoal_reports_dropped_total": ("counter", ("reason",)),
     "shoal_events_total": ("counter", ()),
     "shoal_database_seconds": ("histogram", ("kind",)),

@@ -31,8 +31,11 @@ def backup(
     """
     with command(DEFAULT_URL, as_json) as session:
         from shoal_service.store.backup.files import back_up
+        from shoal_service.store.backup.mark import mark_backup
 
-        contents = back_up(_settings(state_dir, database_url).database_url, file)
+        settings = _settings(state_dir, database_url)
+        contents = back_up(settings.database_url, file)
+        mark_backup(settings.state_dir)
         session.output.document({"file": str(file), **_document(contents)}, lambda: f"{file}: {_line(contents)}")
 
 
