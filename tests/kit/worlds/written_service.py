@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from doubles.fake_cluster_source import FakeClusterSource
+from shoal_api.client import Client
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
 from shoal_service.control.access.admin_token import ensure_admin_token
+from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.checkpoints import CheckpointCommitted
 from shoal_service.core.events.generations import GenerationFormed
@@ -53,7 +55,13 @@ class Service:
     store: Store
     epoch: int
     cluster: FakeClusterSource
+    token: str
+    """Of the server's owner."""
     _seq: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def client(self) -> Client:
+        return Client(self.url, token=self.token)
 
     def add_job(self, **changes: Any) -> JobView:
         return self.store.create_job(parse_spec({**SPEC, **changes}), idempotency_key=None, now=AT)[0]
@@ -204,7 +212,8 @@ def written_service(store_url: str, *, state_dir: Path, checkpoints: Path) -> It
     thread.start()
     try:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        yield Service(url=url, store=store, epoch=lease.epoch, cluster=cluster)
+        token = (state_dir / ADMIN_TOKEN_FILE).read_text().strip()
+        yield Service(url=url, store=store, epoch=lease.epoch, cluster=cluster, token=token)
     finally:
         server.should_exit = True
         thread.join()
