@@ -2,7 +2,7 @@
 import { $, element, fill, link, row, said } from "./dom.js";
 import { jobPage, jobPath, request } from "./api.js";
 import { Live } from "./live.js";
-import { grant, number, percent, seconds, steps, whole } from "./format.js";
+import { grant, number, percent, seconds, steps, unitOf, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
 import { positions, smooth } from "./columns.js";
 import { flat } from "./differences.js";
@@ -27,7 +27,7 @@ const live = new Live({ async fleet(fleet) {
   if (fleet.items.every((job) => ENDED.has(job.state))) { live.close(); $("live").textContent = "ended"; }
 } });
 if (ids.length >= 2 && ids.length <= 10) live.open(`/v1/overview?limit=10&${ids.map((id) => `job=${encodeURIComponent(id)}`).join("&")}`);
-else $("problem").textContent = ids.length ? "Choose 2 to 10 jobs." : "Choose 2 to 10 jobs, here or on the page of all jobs.";
+else { $("result").hidden = $("list").hidden = true; $("problem").textContent = ids.length ? `Choose 2 to 10 jobs, not ${ids.length}.` : ""; }
 
 const chosen = () => ids.filter((id) => found.has(id)).map((id) => found.get(id));
 
@@ -35,7 +35,7 @@ function show() {
   fill("jobs", chosen().map(({ job }, index) => {
     const { status } = job, parity = element("td", said(index ? "…" : "reference"));
     if (index) judge(job.id, ids[0], parity);
-    return row([element("td", swatch(index), { class: "pick" }), element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }), badge(status.state), steps(status), number(status.loss), number(status.val_loss), number(status.tokens_per_s), grant(status),
+    return row([element("td", swatch(index), { class: "pick" }), element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }), badge(status.state), steps(status), number(status.loss), number(status.val_loss), status.tokens_per_s === null ? "–" : `${number(status.tokens_per_s)}${unitOf(job) === "tokens" ? "" : " samples/s"}`, grant(status),
       status.goodput ? percent(status.goodput.ratio) : "–", whole(status.incidents), whole(status.steps_lost), seconds(job.started_at ? (job.ended_at ?? job.updated_at) - job.started_at : null), parity]);
   }));
   showSpecs();

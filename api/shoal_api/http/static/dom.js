@@ -28,6 +28,7 @@ export const facts = (pairs) => pairs.map(([name, value]) => element("div", [ele
 // Replaces the children. If one of their controls had the focus, the control that takes its place gets it. Each cell of a
 // table of cards gets the name of its column: on a narrow screen it stands before the value, and the heads are hidden.
 export function fill(id, rows) {
+  $(id).closest("table.cards")?.toggleAttribute("hidden", $(id).tagName === "TBODY" && !rows.length);
   const focused = placeOf(document.activeElement);
   $(id).replaceChildren(...rows);
   const names = [...($(id).closest("table.cards > tbody")?.parentElement.querySelectorAll("thead th") ?? [])].map((head) => head.textContent.replace(/ [▾▴]/, ""));
