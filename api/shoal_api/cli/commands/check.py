@@ -56,11 +56,13 @@ def doctor(
     """Check this machine and the server. Exit code 1 if something would prevent jobs from running."""
     with command(url, as_json) as session:
         from shoal_api.cli.doctor.findings import Finding, Verdict, worst
-        from shoal_api.cli.doctor.probes import examine
+        from shoal_api.cli.doctor.probes import checks_of
 
         colours = {Verdict.OK: "good", Verdict.WARN: "warn", Verdict.FAIL: "bad"}
         findings: list[Finding] = []
-        for finding in examine(url, database_url):
+        for name, check in checks_of(url, database_url):
+            with session.output.working(f"checking {name} ..."):
+                finding = check()
             findings.append(finding)
             if not as_json:
                 session.output.line(
