@@ -106,8 +106,8 @@ def _change(session: Session, wanted: _Wanted, change: Callable[[Client, str], J
         session.output.document([*views, *errors], lambda: "\n".join(_line(view) for view in views))
     else:
         session.output.document(views[0], lambda: _line(views[0]))
-    for job_id, error in refused.items():
-        session.output.say(f"error: {job_id}: {error.message}", "bad")
+    for job_id, refusal in refused.items():
+        session.output.say(f"error: {job_id}: {refusal.message}", "bad")
     if refused:
         raise typer.Exit(next(iter(refused.values())).exit_code)
 
