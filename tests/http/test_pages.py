@@ -146,4 +146,4 @@ def test_own_files_are_revalidated_and_libraries_are_kept(service: Any) -> None:
 
 def test_the_modules_stay_small() -> None:
     sizes = {part.name: len(part.read_text().splitlines()) for part in STATIC.iterdir()}
-    assert max(sizes.values()) <= 150 and sum(sizes.values()) < 1600
+    assert max(sizes.values()) <= 150 and sum(sizes.values()) < 1700
