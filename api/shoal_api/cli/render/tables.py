@@ -211,9 +211,9 @@ class Listing(Table):
             cells = [_text(next(iter(list(one.cells)[index : index + 1]), "")) for one in self.columns]
             yield self._line(kept, cells)
             rest = zip(self.columns[len(kept) :], cells[len(kept) :], strict=True)
-            told = [_named(str(one.header), cell) for one, cell in rest if cell.plain not in ("", "-")]
-            if told:
-                yield Padding(Text(", ", style=row.style or "").join(told), (0, 0, 0, 2 * _GAP))
+            others = [_named(str(one.header), cell) for one, cell in rest if cell.plain not in ("", "-")]
+            if others:
+                yield Padding(Text(", ", style=row.style or "").join(others), (0, 0, 0, 2 * _GAP))
 
     def _line(self, widths: Sequence[int], cells: Sequence[Text]) -> Table:
         line = Table.grid(padding=(0, _GAP, 0, 0))
