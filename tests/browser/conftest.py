@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from kit.databases import MigratedDatabases
 from kit.processes.chromium import Browser, chromium
 from kit.processes.server import Server
 from kit.requirements import require
+from kit.worlds.written_service import Service, written_service
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +30,33 @@ def browser(_browser: Browser, shoal_server: Server) -> Browser:
     _browser.look()
     _browser.complaints()
     return _browser
+
+
+@pytest.fixture
+def written(migrated: MigratedDatabases, tmp_path: Path) -> Iterator[Service]:
+    """A service whose jobs a test writes, without a cluster."""
+    database = migrated.sqlite(tmp_path / "shoal.db")
+    with written_service(database, state_dir=tmp_path, checkpoints=tmp_path / "checkpoints") as running:
+        yield running
+
+
+@pytest.fixture
+def stranger(_browser: Browser, written: Service) -> Browser:
+    """On the login page of the written service, without a session."""
+    _browser.look()
+    _browser.open(f"{written.url}/login")
+    _browser.driver.delete_all_cookies()
+    _browser.open(f"{written.url}/docs")
+    _browser.until(lambda: _browser.run("location.pathname") == "/login", "the login page")
+    _browser.complaints()
+    return _browser
+
+
+@pytest.fixture
+def reader(stranger: Browser, written: Service) -> Browser:
+    """Logged in at the written service."""
+    stranger.open("about:blank")
+    with written.client as client:
+        stranger.log_in(f"{written.url}{client.session_link().path}")
+    stranger.complaints()
+    return stranger

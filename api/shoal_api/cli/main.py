@@ -1,4 +1,4 @@
-"""The console script `shoal`: registers the commands. `python -m shoal_api.cli.main` does the same.
+"""The commands of `shoal`. `entry.py` is the console script; `python -m shoal_api.cli.main` does the same.
 
 tools/cli_page.py reads the same registry and writes docs/reference/cli.md.
 """
@@ -29,7 +29,7 @@ from shoal_api.cli.commands import (
 )
 from shoal_api.cli.commands.access import login, tokens
 from shoal_api.cli.commands.authoring import init, sweep
-from shoal_api.cli.commands.lifecycle import label, reopen, update
+from shoal_api.cli.commands.lifecycle import label, reopen, several, update
 from shoal_api.cli.commands.upkeep import backup, delete
 
 _HELP = """Elastic training on Ray: a job survives dead workers and produces the same model as an undisturbed run.
@@ -54,9 +54,9 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "update": update.update,
         "label": label.label,
         "annotate": label.annotate,
-        "pause": control.pause,
-        "resume": control.resume,
-        "cancel": control.cancel,
+        "pause": several.pause,
+        "resume": several.resume,
+        "cancel": several.cancel,
         "delete": delete.delete,
         "extend": reopen.extend,
         "retry": reopen.retry,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,16 @@ class Output:
     def say(self, text: str, style: str = "plain") -> None:
         """Write a progress message for people to standard error."""
         self.stderr.print(text, style=STYLES[style], soft_wrap=True)
+
+    @contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        """Say on standard error what is being done while it takes time: on a terminal a line that disappears."""
+        if self.stderr.is_terminal:
+            with self.stderr.status(text):
+                yield
+        else:
+            self.say(text, "dim")
+            yield
 
     def fail(self, error: CliError) -> None:
         """Write the error to standard error; with `--json` also as a document to standard output."""

@@ -5,187 +5,19 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from doubles.fake_cluster_source import FakeClusterSource
 from kit.databases import MigratedDatabases
+from kit.worlds.written_service import SPEC, Service, written_service
 from shoal_api.cli.main import build_app
-from shoal_api.http.app import create_app
-from shoal_api.http.serving.server import make_server
-from shoal_service.control.access.admin_token import ensure_admin_token
-from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.events.checkpoints import CheckpointCommitted
-from shoal_service.core.events.generations import GenerationFormed
-from shoal_service.core.events.incidents import IncidentOpened
-from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports
-from shoal_service.store import Store
-from shoal_service.views import (
-    CheckpointView,
-    IncidentView,
-    JobStatus,
-    JobView,
-    NodeView,
-    SeriesPoint,
-    WorkerView,
-)
-from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 _ALSO_ON_POSTGRES = ("test_cli_accounts", "test_cli_checkpoints", "test_cli_jobs", "test_cli_queue")
-AT = 1_700_000_000.0
-SPEC: dict[str, Any] = {
-    "name": "byte-lm",
-    "data": {"corpus": "python-stdlib"},
-    "batch": {"global_size": 32, "micro_size": 4},
-    "stop": {"steps": 100},
-    "elasticity": {"min_workers": 2, "max_workers": 4},
-}
-NODE = NodeView(node_id="a" * 56, ip="127.0.0.1", alive=True, cpus=4, gpus=0, memory_gib=8)
-
-
-@dataclass
-class Service:
-    """The server's address, and methods that write into its store as a supervisor does."""
-
-    url: str
-    store: Store
-    epoch: int
-    cluster: FakeClusterSource
-    _seq: dict[str, int] = field(default_factory=dict)
-
-    def add_job(self, **changes: Any) -> JobView:
-        return self.store.create_job(parse_spec({**SPEC, **changes}), idempotency_key=None, now=AT)[0]
-
-    def begin(self, job: JobView, workers: int = 4) -> None:
-        self.store.begin_attempt(job.id, workers=workers, epoch=self.epoch, now=AT)
-        self._seq[job.id] = 0
-
-    def report(self, job: JobView, status: JobStatus, **parts: Any) -> None:
-        self._seq[job.id] += 1
-        reports = SupervisorReports(attempt=1, seq=self._seq[job.id], status=status, **parts)
-        self.store.apply(job.id, reports, epoch=self.epoch, now=AT)
-
-    def train(self, job: JobView) -> None:
-        """Half of a run: a worker was killed and replaced, a checkpoint was committed."""
-        self.begin(job)
-        self.report(job, RUNNING, events=(formed(1, 4, 0),))
-        self.report(
-            job,
-            RUNNING,
-            events=(
-                PendingEvent.of(OPENED, AT),
-                formed(2, 3, 10),
-                PendingEvent.of(CheckpointCommitted(name="step-10", step=10, generation=1), AT),
-            ),
-            incidents=(INCIDENT,),
-            checkpoints=(CHECKPOINT,),
-            series=tuple(point(step, 5.0 - step / 10) for step in range(1, 11)),
-            logs=(
-                PendingLog(at=AT, rank=0, worker_id="worker-0", stream="stdout", text="hello from rank 0"),
-                PendingLog(at=AT, rank=1, worker_id="worker-1", stream="stdout", text="hello from rank 1"),
-            ),
-            workers=tuple(worker(rank) for rank in range(4)),
-        )
-
-    def finish(self, job: JobView, reason: EndReason = EndReason.FINISHED, message: str = "done") -> None:
-        self.report(job, RUNNING, end=AttemptEnd(reason=reason, message=message, step=100))
-
-
-RUNNING = JobStatus(
-    state=JobState.RUNNING,
-    attempt=1,
-    generation=1,
-    workers=4,
-    desired_workers=4,
-    step=10,
-    total_steps=100,
-    loss=4.0,
-    tokens_per_s=1234.0,
-    eta_s=42.0,
-    num_parameters=1000,
-    layout="fsdp4",
-)
-INCIDENT = IncidentView(
-    id=1,
-    cause=IncidentCause.WORKER_DIED,
-    witness="ray",
-    ranks=(2,),
-    worker_ids=("worker-2",),
-    generation=1,
-    at=AT,
-    from_workers=4,
-    to_workers=3,
-    detect_s=0.03,
-    recovery_s=1.5,
-    steps_lost=1,
-    closed=True,
-    message="killed",
-)
-CHECKPOINT = CheckpointView(
-    step=10,
-    url="/tmp/x/step-10",
-    state="committed",
-    bytes=2048,
-    seconds=0.5,
-    committed_at=AT,
-    attempt=1,
-    generation=1,
-    world_size=4,
-)
-
-
-def formed(generation: int, workers: int, start_step: int) -> PendingEvent:
-    event = GenerationFormed(
-        generation=generation,
-        workers=workers,
-        start_step=start_step,
-        steps_lost=0,
-        form_s=0.1,
-        build_s=0.1,
-        restore_s=0.1,
-        num_parameters=1000,
-        layout=f"fsdp{workers}",
-    )
-    return PendingEvent.of(event, AT)
-
-
-OPENED = IncidentOpened(
-    id=1,
-    cause=IncidentCause.WORKER_DIED,
-    witness="ray",
-    ranks=(2,),
-    message="SIGKILL",
-    generation=1,
-    workers=4,
-    step=10,
-)
-
-
-def point(step: int, loss: float) -> SeriesPoint:
-    return SeriesPoint(
-        step=step, at=AT + step, loss=loss, grad_norm=1, lr=1e-3, tokens_per_s=100, step_s=1, world_size=4, generation=1
-    )
-
-
-def worker(rank: int) -> WorkerView:
-    return WorkerView(
-        worker_id=f"worker-{rank}",
-        rank=rank,
-        state="training",
-        node_id="a" * 56,
-        node_ip="127.0.0.1",
-        pid=1000 + rank,
-        generation=1,
-        phase="forward",
-        step=10,
-    )
 
 
 @dataclass(frozen=True)
@@ -238,29 +70,9 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path, migrated: Migrated
 
 @pytest.fixture
 def service(store_url: str, tmp_path: Path) -> Iterator[Service]:
-    store = Store.open(store_url)
-    ensure_admin_token(store, Path(os.environ["SHOAL_STATE_DIR"]), now=AT)
-    lease = store.acquire_lease("test", ttl_s=1e9, now=AT)
-    assert lease is not None
-    cluster = FakeClusterSource(NODE, owner="test")
-    app = create_app(
-        store=store,
-        cluster=cluster,
-        scrape=lambda accept: (b"", "text/plain"),
-        version="0.1.0",
-        checkpoint_url=str(tmp_path / "checkpoints"),
-    )
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = make_server(app, host="127.0.0.1", port=0)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        yield Service(url=url, store=store, epoch=lease.epoch, cluster=cluster)
-    finally:
-        server.should_exit = True
-        thread.join()
-        store.close()
+    state_dir = Path(os.environ["SHOAL_STATE_DIR"])
+    with written_service(store_url, state_dir=state_dir, checkpoints=tmp_path / "checkpoints") as running:
+        yield running
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,11 @@ def test_the_log_of_a_job_that_prints_nothing_tells_what_happens_to_it(shoal: An
     service.report(job, _running())
     service.finish(job)
     ran = shoal("logs", job.id)
-    assert ran.out.splitlines()[0].startswith("[job] job QUEUED -> STARTING")
-    assert ran.out.splitlines()[-1] == "[job] job RUNNING -> SUCCEEDED (finished): done"
+    first, *_, last = ran.out.splitlines()
+    assert re.match(r"2023-11-\d\d \d\d:\d\d:\d\d \[job\] job QUEUED -> STARTING", first), (
+        "the time is before each line"
+    )
+    assert last.endswith(" [job] job RUNNING -> SUCCEEDED (finished): done")
     assert ran.err.strip() == "the task has printed nothing"
 
 

@@ -32,7 +32,7 @@ SERVICE_SECRETS = {
 }
 """In the environment of the session's server."""
 _MARK = "SHOALTEST_GUARD"
-_MAIN = "from shoal_api.cli.main import main; main()"
+_MAIN = "from shoal_api.cli.entry import main; main()"
 _LIST_LEFT = """
 import json, sys, ray
 from ray.experimental import internal_kv

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.session import DEFAULT_URL, JsonFlag, UrlOption, command
 from shoal_api.demo.spec import MIN_STEPS, Scenario
+
+if TYPE_CHECKING:
+    from shoal_api.cli.doctor.findings import Finding
+    from shoal_api.cli.output import Output
 
 
 def demo(
@@ -55,12 +60,12 @@ def doctor(
 ) -> None:
     """Check this machine and the server. Exit code 1 if something would prevent jobs from running."""
     with command(url, as_json) as session:
-        from shoal_api.cli.doctor.findings import Finding, Verdict, worst
-        from shoal_api.cli.doctor.probes import examine
+        from shoal_api.cli.doctor.findings import Verdict, worst
+        from shoal_api.cli.doctor.probes import checks_of
 
         colours = {Verdict.OK: "good", Verdict.WARN: "warn", Verdict.FAIL: "bad"}
         findings: list[Finding] = []
-        for finding in examine(url, database_url):
+        for finding in examine(session.output, checks_of(url, database_url)):
             findings.append(finding)
             if not as_json:
                 session.output.line(
@@ -75,6 +80,14 @@ def doctor(
         )
         if verdict is Verdict.FAIL:
             raise typer.Exit(ExitCode.FAILED)
+
+
+def examine(output: Output, checks: Iterable[tuple[str, Callable[[], Finding]]]) -> Iterator[Finding]:
+    """Run the checks one after the other. Some take many seconds, so each is named before it begins."""
+    for name, check in checks:
+        with output.working(f"checking {name} ..."):
+            finding = check()
+        yield finding
 
 
 def version(as_json: JsonFlag = False) -> None:

@@ -1,9 +1,9 @@
-"""Commands that change a job. `scale` and `relayout` print what the change will do, the others the state after it."""
+"""Commands that change a job or its checkpoints. `scale` and `relayout` print what the change will do, the others the
+state after it."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +12,7 @@ from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, Session, U
 
 if TYPE_CHECKING:
     from shoal_api.client import Client
-    from shoal_service.views import CheckpointView, JobPatch, JobView
+    from shoal_service.views import CheckpointView, JobPatch
 
 _LOOK_S = 5.0
 """Between two lines about the progress of a verification."""
@@ -78,24 +78,6 @@ def relayout(
             raise CliError("relayout needs a degree, or --auto", hint=f"shoal relayout {job} --tp 2 --pp 2")
         patch = JobPatch(parallelism="auto" if auto else fixed)
         _patch(session, job, patch)
-
-
-def pause(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
-    """Save a checkpoint and release the workers until `resume`."""
-    with command(url, as_json) as session:
-        _change(session, job, lambda client, job_id: client.pause(job_id))
-
-
-def resume(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
-    """Put a paused job back into the queue."""
-    with command(url, as_json) as session:
-        _change(session, job, lambda client, job_id: client.resume(job_id))
-
-
-def cancel(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
-    """End a job. Its checkpoints are kept."""
-    with command(url, as_json) as session:
-        _change(session, job, lambda client, job_id: client.cancel(job_id))
 
 
 def pin(
@@ -196,17 +178,3 @@ def _patch(session: Session, reference: str, patch: JobPatch) -> None:
             except ApiError as error:
                 reason = str(error)  # the change is accepted; only its prediction is missing
     session.output.document(view, lambda: change_page(view, layout, reason))
-
-
-def _change(session: Session, reference: str, change: Callable[[Client, str], JobView]) -> None:
-    with session.open_client() as client:
-        view = change(client, session.job_id(client, reference))
-    elastic = view.spec.elasticity
-    session.output.document(
-        view,
-        lambda: (
-            f"{view.id}  {view.name}  {view.status.state}  "
-            f"workers {view.status.workers} (min {elastic.min_workers}, max {elastic.max_workers}, "
-            f"standby {elastic.standby})  layout {view.status.layout or '-'}"
-        ),
-    )

@@ -70,7 +70,7 @@ def logs(
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Print the log of a job: what its workers print, and in lines with [job] what happens to it.
+    """Print the log of a job, with the time and the rank of each line. Lines with [job] say what happens to it.
 
     With --json: one list, or with --follow one line per entry.
     """
@@ -169,8 +169,9 @@ def _states(names: list[str]) -> list[Any]:
 
 def _log_text(line: LogView) -> str:
     from shoal_api.answers import log_source
+    from shoal_api.cli.render.tables import clock
 
-    return f"[{log_source(line)}] {line.text.rstrip()}"
+    return f"{clock(line.at)} [{log_source(line)}] {line.text.rstrip()}"
 
 
 def _silence(job: JobView, rank: int | None, tail: int | None) -> str:

@@ -135,13 +135,15 @@ def _live(session: Session, client: Client, every_s: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
+    from shoal_api.cli.render.live.top_page import rows_that_fit
     from shoal_api.client import Disconnected, ServerError
 
     with Live(console=session.output.stdout, screen=True, auto_refresh=False) as live:
         page: RenderableType = Text("")
         while True:
             try:
-                page = _page(*_read(client), max_rows=max(1, session.output.stdout.height - 6))
+                console = session.output.stdout
+                page = _page(*_read(client), max_rows=rows_that_fit(console.width, console.height))
                 live.update(page, refresh=True)
             except (Disconnected, ServerError) as error:
                 live.update(Text(f"the server does not answer ({error}); trying again ...", "yellow"), refresh=True)

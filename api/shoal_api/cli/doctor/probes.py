@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from shoal_api.cli.doctor.findings import (
@@ -40,23 +40,21 @@ dist.destroy_process_group()
 """
 
 
-def examine(url: str, database_url: str | None) -> Iterator[Finding]:
-    """Run every check in turn and yield its finding; the slow checks come last."""
-    checks: list[Callable[[], Finding]] = [
-        _python,
-        _memory,
-        _disk,
-        _shared_memory,
-        _port,
-        _ray_auth,
-        lambda: _database(database_url),
-        lambda: judge_server(url),
-        lambda: _library("ray"),
-        lambda: _library("torch"),
-        _gloo,
-    ]
-    for check in checks:
-        yield check()
+def checks_of(url: str, database_url: str | None) -> tuple[tuple[str, Callable[[], Finding]], ...]:
+    """All checks with their names, in the order in which they are to run; the slow ones come last."""
+    return (
+        ("python", _python),
+        ("memory", _memory),
+        ("disk", _disk),
+        ("shared memory", _shared_memory),
+        ("ports", _port),
+        ("ray auth", _ray_auth),
+        ("database", lambda: _database(database_url)),
+        ("server", lambda: judge_server(url)),
+        ("ray", lambda: _library("ray")),
+        ("torch", lambda: _library("torch")),
+        ("gloo", _gloo),
+    )
 
 
 def _python() -> Finding:

@@ -10,9 +10,10 @@ from rich.text import Text
 
 from shoal_api.cli.render.queue_page import place_text
 from shoal_api.cli.render.sparkline import sparkline, worker_bar
-from shoal_api.cli.render.tables import STATE_STYLE, clock, number
+from shoal_api.cli.render.tables import STATE_STYLE, clock, number, unit_of
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.views import JobView, SeriesPoint
+from shoal_workers.contract.job import UserFailure
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 
 _SPARKLINE_WIDTH = 40
@@ -21,6 +22,7 @@ _SPARKLINE_WIDTH = 40
 def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
     """The page of `shoal show`."""
     status = job.status
+    unit = unit_of(job)
     state = Text(status.state, style=STATE_STYLE[status.state])
     if status.reason:
         state.append(f" {status.reason}", style="dim")
@@ -56,8 +58,8 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
         ("best", _best(job)),
         ("metrics", metrics_text(status.metrics)),
         ("", f"validation: {metrics_text(status.val_metrics)}" if status.val_metrics else ""),
-        ("tokens/s", number(status.tokens_per_s, 0) if status.tokens_per_s is not None else ""),
-        ("tokens", f"{status.tokens:,}" if status.tokens else ""),
+        (f"{unit}/s", number(status.tokens_per_s, 0) if status.tokens_per_s is not None else ""),
+        (unit, f"{status.tokens:,}" if status.tokens else ""),
         ("parameters", f"{status.num_parameters:,}" if status.num_parameters else ""),
         ("ETA", duration_text(status.eta_s) if status.eta_s is not None and not status.state.ended else ""),
         ("checkpoint", _checkpoint(job)),
@@ -78,11 +80,17 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
         if str(value):
             page.add_row(label, value if isinstance(value, Text) else Text(str(value)))
     if status.failure is not None:
-        ranks = ", ".join(str(rank) for rank in status.failure.ranks)
         page.add_row("failure", Text(status.failure.sentence, style="red"))
-        page.add_row("", Text(f"in {status.failure.phase}, step {status.failure.step}, rank {ranks}", style="dim"))
+        page.add_row("", Text(_where(status.failure), style="dim"))
         page.add_row("", Text(status.failure.traceback.rstrip()))
     return page
+
+
+def _where(failure: UserFailure) -> str:
+    """`in forward, step 4, ranks 0, 2`; a failure before ranks were given names none."""
+    ranks = ", ".join(str(rank) for rank in failure.ranks)
+    of_ranks = f", {'rank' if len(failure.ranks) == 1 else 'ranks'} {ranks}" if ranks else ""
+    return f"in {failure.phase}, step {failure.step}{of_ranks}"
 
 
 def _proof(proof: LayoutProof) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 from shoal_api.cli.output import STYLES, Output
 from shoal_api.cli.render.live.panel import doing, job_panel
 from shoal_api.cli.render.narrate import narrate, style
-from shoal_api.cli.render.tables import clock, number
+from shoal_api.cli.render.tables import clock, number, unit_of
 from shoal_service.core.events.incidents import IncidentClosed, IncidentOpened
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.views import EventView, JobView, SeriesPoint
@@ -143,7 +143,7 @@ def progress_line(job: JobView) -> str:
     if status.loss is not None:
         parts.append(f"loss {number(status.loss)}")
     if status.tokens_per_s is not None:
-        parts.append(f"{number(status.tokens_per_s, 0)} tokens/s")
+        parts.append(f"{number(status.tokens_per_s, 0)} {unit_of(job)}/s")
     parts.append(f"{status.workers}/{count_text(status.desired_workers, 'worker')}")
     if status.eta_s is not None:
         parts.append(f"ETA {duration_text(status.eta_s)}")

@@ -6,6 +6,9 @@ import datetime
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +21,7 @@ from shoal_service.views import (
     CheckpointView,
     ClusterView,
     JobSummary,
+    JobView,
     NodeView,
     WorkerView,
 )
@@ -37,6 +41,11 @@ STATE_STYLE = {
     JobState.FAILED: "bold red",
     JobState.CANCELLED: "red",
 }
+_GAP = 2
+_LEAST_SENTENCE = 40
+"""Columns that a sentence at the end of a row needs to be readable."""
+_MOST = 40
+"""Columns of a value that is not the last one; a longer one is folded."""
 _CHECKPOINT_STYLE = {
     CheckpointState.COMMITTED: "green",
     CheckpointState.DAMAGED: "red",
@@ -166,6 +175,13 @@ def _use_of_others(node: NodeView) -> str:
     return f"others have reserved {words}" if words else ""
 
 
+def unit_of(job: JobView) -> str:
+    """Tokens or samples: a task without tokens counts one for each sample."""
+    status = job.status
+    is_plain = status.step and status.tokens == status.step * job.spec.batch.global_size
+    return "samples" if is_plain else "tokens"
+
+
 def number(value: float | None, digits: int = 4) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
@@ -177,9 +193,52 @@ def clock(at: float) -> str:
     return moment.strftime("%H:%M:%S" if moment.date() == today else "%Y-%m-%d %H:%M:%S")
 
 
-def new_table(*columns: str) -> Table:
+class Listing(Table):
+    """A table that is readable at any width. What does not fit beside the first columns stands under its row, as names
+    and values; so no id is broken and no sentence is squeezed."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = [max([cell_len(str(one.header)), *(_width(cell) for cell in one.cells)]) for one in self.columns]
+        *first, last = [min(width, _MOST) for width in widths[:-1]] + widths[-1:]
+        if sum(first) + _GAP * len(first) + min(last, _LEAST_SENTENCE) <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        kept = first[:1]
+        while len(kept) < len(first) and sum(kept) + first[len(kept)] + _GAP * len(kept) <= options.max_width:
+            kept.append(first[len(kept)])
+        yield self._line(kept, [Text(str(one.header), style="bold") for one in self.columns])
+        for index, row in enumerate(self.rows):
+            cells = [_text(next(iter(list(one.cells)[index : index + 1]), "")) for one in self.columns]
+            yield self._line(kept, cells)
+            rest = zip(self.columns[len(kept) :], cells[len(kept) :], strict=True)
+            others = [_named(str(one.header), cell) for one, cell in rest if cell.plain not in ("", "-")]
+            if others:
+                yield Padding(Text(", ", style=row.style or "").join(others), (0, 0, 0, 2 * _GAP))
+
+    def _line(self, widths: Sequence[int], cells: Sequence[Text]) -> Table:
+        line = Table.grid(padding=(0, _GAP, 0, 0))
+        for column, width in zip(self.columns, widths, strict=False):
+            line.add_column(justify=column.justify, width=width, overflow="fold")
+        line.add_row(*cells[: len(widths)])
+        return line
+
+
+def _text(cell: Any) -> Text:
+    return cell if isinstance(cell, Text) else Text(str(cell))
+
+
+def _width(cell: Any) -> int:
+    return max((cell_len(line) for line in _text(cell).plain.splitlines()), default=0)
+
+
+def _named(name: str, cell: Text) -> Text:
+    value = Text(" ").join(cell.split("\n"))
+    return Text.assemble((f"{name} " if name else "", "dim"), value)
+
+
+def new_table(*columns: str) -> Listing:
     """Columns whose name starts with ">" are aligned to the right."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table = Listing(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
     return table

@@ -1,7 +1,7 @@
 // The buttons of a job. Each says what will happen and what it costs before it does anything.
 import { $, element, fill } from "./dom.js";
 import { ask, refresh } from "./dialog.js";
-import { jobPath, request } from "./api.js";
+import { jobPage, jobPath, request } from "./api.js";
 import { number, plural, seconds, whole } from "./format.js";
 import { ENDED } from "./states.js";
 
@@ -12,12 +12,13 @@ export function showActions(state) {
   shown = state;
   if ($("actions").dataset.about !== `${now} ${workers}`) refresh();
   $("actions").dataset.about = `${now} ${workers}`;
-  const usable = [...(ENDED.has(now) ? [] : ["scale", "relayout", "priority", now === "PAUSED" || now === "PAUSING" ? "resume" : "pause", ...(RUNNING.has(now) ? ["profile"] : []), "cancel"])];
+  const usable = [...(ENDED.has(now) ? [...(now === "FAILED" ? ["retry"] : []), "extend", "again", "delete"] : ["scale", "relayout", "priority", now === "PAUSED" || now === "PAUSING" ? "resume" : "pause", ...(RUNNING.has(now) ? ["profile"] : []), "cancel"])];
   if ($("actions").dataset.usable === usable.join()) return;
   $("actions").dataset.usable = usable.join();
-  fill("actions", usable.map((name) => element("button", ACTIONS[name].title, { type: "button", class: name === "cancel" ? "danger" : "", "data-action": name, click: () => open(name) })));
+  fill("actions", usable.map((name) => element("button", ACTIONS[name].title, { type: "button", class: HARMFUL.has(name) ? "danger" : "", "data-action": name, click: () => open(name) })));
 }
 
+const HARMFUL = new Set(["cancel", "delete"]);
 const RUNNING = new Set(["STARTING", "RUNNING", "RECOVERING", "RESIZING", "WAITING"]);
 const field = (attributes) => element("input", null, { id: "dialog-value", ...attributes });
 const ACTIONS = {
@@ -35,12 +36,45 @@ const ACTIONS = {
     send: () => post("pause") },
   resume: { title: "Resume", confirm: "Resume", input: () => [], words: async () => `The job returns to the queue and goes on from its checkpoint of step ${whole(shown.job.status.checkpoint_step ?? 0)}, as soon as there are workers for it.`, send: () => post("resume") },
   cancel: { title: "Cancel", confirm: "Cancel the job", input: () => [], words: async () => `The job ends at step ${whole(shown.job.status.step)} and cannot go on. ${kept()} This cannot be undone.`, send: () => post("cancel") },
+  retry: { title: "Retry", confirm: "Retry", input: () => [], words: async () => `The same job returns to the queue and ${goesOn()}, with its whole retry budget. If the cause is still there, it fails again.`, send: () => reopen("retry") },
+  extend: { title: "Extend", confirm: "Extend", input: ({ status }) => [element("label", ["Steps in all ", field({ type: "number", min: status.step + 1, value: 2 * Math.max(status.step, status.total_steps ?? 0) || 100 })])], words: extendWords,
+    send: (value) => reopen("extend", { steps: Number(value) }) },
+  again: { title: "Run again", confirm: "Submit a new job", input: () => [], words: async () => `A new job with the same spec is submitted, and its page is shown. ${origin()} This job stays as it is.`,
+    send: async () => { location.href = jobPage((await request("/v1/jobs", { method: "POST", body: submittable(shown.job.spec) })).id); } },
+  delete: { title: "Delete", confirm: "Delete the job", input: () => [element("label", ["Its checkpoints and profiles ", element("select", [new Option("are deleted too", "true"), new Option("stay in the storage", "false")], { id: "dialog-value" })])], words: deleteWords,
+    send: async (value) => { await request(`${jobPath(shown.job.id)}?checkpoints=${value}`, { method: "DELETE" }); location.href = "/"; } },
 };
 
 const open = (name) => ask({ ...ACTIONS[name], input: ACTIONS[name].input(shown.job) });
 
 const patch = (body) => request(jobPath(shown.job.id), { method: "PATCH", body });
 const post = (verb) => request(`${jobPath(shown.job.id)}/${verb}`, { method: "POST" });
+
+// The stream of a job that has ended is over, so the page is loaded again.
+async function reopen(verb, body) {
+  await request(`${jobPath(shown.job.id)}/${verb}`, { method: "POST", body });
+  location.reload();
+}
+
+async function extendWords(value) {
+  const steps = Number(value), { step } = shown.job.status;
+  if (!Number.isInteger(steps) || steps <= step) return `More than the ${plural(step, "step")} that are done.`;
+  return `The same job returns to the queue and ${goesOn()} to step ${whole(steps)}. Its learning rate follows the schedule to the new end, unless schedule.steps says otherwise.`;
+}
+
+async function deleteWords(value) {
+  const pinned = shown.checkpoints.filter((one) => one.pinned).length;
+  const files = value === "false" ? "Its files stay in the storage, and nothing lists them any more." : pinned ? `${plural(pinned, "pinned checkpoint")} ${pinned === 1 ? "stays" : "stay"} in the storage.` : "Nothing of its model is left.";
+  return `The job is deleted with its log, events and curves. ${files} This cannot be undone.`;
+}
+
+const goesOn = () => { const last = committed(); return last ? `goes on from its checkpoint of step ${whole(last.step)}` : "begins with its first step: it has no checkpoint"; };
+const origin = () => { const from = shown.job.spec.continue_from; return from ? `It begins, as this one did, with the checkpoint of ${from.job} after step ${whole(from.step)}.` : "It begins with the first step."; };
+// A deadline is that of the first run, and where the checkpoint of another job lies is found anew.
+function submittable(spec) {
+  const { finish_by: deadline, continue_from: from, ...rest } = spec;
+  return { ...rest, ...(from ? { continue_from: { job: from.job, step: from.step } } : {}) };
+}
 
 async function scaleWords(value) {
   const workers = Number(value), { status, spec } = shown.job;

@@ -1,5 +1,5 @@
 // The durable checkpoints of a job, newest first, with what can be done about each.
-import { $, element, fill, row } from "./dom.js";
+import { $, element, fill, row, said } from "./dom.js";
 import { ask } from "./dialog.js";
 import { jobPath, request } from "./api.js";
 import { ENDED } from "./states.js";
@@ -14,7 +14,7 @@ export function showCheckpoints(state) {
   const { checkpoints } = state;
   $("unsaved").hidden = checkpoints.length > 0;
   fill("checkpoints", [...checkpoints].reverse().map((one) => row([whole(one.step), element("span", one.state + (one.pinned ? ", pinned" : "") + (one.best === 1 ? `, best (${Number(one.score.toPrecision(4))})` : one.best ? `, ${one.best}. best` : ""), { class: COLOURS[one.state] }), moment(one.committed_at), bytes(one.bytes), seconds(one.seconds),
-    seconds(one.stall_s), one.world_size || "–", element("code", one.url), buttons(one)], { title: one.message })));
+    seconds(one.stall_s), one.world_size || "–", element("code", said(one.url, "long")), buttons(one)], { title: one.message })));
 }
 
 function buttons(one) {

@@ -1,8 +1,8 @@
 // 2 to 10 jobs beside each other: their curves in one chart, their numbers, what differs in their specs, loss parity.
-import { $, element, fill, link, row } from "./dom.js";
+import { $, element, fill, link, row, said } from "./dom.js";
 import { jobPage, jobPath, request } from "./api.js";
 import { Live } from "./live.js";
-import { grant, number, percent, seconds, steps, whole } from "./format.js";
+import { grant, number, percent, seconds, steps, unitOf, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
 import { positions, smooth } from "./columns.js";
 import { flat } from "./differences.js";
@@ -27,15 +27,15 @@ const live = new Live({ async fleet(fleet) {
   if (fleet.items.every((job) => ENDED.has(job.state))) { live.close(); $("live").textContent = "ended"; }
 } });
 if (ids.length >= 2 && ids.length <= 10) live.open(`/v1/overview?limit=10&${ids.map((id) => `job=${encodeURIComponent(id)}`).join("&")}`);
-else $("problem").textContent = ids.length ? "Choose 2 to 10 jobs." : "Choose 2 to 10 jobs, here or on the page of all jobs.";
+else { $("result").hidden = $("list").hidden = true; $("problem").textContent = ids.length ? `Choose 2 to 10 jobs, not ${ids.length}.` : ""; }
 
 const chosen = () => ids.filter((id) => found.has(id)).map((id) => found.get(id));
 
 function show() {
   fill("jobs", chosen().map(({ job }, index) => {
-    const { status } = job, parity = element("td", index ? "…" : "reference");
+    const { status } = job, parity = element("td", said(index ? "…" : "reference"));
     if (index) judge(job.id, ids[0], parity);
-    return row([swatch(index), link(job.name, jobPage(job.id), { title: job.id }), badge(status.state), steps(status), number(status.loss), number(status.val_loss), number(status.tokens_per_s), grant(status),
+    return row([element("td", swatch(index), { class: "pick" }), element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }), badge(status.state), steps(status), number(status.loss), number(status.val_loss), status.tokens_per_s === null ? "–" : `${number(status.tokens_per_s)}${unitOf(job) === "tokens" ? "" : " samples/s"}`, grant(status),
       status.goodput ? percent(status.goodput.ratio) : "–", whole(status.incidents), whole(status.steps_lost), seconds(job.started_at ? (job.ended_at ?? job.updated_at) - job.started_at : null), parity]);
   }));
   showSpecs();
@@ -48,7 +48,7 @@ const swatch = (index) => { const made = element("span", "", { class: "swatch" }
 async function judge(id, against, cell) {
   const ended = [id, against].filter((one) => ENDED.has(found.get(one)?.job.status.state)).length, key = `${id} ${ended}`;
   if (!judged.has(key)) judged.set(key, request(`${jobPath(id)}/parity?against=${encodeURIComponent(against)}`).then(verdict, (error) => error.message));
-  cell.textContent = await judged.get(key);
+  cell.firstChild.textContent = await judged.get(key);
 }
 
 const verdict = (parity) => !parity.steps_compared ? "no step in common" : parity.bit_identical ? `the same bits in ${whole(parity.steps_compared)} steps`
@@ -58,7 +58,7 @@ function showSpecs() {
   const all = chosen(), flats = all.map(({ job }) => flat(job.spec));
   const paths = [...new Set(flats.flatMap(Object.keys))].sort().filter((path) => path !== "name" && new Set(flats.map((one) => one[path])).size > 1);
   fill("spec-heads", [element("th", "Key"), ...all.map(({ job }, index) => element("th", [swatch(index), job.name]))]);
-  fill("specs", paths.map((path) => row([element("code", path), ...flats.map((one) => one[path] ?? "–")])));
+  fill("specs", paths.map((path) => row([element("td", element("code", said(path, "long")), { class: "title" }), ...flats.map((one) => said(one[path] ?? "–"))])));
   $("equal").hidden = paths.length > 0 || all.length < 2;
 }
 

@@ -2,7 +2,7 @@
 import { $ } from "./dom.js";
 import { jobPath, request } from "./api.js";
 import { colours, onThemeChange } from "./theme.js";
-import { number, seconds, words } from "./format.js";
+import { number, seconds, unitOf, words } from "./format.js";
 import { positions, shares, smooth, stepAt } from "./columns.js";
 import { bands } from "./bands.js";
 import { mergedMetrics, metricTraces, namesOf, SHARE } from "./metric_curves.js";
@@ -29,6 +29,10 @@ export class Curves {
 
   render() {
     this.drawn = performance.now();
+    const isEmpty = !this.shown.series.step.length;
+    $("uncurved").hidden = !isEmpty;
+    $("curves").hidden = isEmpty;
+    if (isEmpty) return;
     const axis = $("axis").value, colour = colours();
     const series = this.detail ? merged(this.shown.series, this.detail) : this.shown.series;
     const { status } = this.shown.job;
@@ -37,7 +41,7 @@ export class Curves {
     const when = (at) => axis === "time" ? new Date(at * 1000) : stepAt(series, at) * (axis === "tokens" ? tokens : 1);
     const names = namesOf(series), weight = Number($("smoothing").value);
     const traces = [...this.values(series, x(series), colour), ...metricTraces(series, names, x(series), weight, colour, (place) => axisName(ROWS.length + place)), ...this.accounts(x(this.shown.samples), colour), incidents(this.shown.incidents, when, colour)];
-    window.Plotly.react($("curves"), traces, this.layout(axis, bands(this.shown, when), colour, names), { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] })
+    window.Plotly.react($("curves"), traces, this.layout(axis, bands(this.shown, when), colour, names, unitOf(this.shown.job)), { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] })
       .then((chart) => this.listen(chart));
   }
 
@@ -60,11 +64,11 @@ export class Curves {
     return [stair("wanted", samples.wanted, colour.dim, "dot"), stair("granted", samples.granted, colour.warn, "dash"), stair("had", samples.workers, colour.done), ...areas];
   }
 
-  layout(axis, { shapes, labels }, colour, names) {
-    const whole = 1 + names.length * (SHARE + GAP), rows = [...ROWS, ...names.map((name) => [name, SHARE])];
+  layout(axis, { shapes, labels }, colour, names, unit) {
+    const whole = 1 + names.length * (SHARE + GAP), rows = [...ROWS.map(([title, share]) => [title.replace("tokens", unit), share]), ...names.map((name) => [name, SHARE])];
     const layout = { height: HEIGHT * whole, margin: { l: 58, r: 12, t: 24, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour.ink, size: 11 },
       showlegend: false, hovermode: "x", hoversubplots: "axis", hoverlabel: { font: { size: 11 }, namelength: -1 }, dragmode: "zoom", uirevision: axis, shapes, annotations: labels,
-      xaxis: { title: { text: axis === "time" ? "" : axis }, anchor: axisName(rows.length - 1), gridcolor: colour.line, zeroline: false, showspikes: true, spikemode: "across", spikesnap: "cursor",
+      xaxis: { title: { text: axis === "time" ? "" : axis.replace("tokens", unit) }, anchor: axisName(rows.length - 1), gridcolor: colour.line, zeroline: false, showspikes: true, spikemode: "across", spikesnap: "cursor",
         spikethickness: 1, spikecolor: colour.dim, spikedash: "solid", ...(axis === "time" ? { type: "date" } : {}) } };
     let top = 1;
     rows.forEach(([title, share], index) => {

@@ -19,14 +19,20 @@ export function svg(name, attributes, children = []) {
   return made;
 }
 
+// Words of any length in a cell of a table: they take lines of their own instead of all its width.
+export const said = (text, more = "") => element("div", text, { class: `said ${more}` });
 export const row = (cells, attributes = {}) => element("tr", cells.map((cell) => cell instanceof HTMLTableCellElement ? cell : element("td", cell)), attributes);
 export const link = (text, href, attributes = {}) => element("a", text, { href, ...attributes });
 export const facts = (pairs) => pairs.map(([name, value]) => element("div", [element("dt", name), element("dd", value)]));
 
-// Replaces the children. If one of their controls had the focus, the control that takes its place gets it.
+// Replaces the children. If one of their controls had the focus, the control that takes its place gets it. Each cell of a
+// table of cards gets the name of its column: on a narrow screen it stands before the value, and the heads are hidden.
 export function fill(id, rows) {
+  $(id).closest("table.cards")?.toggleAttribute("hidden", $(id).tagName === "TBODY" && !rows.length);
   const focused = placeOf(document.activeElement);
   $(id).replaceChildren(...rows);
+  const names = [...($(id).closest("table.cards > tbody")?.parentElement.querySelectorAll("thead th") ?? [])].map((head) => head.textContent.replace(/ [▾▴]/, ""));
+  for (const one of names.length ? rows : []) [...one.cells].forEach((cell, index) => { cell.dataset.name = names[index] ?? ""; cell.classList.toggle("unknown", cell.textContent === "–"); });
   returnTo(focused);
 }
 

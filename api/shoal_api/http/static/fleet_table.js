@@ -1,12 +1,12 @@
 // The table of jobs: its heads sort, its rows link, its boxes choose jobs to compare.
-import { $, element, link, row } from "./dom.js";
+import { $, element, fill, link, row, said } from "./dom.js";
 import { jobPage } from "./api.js";
 import { brief, grant, moment, number, percent, progressOf, seconds, steps, whole } from "./format.js";
 import { badge } from "./states.js";
 import { spark } from "./spark.js";
 
 const HEADS = [["", ""], ["Job", "name"], ["State", "state"], ["Progress", "step"], ["Remaining", "eta_s"], ["Loss", "loss"], ["Workers", ""],
-  ["Tokens/s", "tokens_per_s"], ["Goodput", "goodput"], ["Incidents", "incidents"], ["User", "user", "Project", "project"], ["Priority", "priority"], ["Submitted", "created"]];
+  ["Tokens/s", "tokens_per_s"], ["Goodput", "goodput"], ["Incidents", "incidents"], ["User", "user", "Project", "project"], ["Submitted", "created", "Priority", "priority"]];
 const chosen = new Set();
 
 export function showHeads(view, change) {
@@ -27,7 +27,7 @@ function button(name, order, view, change) {
 
 export function showJobs({ items, total }, view) {
   const focused = document.activeElement?.closest?.("tr")?.dataset.id;
-  $("jobs").replaceChildren(...items.map(jobRow));
+  fill("jobs", items.map(jobRow));
   if (focused) $("jobs").querySelector(`tr[data-id="${CSS.escape(focused)}"] a`)?.focus();
   $("none").hidden = total > 0;
   const filtered = view.search || view.state || view.project || view.label;
@@ -40,15 +40,12 @@ function jobRow(job) {
   const share = progressOf(job);
   const progress = share === null ? [] : [element("progress", null, { max: 1, value: share, "aria-label": "Progress" })];
   const labels = Object.entries(job.labels).map(([key, value]) => `${key}=${value}`).join(" ");
-  const name = element("div", [link(job.name, jobPage(job.id)), ...[job.id, labels].filter(Boolean).map((text) => element("div", text, { class: "dim small" }))]);
-  const owner = element("div", [element("div", job.user), element("div", job.project, { class: "dim small" })]);
-  const state = element("div", [badge(job.state, job.queue_position), element("div", waits(job), { class: "dim small" })]);
-  const cells = [["", box], ["", name], ["", state], ["Progress", element("div", [...progress, element("div", steps(job), { class: "small" })])],
-    ["Remaining", seconds(job.eta_s)], ["Loss", element("div", [number(job.loss), spark(job.losses, "Loss")])],
-    ["Workers", element("div", [grant(job), spark(job.world_sizes, "World size", { steps: true })])], ["Tokens/s", number(job.tokens_per_s)],
-    ["Goodput", percent(job.goodput)], ["Incidents", whole(job.incidents)], ["User / Project", owner], ["Priority", job.priority],
-    ["Submitted", element("span", brief(job.created_at), { title: moment(job.created_at) })]];
-  return row(cells.map(([head, cell]) => element("td", cell, { "data-name": head })), { class: "row", "data-id": job.id });
+  const name = [said(link(job.name, jobPage(job.id))), element("div", job.id, { class: "dim small" }), ...(labels ? [said(labels, "dim small")] : [])];
+  const owner = [said(job.user), said(job.project, "dim small")];
+  const state = [badge(job.state, job.queue_position), said(waits(job), "dim small")];
+  return row([element("td", box, { class: "pick" }), element("td", name, { class: "title" }), element("td", state, { class: "title", title: job.message }), element("div", [...progress, said(steps(job), "small few")]),
+    seconds(job.eta_s), element("div", [number(job.loss), spark(job.losses, "Loss")]), element("div", [grant(job), spark(job.world_sizes, "World size", { steps: true })]), number(job.tokens_per_s),
+    percent(job.goodput), whole(job.incidents), element("td", owner), [element("div", brief(job.created_at), { title: moment(job.created_at) }), ...(job.priority ? [element("div", `priority ${job.priority}`, { class: "dim small" })] : [])]], { class: "row", "data-id": job.id });
 }
 
 // Why a job waits; the message of a job that trains says nothing that the row does not.

@@ -26,4 +26,6 @@ export function bytes(count) {
 
 export const steps = ({ step, total_steps: total }) => whole(step) + (total ? ` / ${whole(total)}` : "");
 export const progressOf = ({ step, total_steps: total }) => total ? Math.min(1, step / total) : null;
+// What a task without tokens trains on are samples: one token each.
+export const unitOf = ({ spec, status }) => status.step && status.tokens === status.step * spec.batch.global_size ? "samples" : "tokens";
 export const grant = (one) => one.workers === one.desired_workers ? whole(one.workers) : `${one.workers} of ${one.desired_workers}`;

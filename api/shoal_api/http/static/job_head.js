@@ -1,7 +1,7 @@
 // What the job is and does, in words and numbers.
 import { $, element, fillFacts } from "./dom.js";
-import { moment, number, percent, progressOf, seconds, steps, whole } from "./format.js";
-import { badge } from "./states.js";
+import { moment, number, percent, progressOf, seconds, steps, unitOf, whole } from "./format.js";
+import { badge, ENDED } from "./states.js";
 
 export function showHead(job) {
   const status = job.status;
@@ -9,17 +9,20 @@ export function showHead(job) {
   $("title").replaceChildren(`${job.name} `, badge(status.state, job.queue?.position));
   $("progress").value = progressOf(status) ?? 0;
   $("message").textContent = [status.message, status.note].filter(Boolean).join(" ");
-  fillFacts("facts", [["Id", job.id], ["User", job.spec.user], ["Project", job.spec.project], ["Priority", job.spec.priority], ...queue(job.queue), ["Step", steps(status)],
-    ["Loss", number(status.loss)], ["Validation loss", number(status.val_loss)], ["Validation bits/byte", number(status.val_bits_per_byte)],
-    ["Tokens/s", number(status.tokens_per_s)], ["Workers", `${status.workers} of ${status.desired_workers} granted`], ...heldBack(status.held_back), ["Layout", status.layout || "–"], ["Remaining", seconds(status.eta_s)],
-    ["Incidents", whole(status.incidents)], ["Steps lost", whole(status.steps_lost)], ["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"],
-    ["Snapshots", snapshots(status)], ["A dead worker", workerLoss(status)], ["A lost node costs", nodeLoss(status)], ["Checkpoint at step", whole(status.checkpoint_step)], ["Parameters", number(status.num_parameters)],
-    ["Attempt, generation", `${status.attempt}, ${status.generation}`], ...origin(job.spec), ...best(job), ["Submitted", moment(job.created_at)], ...(job.ended_at ? [["Ended", moment(job.ended_at)]] : []),
-    ...Object.entries(job.spec.labels || {}).map(([key, value]) => [`Label ${key}`, value])]);
+  const unit = unitOf(job), isOver = ENDED.has(status.state);
+  fillFacts("facts", [...queue(job.queue), ["Step", steps(status)], ["Loss", number(status.loss)], ...known([["Validation loss", number(status.val_loss)]]),
+    ...(isOver ? [] : [[`${unit[0].toUpperCase()}${unit.slice(1)}/s`, number(status.tokens_per_s)], ["Workers", `${status.workers} of ${status.desired_workers} granted`], ...heldBack(status.held_back), ["Remaining", seconds(status.eta_s)]]),
+    ...known([["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"]]), ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${number(status.steps_lost)} steps lost`]] : []), ...origin(job.spec), ...best(job)]);
+  fillFacts("more-facts", known([["Id", job.id], ["User", job.spec.user], ["Project", job.spec.project], ["Priority", job.spec.priority], ["Submitted", moment(job.created_at)], ["Ended", moment(job.ended_at)],
+    ...Object.entries(job.spec.labels || {}).map(([key, value]) => [`Label ${key}`, value]), ["Layout", status.layout || "–"], ["Parameters", number(status.num_parameters)], ["Validation bits/byte", number(status.val_bits_per_byte)],
+    ["Snapshots", snapshots(status)], ["A dead worker", workerLoss(status)], ["A lost node costs", nodeLoss(status)], ["Checkpoint at step", whole(status.checkpoint_step)],
+    ["Attempt, generation", status.attempt ? `${status.attempt}, ${status.generation}` : "–"]]));
   $("failure").hidden = !status.failure;
   if (status.failure) $("failure").textContent = `ranks ${status.failure.ranks.join(", ")} at step ${status.failure.step}\n${status.failure.traceback || status.failure.message}`;
 }
 
+// Those that have a value: a row of dashes says nothing.
+const known = (pairs) => pairs.filter(([, value]) => value !== "–");
 const queue = (place) => !place ? [] : [["Position in the queue", place.position], ["Expected start", place.expected_at === null ? "not known" : moment(place.expected_at)],
   ["Who holds what it waits for", place.holders.join(", ") || "–"]];
 // What it began with: the checkpoint of another job, or a file of weights.

@@ -1,22 +1,29 @@
-// Begins a session: with the token that is typed in, or with the code of a link, which is behind the # of the address.
+// Begins a session: with the token that is typed in, or with the code of a link, which is behind the # of the address. A link
+// that is pasted into a tab at this page changes only that part, so the page is not loaded again and has to look itself.
 import { $ } from "./dom.js";
 import { request } from "./api.js";
 
-const given = new URLSearchParams(location.hash.slice(1));
-const next = given.get("next") || "/";
-// Only a path of this server: a link must not lead elsewhere after the login.
-const target = /^\/(?![/\\])/.test(next) ? next : "/";
-history.replaceState(null, "", "/login");
+let target = "/";
 
+addEventListener("hashchange", readAddress);
 $("login").addEventListener("submit", (event) => { event.preventDefault(); logIn({ token: $("token").value.trim() }); });
+if (!readAddress()) request("/v1/whoami", { anonymous: true }).then(() => location.replace(target), () => {});
+
+// Whether the address has a code. The code is taken out of it, so that it stays in no history.
+function readAddress() {
+  const given = new URLSearchParams(location.hash.slice(1)), next = given.get("next"), code = given.get("code");
+  // Only a path of this server: a link must not lead elsewhere after the login.
+  if (next && /^\/(?![/\\])/.test(next)) target = next;
+  history.replaceState(null, "", "/login");
+  if (code) logIn({ code });
+  return Boolean(code);
+}
 
 async function logIn(body) {
   $("submit").disabled = true;
+  $("verdict").textContent = "";
   try {
     await request("/v1/session", { method: "POST", body });
     location.replace(target);
   } catch (error) { $("verdict").textContent = error.message; $("submit").disabled = false; $("token").focus(); }
 }
-
-if (given.get("code")) logIn({ code: given.get("code") });
-else request("/v1/whoami", { anonymous: true }).then(() => location.replace(target), () => {});

@@ -1,5 +1,5 @@
 // The jobs with a label as one table, and as parallel coordinates: an axis for each label, then the results.
-import { $, element, fill, link, row } from "./dom.js";
+import { $, element, fill, link, row, said } from "./dom.js";
 import { jobPage, request } from "./api.js";
 import { Live } from "./live.js";
 import { number, percent, plural, steps } from "./format.js";
@@ -39,7 +39,7 @@ function show() {
   const sorted = [...items].sort((a, b) => compare(value(a), value(b)) * (up ? 1 : -1));
   fill("heads", columns.map(([title]) => element("th", element("button", title + (title === order ? (up ? " ▴" : " ▾") : ""), { type: "button", click: () => { up = title === order ? !up : true; order = title; show(); } }),
     { "aria-sort": title === order ? (up ? "ascending" : "descending") : "none" })));
-  fill("jobs", sorted.map((job) => row([link(job.name, jobPage(job.id), { title: job.id }), [badge(job.state), job.reason === "pruned" ? " pruned" : ""], ...names.map((name) => job.labels[name] ?? "–"), steps(job), number(job.loss), number(job.val_loss), number(job.tokens_per_s), percent(job.goodput), job.incidents, job.state === "RUNNING" ? "" : job.message], { class: "row" })));
+  fill("jobs", sorted.map((job) => row([element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }), element("td", [badge(job.state), job.reason === "pruned" ? " pruned" : ""], { class: "title" }), ...names.map((name) => job.labels[name] ?? "–"), steps(job), number(job.loss), number(job.val_loss), number(job.tokens_per_s), percent(job.goodput), job.incidents, element("td", job.state === "RUNNING" ? "" : job.message, { class: "text" })], { class: "row" })));
   draw(names);
 }
 

@@ -27,6 +27,9 @@ _ORDER = (
     JobState.QUEUED,
 )
 """What needs attention first."""
+_NUM_HEAD_LINES = 6
+_WIDE = 150
+_LINES_IF_NARROW = 3
 
 
 def top_page(jobs: Sequence[JobSummary], cluster: ClusterView, now: float, max_rows: int = 50) -> RenderableType:
@@ -37,6 +40,11 @@ def top_page(jobs: Sequence[JobSummary], cluster: ClusterView, now: float, max_r
     if len(rows) > max_rows:
         page.append(Text(f"and {count_text(len(rows) - max_rows, 'more job')}", style="dim"))
     return Group(*page)
+
+
+def rows_that_fit(width: int, height: int) -> int:
+    """Jobs that a screen shows below the head; on a narrow one a job takes several lines."""
+    return max(1, (height - _NUM_HEAD_LINES) // (1 if width >= _WIDE else _LINES_IF_NARROW))
 
 
 def _head(jobs: Sequence[JobSummary], cluster: ClusterView, now: float) -> Text:

@@ -1,0 +1,109 @@
+"""The page of a job in states that a real run passes quickly or ends in, and the page that compares none."""
+
+from __future__ import annotations
+
+from kit.processes.chromium import Browser
+from kit.worlds.written_service import RUNNING, Service
+from shoal_service.views import JobView
+from shoal_workers.contract.job import EndReason, JobState
+
+ACTIONS = "[...document.querySelectorAll('#actions button')].map((one) => one.dataset.action)"
+NAMES = "[...document.querySelectorAll('#facts dt')].map((one) => one.textContent)"
+
+
+def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_its_head(
+    reader: Browser, written: Service
+) -> None:
+    failed = _failed(written)
+    _open(reader, written, failed)
+    assert reader.run(ACTIONS) == ["retry", "extend", "again", "delete"]
+    _do(reader, "again", "A new job with the same spec")
+    reader.until(lambda: failed.id not in reader.run("location.pathname"), "the page of the new job")
+    reader.sees("#title", "QUEUED")
+    again = written.store.get_job(reader.run("location.pathname").rpartition("/")[2])
+    assert again.spec == failed.spec and again.id != failed.id
+
+    _open(reader, written, failed)
+    _do(reader, "retry", "goes on from its checkpoint of step 10")
+    reader.sees("#title", "QUEUED")
+    done = written.add_job(name="done")
+    written.train(done)
+    written.finish(done)
+    _open(reader, written, done)
+    assert reader.run(ACTIONS) == ["extend", "again", "delete"]
+    reader.click('[data-action="extend"]')
+    reader.fill("#dialog-value", "50")
+    reader.sees("#dialog-words", "More than the 100 steps that are done.")
+    reader.click("#dismiss")
+    _do(reader, "extend", "from its checkpoint of step 10 to step 200")
+    reader.until(lambda: written.store.get_job(done.id).spec.stop.steps == 200, "the new end")
+
+    gone = _failed(written)
+    _open(reader, written, gone)
+    _do(reader, "delete", "This cannot be undone")
+    reader.until(lambda: reader.run("location.pathname") == "/", "the page of all jobs")
+    assert [one.job_id for one in written.store.deletions(project=None, limit=10, visible=None)] == [gone.id]
+    assert reader.complaints() == []
+
+
+def test_a_queued_job_has_no_axes_and_no_heads_of_empty_tables(reader: Browser, written: Service) -> None:
+    job = written.add_job()
+    _open(reader, written, job)
+    reader.sees("#uncurved", "The curves begin with the first step.")
+    assert reader.run("document.querySelector('#curves').clientHeight") == 0
+    shown = "[...document.querySelectorAll('section table')].filter((one) => one.checkVisibility()).length"
+    assert reader.run(shown) == 0
+    assert len(reader.run(NAMES)) < 8, "the other facts are behind a line that opens them"
+    reader.click("details summary")
+    reader.sees("#more-facts", job.id)
+
+
+def test_the_log_holds_what_the_task_prints_and_events_only_if_they_are_wanted(
+    reader: Browser, written: Service
+) -> None:
+    job = written.add_job()
+    _open(reader, written, job)
+    reader.sees("#lines", "The task has printed nothing yet.")
+    written.train(job)
+    reader.sees("#lines", "hello from rank 1")
+    reader.sees("#events", "SIGKILL")
+    assert "SIGKILL" not in reader.text("#lines") and "nothing" not in reader.text("#lines")
+    reader.click("#log-events")
+    reader.sees("#lines", "SIGKILL")
+
+
+def test_a_task_without_tokens_trains_on_samples(reader: Browser, written: Service) -> None:
+    for tokens, name in ((320, "Samples/s"), (320 * 128, "Tokens/s")):
+        job = written.add_job()
+        written.begin(job)
+        written.report(job, RUNNING.model_copy(update={"tokens": tokens}))
+        _open(reader, written, job)
+        assert name in reader.run(NAMES)
+
+
+def test_the_page_that_compares_no_jobs_says_how_to_choose_some(reader: Browser, written: Service) -> None:
+    reader.open(f"{written.url}/compare")
+    reader.sees("main", "has a box at each job")
+    assert reader.text("#problem") == "" and reader.run("document.querySelector('#chart').clientHeight") == 0
+    reader.open(f"{written.url}/compare?jobs=one")
+    reader.sees("#problem", "Choose 2 to 10 jobs, not 1.")
+
+
+def _failed(written: Service) -> JobView:
+    job = written.add_job(name="failed", retry={"max_failures": 0})
+    written.train(job)
+    written.finish(job, EndReason.STORAGE_FAILED, "no space")
+    assert written.store.get_job(job.id).status.state is JobState.FAILED
+    return job
+
+
+def _open(reader: Browser, written: Service, job: JobView) -> None:
+    reader.open(f"{written.url}/jobs/{job.id}")
+    reader.sees("#title", job.name)
+    reader.until(lambda: reader.run(ACTIONS), "the buttons")
+
+
+def _do(reader: Browser, action: str, words: str) -> None:
+    reader.click(f'[data-action="{action}"]')
+    reader.sees("#dialog-words", words)
+    reader.click("#confirm")

@@ -1,0 +1,100 @@
+"""The pages at the widths of a small laptop and of a phone, with texts as long as real ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.processes.chromium import Browser
+from kit.worlds.written_service import CHECKPOINT, RUNNING, Service
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.views import JobStatus, JobView
+from shoal_workers.contract.job import EndReason, JobState
+
+LAPTOP, PHONE = 1400, 420
+REASON = (
+    "waits for at least 4 workers of 2 CPUs and 1 GPU each; 0 of at least 4 are ready (node 10.0.0.7 has 3 CPUs free, "
+    "node 10.0.0.8 has 1 CPU free); the queue is in order of priority"
+)
+LABELS = {"sweep": "learning-rate", "lr": "3e-4", "weight-decay": "0.1", "team": "speech-recognition", "seed": "1"}
+SHOWN = "[...document.querySelectorAll('.wide')].filter((one) => one.clientWidth)"
+TOO_WIDE = f"{SHOWN}.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)"
+CUT_OFF = (
+    "[...document.querySelectorAll('main *')].filter((one) => !one.closest('svg, details, .skip, .chart') && "
+    "one.getBoundingClientRect().right > document.documentElement.clientWidth + 1).map((one) => one.outerHTML)"
+)
+NARROW = (
+    "[...document.querySelectorAll('table.cards')].filter((one) => one.clientWidth && "
+    "one.querySelector('tbody').clientWidth < one.closest('.card').clientWidth - 40).map((one) => one.innerText)"
+)
+NAMELESS = (
+    "[...document.querySelectorAll('table.cards tbody td:not(.title, .pick)')].filter((one) => one.clientWidth && "
+    "!one.dataset.name).map((one) => one.innerText)"
+)
+HEADS = "[...document.querySelectorAll('table.cards thead')].filter((one) => one.clientWidth).length"
+
+
+@pytest.fixture
+def jobs(written: Service) -> list[JobView]:
+    """One that trains, one that waits, and one that has failed."""
+    trains, waits, failed = (
+        written.add_job(name=name, labels=LABELS, user="ada.lovelace", project="speech", **more)
+        for name, more in (
+            ("language-model-pretraining", {}),
+            ("waits", {"priority": -10}),
+            ("failed", {"retry": {"max_failures": 0}}),
+        )
+    )
+    for job in (trains, failed):
+        written.train(job)
+    fast = RUNNING.model_copy(update={"step": 123_456, "total_steps": 200_000, "tokens_per_s": 1_234_567.0})
+    url = f"/var/lib/shoal/checkpoints/speech/{trains.id}/step-000000123456-a1-g2"
+    written.report(trains, fast, checkpoints=(CHECKPOINT.model_copy(update={"step": 123_456, "url": url}),))
+    written.begin(waits)
+    written.report(waits, JobStatus(state=JobState.WAITING, message=REASON, total_steps=100, desired_workers=4))
+    end = AttemptEnd(reason=EndReason.STORAGE_FAILED, message=f"s3://bucket/{'very-long/' * 20} refused it", step=20)
+    written.report(failed, fast, end=end)
+    return [trains, waits, failed]
+
+
+def test_the_tables_of_a_laptop_show_all_their_columns(reader: Browser, written: Service, jobs: list[JobView]) -> None:
+    reader.look(width=LAPTOP)
+    for path, there in _pages(jobs).items():
+        reader.open(written.url + path)
+        reader.until(lambda there=there: reader.count(there), path)
+        assert reader.run(TOO_WIDE) == [], path
+    reader.open(f"{written.url}/jobs/{jobs[0].id}")
+    reader.until(lambda: reader.count("#checkpoints tr"), "checkpoints")
+    heights = reader.run("[...document.querySelectorAll('#checkpoints tr')].map((one) => one.clientHeight)")
+    assert max(heights) < 80, "the actions of a checkpoint stand beside each other"
+    assert reader.complaints() == []
+
+
+def test_a_phone_shows_each_row_as_a_card_with_names_and_nothing_is_cut_off(
+    reader: Browser, written: Service, jobs: list[JobView]
+) -> None:
+    reader.look(width=PHONE)
+    for path, there in _pages(jobs).items():
+        reader.open(written.url + path)
+        reader.until(lambda there=there: reader.count(there), path)
+        assert reader.run("document.documentElement.scrollWidth") <= PHONE, path
+        assert reader.run(CUT_OFF) == [], path
+        assert reader.run(NARROW) == [] and reader.run(NAMELESS) == [] and reader.run(HEADS) == 0, path
+    assert reader.complaints() == []
+
+
+def test_the_login_page_fits_a_phone(stranger: Browser) -> None:
+    stranger.look(width=PHONE)
+    stranger.driver.refresh()
+    stranger.until(lambda: stranger.count("#token"), "the form")
+    assert stranger.run(CUT_OFF) == []
+
+
+def _pages(jobs: list[JobView]) -> dict[str, str]:
+    """By path what is there once the page has its data."""
+    ids = ",".join(job.id for job in jobs)
+    return {
+        "/": "#jobs tr",
+        f"/jobs/{jobs[0].id}": "#checkpoints tr",
+        f"/compare?jobs={ids}": "#jobs tr",
+        "/sweeps?label=sweep": "#jobs tr",
+    }
