@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shoal_service.core.scheduling.estimates import AGED_AFTER_S
 from shoal_service.core.quantities import count_text
+from shoal_service.core.scheduling.estimates import AGED_AFTER_S
 from shoal_service.core.scheduling.market import MarketJob
 from shoal_service.core.scheduling.plan import Entry
 
