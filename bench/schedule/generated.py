@@ -11,7 +11,7 @@
 | projects | in half of the markets two to four, with weights, guarantees and some limits |
 | priorities | in one market of three, up to a quarter of the jobs has priority 50 |
 | spot | in one market of three, nodes leave and return |
-| costs | a change of size 0.15 to 1.5 s, a start 3 to 8 s; the ranges that were measured on Shoal |
+| costs | a change of size 0.15 to 1.5 s, a start 3 to 8 s, as on a machine whose workers are warm or not |
 
 CHOICE_SEEDS are for choosing the policy, TEST_SEEDS for judging it. No test seed may have a part in a choice.
 """

@@ -2,7 +2,7 @@
 import { $ } from "./dom.js";
 import { jobPath, request } from "./api.js";
 import { colours, onThemeChange } from "./theme.js";
-import { number, seconds, unitOf, words } from "./format.js";
+import { number, plural, seconds, unitOf, words } from "./format.js";
 import { positions, shares, smooth, stepAt } from "./columns.js";
 import { bands } from "./bands.js";
 import { mergedMetrics, metricTraces, namesOf, SHARE } from "./metric_curves.js";
@@ -111,7 +111,7 @@ function merged(series, items) {
 
 function incidents(all, when, colour) {
   const text = all.map((one) => [words(one.cause), one.ranks.length ? `rank ${one.ranks.join(", ")}` : "", `${one.from_layout || one.from_workers} → ${one.to_layout ?? one.to_workers ?? "…"}`,
-    `recovery ${seconds(one.recovery_s)}`, `${number(one.steps_lost)} steps lost`, one.state_source ? `state from ${one.state_source}` : ""].filter(Boolean).join("<br>"));
+    `recovery ${seconds(one.recovery_s)}`, `${plural(one.steps_lost, "step")} lost`, one.state_source ? `state from ${one.state_source}` : ""].filter(Boolean).join("<br>"));
   return { type: "scatter", mode: "markers", name: "incident", x: all.map((one) => when(one.at)), y: all.map(() => 0.5), yaxis: axisName(6), text, hovertemplate: "%{text}",
     marker: { symbol: "diamond", size: 11, color: all.map((one) => one.closed ? colour.bad : colour.warn) } };
 }

@@ -1,6 +1,6 @@
 // What the job is and does, in words and numbers.
 import { $, element, fillFacts } from "./dom.js";
-import { moment, number, percent, progressOf, seconds, steps, unitOf, whole } from "./format.js";
+import { moment, number, percent, plural, progressOf, seconds, steps, unitOf, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
 
 export function showHead(job) {
@@ -12,7 +12,7 @@ export function showHead(job) {
   const unit = unitOf(job), isOver = ENDED.has(status.state);
   fillFacts("facts", [...queue(job.queue), ["Step", steps(status)], ["Loss", number(status.loss)], ...known([["Validation loss", number(status.val_loss)]]),
     ...(isOver ? [] : [[`${unit[0].toUpperCase()}${unit.slice(1)}/s`, number(status.tokens_per_s)], ["Workers", `${status.workers} of ${status.desired_workers} granted`], ...heldBack(status.held_back), ["Remaining", seconds(status.eta_s)]]),
-    ...known([["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"]]), ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${number(status.steps_lost)} steps lost`]] : []), ...origin(job.spec), ...best(job)]);
+    ...known([["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"]]), ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${plural(status.steps_lost, "step")} lost`]] : []), ...origin(job.spec), ...best(job)]);
   fillFacts("more-facts", known([["Id", job.id], ["User", job.spec.user], ["Project", job.spec.project], ["Priority", job.spec.priority], ["Submitted", moment(job.created_at)], ["Ended", moment(job.ended_at)],
     ...Object.entries(job.spec.labels || {}).map(([key, value]) => [`Label ${key}`, value]), ["Layout", status.layout || "–"], ["Parameters", number(status.num_parameters)], ["Validation bits/byte", number(status.val_bits_per_byte)],
     ["Snapshots", snapshots(status)], ["A dead worker", workerLoss(status)], ["A lost node costs", nodeLoss(status)], ["Checkpoint at step", whole(status.checkpoint_step)],
