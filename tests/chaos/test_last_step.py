@@ -24,7 +24,7 @@ def test_a_final_validation_that_always_crashes_costs_no_step_and_keeps_the_mode
     job = run.finish(JobState.FAILED)
     assert job.status.reason == EndReason.VALIDATION_FAILED
     assert (job.status.step, job.status.checkpoint_step, job.status.steps_lost) == (20, 20, 0)
-    assert "step-000000000020-a1-g1 is committed" in job.status.message
+    assert "step-000000000020-a1-g1 committed" in job.status.message
     assert [event.data["step"] for event in run.events("generation.forming")] == [0, 20, 20]
     [committed] = run.events("checkpoint.committed")
     assert committed.seq < run.events("worker.lost")[0].seq, "committed before the validation"

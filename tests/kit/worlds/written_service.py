@@ -207,11 +207,11 @@ def written_service(store_url: str, *, state_dir: Path, checkpoints: Path) -> It
         checkpoint_url=str(checkpoints),
     )
     listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"  # before the server takes it over
     server = make_server(app, host="127.0.0.1", port=0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         token = (state_dir / ADMIN_TOKEN_FILE).read_text().strip()
         yield Service(url=url, store=store, epoch=lease.epoch, cluster=cluster, token=token)
     finally:
