@@ -98,3 +98,16 @@ def _pages(jobs: list[JobView]) -> dict[str, str]:
         f"/compare?jobs={ids}": "#jobs tr",
         "/sweeps?label=sweep": "#jobs tr",
     }
+
+
+def test_the_chart_of_a_comparison_covers_nothing_after_a_resize(
+    reader: Browser, written: Service, jobs: list[JobView]
+) -> None:
+    plot = "document.querySelector('#chart .main-svg')"
+    reader.look(width=LAPTOP)
+    reader.open(f"{written.url}/compare?jobs={jobs[0].id},{jobs[2].id}")
+    reader.until(lambda: reader.count("#chart .main-svg") and reader.count("#specs tr"), "the chart")
+    reader.look(width=LAPTOP - 300)
+    reader.until(lambda: reader.run(f"{plot}.getBoundingClientRect().right <= innerWidth"), "the chart is drawn anew")
+    below = reader.run("document.querySelector('#specs').closest('section').getBoundingClientRect().top")
+    assert reader.run(f"{plot}.getBoundingClientRect().bottom") <= below
