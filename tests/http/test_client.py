@@ -187,7 +187,7 @@ def test_an_unavailable_server_says_when_to_come_back_and_the_client_does(servic
     assert all(later - before >= 1.0 for before, later in pairwise(asked_mono)) and len(asked_mono) == 3
 
 
-def test_every_answer_that_the_service_is_unavailable_says_when_to_come_back(service: Any) -> None:
-    service.cluster.view = service.cluster.view.model_copy(update={"connected": False})
-    answer = service.http.get("/readyz")
+def test_every_answer_that_the_service_is_unavailable_says_when_to_come_back(own_service: Any) -> None:
+    own_service.cluster.view = own_service.cluster.view.model_copy(update={"connected": False})
+    answer = own_service.http.get("/readyz")
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")

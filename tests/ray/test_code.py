@@ -38,7 +38,7 @@ def test_the_wheel_has_the_license_the_version_and_the_console_script(wheel_pyth
         VERSION,
         "Apache-2.0",
         "text/markdown",
-        "shoal_api.cli.main:main",
+        "shoal_api.cli.entry:main",
         [f"shoal-{VERSION}.dist-info/licenses/LICENSE"],
         "# Shoal",
     ]

@@ -70,7 +70,7 @@ def test_a_final_validation_that_is_always_lost_ends_with_its_own_reason(new_wor
     world.die(max(world.workers))
     world.deliver_all()
     assert world.end.reason is EndReason.VALIDATION_FAILED
-    assert "step-000000000012-a1-g1 is committed" in world.end.message
+    assert "step-000000000012-a1-g1 committed" in world.end.message
     assert world.state.history.steps_lost == 0
 
 
