@@ -150,8 +150,8 @@ def written() -> dict[str, str]:
 
 
 def fingerprints() -> dict[str, str]:
-    """Of the calls, and of the schema of each document: changes whenever a field, a type or a default does, not with
-    its description."""
+    """A hash of the calls, and one of each document's schema: it changes whenever a field, a type or a default does,
+    not with a description."""
     found = {_path(kind): _hash(kind.model_json_schema()) for kind in TYPES}
     found["WorkerReport"] = _hash(TypeAdapter(WorkerReport).json_schema())
     return found | {name: _hash(calls(path, name)) for path, name in CALLS}

@@ -10,7 +10,7 @@ loss, delay  its host loses 15 % of its packets, or sends them 60 ms late (netem
 stop         SIGSTOP
 diverge      it calls a collective that the others do not call
 nan          its loss is not a number
-control      nothing, for as long as the longest of the others takes; right if nobody is suspected
+control      nothing, for as long as the longest of the others takes; right if no rank is suspected
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def run(target: Target, kind: str, rank: int) -> Outcome:
         found = _first(target, how.event, after)
     innocent = tuple(sorted(_suspected_since(target, after, ranks) - {rank}))
     if found is None:
-        return Outcome(kind, rank, None, "", None, innocent, "nobody was named")
+        return Outcome(kind, rank, None, "", None, innocent, "no rank was named")
     suspect = found.data.get("suspect") or {}
     return Outcome(
         kind=kind,
@@ -259,7 +259,7 @@ def _control(target: Target) -> Outcome:
     while (left_s := end_mono - time.monotonic()) > 0:
         target.client.events_page(target.job_id, after=target.last_event(), wait_s=min(2.0, left_s))
     suspected = tuple(sorted(_suspected_since(target, after, ranks)))
-    words = "nobody was suspected" if not suspected else "suspected without a fault"
+    words = "no rank was suspected" if not suspected else "suspected without a fault"
     return Outcome(CONTROL, -1, suspected or None, "", None, suspected, words)
 
 

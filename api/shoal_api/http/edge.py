@@ -28,7 +28,8 @@ _log = logging.getLogger(__name__)
 OPEN_ENDED = "shoal.open_ended"
 """Key of the scope that a route sets to STREAM or POLL if its answer lasts as long as the client waits."""
 STREAM, POLL = "stream", "poll"
-_CLIENT_GONE = 499
+CLIENT_GONE = 499
+"""The status that the log has, as nginx's does, for an answer that no client receives."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS = _SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
 
@@ -73,7 +74,7 @@ class Edge:
             else:
                 await self._app(scope, receive, send_with_headers)
         except ClientDisconnect:
-            status = status or _CLIENT_GONE  # before its body was complete: nobody is left to be answered
+            status = status or CLIENT_GONE  # it left before its body was complete
         except Exception:
             error_id = uuid.uuid4().hex
             request = {"error_id": error_id, "method": scope["method"], "path": scope["path"]}

@@ -28,8 +28,8 @@ _GZIP_FROM = 1024
 
 
 def media_type_of(accept: str) -> str:
-    """Of the two formats the one that a scraper's header Accept prefers (RFC 9110, 12.5.1). OpenMetrics only if it is
-    named; if neither is acceptable, the text format."""
+    """The format that a scraper's header Accept prefers (RFC 9110, 12.5.1). OpenMetrics only if it is named; if neither
+    format is acceptable, the text format."""
     wanted = _preferences(accept)
 
     def quality(known: Mapping[str, tuple[str, ...]]) -> float:

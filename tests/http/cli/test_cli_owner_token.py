@@ -14,7 +14,7 @@ from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE, id_of
 
 @pytest.fixture
 def file(service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a state directory of its own, with a token that the server knows."""
+    """The token file of a state directory, with a token that the server knows."""
     monkeypatch.setenv("SHOAL_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     (tmp_path / "state").mkdir()

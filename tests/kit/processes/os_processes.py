@@ -6,15 +6,13 @@ Called by tests/ and bench/. Touches only the processes whose pid or session the
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import time
 from pathlib import Path
 
 from shoal_api.demo.processes import descendants
-
-_PR_SET_CHILD_SUBREAPER = 36
+from shoal_workers.forkserver.orphans import adopt_orphans as adopt_orphans  # `end_all` finds what it adopts
 
 
 def is_alive(pid: int) -> bool:
@@ -64,11 +62,6 @@ def end_tree(root: int) -> None:
         send(pid, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(root, 0)
-
-
-def adopt_orphans() -> None:
-    """Descendants that lose their parent become children of this process, so that `end_all` finds them. Linux only."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_all() -> dict[int, str]:

@@ -56,7 +56,7 @@ class Service:
     epoch: int
     cluster: FakeClusterSource
     token: str
-    """Of the server's owner."""
+    """The owner's."""
     _seq: dict[str, int] = field(default_factory=dict)
 
     @property

@@ -141,7 +141,7 @@ def delete_checkpoint(
             one = _checkpoint_of(client, job_id, step, "committed", "damaged")
             if not yes:
                 if as_json or not sys.stdin.isatty():
-                    raise CliError("this cannot be undone, and nobody can be asked here", hint="add --yes")
+                    raise CliError("this cannot be undone; there is no terminal to ask", hint="add --yes")
                 typer.confirm(
                     f"Delete {one.url} ({size_text(one.bytes)})? This cannot be undone.", abort=True, err=True
                 )

@@ -8,13 +8,11 @@ from starlette.responses import Response
 from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model
+from shoal_api.http.edge import CLIENT_GONE
 from shoal_api.http.long_poll import while_connected
 from shoal_api.http.openapi import body_of
 from shoal_service.control.planning.request import PlanAnswer, PlanRequest
 from shoal_service.core.access.roles import Permission
-
-_CLIENT_GONE = 499
-"""Of an answer that nobody gets, as nginx has it in its log."""
 
 
 def routes(context: Context) -> APIRouter:
@@ -33,7 +31,7 @@ def routes(context: Context) -> APIRouter:
         plan = await read_model(request, PlanRequest)
         found = await while_connected(request, context.planning.answer(plan))
         if found is None:
-            return Response(status_code=_CLIENT_GONE)
+            return Response(status_code=CLIENT_GONE)
         return Response(found.model_dump_json(), media_type="application/json")
 
     return router

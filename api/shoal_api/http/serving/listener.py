@@ -2,7 +2,7 @@
 descriptors. A connection that is too many is closed at once, with a 503 if it is not encrypted.
 
 asyncio's own accept loop logs each failure and, in Python 3.11, goes on 2,048 times per wake-up: a server without a
-free descriptor writes hundreds of kilobytes a second and answers nobody. This socket keeps one descriptor in reserve,
+free descriptor logs hundreds of kilobytes a second and answers no request. This socket keeps one descriptor in reserve,
 with which it accepts and closes what it cannot serve. Used on one event loop.
 """
 
@@ -44,7 +44,7 @@ class ConnectionLimits:
     """Addresses and networks, separated by commas, that have the connections of many clients; * is every one."""
 
     def within(self, num_descriptors: int) -> int:
-        """How many connections there may be in all, in a process with so many descriptors."""
+        """The limit of all connections in a process with this number of descriptors."""
         return max(1, min(self.in_all, max(num_descriptors // 2, num_descriptors - _OWN_DESCRIPTORS)))
 
 

@@ -33,7 +33,7 @@ _VALID_S = 24 * 3600.0
 _AGAIN_S = 10.0
 _LEEWAY_S = 30
 _TIMEOUT_S = 5.0
-"""Of both requests together."""
+"""Limit for the two requests to the issuer together."""
 _log = logging.getLogger(__name__)
 
 

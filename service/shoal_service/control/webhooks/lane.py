@@ -42,7 +42,7 @@ class WebhookConfig:
 
     secrets: Secrets
     rules: WebhookRules
-    """Of the hooks of specs."""
+    """What hooks of specs may do."""
     hooks: tuple[ServiceWebhook, ...] = ()
     """Those of the settings."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)

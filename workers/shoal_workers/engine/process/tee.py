@@ -30,9 +30,9 @@ MAX_LINE_CHARS = 4000
 """The rest of a longer line is left out of the job's log."""
 READ_S = 0.5
 _MAX_SHOWN_BYTES = 256 << 10
-"""Of what is found at one time; the rest is left out of the job's log, and passed on all the same."""
+"""The most that one look adds to the job's log. The rest is left out there, and passed on all the same."""
 _MAX_BYTES = 64 << 20
-"""Of what is not passed on yet: Ray's stream is slower than the writers. The rest is lost."""
+"""The most that waits to be passed on, if Ray's stream is slower than the writers. The rest is lost."""
 _CHUNK_BYTES = 1 << 20
 _PUNCH_HOLE = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, see fallocate(2)."""

@@ -23,7 +23,7 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     "shard_units": ("model",),
     "export_config": ("model",),
 }
-"""Of each method, besides `self`; all are given by position."""
+"""What each method is called with, besides `self`; all are given by position."""
 
 
 def refuse_constructor(task_class: type) -> None:

@@ -135,9 +135,7 @@ def _find(session: Session, client: Client, wanted: _Wanted) -> list[str]:
         for one in found:
             session.output.say(f"{one.id}  {one.name}  {one.state}")
         if session.output.as_json or not sys.stdin.isatty():
-            raise CliError(
-                f"this would {wanted.verb} {len(found)} jobs, and nobody can be asked here", hint="add --yes"
-            )
+            raise CliError(f"this would {wanted.verb} {len(found)} jobs; there is no terminal to ask", hint="add --yes")
         typer.confirm(f"{wanted.verb.capitalize()} these {len(found)} jobs?", abort=True, err=True)
     return [one.id for one in found]
 

@@ -34,7 +34,7 @@ def delete(
             job_id = session.deletable(client, job)
             if not yes:
                 if as_json or not sys.stdin.isatty():
-                    raise CliError("this cannot be undone, and nobody can be asked here", hint="add --yes")
+                    raise CliError("this cannot be undone; there is no terminal to ask", hint="add --yes")
                 what = "" if keep_checkpoints else " and its checkpoints"
                 typer.confirm(f"Delete job {job_id}{what}? This cannot be undone.", abort=True, err=True)
             view = client.delete_job(job_id, checkpoints=not keep_checkpoints)
