@@ -1,6 +1,7 @@
 """The composition root of the control plane: store, control loop, HTTP edge, and a Ray cluster if none was given.
 
 HTTP requests are answered from the start; the cluster comes up in the background, and /readyz reports when it is there.
+The cluster and its gateway are children, and the gateway dials in as one from elsewhere does: no Ray here.
 Called by `shoal serve`. It decides nothing.
 """
 
@@ -15,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import uvicorn
@@ -24,20 +26,22 @@ from shoal_api.http.access.limits import Limits
 from shoal_api.http.app import create_app
 from shoal_api.http.serving.listener import ConnectionLimits
 from shoal_api.http.serving.server import Wire, make_server
-from shoal_api.process_memory import hide_process
 from shoal_api.stopping import SavingProgress, StopRequest
 from shoal_service.clock import SystemClock
 from shoal_service.cluster import hardware
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
+from shoal_service.clusters.config import GatewayConfig
+from shoal_service.clusters.wire import DEFAULT_CLUSTER
 from shoal_service.collector import spare_what_exists
-from shoal_service.control.access.admin_token import ensure_admin_token
+from shoal_service.control.access.admin_token import ensure_admin_token, ensure_cluster_token
 from shoal_service.control.access.oidc import Issuer, IssuerConfig
+from shoal_service.control.clusters.gateway_process import GatewayProcess
+from shoal_service.control.clusters.joined import JoinedCluster
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.ownership import own_name
 from shoal_service.control.profile_store import load_profiles, planning_profile
-from shoal_service.control.ray_process.remote_cluster import RemoteCluster
 from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
 from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.control.webhooks.delivery import WebhookDelivery
@@ -47,6 +51,7 @@ from shoal_service.control.webhooks.secrets import Secrets
 from shoal_service.core.access.claims import ClaimRules
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from shoal_service.core.quantities import count_text
+from shoal_service.process_memory import hide_process
 from shoal_service.settings import Settings, SettingsError, is_loopback, take_webhook_secrets
 from shoal_service.state_lock import StateLock
 from shoal_service.store.store import Store
@@ -61,6 +66,8 @@ from shoal_workers.snapshot_store.slots.registry import remove_attempts
 from shoal_workers.version import VERSION
 
 _STOP_S = 15.0
+_THREADS = 32
+"""For what blocks: the store, and orders to the cluster."""
 _HEAL_S = 1.0
 _NO_PROXIES = (
     "allow_plain_http is set and trusted_proxies (SHOAL_TRUSTED_PROXIES) is empty: behind a proxy, cookies are not "
@@ -82,10 +89,12 @@ def run_server(settings: Settings) -> None:
 
 async def _serve(settings: Settings, lock: StateLock) -> None:
     secrets = Secrets(take_webhook_secrets(), settings.webhook_secrets_dir)  # before processes inherit the environment
-    embedded = None if settings.ray_address else _embedded(settings)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="work"))
+    embedded = None if settings.ray_address or settings.cluster else _embedded(settings)
     store = await asyncio.to_thread(Store.open, settings.database_url)
     ensure_admin_token(store, settings.state_dir, now=time.time())
-    cluster = RemoteCluster(_ray_environment(embedded), settings.logs)
+    clock = SystemClock()
+    cluster = JoinedCluster(store, settings.cluster or DEFAULT_CLUSTER, clock, lambda: control.lease).start()
     profiles = load_profiles(settings.state_dir)
     config = ControlConfig(
         owner=own_name(),
@@ -102,7 +111,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     )
     console = JobConsole(store, since=time.time())
     requests, passes = RequestMetrics(), PassTimes()
-    control = ControlLoop(store, cluster, SystemClock(), config, times=passes)
+    control = ControlLoop(store, cluster, clock, config, times=passes)
     tallies = WebhookTallies(hook.name for hook in settings.webhooks)
     hooks = WebhookConfig(secrets=secrets, rules=settings.webhook_rules, hooks=settings.webhooks)
     if any(hook.is_apprise for hook in hooks.hooks) and not is_installed():
@@ -161,13 +170,33 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         server = make_server(app, wire=wire, host=host, port=port, log_requests=settings.log_level is LogLevel.DEBUG)
         _stop_on_signals(server, stop)
 
+        def configure_gateway() -> GatewayConfig:
+            address = embedded.address if embedded is not None else settings.ray_address
+            assert address
+            return GatewayConfig(
+                url=f"{wire.scheme}://{_netloc(_reachable(host), port)}",
+                token=ensure_cluster_token(store, settings.state_dir, cluster.name, now=time.time()),
+                cluster=cluster.name,
+                ca="" if settings.tls_cert is None else settings.tls_cert.read_text(encoding="ascii"),
+                is_same_machine=True,
+                ray_address=address,
+                ends_with_input=True,
+                logs=settings.logs,
+            )
+
+        gateway = None if settings.cluster else GatewayProcess(configure_gateway, _ray_environment(embedded))
+
         async def act() -> None:
-            await _connect(settings, cluster, embedded, stop.requested)
-            healing = asyncio.create_task(_keep_alive(embedded)) if embedded is not None else None
+            beside = [await _start_cluster(settings, embedded, stop.requested)]
+            if gateway is not None and not stop.requested.is_set():
+                beside.append(asyncio.create_task(gateway.run()))
+            await _wait_until_joined(cluster, stop.requested)
             if not stop.requested.is_set() or (embedded is not None and embedded.adopted):
                 await control.run(stop.now)
-            if healing is not None:
-                healing.cancel()
+            for one in beside:
+                one.cancel()
+            if gateway is not None:
+                await asyncio.to_thread(gateway.stop)
 
         acting = asyncio.create_task(act())
         delivering = asyncio.create_task(delivery.run(stop.now))
@@ -185,7 +214,9 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
             await asyncio.wait([acting, stopping, delivering, collecting], timeout=_STOP_S)
             if ends_cluster:
                 progress.close([job_id for job_id, _ in control.given_up])
-            await asyncio.to_thread(cluster.disconnect)
+            if gateway is not None:
+                await asyncio.to_thread(gateway.stop)
+            await asyncio.to_thread(cluster.close)
             if embedded is not None and not settings.keep_cluster:
                 await asyncio.to_thread(embedded.stop)
                 remove_attempts(control.given_up)
@@ -256,31 +287,48 @@ async def _keep_alive(embedded: EmbeddedCluster) -> None:
             _log.exception("embedded_cluster.heal_failed")
 
 
-async def _connect(
-    settings: Settings, cluster: RemoteCluster, embedded: EmbeddedCluster | None, stop: asyncio.Event
-) -> None:
-    """Bring the cluster up and become its driver, or return when `stop` is set. Says what is waited for."""
-    began_mono = time.monotonic()
-    while not stop.is_set():
+async def _start_cluster(
+    settings: Settings, embedded: EmbeddedCluster | None, stop: asyncio.Event
+) -> asyncio.Task[None]:
+    """Bring the cluster of this server up, if it has one, or return when `stop` is set. What keeps it alive."""
+    while embedded is not None and not stop.is_set():
         try:
-            if embedded is not None:
-                _say("Ray: starting the cluster of this server; jobs are accepted and wait for it")
-                address = await asyncio.to_thread(embedded.start)
-                await asyncio.to_thread(cluster.connect, address)
-            else:
-                assert settings.ray_address is not None
-                _say(f"Ray: connecting to the cluster at {settings.ray_address}")
-                await asyncio.to_thread(cluster.connect, settings.ray_address)
-            _say(f"Ray: connected after {time.monotonic() - began_mono:.1f} s; jobs can start")
-            break
+            _say("Ray: starting the cluster of this server; jobs are accepted and wait for it")
+            await asyncio.to_thread(embedded.start)
+            return asyncio.create_task(_keep_alive(embedded))
         except Exception:
-            _log.exception("cluster.connect_failed")
+            _log.exception("cluster.start_failed")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), timeout=5.0)
+    if settings.ray_address is not None:
+        _say(f"Ray: connecting to the cluster at {settings.ray_address}")
+    elif settings.cluster:
+        _say(f"Ray: waiting for the cluster {settings.cluster} to join (shoal join); jobs are accepted and wait for it")
+    return asyncio.create_task(asyncio.sleep(0))
+
+
+async def _wait_until_joined(cluster: JoinedCluster, stop: asyncio.Event) -> None:
+    """Return when the gateway has reported, or `stop` is set."""
+    began_mono, loop, joined = time.monotonic(), asyncio.get_running_loop(), asyncio.Event()
+    unwatch = cluster.watch(lambda: loop.call_soon_threadsafe(joined.set))
+    while not cluster.connected and not stop.is_set():
+        joined.clear()
+        waits = [asyncio.create_task(one.wait()) for one in (joined, stop)]
+        await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+    unwatch()
+    if cluster.connected:
+        _say(f"Ray: connected after {time.monotonic() - began_mono:.1f} s; jobs can start")
+
+
+def _reachable(host: str) -> str:
+    """An address of this machine at which a server that listens on `host` answers."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _ray_environment(embedded: EmbeddedCluster | None) -> dict[str, str]:
-    """Of the process with the connection to Ray: it has the token of this cluster, and no setting of the server."""
+    """Of the gateway: it has the token of the Ray cluster, and no setting of the server."""
     if embedded is not None:
         return {**inherited(os.environ), **embedded.environment}
     return {**CLUSTER_ENVIRONMENT, **inherited(os.environ, keep_ray_access=True)}

@@ -30,7 +30,7 @@ from scale import thin_actors
 from scale.control_plane import ControlPlane
 from scale.thin_actors import FORMED, TOTAL_STEPS, SupervisorActorOfThinWorkers, notes_of
 from shoal_service.cluster import gcs
-from shoal_service.control.ray_process.ray_cluster import RayCluster
+from shoal_service.gateway.ray_cluster import RayCluster
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_workers.contract.checks.spec_errors import parse_spec

@@ -42,11 +42,33 @@ class TokenRequest(Frozen):
             raise ValueError(f"{name!r} is not the name of a user.")
         return name
 
+    @field_validator("role")
+    @classmethod
+    def _is_not_of_a_cluster(cls, role: Role) -> Role:
+        if role is Role.GATEWAY:
+            raise ValueError("a gateway's token is of one cluster: POST /v1/clusters/NAME/tokens makes it.")
+        return role
+
     @model_validator(mode="after")
     def _admins_have_no_projects(self) -> Self:
         if self.role is Role.ADMIN and self.projects is not None:
             raise ValueError("role admin is about the whole service and has no projects; use operator.")
         return self
+
+
+class ClusterTokenRequest(Frozen):
+    """A token to be made for the gateway of a cluster."""
+
+    name: _Name = "gateway"
+    """Who or what will use it; shown in the audit."""
+    expires_in_s: float | None = Field(None, gt=0, le=10 * 366 * 86400, allow_inf_nan=False)
+    """Seconds until it ends; a gateway that shows it then ends. Null: never. Default: never."""
+
+    def of(self, cluster: str) -> TokenRequest:
+        """The token of this cluster."""
+        return TokenRequest.model_construct(
+            name=self.name, role=Role.GATEWAY, projects=None, user=f"cluster-{cluster}", expires_in_s=self.expires_in_s
+        )
 
 
 class TokenView(Frozen):
@@ -66,6 +88,8 @@ class TokenView(Frozen):
     revoked_at: float | None
     last_used_at: float | None
     """With a precision of a minute. Null: never."""
+    cluster: str | None = None
+    """The cluster whose gateway shows it. Null: it is not the token of a gateway."""
 
 
 class NewToken(TokenView):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from shoal_service.clusters.wire import CLUSTER_PATTERN
 from shoal_service.core.access.roles import Role
 from shoal_service.core.attempt.faults.large_groups import AGENTS_FROM
 from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT, probation_limit
@@ -110,7 +112,11 @@ class Settings(BaseSettings):
     """text, for people, or json: one object per line. See docs/logs.md."""
 
     ray_address: str | None = None
-    """host:port of the Ray cluster to join. Without it, a cluster is started on this machine."""
+    """host:port of the Ray cluster to join with a gateway that the server starts. Without it, and without `cluster`, a
+    cluster is started on this machine."""
+    cluster: str = ""
+    """Name of the cluster that runs the jobs, and that joins with `shoal join`: the server starts neither a cluster nor
+    a gateway. Empty: it does."""
     num_cpus: int | None = Field(None, ge=1, le=4096)
     """CPUs of the embedded cluster, over all its nodes. Default: those of this machine that the server may use."""
     num_gpus: int | None = Field(None, ge=0, le=1024)
@@ -332,8 +338,20 @@ class Settings(BaseSettings):
             )
         return self
 
+    @field_validator("cluster")
+    @classmethod
+    def _is_name(cls, name: str) -> str:
+        if name and not re.fullmatch(CLUSTER_PATTERN, name):
+            raise ValueError("a cluster's name has lower-case letters, digits and hyphens, at most 63, as in east-1.")
+        return name
+
     @model_validator(mode="after")
     def _one_cluster(self) -> Self:
+        if self.cluster and (self.ray_address is not None or self.num_cpus is not None or self.nodes != 1):
+            raise ValueError(
+                f"cluster {self.cluster!r} joins with `shoal join`; ray_address, num_cpus and nodes describe one for "
+                "which the server starts a gateway. Give one or the other."
+            )
         if self.ray_address is not None and (self.num_cpus is not None or self.num_gpus or self.nodes != 1):
             raise ValueError(
                 f"ray_address {self.ray_address!r} joins a cluster; num_cpus, num_gpus and nodes describe the one "

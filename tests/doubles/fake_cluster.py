@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal_service.cluster.errors import ClusterError, SupervisorGone, SupervisorUnavailable
-from shoal_service.control.market.demand import RoomKind
-from shoal_service.control.protocols import ClusterSnapshot, Reservation, UnusedPackages
+from shoal_service.clusters.snapshot import ClusterSnapshot, Reservation, RoomKind, UnusedPackages
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
@@ -122,8 +121,10 @@ class FakeCluster:
         """How these have ended."""
         self.start_error: ClusterError | None = None
         """What each new supervisor raises."""
-        self.uploads: list[bytes] = []
-        self.num_reconnects = 0
+        self.uploads: list[str] = []
+        """SHA-256 of each code archive."""
+        self.num_fresh = 0
+        """Looks that had to be new ones."""
         self.tested: list[tuple[str, str | None]] = []
         """Nodes that were tested, each with its partner."""
         self.packages: list[UnusedPackages] = []
@@ -140,7 +141,8 @@ class FakeCluster:
         """Of the autoscaler."""
         self._watchers: list[Callable[[], None]] = []
 
-    def snapshot(self) -> ClusterSnapshot:
+    def snapshot(self, *, fresh: bool = False) -> ClusterSnapshot:
+        self.num_fresh += fresh
         if self.error is not None:
             raise self.error
         return ClusterSnapshot(
@@ -159,10 +161,6 @@ class FakeCluster:
         self.nodes = nodes
         for changed in self._watchers:
             changed()
-
-    def reconnect(self) -> None:
-        self.num_reconnects += 1
-        self.error = None
 
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
@@ -222,8 +220,8 @@ class FakeCluster:
     def request_room(self, workers: Mapping[RoomKind, int]) -> None:
         self.requested.append(dict(workers))
 
-    def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:
-        self.uploads.append(archive)
+    def upload_code(self, job_id: str, attempt: int, sha256: str) -> str:
+        self.uploads.append(sha256)
         return f"gcs://code-{len(self.uploads)}.zip"
 
     def _free(self) -> dict[str, WorkerNeed]:

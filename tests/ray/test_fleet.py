@@ -67,7 +67,7 @@ def test_a_worker_that_is_killed_while_ray_creates_it_does_not_remain(shoal_serv
 _START_AFTER_RAY_DELETED_THE_CODE = """
 import asyncio, io, sys, zipfile, ray
 from shoal_service.cluster.gcs import GcsKeyValueStore
-from shoal_service.control.ray_process.ray_cluster import RayCluster
+from shoal_service.gateway.ray_cluster import RayCluster
 from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal

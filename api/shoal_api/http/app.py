@@ -25,6 +25,7 @@ from shoal_api.http.openapi import build_openapi
 from shoal_api.http.other_writers import watch_other_writers
 from shoal_api.http.routes import (
     checkpoints,
+    clusters,
     code,
     histories,
     inspection,
@@ -164,6 +165,7 @@ def create_app(
         retention_routes.routes(context),
         sessions.routes(context),
         tokens.routes(context),
+        clusters.routes(context),
         audit.routes(context),
     )
     shell = pages.routes(context)

@@ -23,6 +23,7 @@ class Changes:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watches: dict[str | None, set[Watch]] = {}
+        self._own_watches: set[Watch] = set()
         self._closed = False
 
     def open(self) -> None:
@@ -35,6 +36,8 @@ class Changes:
         for watches in self._watches.values():
             for watch in watches:
                 watch.wake()
+        for watch in self._own_watches:
+            watch.wake()
 
     @property
     def closing(self) -> bool:
@@ -42,7 +45,7 @@ class Changes:
 
     @property
     def num_watches(self) -> int:
-        """Number of open watches."""
+        """Number of open watches of jobs."""
         return sum(len(watches) for watches in self._watches.values())
 
     def notify(self, job_id: str) -> None:
@@ -65,6 +68,16 @@ class Changes:
             watches.remove(watch)
             if not watches:
                 del self._watches[job_id]
+
+    @contextmanager
+    def waiting(self) -> Iterator[Watch]:
+        """A watch that no change of a job wakes, but the closing of the application and whoever holds it."""
+        watch = Watch(self)
+        self._own_watches.add(watch)
+        try:
+            yield watch
+        finally:
+            self._own_watches.remove(watch)
 
     def _wake(self, job_id: str) -> None:
         for key in (job_id, None):

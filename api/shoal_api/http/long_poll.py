@@ -37,7 +37,7 @@ async def poll_events(context: Context, request: Request, query: EventQuery) -> 
     loop = asyncio.get_running_loop()
     deadline_mono = loop.time() + query.wait_s
     with context.changes.watching(query.job_id) as watch:
-        gone = loop.create_task(_until_gone(request)) if query.wait_s else None
+        gone = loop.create_task(until_gone(request)) if query.wait_s else None
         if gone is not None:
             gone.add_done_callback(lambda _: watch.wake())
         try:
@@ -64,7 +64,7 @@ def read_events(store: Store, job_id: str, after: int, limit: int) -> EventPage:
 async def while_connected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result | None:
     """The result of `work`; None: the client has gone, and `work` is cancelled. The request's body was read before."""
     loop = asyncio.get_running_loop()
-    working, gone = loop.create_task(work), loop.create_task(_until_gone(request))
+    working, gone = loop.create_task(work), loop.create_task(until_gone(request))
     try:
         await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
@@ -73,6 +73,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, _Result]) 
         gone.cancel()
 
 
-async def _until_gone(request: Request) -> None:
+async def until_gone(request: Request) -> None:
+    """Returns when the client has disconnected. The request's body was read before."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

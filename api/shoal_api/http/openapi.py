@@ -14,8 +14,9 @@ from pydantic.json_schema import models_json_schema
 from shoal_api.answers import Problem
 from shoal_api.http.access.needs import Declarations
 from shoal_api.http.problem_types import Kind
-from shoal_service.access_views import SessionRequest, TokenRequest
+from shoal_service.access_views import ClusterTokenRequest, SessionRequest, TokenRequest
 from shoal_service.change_views import SweepRequest
+from shoal_service.clusters.wire import ClusterReport
 from shoal_service.control.planning.request import PlanRequest
 from shoal_service.node_views import CordonRequest, NoticeRequest, WindowRequest
 from shoal_service.profile_views import ProfileBody
@@ -34,13 +35,14 @@ _TAGS = [
     {"name": "specs", "description": "Job specs, their code, and predicted layouts."},
     {"name": "scheduling", "description": "The queue, and projects with their quotas."},
     {"name": "access", "description": "Who one is, sessions of the page, API tokens, and the audit."},
+    {"name": "clusters", "description": "Of the gateways of clusters, which dial in, and their tokens."},
     {"name": "operations", "description": "Cluster, nodes, health, metrics and problem types, for operators."},
 ]
 
 _MODELS = (
     *(Problem, JobSpec, JobPatch, DrainRequest, PlanRequest, ProjectRules, UserRules),
     *(CordonRequest, NoticeRequest, WindowRequest, ProfileBody, TokenRequest, SessionRequest),
-    *(ExtendRequest, SweepRequest),
+    *(ExtendRequest, SweepRequest, ClusterReport, ClusterTokenRequest),
 )
 """Of the bodies that routes decode themselves, and of problems."""
 
@@ -66,6 +68,8 @@ EXAMPLES: dict[str, Any] = {
     },
     "ProfileBody": {"steps": 3, "rank": 0},
     "TokenRequest": {"name": "ada", "role": "operator", "projects": ["vision"], "expires_in_s": 2592000},
+    "ClusterTokenRequest": {"name": "gateway-of-east", "expires_in_s": 31536000},
+    "ClusterReport": {"life": "00112233445566aa", "number": 1, "error": "Ray does not answer yet"},
     "SessionRequest": {"token": "shoal_3k9d2m7q_..."},
     "ProjectRules": {"weight": 2.0},
     "UserRules": {"max_queued": 20},
@@ -106,6 +110,8 @@ _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
     (r"(PUT|DELETE) /v1/projects/{", (Kind.PROJECT_CONFLICT,)),
     (r"\w+ /v1/users/{", (Kind.USER_NOT_FOUND,)),
     (r"POST /v1/maintenance-windows", (Kind.REQUEST_CONFLICT,)),
+    (r"(GET|POST) /v1/clusters/{cluster}/(reports|orders)", (Kind.GATEWAY_REFUSED,)),
+    (r"GET /v1/clusters/{cluster}/archives", (Kind.NOT_FOUND,)),
     (r"DELETE /v1/tokens/{", (Kind.TOKEN_NOT_FOUND,)),
     (r"DELETE /v1/maintenance-windows/", (Kind.WINDOW_NOT_FOUND,)),
     (r"GET /v1/webhooks", (Kind.JOB_NOT_FOUND,)),

@@ -105,6 +105,12 @@ class Kind(Enum):
         "The user has neither limits nor jobs. GET /v1/users lists the users.",
     )
     TOKEN_NOT_FOUND = ("token-not-found", 404, "No such token", "GET /v1/tokens lists the tokens.")
+    GATEWAY_REFUSED = (
+        "gateway-refused",
+        409,
+        "Another gateway speaks for the cluster",
+        "One gateway at a time reports a cluster and carries out its orders. This one may stand by and ask again.",
+    )
     WINDOW_NOT_FOUND = (
         "window-not-found",
         404,

@@ -20,7 +20,7 @@ class ClusterUnreachable(ClusterError):
 
 
 class ConnectionStale(ClusterError):
-    """The driver must connect anew.
+    """The gateway, which is a driver of the cluster, must connect anew.
 
     A driver outlives the head, and even the raylet that it is attached to. But without that raylet it cannot start
     anything, and a head that was restarted with other tables does not know it.

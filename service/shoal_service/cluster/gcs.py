@@ -1,7 +1,7 @@
 """The head's tables (Ray's GCS), read and written with a deadline: nodes, announced drains, the key-value store.
 
 Ray's public calls wait for a head that is away, for minutes if necessary. The calls here raise GcsUnavailable after two
-seconds. Called by the supervisor and by `control/ray_process/ray_cluster.py`. This is the only file that uses Ray's
+seconds. Called by the supervisor and by `gateway/ray_cluster.py`. This is the only file that uses Ray's
 client of the GCS, which is not a public interface (Ray's version is pinned).
 """
 

@@ -1,6 +1,6 @@
 """The probation test of a node: an actor on the suspected node, and one on a partner node, compute and communicate.
 
-Called by `control/ray_process/ray_cluster.py` for the control loop. The actors are pinned to their nodes, reserve
+Called by `gateway/ray_cluster.py` for the control loop. The actors are pinned to their nodes, reserve
 nothing but a GPU if the node has one, and are killed at the end of every test.
 """
 

@@ -3,7 +3,7 @@ runtime environment comes, which then need not wait for a process.
 
 Each such process becomes the process of one actor. If none comes, it ends itself (`shoal_workers/forkserver/idle.py`).
 Nothing depends on it: if a request is lost, Ray starts the process with the actor. The raylet's service is not a public
-interface (Ray's version is pinned). Called by `control/ray_process/ray_cluster.py`.
+interface (Ray's version is pinned). Called by `gateway/ray_cluster.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """ClusterReader: the nodes of the Ray cluster, with drains, cordons, probation and what others have reserved on them.
 
-Ray is asked at most once a second, or sooner when a node has come or gone; drains, cordons, maintenance windows and
+The newest report of the gateway is read once a second; one is asked for when a node has come or gone, or an attempt
+has begun or ended; drains, cordons, maintenance windows and
 suspicions are read from the store each time. Called by the control loop in each pass. It never decides which job uses
 which node.
 """
@@ -12,10 +13,11 @@ import logging
 from collections.abc import Collection
 
 from shoal_service.clock import Clock
-from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
+from shoal_service.cluster.errors import ClusterUnreachable
+from shoal_service.clusters.snapshot import AttemptKey, ClusterSnapshot, Reservation
 from shoal_service.control.market import maintenance
 from shoal_service.control.market.foreign import ForeignUse
-from shoal_service.control.protocols import AttemptKey, Cluster, ClusterSnapshot, Reservation
+from shoal_service.control.protocols import Cluster
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.nodes import Drain, Node, NodeSuspicion
 from shoal_service.core.scheduling.market import WorkerNeed
@@ -39,6 +41,8 @@ class ClusterReader:
         self._max_probation = max_probation
         self._foreign_use = ForeignUse()
         self._snapshot: ClusterSnapshot | None = None
+        self._is_expired = False
+        """Something has changed since the gateway has reported."""
         self._read_mono = 0.0
         self._task: asyncio.Task[ClusterSnapshot] | None = None
         self._window_drains: dict[str, Drain] = {}
@@ -64,28 +68,23 @@ class ClusterReader:
         )
 
     def expire(self) -> None:
-        """A node has changed: the next `read` asks Ray."""
-        self._snapshot = None
+        """A node or an attempt has changed: the next `read` has the cluster looked at."""
+        self._snapshot, self._is_expired = None, True
 
     async def read(self, lease: Lease | None, job_ids: Collection[str]) -> bool:
-        """False: the head does not answer; the last view is kept, marked as not connected.
-
-        Raises:
-            ConnectionStale
-        """
+        """False: the cluster does not answer; the last view is kept, marked as not connected."""
         mono = self._clock.monotonic()
         if self._snapshot is None or mono - self._read_mono >= READ_S:
             try:
                 snapshot = await self._take_snapshot()
-            except ConnectionStale:
-                self._snapshot = None
-                raise
             except ClusterUnreachable as error:
                 if self.view.connected:
                     _log.warning("ray_head.away", extra={"error": str(error)})
                 self._snapshot = None
                 self.view = self.view.model_copy(update={"connected": False})
                 return False
+            finally:
+                self._is_expired = False
             self._snapshot, self._read_mono = snapshot, mono
             self.workers, self.reservations = _by_job(snapshot), snapshot.reservations
             self.attempts = snapshot.attempts
@@ -111,9 +110,9 @@ class ClusterReader:
         return NodeView.of(node, cpus_of_others=others.cpus, gpus_of_others=others.gpus)
 
     async def _take_snapshot(self) -> ClusterSnapshot:
-        """One call at a time: a call that hangs in Ray is waited for again in the next pass."""
+        """One call at a time: a call that hangs is waited for again in the next pass."""
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(asyncio.to_thread(self._cluster.snapshot))
+            self._task = asyncio.create_task(asyncio.to_thread(self._cluster.snapshot, fresh=self._is_expired))
             self._task.add_done_callback(_retrieve)
         try:
             return await self._clock.wait_for(asyncio.shield(self._task), _SNAPSHOT_S)

@@ -18,8 +18,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from shoal_service.clock import Clock
-from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
+from shoal_service.cluster.errors import ClusterUnreachable
 from shoal_service.cluster.probation import Probation
+from shoal_service.clusters.snapshot import RoomKind
 from shoal_service.collector import SparedJobs, paused_collector
 from shoal_service.control.cluster_reader import READ_S, ClusterReader
 from shoal_service.control.config import ControlConfig
@@ -27,7 +28,7 @@ from shoal_service.control.decisions import DecisionWriter, changes_of
 from shoal_service.control.driver import Driver
 from shoal_service.control.market.build import MarketBuilder, market_nodes, standing_of
 from shoal_service.control.market.cramped import without_room
-from shoal_service.control.market.demand import RoomKind, demand
+from shoal_service.control.market.demand import demand
 from shoal_service.control.market.drain_times import DrainTimes
 from shoal_service.control.market.forecast import forecast
 from shoal_service.control.market.freed import freed_places
@@ -241,16 +242,9 @@ class ControlLoop:
             self._reader.expire()
 
     async def _read_cluster(self, rows: Sequence[DriveRow]) -> bool:
-        """False: the head does not answer."""
+        """False: the cluster does not answer."""
         with_attempt = {row.id for row in rows if row.state is not JobState.QUEUED}
-        try:
-            return await self._reader.read(self._lease, with_attempt)
-        except ConnectionStale as error:
-            _log.warning("cluster.reconnect", extra={"error": str(error)})
-            self._probation.stop()
-            await self._drop_drivers()  # their handles belong to the old connection
-            await asyncio.to_thread(self._cluster.reconnect)
-            return False
+        return await self._reader.read(self._lease, with_attempt)
 
     async def _schedule(self, rows: list[DriveRow], lease: Lease) -> None:
         now, mono = self._clock.time(), self._clock.monotonic()

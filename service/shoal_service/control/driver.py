@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, SupervisorGone, SupervisorUnavailable
+from shoal_service.clusters.supervisor_calls import SupervisorHandle
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.market.build import is_preempted
 from shoal_service.control.profile_store import measured_profile
-from shoal_service.control.protocols import Cluster, SupervisorHandle
+from shoal_service.control.protocols import Cluster
 from shoal_service.control.supervisors.calls import SupervisorCalls
 from shoal_service.control.supervisors.finishing import to_its_end
 from shoal_service.control.supervisors.report_writer import ReportWriter
@@ -389,9 +390,8 @@ class Driver:
         version = row.spec.code.archive
         if version is None or version == self._stored_code:
             return None
-        archive = self._store.get_code(version)
-        if archive is None:
+        if not self._store.has_code(version):
             raise LookupError(f"code archive {version} of job {row.id} is not in the store")
-        uri = self._cluster.upload_code(row.id, row.attempt, archive)
+        uri = self._cluster.upload_code(row.id, row.attempt, version)
         self._stored_code = version
         return uri

@@ -1,61 +1,18 @@
-"""What the control plane needs from a Ray cluster: the protocols of the cluster and of a supervisor in it.
+"""What the control plane needs from a Ray cluster.
 
-The real ones are in `control/ray_process/`, wired by `shoal serve`; the fakes are in `tests/doubles`. No Ray here.
+The real one is `control/clusters/joined.py`, wired by `shoal serve`; the fake is in `tests/doubles`. No Ray here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-from shoal_service.control.market.demand import RoomKind
+from shoal_service.clusters.snapshot import ClusterSnapshot, RoomKind, UnusedPackages
+from shoal_service.clusters.supervisor_calls import SupervisorHandle
 from shoal_service.core.nodes import Node
-from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.core.supervisor_starts import ProcessEnd
-from shoal_service.reports import SupervisorReports
-from shoal_service.signing.calls import SignedCall
-from shoal_service.supervisor.config import Directive, SupervisorConfig
-from shoal_workers.contract.messages import Stacks
-
-AttemptKey: TypeAlias = tuple[str, int]
-"""Job id, and number of the attempt."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """What one worker of a job has reserved on a node."""
-
-    worker_id: str
-    job_id: str
-    node_id: str
-    need: WorkerNeed
-    is_alive: bool = True
-    """False: Ray is creating it, and may or may not have reserved the resources by now."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterSnapshot:
-    """The cluster at one moment."""
-
-    nodes: tuple[Node, ...]
-    free: Mapping[str, WorkerNeed] = field(default_factory=dict)
-    """What nobody has reserved, by node id. A node that is missing has not reported yet."""
-    reservations: tuple[Reservation, ...] = ()
-    """Of the workers of all jobs."""
-    attempts: frozenset[AttemptKey] = frozenset()
-    """Those that have actors, also of other control planes."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnusedPackages:
-    """A set of packages of `code.pip` on a node that no process uses."""
-
-    node_id: str
-    node_ip: str
-    name: str
-    num_bytes: int
-    unused_s: float
+from shoal_service.supervisor.config import SupervisorConfig
 
 
 class PackageStores(Protocol):
@@ -68,43 +25,20 @@ class PackageStores(Protocol):
         """False: they were used meanwhile, or the node does not answer."""
 
 
-class SupervisorHandle(Protocol):
-    """One attempt's supervisor. `pull`, `direct` and `stacks` raise SupervisorGone (the actor is dead, and Ray does
-    not restart it), SupervisorUnavailable, StaleEpoch and CallRefused.
-
-    `signed`: the same call with its signature, which is then all that the supervisor reads. None: the attempt began
-    without a key."""
-
-    async def pull(self, after: int, wait_s: float, epoch: int, signed: SignedCall | None = None) -> SupervisorReports:
-        """Long poll: everything reported after sequence number `after`, which acknowledges everything up to it."""
-
-    async def direct(self, directive: Directive, signed: SignedCall | None = None) -> None: ...
-
-    async def stacks(
-        self, rank: int | None, native: bool, epoch: int, signed: SignedCall | None = None
-    ) -> Stacks | None:
-        """What all workers do now, or one rank; None: the attempt is over."""
-
-    async def release(self, epoch: int, signed: SignedCall | None = None) -> None:
-        """The attempt's end is stored: the supervisor may go."""
-
-
 class Cluster(PackageStores, Protocol):
-    """A connection to one Ray cluster. All methods that are no coroutines block; each may raise ClusterUnreachable."""
+    """One Ray cluster. All methods that are no coroutines block; each may raise ClusterUnreachable."""
 
-    address: str
+    @property
+    def address(self) -> str: ...
 
     @property
     def connected(self) -> bool: ...
 
-    def snapshot(self) -> ClusterSnapshot:
-        """Raises ConnectionStale: call `reconnect`."""
+    def snapshot(self, *, fresh: bool = False) -> ClusterSnapshot:
+        """As it was at most some seconds ago; `fresh`: not before this call, if that is possible within a second."""
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Calls `changed`, on any thread, soon after a node has come, gone or begun to drain. Returns how to stop."""
-
-    def reconnect(self) -> None:
-        """Makes a new connection. Handles from the old one must not be used any more."""
 
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
@@ -143,6 +77,6 @@ class Cluster(PackageStores, Protocol):
     def request_room(self, workers: Mapping[RoomKind, int]) -> None:
         """Ask the cluster's autoscaler for room for so many workers of each kind, in place of the last request."""
 
-    def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:
-        """Stores a zip archive in the cluster for the runtime environments of an attempt's workers; its URI, the same
-        for equal bytes."""
+    def upload_code(self, job_id: str, attempt: int, sha256: str) -> str:
+        """Stores a code archive of the store in the cluster, for the runtime environments of an attempt's workers; its
+        URI, the same for equal bytes."""

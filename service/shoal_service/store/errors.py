@@ -10,7 +10,8 @@
     |   |-- WindowNotFound
     |   |-- TokenNotFound
     |   |-- CheckpointNotFound
-    |   `-- ProfileNotFound
+    |   |-- ProfileNotFound
+    |   `-- ClusterNotFound
     |-- InvalidCursor         a page cursor that this service did not create
     |-- InvalidArchive        a code archive that is too large, or does not match the SHA-256 in its name
     |-- Conflict
@@ -25,7 +26,8 @@
     |   |-- CheckpointConflict    the checkpoint is damaged, deleted or was never committed
     |   |-- CheckpointKept        the checkpoint is pinned, or the job would resume from it
     |   |-- ProfileOpen           the profile before this one is not ended
-    |   `-- ProjectConflict       the project cannot have these quotas, or cannot be deleted
+    |   |-- ProjectConflict       the project cannot have these quotas, or cannot be deleted
+    |   `-- GatewayRefused        another gateway speaks for the cluster
     |-- PreconditionFailed    If-Match named another version
     `-- LeaseLost             another control plane drives the jobs now; the caller must stop writing
 
@@ -349,6 +351,29 @@ class PreconditionFailed(StoreError):
             f"Job {self.job_id} has changed: If-Match is {self.given[:80]}, the job's etag is {self.current}. "
             "Read the job again and repeat the change."
         )
+
+
+class ClusterNotFound(NotFound):
+    code: ClassVar[str] = "cluster_not_found"
+
+    def __init__(self, cluster: str) -> None:
+        super().__init__(cluster)
+        self.cluster = cluster
+
+    def __str__(self) -> str:
+        return f"No cluster has joined as {self.cluster!r}: see `shoal join`."
+
+
+class GatewayRefused(Conflict):
+    code: ClassVar[str] = "gateway_refused"
+
+    def __init__(self, cluster: str, reason: str) -> None:
+        super().__init__(cluster, reason)
+        self.cluster = cluster
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class LeaseLost(StoreError):

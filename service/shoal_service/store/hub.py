@@ -43,6 +43,13 @@ class Hub:
         for subscription in listening:
             subscription.notify(job_id)
 
+    def announce(self, topic: str) -> None:
+        """To those who subscribe to exactly this, which is not a change of a job."""
+        with self._lock:
+            listening = [*self._subscriptions.get(topic, ())]
+        for subscription in listening:
+            subscription.notify(topic)
+
     @property
     def num_subscriptions(self) -> int:
         with self._lock:

@@ -1,7 +1,7 @@
 """SupervisorActor: the Ray actor around one supervisor, and its composition root.
 
 Detached and named: it outlives the control plane that started it, and Ray restarts it when its process dies. Started
-and called by `control/ray_process/ray_cluster.py` only.
+and called by `gateway/ray_cluster.py` only.
 """
 
 from __future__ import annotations

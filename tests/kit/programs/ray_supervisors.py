@@ -20,8 +20,8 @@ from ray.exceptions import RayActorError
 import ray
 from ray import cloudpickle
 from shoal_service.cluster.gcs import GcsKeyValueStore
-from shoal_service.control.ray_process.ray_cluster import RayCluster
 from shoal_service.core.attempt.commands import Command, Commit, Interrupt, Run
+from shoal_service.gateway.ray_cluster import RayCluster
 from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal

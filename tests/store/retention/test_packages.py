@@ -8,7 +8,7 @@ import asyncio
 from doubles.fake_cluster import FakeCluster
 from shoal_service.clock import SystemClock
 from shoal_service.cluster.errors import ClusterUnreachable
-from shoal_service.control.protocols import UnusedPackages
+from shoal_service.clusters.snapshot import UnusedPackages
 from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
 from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.core.retention.ended_jobs import RetentionRules

@@ -5,7 +5,7 @@ import sys
 
 _HIDDEN = """
 import ctypes
-from shoal_api.process_memory import hide_process
+from shoal_service.process_memory import hide_process
 print(ctypes.CDLL(None).prctl(3), hide_process(), ctypes.CDLL(None).prctl(3))  # 3: PR_GET_DUMPABLE
 """
 

@@ -8,7 +8,7 @@
 
 Only the holder of the exclusive lock of KEY.use may remove files of KEY, that one too: a process that has waited for
 the lock looks whether the file is still the one that it has locked. Called by the engine, and for the service's
-retention in a process on each node (`ray_process/packages.py`). Standard library only.
+retention in a process on each node (`gateway/packages.py`). Standard library only.
 """
 
 from __future__ import annotations

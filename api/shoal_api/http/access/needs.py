@@ -43,6 +43,10 @@ class Needs:
         refusal = refusal_of(principal, self.permission)
         if refusal is not None:
             raise ProblemError(Kind.FORBIDDEN, refusal.reason)
+        cluster = request.path_params.get("cluster")
+        if cluster is not None and principal.cluster not in ("", cluster):
+            detail = f"The token is of the cluster {principal.cluster!r}: join with --name {principal.cluster}."
+            raise ProblemError(Kind.FORBIDDEN, detail)
         job_id = request.path_params.get("job_id")
         if job_id is not None and principal.projects is not None:
             await require_visible(request, job_id)
@@ -72,6 +76,18 @@ LOGGED_IN = Depends(LoggedIn(Permission.WHOAMI))
 async def to_login(request: Request, error: Exception) -> Response:
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     return RedirectResponse(f"/login#next={quote(path, safe='')}", status_code=303)
+
+
+async def _leave_out() -> None:
+    deed = CURRENT.get()
+    if deed is not None:
+        deed.is_recorded = True
+
+
+def unaudited() -> Any:
+    """The dependency of a route that a program of the service asks again and again: what it reports is no deed of a
+    person, and would fill the audit."""
+    return Depends(_leave_out)
 
 
 def needs(permission: Permission) -> Any:

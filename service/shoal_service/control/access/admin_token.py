@@ -1,7 +1,8 @@
-"""The token of the server's owner: a file in the state directory that nobody else can read.
+"""Tokens in files of the state directory that nobody else can read: that of the server's owner, and that of the gateway
+which the server starts.
 
-The command line and the Python client on the same machine read it, so that loopback is protected without a further
-step. A file that is there already is adopted, so that it can be provided (a mounted secret), and so that a new
+The command line and the Python client on the same machine read the first one, so that loopback is protected without a
+further step. A file that is there already is adopted, so that it can be provided (a mounted secret), and so that a new
 database keeps the token. It is replaced if it was revoked, or if others could read it.
 """
 
@@ -12,9 +13,9 @@ import secrets
 import stat
 from pathlib import Path
 
-from shoal_service.access_views import TokenRequest
+from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 from shoal_service.core.access.roles import BOOTSTRAP, Role
-from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE, id_of, new_token
+from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE, GATEWAY_TOKEN_FILE, id_of, new_token
 from shoal_service.store.errors import TokenNotFound
 from shoal_service.store.store import Store
 
@@ -35,6 +36,20 @@ def ensure_admin_token(store: Store, state_dir: Path, *, now: float) -> Path:
     _register(store, token, now)
     _write(path, token)
     return path
+
+
+def ensure_cluster_token(store: Store, state_dir: Path, cluster: str, *, now: float) -> str:
+    """The token of the gateway that a server starts for its own cluster: that of the file, or a new one if the store
+    does not know it, or it is not valid any more. Raises OSError."""
+    path = state_dir / f"{cluster}-{GATEWAY_TOKEN_FILE}"
+    found = _read(path)
+    if found is not None:
+        known = store.principal_of_token(found, now=now)
+        if known is not None and known.cluster == cluster:
+            return found
+    made = store.create_cluster_token(cluster, ClusterTokenRequest(), by=BOOTSTRAP, now=now).token
+    _write(path, made)
+    return made
 
 
 def _read(path: Path) -> str | None:

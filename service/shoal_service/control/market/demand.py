@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
+from shoal_service.clusters.snapshot import RoomKind
 from shoal_service.core.scheduling.admission import limit_in_the_way
 from shoal_service.core.scheduling.market import (
     Decision,
@@ -18,21 +18,12 @@ from shoal_service.core.scheduling.market import (
     Resize,
     Start,
     Wait,
-    WorkerNeed,
 )
 from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_workers.contract.placing import label_selector
 
 MAX_WORKERS = 2_000
 """More are not asked for at a time: Ray gets one entry per worker."""
-
-
-class RoomKind(NamedTuple):
-    """Workers that are alike."""
-
-    need: WorkerNeed
-    labels: tuple[tuple[str, str], ...] = ()
-    """Of the node, as Ray's `label_selector`; sorted."""
 
 
 def demand(state: MarketState, decisions: Sequence[Decision]) -> dict[RoomKind, int]:

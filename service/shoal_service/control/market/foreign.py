@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal_service.control.protocols import ClusterSnapshot, Reservation
+from shoal_service.clusters.snapshot import ClusterSnapshot, Reservation
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
 

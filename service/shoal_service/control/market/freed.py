@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from shoal_service.control.protocols import Reservation
+from shoal_service.clusters.snapshot import Reservation
 from shoal_service.core.scheduling.market import Preempt, Resize, Start
 from shoal_workers.contract.ids import index_of_worker
 

@@ -19,7 +19,8 @@ from functools import partial
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable
-from shoal_service.control.protocols import PackageStores, UnusedPackages
+from shoal_service.clusters.snapshot import UnusedPackages
+from shoal_service.control.protocols import PackageStores
 from shoal_service.control.retention.deleter import JobDeleter
 from shoal_service.control.storage.job_storage import JobStorage, StorageAway
 from shoal_service.core.quantities import size_text

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from shoal_service.control.protocols import SupervisorHandle
+from shoal_service.clusters.supervisor_calls import SupervisorHandle
 from shoal_service.reports import SupervisorReports
 from shoal_service.signing.calls import CallName, SignedCall
 from shoal_service.signing.signer import Signer

@@ -12,7 +12,8 @@ import asyncio
 import logging
 from collections.abc import Collection
 
-from shoal_service.control.protocols import AttemptKey, Cluster
+from shoal_service.clusters.snapshot import AttemptKey
+from shoal_service.control.protocols import Cluster
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.store.errors import StoreError
 from shoal_service.store.store import Store

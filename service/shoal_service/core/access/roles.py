@@ -17,6 +17,7 @@ BOOTSTRAP = "bootstrap"
 class Role(StrEnum):
     """What a token is for; each role from viewer on may do what the one before it may."""
 
+    GATEWAY = "gateway"
     SCRAPER = "scraper"
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -24,6 +25,7 @@ class Role(StrEnum):
 
 
 ROLE_MEANINGS: Mapping[Role, str] = {
+    Role.GATEWAY: "The gateway of one cluster: reports that cluster, carries out orders there, and nothing else.",
     Role.SCRAPER: "Prometheus: reads /metrics and nothing else.",
     Role.VIEWER: "Reads everything about jobs and the cluster, and changes nothing.",
     Role.OPERATOR: "Submits jobs, changes them, and looks into their workers.",
@@ -48,6 +50,7 @@ class Permission(StrEnum):
     RETENTION_RUN = "retention:run"
     TOKENS_MANAGE = "tokens:manage"
     AUDIT_READ = "audit:read"
+    CLUSTER_SERVE = "cluster:serve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class PermissionRow:
     meaning: str
 
 
-_ALL = frozenset(Role)
+_GATEWAYS = frozenset({Role.GATEWAY})
+_ALL = frozenset(Role) - _GATEWAYS
 _VIEWERS = frozenset({Role.VIEWER, Role.OPERATOR, Role.ADMIN})
 _OPERATORS = frozenset({Role.OPERATOR, Role.ADMIN})
 _ADMINS = frozenset({Role.ADMIN})
@@ -90,6 +94,9 @@ PERMISSIONS: Mapping[Permission, PermissionRow] = {
     Permission.RETENTION_RUN: PermissionRow(_ADMINS, False, "Delete what ended jobs leave behind."),
     Permission.TOKENS_MANAGE: PermissionRow(_ADMINS, False, "Create, list and revoke tokens."),
     Permission.AUDIT_READ: PermissionRow(_ADMINS, False, "Read the audit."),
+    Permission.CLUSTER_SERVE: PermissionRow(
+        _GATEWAYS, False, "Report one cluster, read the orders to it and the code archives that they name."
+    ),
 }
 
 
@@ -106,6 +113,8 @@ class Principal:
     token_id: str = ""
     """Of the token that it has shown; empty: it has shown a JWT of the issuer."""
     expires_at: float | None = None
+    cluster: str = ""
+    """Of a gateway's token: the cluster that it is for."""
 
     def sees(self, project: str) -> bool:
         return self.projects is None or project in self.projects
@@ -121,6 +130,11 @@ class Refusal:
 def refusal_of(principal: Principal, permission: Permission) -> Refusal | None:
     """None: the principal may do this, for the jobs that it sees."""
     row = PERMISSIONS[permission]
+    if permission is Permission.CLUSTER_SERVE and principal.role is not Role.GATEWAY:
+        return Refusal(
+            f"{principal.name} has the role {principal.role}; {permission} needs the token of the cluster's gateway. "
+            "An admin can make one: shoal token create NAME --cluster CLUSTER."
+        )
     if principal.role not in row.roles:
         needed = next(role for role in Role if role in row.roles)
         return Refusal(

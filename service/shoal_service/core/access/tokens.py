@@ -12,6 +12,8 @@ import secrets
 
 ADMIN_TOKEN_FILE = "admin-token"
 """Name of the file in the state directory that has the token of the server's owner."""
+GATEWAY_TOKEN_FILE = "gateway-token"
+"""The same, after the name of a cluster and a hyphen: the token of the gateway that the server starts."""
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _FORM = re.compile(r"shoal_([0-9a-z]{8})_[A-Za-z0-9_-]{43}")
 

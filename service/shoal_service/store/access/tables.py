@@ -23,6 +23,7 @@ tokens = Table(
     Column("expires_at", Double, nullable=True),
     Column("revoked_at", Double, nullable=True),
     Column("last_used_at", Double, nullable=True),
+    Column("cluster", String(63), nullable=True),  # of the gateway that shows it; null: it is not one of a gateway
 )
 
 sessions = Table(

@@ -19,8 +19,10 @@ from shoal_service.store.access.tables import tokens
 from shoal_service.store.errors import TokenNotFound
 
 
-def create(connection: Connection, token: str, request: TokenRequest, *, by: str, now: float) -> TokenView:
-    """`token` is one of `new_token`; `by`: name of the principal that makes it."""
+def create(
+    connection: Connection, token: str, request: TokenRequest, *, by: str, now: float, cluster: str | None = None
+) -> TokenView:
+    """`token` is one of `new_token`; `by`: name of the principal that makes it; `cluster`: whose gateway shows it."""
     token_id = id_of(token)
     assert token_id is not None, "not a token"
     is_admin = request.role is Role.ADMIN
@@ -34,6 +36,7 @@ def create(connection: Connection, token: str, request: TokenRequest, *, by: str
         "created_at": now,
         "created_by": by,
         "expires_at": None if request.expires_in_s is None else now + request.expires_in_s,
+        "cluster": cluster,
     }
     connection.execute(insert(tokens), row)
     return view(connection, token_id)
@@ -87,6 +90,7 @@ def principal_of(row: Row[Any]) -> Principal:
         user=row.user,
         token_id=row.id,
         expires_at=row.expires_at,
+        cluster=row.cluster or "",
     )
 
 
@@ -106,4 +110,5 @@ def _view(row: Row[Any]) -> TokenView:
         expires_at=row.expires_at,
         revoked_at=row.revoked_at,
         last_used_at=row.last_used_at,
+        cluster=row.cluster,
     )

@@ -7,7 +7,7 @@ know.
 Ray deletes a package with the last actor that it counts for it. A head that was started again counts only actors that
 were created since. So when one of these died, the package of a job that trained on was gone, and no worker could start
 on a node without a cached copy. Equal code of two jobs is one package, which the end of one may also delete. The copy
-is deleted with the journal. Used by `control/ray_process/ray_cluster.py` and `workers/ray_fleet.py`.
+is deleted with the journal. Used by `gateway/ray_cluster.py` and `workers/ray_fleet.py`.
 """
 
 from __future__ import annotations

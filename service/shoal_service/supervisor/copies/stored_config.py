@@ -3,7 +3,7 @@
 Ray passes the same arguments again when it restarts an actor. A control plane that starts a supervisor in the place of
 another one does so too, although it may not be the one that started the first: the workers know one snapshot key only.
 Job code can write what is stored here, so the public key of the attempt always comes from the control plane.
-Called by `control/ray_process/ray_cluster.py`. The journal deletes it with the attempt.
+Called by `gateway/ray_cluster.py`. The journal deletes it with the attempt.
 """
 
 from __future__ import annotations

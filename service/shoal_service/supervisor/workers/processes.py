@@ -1,6 +1,6 @@
 """How the processes of an attempt start: forked from their node's fork server, as runtime environments of Ray.
 
-Called by `control/ray_process/ray_cluster.py` for the supervisor, by `ray_fleet` for the workers and by `ray_agents`
+Called by `gateway/ray_cluster.py` for the supervisor, by `ray_fleet` for the workers and by `ray_agents`
 for the agents of their nodes. All get the same settings of libraries, because a node has one fork server for each
 combination of them (`shoal_workers/forkserver/launch.py`).
 """

@@ -10,8 +10,8 @@ from doubles.event_loop import Hangs, run, settle
 from doubles.fake_clock import FakeClock
 from doubles.fake_cluster import FakeCluster
 from shoal_service.cluster.errors import ClusterUnreachable
+from shoal_service.clusters.snapshot import ClusterSnapshot
 from shoal_service.control.cluster_reader import ClusterReader
-from shoal_service.control.protocols import ClusterSnapshot
 from shoal_service.store.store import Store
 
 
@@ -22,7 +22,7 @@ class SilentCluster(FakeCluster):
         super().__init__()
         self.question = Hangs()
 
-    def snapshot(self) -> ClusterSnapshot:
+    def snapshot(self, *, fresh: bool = False) -> ClusterSnapshot:
         raise self.question
 
 

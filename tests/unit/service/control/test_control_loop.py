@@ -6,7 +6,7 @@ import asyncio
 
 from doubles.control_bench import ControlBench, node
 from doubles.event_loop import run, settle
-from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
+from shoal_service.cluster.errors import ClusterUnreachable
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import FIRST_TEST_S
@@ -146,23 +146,6 @@ def test_an_unreachable_head_keeps_the_last_view_and_supervisors_get_directives(
             bench.cluster.error = None
             await bench.clock.advance(3.0)
             assert bench.loop.snapshot().connected
-
-    run(main())
-
-
-def test_a_stale_connection_is_renewed_after_the_drivers_have_ended(store: Store) -> None:
-    async def main() -> None:
-        bench = ControlBench(store)
-        job_id = bench.submit()
-        async with bench.running():
-            supervisor = bench.cluster.supervisors[job_id, 1]
-            bench.cluster.error = ConnectionStale("the raylet of this driver is dead")
-            await bench.clock.advance(6.0)
-            assert bench.cluster.num_reconnects == 1
-            supervisor.outbox.set_status(JobStatus(state=JobState.RUNNING, step=2), ())
-            supervisor.report()
-            await bench.clock.advance(3.0)
-            assert bench.state(job_id) is JobState.RUNNING, "a new driver follows the same supervisor"
 
     run(main())
 

@@ -43,7 +43,7 @@ def test_the_job_s_own_checkpoint_url_wins_and_its_code_is_uploaded(store: Store
         bench = DriverBench(store, checkpoint={"url": "s3://bucket/run"}, code={"archive": archive.sha256})
         config = (await bench.started()).config
         assert config.checkpoint_root == f"s3://bucket/run/{bench.job_id}"
-        assert bench.cluster.uploads == [archive.data] and config.code_uri == "gcs://code-1.zip"
+        assert bench.cluster.uploads == [archive.sha256] and config.code_uri == "gcs://code-1.zip"
 
     run(main())
 

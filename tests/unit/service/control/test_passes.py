@@ -6,8 +6,7 @@ from sqlalchemy import insert, select
 
 from doubles.control_bench import ControlBench, node
 from doubles.event_loop import run, settle
-from shoal_service.control.market.demand import RoomKind
-from shoal_service.control.protocols import Reservation
+from shoal_service.clusters.snapshot import Reservation, RoomKind
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.scheduling.decide import decide

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal_service.control.market.demand import MAX_WORKERS, RoomKind, demand
+from shoal_service.clusters.snapshot import RoomKind
+from shoal_service.control.market.demand import MAX_WORKERS, demand
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (
     CapacityKind,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from shoal_service.clusters.snapshot import ClusterSnapshot, Reservation
 from shoal_service.control.market.foreign import ForeignUse
-from shoal_service.control.protocols import ClusterSnapshot, Reservation
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
 

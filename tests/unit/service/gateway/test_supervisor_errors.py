@@ -6,7 +6,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ActorUnschedulableError
 
 from shoal_service.cluster.errors import SupervisorGone, SupervisorUnavailable
-from shoal_service.control.ray_process.supervisor_handle import supervisor_errors
+from shoal_service.gateway.supervisor_handle import supervisor_errors
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from shoal_service.control.protocols import UnusedPackages
-from shoal_service.control.ray_process.on_node import call_on_node
+from shoal_service.clusters.snapshot import UnusedPackages
+from shoal_service.gateway.on_node import call_on_node
 
 _ANSWER_S = 60.0
 """The start of a process on a busy node, and the removal of some thousand files."""

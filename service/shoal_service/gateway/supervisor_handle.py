@@ -1,6 +1,6 @@
 """RaySupervisorHandle: the calls to one supervisor's actor, with Ray's errors as those of `cluster/errors.py`.
 
-Made by `ray_cluster.py`, called in the Ray process, which has no private key: it carries signed calls as they are.
+Made by `ray_cluster.py`, called by the gateway, which has no private key: it carries signed calls as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayAc
 
 import ray
 from shoal_service.cluster.errors import SupervisorGone, SupervisorUnavailable
-from shoal_service.control.ray_process.releases import other_releases
+from shoal_service.gateway.releases import other_releases
 from shoal_service.reports import SupervisorReports
 from shoal_service.signing.calls import SignedCall
 from shoal_service.supervisor.config import Directive
@@ -24,7 +24,7 @@ _NOT_CREATED = "creation task"
 
 
 class RaySupervisorHandle:
-    """The real `protocols.SupervisorHandle`."""
+    """The real `SupervisorHandle`."""
 
     def __init__(self, actor: ActorHandle) -> None:
         self._actor = actor

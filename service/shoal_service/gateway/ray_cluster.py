@@ -1,6 +1,6 @@
-"""RayCluster: the control plane's connection to Ray. Reads nodes, starts and finds supervisors; decides nothing.
+"""RayCluster: the connection to Ray. Reads nodes, starts and finds supervisors; decides nothing.
 
-Made and called in the Ray process (`child.py`), for the control loop, its drivers and the probation of nodes.
+Made by `process.py`, called by the gateway on its threads: for the orders of control planes, and for its reports.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from shoal_service.cluster.prestart import prestart
 from shoal_service.cluster.process_ends import ends_of
 from shoal_service.cluster.process_sessions import listens
 from shoal_service.cluster.reserve import SupervisorReserve
-from shoal_service.control.market.demand import RoomKind
-from shoal_service.control.protocols import ClusterSnapshot, Reservation, UnusedPackages
-from shoal_service.control.ray_process.packages import remove_packages, unused_packages
-from shoal_service.control.ray_process.supervisor_handle import RaySupervisorHandle
+from shoal_service.clusters.snapshot import ClusterSnapshot, Reservation, RoomKind, UnusedPackages
 from shoal_service.core import reachability
 from shoal_service.core.nodes import Drain, DrainSource, Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessEnd
+from shoal_service.gateway.packages import remove_packages, unused_packages
+from shoal_service.gateway.supervisor_handle import RaySupervisorHandle
 from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.copies.code_package import CodePackage, package_uri, version_of
@@ -58,7 +57,7 @@ _UNANSWERED_S = 5.0
 
 
 class RayCluster:
-    """The real `protocols.Cluster`. Call `connect` first."""
+    """The real `protocols.RayAccess`. Call `connect` first."""
 
     def __init__(self, supervisor_class: type[SupervisorActor] = SupervisorActor) -> None:
         """`supervisor_class`: the actors that it starts."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from shoal_service.cluster import gcs
 from shoal_service.cluster.errors import GcsUnavailable
-from shoal_service.control.ray_process.on_node import call_on_node
 from shoal_service.core.quantities import count_text
+from shoal_service.gateway.on_node import call_on_node
 from shoal_workers.version import VERSION
 
 _ANSWER_S = 15.0

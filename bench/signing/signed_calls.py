@@ -1,7 +1,7 @@
 """What signatures of the control plane's calls cost: signing and verifying a pull and a directive, their sizes, and the
 import of the library.
 
-    python bench/ray_process/signed_calls.py [--calls 2000]
+    python bench/signing/signed_calls.py [--calls 2000]
 
 One process, no Ray. Each figure is the median of single calls.
 """

@@ -1,6 +1,6 @@
-"""The calls from the control plane to its Ray process, what each one is answered with, and the errors. Pure data.
+"""The calls of the control plane to a cluster, what each one is answered with, and the errors. Pure data.
 
-A request is named by its class. The control plane validates every answer with the type that is here; the process that
+A request is named by its class. The control plane validates every answer with the type that is here; the gateway that
 answers has unpickled what came from nodes on which code of users runs, so it is not trusted.
 """
 
@@ -14,13 +14,11 @@ from pydantic import Field, StringConstraints, TypeAdapter
 from shoal_service.cluster.errors import (
     ClusterError,
     ClusterUnreachable,
-    ConnectionStale,
     RayCallFailed,
     SupervisorGone,
     SupervisorUnavailable,
 )
-from shoal_service.control.market.demand import RoomKind
-from shoal_service.control.protocols import ClusterSnapshot, UnusedPackages
+from shoal_service.clusters.snapshot import RoomKind, UnusedPackages
 from shoal_service.core.nodes import Node
 from shoal_service.core.supervisor_starts import ProcessEnd
 from shoal_service.reports import SupervisorReports
@@ -35,20 +33,8 @@ Count = Annotated[int, Field(ge=0)]
 Words = Annotated[str, StringConstraints(max_length=MAX_WORDS)]
 
 
-class Connect(Frozen):
-    address: str
-
-
-class Reconnect(Frozen):
-    pass
-
-
-class Disconnect(Frozen):
-    pass
-
-
-class TakeSnapshot(Frozen):
-    pass
+class LookNow(Frozen):
+    """Report the cluster as it is after this order has arrived."""
 
 
 class StartSupervisor(Frozen):
@@ -94,7 +80,9 @@ class Reap(OfAttempt):
 
 
 class UploadCode(OfAttempt):
-    """The archive is the frame's body."""
+    """The gateway reads the archive from the service."""
+
+    sha256: str
 
 
 class FaultOfNode(Frozen):
@@ -114,6 +102,9 @@ class RemovePackages(Frozen):
 
 class RequestRoom(Frozen):
     workers: tuple[tuple[RoomKind, int], ...]
+
+
+# The calls to a supervisor, see `supervisor_calls.py`.
 
 
 class Pull(OfAttempt):
@@ -140,14 +131,8 @@ class Release(OfAttempt):
     signed: SignedCall | None
 
 
-NODES_CHANGED = 0
-"""The number of a frame that answers no request: the cluster's nodes have changed."""
-
 ANSWERS: Mapping[type[Frozen], TypeAdapter[Any]] = {
-    Connect: TypeAdapter(None),
-    Reconnect: TypeAdapter(None),
-    Disconnect: TypeAdapter(None),
-    TakeSnapshot: TypeAdapter(ClusterSnapshot),
+    LookNow: TypeAdapter(None),
     StartSupervisor: TypeAdapter(None),
     KeepReady: TypeAdapter(None),
     FindSupervisor: TypeAdapter(bool),
@@ -169,8 +154,7 @@ ANSWERS: Mapping[type[Frozen], TypeAdapter[Any]] = {
 REQUESTS = {kind.__name__: kind for kind in ANSWERS}
 
 _ERRORS: dict[str, type[ClusterError]] = {
-    kind.__name__: kind
-    for kind in (ClusterUnreachable, ConnectionStale, RayCallFailed, SupervisorGone, SupervisorUnavailable)
+    kind.__name__: kind for kind in (ClusterUnreachable, RayCallFailed, SupervisorGone, SupervisorUnavailable)
 }
 
 
@@ -201,20 +185,3 @@ class Failure(Frozen):
         if self.refused is not None:
             return CallRefused(*self.refused)
         return _ERRORS.get(self.kind, RayCallFailed)(self.words)
-
-
-class RequestHeader(Frozen):
-    number: int
-    name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
-
-
-class CancelHeader(Frozen):
-    """Nobody waits for the answer any more."""
-
-    cancelled: int
-
-
-class AnswerHeader(Frozen):
-    number: Count
-    failure: Failure | None = None

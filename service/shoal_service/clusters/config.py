@@ -1,0 +1,34 @@
+"""What a gateway's process gets at its start."""
+
+from __future__ import annotations
+
+import sys
+
+from pydantic import Field
+
+from shoal_service.clusters.wire import CLUSTER_PATTERN, DEFAULT_CLUSTER
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.log_settings import LogSettings
+
+COMMAND = (sys.executable, "-P", "-m", "shoal_service.gateway.process")
+
+
+class GatewayConfig(Frozen):
+    """Written to its standard input as one line of JSON."""
+
+    url: str
+    """Of the service."""
+    token: str
+    """Of the cluster, at the service."""
+    cluster: str = Field(DEFAULT_CLUSTER, pattern=CLUSTER_PATTERN)
+    """The name under which it joins."""
+    ca: str = ""
+    """Certificates in PEM that the service's one must come from; empty: the usual authorities."""
+    is_same_machine: bool = False
+    """The service is dialled at an address of this machine, and `ca` has its own certificate: its name is not
+    checked."""
+    ray_address: str
+    """host:port of the Ray cluster, or auto."""
+    ends_with_input: bool = False
+    """It ends with its standard input, and no signal ends it. Else SIGINT and SIGTERM do."""
+    logs: LogSettings = LogSettings()

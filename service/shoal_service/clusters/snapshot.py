@@ -1,0 +1,57 @@
+"""A cluster as its gateway reports it, and what is asked of it: values that both sides of the wire use. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from shoal_service.core.nodes import Node
+from shoal_service.core.scheduling.market import WorkerNeed
+
+AttemptKey: TypeAlias = tuple[str, int]
+"""Job id, and number of the attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What one worker of a job has reserved on a node."""
+
+    worker_id: str
+    job_id: str
+    node_id: str
+    need: WorkerNeed
+    is_alive: bool = True
+    """False: Ray is creating it, and may or may not have reserved the resources by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """The cluster at one moment."""
+
+    nodes: tuple[Node, ...]
+    free: Mapping[str, WorkerNeed] = field(default_factory=dict)
+    """What nobody has reserved, by node id. A node that is missing has not reported yet."""
+    reservations: tuple[Reservation, ...] = ()
+    """Of the workers of all jobs."""
+    attempts: frozenset[AttemptKey] = frozenset()
+    """Those that have actors, also of other control planes."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnusedPackages:
+    """A set of packages of `code.pip` on a node that no process uses."""
+
+    node_id: str
+    node_ip: str
+    name: str
+    num_bytes: int
+    unused_s: float
+
+
+class RoomKind(NamedTuple):
+    """Workers that are alike."""
+
+    need: WorkerNeed
+    labels: tuple[tuple[str, str], ...] = ()
+    """Of the node, as Ray's `label_selector`; sorted."""

@@ -1,0 +1,88 @@
+"""The documents that a gateway and the service exchange.
+
+    ClusterReport   gateway -> service: the cluster as it is now, and the answers to orders
+    ReportReceipt   service -> gateway: that the report is stored, and which orders nobody waits for any more
+    OrderPage       service -> gateway: the orders without an answer
+
+`value` and `arguments` are JSON texts, read by `calls.py`: the service passes them on without looking into them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from shoal_service.clusters.calls import Failure, Words
+from shoal_service.clusters.snapshot import ClusterSnapshot
+from shoal_workers.contract.base import Frozen
+
+CLUSTER_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+"""Names of clusters, as those of Kubernetes."""
+DEFAULT_CLUSTER = "default"
+MAX_ANSWERS = 500
+MAX_ORDERS = 100
+MAX_WAIT_S = 30.0
+"""Of a long poll for orders."""
+Number = Annotated[int, Field(ge=0, le=2**53)]
+Life = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+"""Of a gateway: random, new with each start and after another gateway has taken its place."""
+
+
+class Answer(Frozen):
+    """What became of an order."""
+
+    number: Number
+    failure: Failure | None = None
+    value: Annotated[str, StringConstraints(max_length=64 << 20)] = "null"
+    """JSON text."""
+
+
+class ClusterReport(Frozen):
+    """What a gateway says, once a second and when something has changed."""
+
+    life: Life
+    number: Number
+    """Rises with each report of a life. A repeated one changes nothing but the answers that were not stored."""
+    takes_over: bool = False
+    """Its process has just started: it takes the place of an earlier gateway with the same token at once."""
+    is_last: bool = False
+    """The gateway ends in order; the next one need not wait."""
+    address: Words = ""
+    """Of the Ray cluster, for people."""
+    snapshot: ClusterSnapshot | None = None
+    """Null: as in the report before, or see `error`."""
+    error: Words = ""
+    """Why Ray does not answer the gateway; empty: it does."""
+    answers: Annotated[tuple[Answer, ...], Field(max_length=MAX_ANSWERS)] = ()
+    running: Annotated[tuple[Number, ...], Field(max_length=100_000)] = ()
+    """Numbers of the orders that it carries out now."""
+
+
+class ReportReceipt(Frozen):
+    number: Number
+    """Of the newest report that is stored."""
+    cancelled: tuple[Number, ...] = ()
+    """Those of `running` that nobody waits for any more."""
+
+
+class Order(Frozen):
+    """Something that the gateway shall do once."""
+
+    number: Number
+    """Rises over all orders of the cluster."""
+    epoch: int
+    """Lease epoch of the control plane that wants it. The gateway refuses one that is lower than it has seen."""
+    kind: str
+    """Name of a request of `calls.py`."""
+    arguments: str
+    """JSON text."""
+
+
+class OrderPage(Frozen):
+    """Orders without an answer, by number."""
+
+    items: tuple[Order, ...]
+    newest: Number
+    """The highest number that an order of this cluster has had. Lower than a number that the gateway knows: the
+    database was restored, and numbers begin there again."""

@@ -1,0 +1,85 @@
+"""GatewayProcess: the gateway of this server's own cluster, as a child that is started again when it ends.
+
+Made and run by `shoal serve`. The child dials this server as any gateway does. Its token is in a file of the state
+directory that nobody else can read, so that a server which was killed finds its own one again; the child gets it
+through its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from shoal_service.clusters.config import COMMAND, GatewayConfig
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
+_LIVES_S = 30.0
+"""A gateway that has lived for this long is started again without a longer pause than the first one."""
+_END_S = 8.0
+_log = logging.getLogger(__name__)
+
+
+class GatewayProcess:
+    """On one event loop."""
+
+    def __init__(self, configure: Callable[[], GatewayConfig], environment: Mapping[str, str]) -> None:
+        """
+        Args:
+            configure: called before each start, on a thread.
+            environment: all that the child gets.
+        """
+        self._configure = configure
+        self._environment = dict(environment)
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the child that runs."""
+        return self._child.pid if self._child is not None and self._child.poll() is None else None
+
+    async def run(self) -> None:
+        """Until it is cancelled. Start the child, and another one each time that it has ended."""
+        failures = 0
+        while True:
+            began_mono = time.monotonic()
+            try:
+                child = await asyncio.to_thread(self._start)
+                status = await asyncio.to_thread(child.wait)
+                _log.warning("gateway.ended", extra={"status": status, "pid": child.pid})
+            except Exception:
+                _log.exception("gateway.start_failed")
+            failures = 1 if time.monotonic() - began_mono > _LIVES_S else failures + 1
+            await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10)))
+
+    def stop(self) -> None:
+        """Ends the child: it says farewell to the server, which must still answer. Blocks for some seconds at most."""
+        child = self._child
+        if child is None:
+            return
+        assert child.stdin is not None
+        with suppress(OSError):
+            child.stdin.close()
+        try:
+            child.wait(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        config = self._configure()
+        child = subprocess.Popen(
+            COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env=self._environment,
+            process_group=0,  # a terminal sends its Ctrl-C to the server only, which may still need this process
+        )
+        self._child = child
+        assert child.stdin is not None
+        child.stdin.write(config.model_dump_json().encode() + b"\n")
+        child.stdin.flush()
+        return child

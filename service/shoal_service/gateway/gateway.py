@@ -1,0 +1,362 @@
+"""Gateway: reports its cluster, and carries out the orders to it. Three loops on one asyncio loop.
+
+    looking     a snapshot of the cluster once a second, and at once when a node has come or gone
+    reporting   what was seen, and answers: once a second, and at once when there is something new
+    ordering    a long poll for orders; each one is a task
+
+It dials out only. While the service does not answer, reports wait here and training goes on. A gateway speaks for its
+cluster in a *life*: the service refuses reports of a life that another gateway has followed, and this one then stands
+by in a new life. Within a life an order is carried out once, however often it arrives; its answer is sent until the
+service has acknowledged it, and the service stores the first one. Decides nothing about a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
+from shoal_service.clusters.calls import MAX_WORDS, Failure
+from shoal_service.clusters.snapshot import ClusterSnapshot
+from shoal_service.clusters.wire import MAX_ANSWERS, Answer, ClusterReport, Order, ReportReceipt
+from shoal_service.gateway.answering import Answering
+from shoal_service.gateway.link import Link, LinkDown, LinkError, LinkReplaced
+from shoal_service.gateway.protocols import RayAccess
+from shoal_service.supervisor.config import StaleEpoch
+
+_REPORT_S = 1.0
+_LOOK_S = 1.0
+_SNAPSHOT_S = 5.0
+_RECONNECT_S = 60.0
+_WAIT_S = 20.0
+"""Of a long poll."""
+_PACE_S = 0.02
+"""Between two requests of a loop: under load each has more in it, and there are not more of them."""
+_STAND_BY_S = 1.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_KEPT_ANSWERS = 1_000
+_MAX_ANSWER_CHARS = 16 << 20
+"""Of one report."""
+_FAREWELL_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+class RayHangs(Exception):
+    """Ray's client does not come back; the process has to be started again."""
+
+
+@dataclass(slots=True)
+class _Life:
+    """What a gateway has done since it speaks for its cluster."""
+
+    takes_over: bool
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
+    reports: int = 0
+    epoch: int = 0
+    """Highest that an order has had."""
+    sent: ClusterSnapshot | None = None
+    """In the newest report that was stored."""
+    running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    outbox: dict[int, Answer] = field(default_factory=dict)
+    """Answers that are not acknowledged."""
+    done: OrderedDict[int, Answer] = field(default_factory=OrderedDict)
+    """The last ones."""
+    is_admitted: bool = False
+
+
+class Gateway:
+    """Made and run by `process.py`. `say` is given lines for people."""
+
+    def __init__(
+        self,
+        ray: RayAccess,
+        link: Link,
+        *,
+        address: str,
+        say: Callable[[str], None],
+        connected: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`address`: of the Ray cluster. `connected`: called on the loop after each connection to Ray."""
+        self._ray = ray
+        self._link = link
+        self._address = address
+        self._say = say
+        self._after_connect = connected
+        self._answering = Answering(ray, look=self._look_now, archive=self._archive)
+        self._life = _Life(takes_over=True)
+        self._seen: ClusterSnapshot | None = None
+        self._error = f"the gateway connects to Ray at {address}"
+        self._is_connected = asyncio.Event()
+        self._is_admitted = asyncio.Event()
+        self._look_soon = asyncio.Event()
+        self._has_news = asyncio.Event()
+        self._looks = asyncio.Condition()
+        self._num_begun = self._num_looks = 0
+        self._looking_task: asyncio.Task[ClusterSnapshot] | None = None
+        self._is_away = False
+        self._stands_by = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set. Raises LinkRefused: the service will not have this gateway; RayHangs."""
+        loops = [
+            asyncio.create_task(one, name=name)
+            for name, one in (
+                ("looking", self._looking()),
+                ("reporting", self._reporting()),
+                ("ordering", self._ordering()),
+            )
+        ]
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([stopping, *loops], return_when=asyncio.FIRST_COMPLETED)
+            for one in loops:
+                if one.done():
+                    one.result()
+        finally:
+            for task in (stopping, *loops):
+                task.cancel()
+            await asyncio.gather(stopping, *loops, return_exceptions=True)
+            await self._say_farewell()
+
+    # --- what it sees
+
+    async def _looking(self) -> None:
+        await self._connect()
+        loop = asyncio.get_running_loop()
+        self._ray.watch(lambda: loop.call_soon_threadsafe(self._look_soon.set))
+        while True:
+            self._look_soon.clear()
+            await self._look()
+            await _until(self._look_soon, _LOOK_S)
+
+    async def _connect(self) -> None:
+        failures = 0
+        while True:
+            try:
+                await asyncio.to_thread(self._ray.connect, self._address)
+                break
+            except ClusterUnreachable as error:
+                self._error = str(error)[:MAX_WORDS]
+                if not failures:
+                    self._say(f"gateway: {error}. Trying again.")
+                await asyncio.sleep(_pause_s(failures := failures + 1))
+        self._after_connect()
+        self._error = ""
+        self._is_connected.set()
+
+    async def _look(self) -> None:
+        self._num_begun += 1
+        seen, self._error = await self._snapshot()
+        if seen is not None and seen != self._seen:
+            self._seen = seen
+            self._has_news.set()
+        async with self._looks:
+            self._num_looks += 1
+            self._looks.notify_all()
+
+    async def _snapshot(self) -> tuple[ClusterSnapshot | None, str]:
+        """Or why there is none. One call at a time: one that hangs in Ray is waited for again."""
+        if self._looking_task is None or self._looking_task.done():
+            self._looking_task = asyncio.create_task(asyncio.to_thread(self._ray.snapshot))
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._looking_task), _SNAPSHOT_S), ""
+        except TimeoutError:
+            return None, f"no answer from the Ray head within {_SNAPSHOT_S:g} s"
+        except ConnectionStale as error:
+            _log.warning("gateway.reconnect", extra={"error": str(error)})
+            return None, await self._reconnect(str(error))
+        except ClusterUnreachable as error:
+            return None, str(error)[:MAX_WORDS]
+
+    async def _reconnect(self, reason: str) -> str:
+        self._error = reason[:MAX_WORDS]
+        self._is_connected.clear()
+        self._answering.supervisors.forget_all()
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self._ray.reconnect), _RECONNECT_S)
+        except TimeoutError:
+            raise RayHangs(f"Ray did not connect anew within {_RECONNECT_S:g} s") from None
+        except ClusterUnreachable as error:
+            return str(error)[:MAX_WORDS]
+        self._after_connect()
+        self._is_connected.set()
+        self._look_soon.set()
+        return "connected to Ray anew"
+
+    async def _look_now(self) -> None:
+        """Returns once a look that begins from now on has ended."""
+        wanted = self._num_begun + 1
+        self._look_soon.set()
+        async with self._looks:
+            await self._looks.wait_for(lambda: self._num_looks >= wanted)
+
+    # --- what it says
+
+    async def _reporting(self) -> None:
+        failures = 0
+        while True:
+            await _until(self._has_news, _REPORT_S)
+            self._has_news.clear()
+            life, report = self._life, self._next_report()
+            try:
+                receipt = await self._link.report(report)
+            except LinkDown as error:
+                failures += 1
+                self._note_away(error)
+                self._has_news.set()
+                await asyncio.sleep(max(error.after_s, _pause_s(failures)))
+            except LinkReplaced as error:
+                await self._stand_by(life, str(error))
+            else:
+                failures = 0
+                self._acknowledged(life, report, receipt)
+                await asyncio.sleep(_PACE_S)
+
+    def _next_report(self, *, is_last: bool = False) -> ClusterReport:
+        life = self._life
+        life.reports += 1
+        answers, num_chars = list[Answer](), 0
+        for answer in life.outbox.values():
+            if answers and (len(answers) == MAX_ANSWERS or num_chars + len(answer.value) > _MAX_ANSWER_CHARS):
+                self._has_news.set()
+                break
+            answers.append(answer)
+            num_chars += len(answer.value)
+        return ClusterReport(
+            life=life.name,
+            number=life.reports,
+            takes_over=life.takes_over,
+            is_last=is_last,
+            address=self._address,
+            snapshot=self._seen if self._seen != life.sent else None,
+            error=self._error,
+            answers=tuple(answers),
+            running=tuple(sorted(life.running)),
+        )
+
+    def _acknowledged(self, life: _Life, report: ClusterReport, receipt: ReportReceipt) -> None:
+        if self._is_away:
+            self._is_away = False
+            self._say("gateway: the service answers again")
+        if life is not self._life:
+            return
+        if not life.is_admitted:
+            life.is_admitted, self._stands_by = True, False
+            self._is_admitted.set()
+            self._say("gateway: joined; jobs can use this cluster")
+        if report.snapshot is not None:
+            life.sent = report.snapshot
+        for answer in report.answers:
+            life.outbox.pop(answer.number, None)
+        for number in receipt.cancelled:
+            if (task := life.running.get(number)) is not None:
+                task.cancel()
+
+    def _note_away(self, error: LinkDown) -> None:
+        if not self._is_away:
+            self._is_away = True
+            self._say(f"gateway: {error.reason}. Trying again; what runs in this cluster goes on.")
+
+    async def _stand_by(self, life: _Life, reason: str) -> None:
+        """Another gateway speaks for the cluster."""
+        if life is self._life:
+            self._begin_life(takes_over=False)
+        if not self._stands_by:
+            self._stands_by = True
+            self._say(f"gateway: {reason}")
+        await asyncio.sleep(_STAND_BY_S)
+
+    def _begin_life(self, *, takes_over: bool) -> None:
+        """What was ordered in the last one is not answered any more."""
+        for task in self._life.running.values():
+            task.cancel()
+        self._is_admitted.clear()
+        self._life = _Life(takes_over=takes_over)
+
+    async def _say_farewell(self) -> None:
+        """The next gateway need not wait."""
+        if self._life.is_admitted:
+            with suppress(LinkError, TimeoutError):
+                async with asyncio.timeout(_FAREWELL_S):
+                    await self._link.report(self._next_report(is_last=True))
+
+    # --- what it is told
+
+    async def _ordering(self) -> None:
+        life, after, failures = self._life, 0, 0
+        while True:
+            await self._is_admitted.wait()
+            await self._is_connected.wait()
+            if life is not self._life:
+                life, after = self._life, 0
+            try:
+                page = await self._link.orders(life.name, after, _WAIT_S)
+            except LinkDown as error:
+                failures += 1
+                self._note_away(error)
+                await asyncio.sleep(max(error.after_s, _pause_s(failures)))
+                continue
+            except LinkReplaced as error:
+                await self._stand_by(life, str(error))
+                continue
+            failures = 0
+            if page.newest < after:
+                _log.warning("gateway.numbers_restart", extra={"known": after, "newest": page.newest})
+                self._begin_life(takes_over=True)
+                continue
+            for order in page.items:
+                after = max(after, order.number)
+                self.take(order)
+            await asyncio.sleep(_PACE_S)
+
+    def take(self, order: Order) -> None:
+        """Carries it out, unless that was done or begun before. On the loop."""
+        life = self._life
+        if order.number in life.running or order.number in life.outbox:
+            return
+        if (known := life.done.get(order.number)) is not None:
+            self._answered(life, known)
+        elif order.epoch < life.epoch:
+            failure = Failure.of(StaleEpoch(order.epoch, life.epoch))
+            self._answered(life, Answer(number=order.number, failure=failure))
+        else:
+            life.epoch = order.epoch
+            life.running[order.number] = asyncio.create_task(self._carry_out(life, order))
+
+    async def _carry_out(self, life: _Life, order: Order) -> None:
+        try:
+            answer = await self._answering.answer(order)
+        finally:
+            life.running.pop(order.number, None)
+        self._answered(life, answer)
+
+    def _answered(self, life: _Life, answer: Answer) -> None:
+        life.outbox[answer.number] = answer
+        life.done[answer.number] = answer
+        if len(life.done) > _KEPT_ANSWERS:
+            life.done.popitem(last=False)
+        if life is self._life:
+            self._has_news.set()
+
+    async def _archive(self, sha256: str) -> bytes:
+        try:
+            return await self._link.archive(sha256)
+        except LinkError as error:
+            raise ClusterUnreachable(f"the gateway did not get the code archive {sha256}: {error}") from error
+
+
+async def _until(event: asyncio.Event, at_most_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(at_most_s):
+            await event.wait()
+
+
+def _pause_s(failures: int) -> float:
+    """After so many in a row; a random part keeps gateways apart."""
+    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures, 10)) * (0.5 + random.random() / 2)

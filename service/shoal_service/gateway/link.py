@@ -1,0 +1,116 @@
+"""Link: the gateway's requests to the service, over HTTP. One attempt each; `gateway.py` repeats them.
+
+LinkError
+|-- LinkDown        no answer, or the service is not ready: repeat it after a while
+|-- LinkReplaced    another gateway speaks for the cluster
+`-- LinkRefused     the service will not answer otherwise: a wrong token, another cluster, another release
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from shoal_service.clusters.wire import ClusterReport, OrderPage, ReportReceipt
+
+_CONNECT_S = 5.0
+_ANSWER_S = 10.0
+_ARCHIVE_S = 120.0
+_MARGIN_S = 10.0
+_LONGEST_PAUSE_S = 30.0
+_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+_CONFLICT = 409
+
+
+class LinkError(Exception):
+    """The service has not answered as it should."""
+
+
+class LinkDown(LinkError):
+    def __init__(self, reason: str, after_s: float = 0.0) -> None:
+        super().__init__(reason, after_s)
+        self.reason = reason
+        self.after_s = after_s
+        """The service has asked for a pause of this length; 0: it has not."""
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class LinkReplaced(LinkError):
+    """The message is the service's."""
+
+
+class LinkRefused(LinkError):
+    """The message is the service's."""
+
+
+class Link:
+    """To one service, for one cluster. On one event loop; close it after use."""
+
+    def __init__(self, url: str, token: str, cluster: str, verify: ssl.SSLContext | bool = True) -> None:
+        self._base = f"/v1/clusters/{cluster}"
+        self._http = httpx.AsyncClient(
+            base_url=url.rstrip("/"),
+            headers={"Authorization": f"Bearer {token}"},
+            follow_redirects=False,
+            trust_env=False,
+            verify=verify,
+            timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=8),
+        )
+
+    async def report(self, report: ClusterReport) -> ReportReceipt:
+        """Raises LinkError."""
+        headers = {"Content-Type": "application/json"}
+        answer = await self._ask("POST", "/reports", content=report.model_dump_json().encode(), headers=headers)
+        return ReportReceipt.model_validate_json(answer.content)
+
+    async def orders(self, life: str, after: int, wait_s: float) -> OrderPage:
+        """Waits up to `wait_s` for the first one. Raises LinkError."""
+        query: dict[str, str | int | float] = {"life": life, "after": after, "wait_s": wait_s}
+        timeout = httpx.Timeout(wait_s + _MARGIN_S, connect=_CONNECT_S)
+        answer = await self._ask("GET", "/orders", params=query, timeout=timeout)
+        return OrderPage.model_validate_json(answer.content)
+
+    async def archive(self, sha256: str) -> bytes:
+        """Raises LinkError."""
+        answer = await self._ask("GET", f"/archives/{sha256}", timeout=httpx.Timeout(_ARCHIVE_S, connect=_CONNECT_S))
+        if hashlib.sha256(answer.content).hexdigest() != sha256:
+            raise LinkDown(f"the code archive {sha256} has arrived damaged")
+        return answer.content
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _ask(self, method: str, path: str, **request: Any) -> httpx.Response:
+        try:
+            answer = await self._http.request(method, self._base + path, **request)
+        except (httpx.HTTPError, ssl.SSLError) as error:
+            raise LinkDown(f"no answer from {self._http.base_url}: {str(error) or type(error).__name__}") from error
+        if answer.status_code < 300:
+            return answer
+        detail = _detail(answer)
+        if answer.status_code == _CONFLICT:
+            raise LinkReplaced(detail)
+        if answer.status_code in _AGAIN:
+            raise LinkDown(detail, _pause_s(answer.headers))
+        raise LinkRefused(detail)
+
+
+def _detail(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"{answer.request.url.copy_with(query=None)} has answered {answer.status_code}: is this a Shoal service?"
+
+
+def _pause_s(headers: Mapping[str, str]) -> float:
+    try:
+        return min(_LONGEST_PAUSE_S, max(0.0, float(headers.get("Retry-After", ""))))
+    except ValueError:
+        return 0.0

@@ -1,0 +1,100 @@
+"""The process of a gateway: `python -P -m shoal_service.gateway.process`.
+
+It reads its configuration, one line of JSON, from its standard input: the token of the service is neither in its
+arguments nor in its environment. Started by `shoal serve`, whose end is the end of that input, and by `shoal join`,
+which becomes this process. The environment has the token of the Ray cluster, as Ray reads it.
+
+Exit status: 0 after an orderly stop, 1 if the service refuses the gateway or Ray's client hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import ssl
+import sys
+import threading
+from contextlib import suppress
+
+from shoal_service.clusters.config import GatewayConfig
+from shoal_service.gateway.gateway import Gateway, RayHangs
+from shoal_service.gateway.link import Link, LinkRefused
+from shoal_service.gateway.protocols import RayAccess
+from shoal_service.process_memory import hide_process
+from shoal_workers.logs import set_up_logs
+
+_DISCONNECT_S = 3.0
+_STOP_S = 6.0
+
+
+def run(ray: RayAccess) -> None:
+    """Does not return: the process ends."""
+    config = GatewayConfig.model_validate_json(sys.stdin.buffer.readline())
+    set_up_logs(config.logs)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    hide_process()
+    status = asyncio.run(_run(ray, config))
+    os._exit(status)  # a thread may wait in Ray without limit
+
+
+async def _run(ray: RayAccess, config: GatewayConfig) -> int:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def end() -> None:
+        stop.set()
+        threading.Timer(_STOP_S, os._exit, (0,)).start()
+
+    def handle_signals() -> None:
+        """Ray replaces the handler of SIGTERM."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if config.ends_with_input:
+                signal.signal(number, signal.SIG_IGN)  # a server that stops may still need it to save its jobs
+            else:
+                loop.add_signal_handler(number, end)
+
+    def await_end_of_input() -> None:
+        while sys.stdin.buffer.read(4096):
+            pass
+        loop.call_soon_threadsafe(end)
+
+    handle_signals()
+    if config.ends_with_input:
+        threading.Thread(target=await_end_of_input, daemon=True, name="input").start()
+    link = Link(config.url, config.token, config.cluster, _verify(config))
+    gateway = Gateway(ray, link, address=config.ray_address, say=_say, connected=handle_signals)
+    try:
+        await gateway.run(stop)
+        status = 0
+    except LinkRefused as error:
+        _say(f"gateway: the service at {config.url} refuses this gateway: {error}")
+        status = 1
+    except RayHangs as error:
+        _say(f"gateway: {error}")
+        status = 1
+    with suppress(Exception):  # whatever Ray says: the process ends in any case
+        await link.close()
+        await asyncio.wait_for(asyncio.to_thread(ray.disconnect), _DISCONNECT_S)
+    return status
+
+
+def _verify(config: GatewayConfig) -> ssl.SSLContext | bool:
+    if not config.ca:
+        return True
+    context = ssl.create_default_context(cadata=config.ca)
+    if config.is_same_machine:
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the server's own certificate is enough
+    return context
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    from shoal_service.gateway.ray_cluster import RayCluster
+
+    run(RayCluster())

@@ -1,0 +1,71 @@
+"""FakeRay: a Ray cluster as its gateway sees it, in memory. The supervisors are those of FakeCluster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from doubles.fake_cluster import FakeCluster, FakeSupervisor
+from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
+from shoal_service.clusters.snapshot import ClusterSnapshot
+from shoal_service.reports import PendingEvent
+from shoal_service.views import SeriesPoint
+
+
+class FakeRay(FakeCluster):
+    """A `gateway.protocols.RayAccess`. Each supervisor has reported an event and a loss that is not a number."""
+
+    def __init__(self, *nodes: Any) -> None:
+        super().__init__(nodes)
+        self.num_connects = 0
+        self.refused_connects = 0
+        """So many attempts to connect fail."""
+        self.is_stale = False
+        """The head does not know this driver, until it connects anew."""
+        self.started: list[tuple[str, int]] = []
+        self.hold: Callable[[], object] = lambda: None
+        """Called by each `reap`, on its thread, before it does anything."""
+        self.begun = threading.Event()
+        """A `reap` has begun."""
+
+    def connect(self, address: str) -> None:
+        self.num_connects += 1
+        if self.refused_connects:
+            self.refused_connects -= 1
+            raise ClusterUnreachable(f"no Ray cluster answers at {address}")
+        self.is_stale = False
+
+    def reconnect(self) -> None:
+        self.connect(self.address)
+
+    def disconnect(self) -> None:
+        pass
+
+    def snapshot(self, *, fresh: bool = False) -> ClusterSnapshot:
+        if self.is_stale:
+            raise ConnectionStale("the raylet of this driver is dead")
+        return super().snapshot()
+
+    def start_supervisor(
+        self, config: Any, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
+    ) -> FakeSupervisor:
+        is_new = (config.job_id, config.attempt) not in self.supervisors
+        supervisor = super().start_supervisor(config, avoid_nodes=avoid_nodes, places=places)
+        self.started.append((config.job_id, config.attempt))
+        if is_new:
+            fixed = {"at": 1.0, "grad_norm": float("inf"), "lr": 0.1, "tokens_per_s": 1.0, "step_s": 1.0}
+            data = {"avoided": sorted(avoid_nodes), "places": dict(places)}
+            supervisor.report(PendingEvent(at=1.0, type="of.a.newer.release", data=data))
+            supervisor.report(SeriesPoint(step=1, loss=float("nan"), world_size=2, generation=1, **fixed))
+        return supervisor
+
+    def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:  # type: ignore[override]
+        return f"gcs://{len(archive)}.zip"
+
+    def reap(self, job_id: str, attempt: int) -> int:
+        self.begun.set()
+        self.hold()
+        if job_id == "bug":
+            raise ValueError("a bug " * 10_000)
+        return super().reap(job_id, attempt)

@@ -1,0 +1,156 @@
+"""Reports of gateways and orders to them, on both databases."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from shoal_service.access_views import ClusterTokenRequest
+from shoal_service.core.access.roles import Role
+from shoal_service.core.gateways import Incoming
+from shoal_service.store import Lease, Store
+from shoal_service.store.clusters.methods import StoredReport, orders_of, reports_of
+from shoal_service.store.errors import ClusterNotFound, GatewayRefused, LeaseLost
+
+A, B = "a" * 16, "b" * 16
+
+
+def report(store: Store, life: str = A, number: int = 1, *, now: float = 10.0, **changes: Any) -> Any:
+    sender = Incoming(life, changes.pop("token_id", "token-1"), number, changes.pop("takes_over", False))
+    known = {"address": "head:6379", "error": "", "snapshot": '{"nodes":[]}', **changes}
+    return store.take_report("east", StoredReport(sender=sender, **known), now=now)
+
+
+def order(store: Store, lease: Lease, kind: str = "Reap", **changes: Any) -> int:
+    return store.write_order("east", kind, "{}", epoch=lease.epoch, now=10.0, **changes)
+
+
+def numbers(store: Store, life: str = A, after: int = 0) -> list[int]:
+    return [one.number for one in store.open_orders("east", life, after=after, limit=100)[0]]
+
+
+def test_the_newest_report_counts_and_a_snapshot_stays_until_the_next_one(store: Store) -> None:
+    assert store.cluster("east") is None
+    assert report(store) == (1, ())
+    assert report(store, number=3, snapshot=None, error="the head is away") == (3, ())
+    assert report(store, number=2, snapshot='{"nodes":[1]}') == (3, ()), "a report that a later one has overtaken"
+    row = store.cluster("east")
+    assert row is not None
+    assert (row.life, row.report, row.snapshot, row.snapshot_report) == (A, 3, '{"nodes":[]}', 1)
+    assert row.error == "the head is away"
+    report(store, B, takes_over=True, snapshot=None)
+    row = store.cluster("east")
+    assert row is not None and (row.life, row.snapshot) == (B, ""), "the snapshot of another life is not its own"
+
+
+def test_the_reports_of_a_gateway_that_another_one_has_followed_change_nothing(store: Store, lease: Lease) -> None:
+    report(store)
+    number = order(store, lease)
+    report(store, B, takes_over=True)
+    with pytest.raises(GatewayRefused, match="Another gateway speaks"):
+        report(store, A, 2, answers=[(number, '"late"')])
+    with pytest.raises(GatewayRefused):
+        numbers(store, A)
+    assert store.answers_of("east", [number]) == {number: None}
+    assert numbers(store, B) == [number], "an order without an answer is given to the next gateway"
+
+
+def test_a_gateway_that_ends_in_order_leaves_its_place_at_once(store: Store) -> None:
+    report(store)
+    with pytest.raises(GatewayRefused):
+        report(store, B, token_id="token-2")
+    report(store, A, 2, is_last=True)
+    report(store, B, token_id="token-2")
+
+
+def test_an_order_is_answered_once_and_its_number_rises(store: Store, lease: Lease) -> None:
+    report(store)
+    first, second = order(store, lease), order(store, lease)
+    assert second > first and numbers(store) == [first, second] and numbers(store, after=first) == [second]
+    report(store, number=2, answers=[(first, '"done"')])
+    report(store, number=3, answers=[(first, '"again"'), (999, '"nobody has asked"')])
+    assert store.answers_of("east", [first, second, 999]) == {first: '"done"', second: None}
+    assert numbers(store) == [second]
+    store.cancel_orders("east", [second])
+    assert report(store, number=4, running=[first, second]) == (4, (second,))
+    assert order(store, lease) > second, "the number of a cancelled order is not used again"
+
+
+def test_orders_of_a_lease_that_is_over_are_void(store: Store, lease: Lease) -> None:
+    report(store)
+    old = order(store, lease)
+    store.release_lease(lease.owner)
+    newer = store.acquire_lease("owner-2", ttl_s=1e9, now=20.0)
+    assert newer is not None and newer.epoch > lease.epoch
+    with pytest.raises(LeaseLost):
+        order(store, lease)
+    assert numbers(store) == []
+    number = order(store, newer)
+    assert numbers(store) == [number]
+    assert store.remove_old_orders("east", before=15.0, epoch=newer.epoch) == 1
+    assert store.answers_of("east", [old, number]) == {number: None}
+
+
+def test_answered_orders_are_removed_after_a_while(store: Store, lease: Lease) -> None:
+    report(store)
+    first, second = order(store, lease), order(store, lease)
+    report(store, number=2, answers=[(first, "1")], now=20.0)
+    assert store.remove_old_orders("east", before=20.0, epoch=lease.epoch) == 0
+    assert store.remove_old_orders("east", before=21.0, epoch=lease.epoch) == 1
+    assert store.answers_of("east", [first, second]) == {second: None}
+
+
+def test_an_archive_is_readable_while_an_order_names_it(store: Store, lease: Lease) -> None:
+    report(store)
+    number = order(store, lease, "UploadCode", archive="f" * 64)
+    assert store.may_read_archive("east", "f" * 64)
+    assert not store.may_read_archive("west", "f" * 64) and not store.may_read_archive("east", "0" * 64)
+    report(store, number=2, answers=[(number, '"gcs://x.zip"')])
+    assert not store.may_read_archive("east", "f" * 64)
+
+
+def test_orders_and_reports_notify_those_who_wait_for_them_and_nobody_else(store: Store, lease: Lease) -> None:
+    heard: list[str] = []
+    with (
+        store.subscribe(heard.append, orders_of("east")),
+        store.subscribe(heard.append, reports_of("east")),
+        store.subscribe(lambda _: heard.append("a job")),
+    ):
+        report(store)
+        order(store, lease)
+    assert heard == [reports_of("east"), orders_of("east")]
+
+
+def test_nothing_is_ordered_from_a_cluster_that_has_not_joined(store: Store, lease: Lease) -> None:
+    with pytest.raises(ClusterNotFound, match="shoal join"):
+        order(store, lease)
+
+
+def test_the_token_of_a_gateway_is_of_one_cluster(store: Store) -> None:
+    made = store.create_cluster_token("east", ClusterTokenRequest(expires_in_s=60.0), by="ada", now=1.0)
+    known = store.principal_of_token(made.token, now=2.0)
+    assert known is not None and (known.role, known.cluster, known.projects) == (Role.GATEWAY, "east", None)
+    assert store.principal_of_token(made.token, now=62.0) is None
+    assert [(one.id, one.cluster) for one in store.list_tokens()] == [(made.id, "east")]
+
+
+def test_whoever_has_seen_a_number_has_seen_every_lower_one(store: Store, lease: Lease) -> None:
+    """Orders are written by many threads at once while a gateway reads."""
+    report(store)
+    seen: list[int] = []
+    wanted = 40
+
+    def write() -> None:
+        for _ in range(wanted // 4):
+            order(store, lease)
+
+    writers = [threading.Thread(target=write) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    while len(seen) < wanted:
+        seen += numbers(store, after=seen[-1] if seen else 0)
+    for writer in writers:
+        writer.join()
+    assert seen == sorted(seen) and len({*seen}) == wanted
