@@ -310,7 +310,11 @@ async def _start_cluster(
 async def _wait_until_joined(cluster: JoinedCluster, stop: asyncio.Event) -> None:
     """Return when the gateway has reported, or `stop` is set."""
     began_mono, loop, joined = time.monotonic(), asyncio.get_running_loop(), asyncio.Event()
-    unwatch = cluster.watch(lambda: loop.call_soon_threadsafe(joined.set))
+
+    def changed() -> None:
+        loop.call_soon_threadsafe(joined.set)
+
+    unwatch = cluster.watch(changed)
     while not cluster.connected and not stop.is_set():
         joined.clear()
         waits = [asyncio.create_task(one.wait()) for one in (joined, stop)]

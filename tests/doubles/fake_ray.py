@@ -18,6 +18,7 @@ class FakeRay(FakeCluster):
 
     def __init__(self, *nodes: Any) -> None:
         super().__init__(nodes)
+        self.address = ""
         self.num_connects = 0
         self.refused_connects = 0
         """So many attempts to connect fail."""
@@ -31,6 +32,7 @@ class FakeRay(FakeCluster):
 
     def connect(self, address: str) -> None:
         self.num_connects += 1
+        self.address = address
         if self.refused_connects:
             self.refused_connects -= 1
             raise ClusterUnreachable(f"no Ray cluster answers at {address}")
@@ -67,5 +69,5 @@ class FakeRay(FakeCluster):
         self.begun.set()
         self.hold()
         if job_id == "bug":
-            raise ValueError("a bug " * 10_000)
+            raise ValueError("a bug " * 1_000)
         return super().reap(job_id, attempt)

@@ -16,6 +16,7 @@ from shoal_api.cli.commands import (
     control,
     export,
     inspect,
+    join,
     live,
     nodes,
     plan,
@@ -86,6 +87,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Server": {
         "serve": serve.serve,
+        "join": join.join,
         "cluster": inspect.cluster,
         "nodes": nodes.nodes,
         "drain": nodes.drain,

@@ -5,7 +5,15 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from shoal_api.client.endpoint import JSON_CONTENT, Endpoint
-from shoal_service.access_views import AuditPage, NewToken, SessionLink, TokenRequest, TokenView, Whoami
+from shoal_service.access_views import (
+    AuditPage,
+    ClusterTokenRequest,
+    NewToken,
+    SessionLink,
+    TokenRequest,
+    TokenView,
+    Whoami,
+)
 from shoal_service.views import Page
 
 
@@ -25,6 +33,12 @@ class Access(Endpoint):
         """The answer has the token; it cannot be read again."""
         body = request.model_dump_json().encode()
         answer = self._transport.send("POST", "/v1/tokens", headers=JSON_CONTENT, content=body, idempotent=False)
+        return NewToken.model_validate_json(answer.content)
+
+    def create_cluster_token(self, cluster: str, request: ClusterTokenRequest) -> NewToken:
+        """For the gateway of a cluster. The answer has the token; it cannot be read again."""
+        body, path = request.model_dump_json().encode(), f"/v1/clusters/{quote(cluster, safe='')}/tokens"
+        answer = self._transport.send("POST", path, headers=JSON_CONTENT, content=body, idempotent=False)
         return NewToken.model_validate_json(answer.content)
 
     def tokens(self) -> tuple[TokenView, ...]:

@@ -129,7 +129,11 @@ class Gateway:
     async def _looking(self) -> None:
         await self._connect()
         loop = asyncio.get_running_loop()
-        self._ray.watch(lambda: loop.call_soon_threadsafe(self._look_soon.set))
+
+        def changed() -> None:
+            loop.call_soon_threadsafe(self._look_soon.set)
+
+        self._ray.watch(changed)
         while True:
             self._look_soon.clear()
             await self._look()
@@ -165,7 +169,8 @@ class Gateway:
         if self._looking_task is None or self._looking_task.done():
             self._looking_task = asyncio.create_task(asyncio.to_thread(self._ray.snapshot))
         try:
-            return await asyncio.wait_for(asyncio.shield(self._looking_task), _SNAPSHOT_S), ""
+            async with asyncio.timeout(_SNAPSHOT_S):
+                return await asyncio.shield(self._looking_task), ""
         except TimeoutError:
             return None, f"no answer from the Ray head within {_SNAPSHOT_S:g} s"
         except ConnectionStale as error:
@@ -179,7 +184,8 @@ class Gateway:
         self._is_connected.clear()
         self._answering.supervisors.forget_all()
         try:
-            await asyncio.wait_for(asyncio.to_thread(self._ray.reconnect), _RECONNECT_S)
+            async with asyncio.timeout(_RECONNECT_S):
+                await asyncio.to_thread(self._ray.reconnect)
         except TimeoutError:
             raise RayHangs(f"Ray did not connect anew within {_RECONNECT_S:g} s") from None
         except ClusterUnreachable as error:
@@ -233,7 +239,7 @@ class Gateway:
             number=life.reports,
             takes_over=life.takes_over,
             is_last=is_last,
-            address=self._address,
+            address=self._ray.address or self._address,
             snapshot=self._seen if self._seen != life.sent else None,
             error=self._error,
             answers=tuple(answers),

@@ -16,6 +16,9 @@ class RayAccess(Protocol):
     """A connection to one Ray cluster. `control.protocols.Cluster` says what the calls of the same names do. All that
     are no coroutines block; each may raise ClusterUnreachable."""
 
+    address: str
+    """Empty until it is connected."""
+
     def connect(self, address: str) -> None:
         """Become a driver of the cluster."""
 

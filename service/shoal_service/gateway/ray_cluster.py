@@ -83,7 +83,10 @@ class RayCluster:
             )
         except (ConnectionError, RuntimeError, RayError) as error:
             raise ClusterUnreachable(f"no Ray cluster answers at {self.address}: {error}") from error
-        self._node_id = ray.get_runtime_context().get_node_id()
+        context = ray.get_runtime_context()
+        self._node_id = context.get_node_id()
+        if self.address == "auto":
+            self.address = context.gcs_address
         self._unanswered_since_mono = None
         self._reserve = SupervisorReserve(RESERVED_S)  # Ray uses processes only for the driver that requested them
 

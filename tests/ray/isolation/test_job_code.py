@@ -77,17 +77,20 @@ def test_no_process_of_the_cluster_has_a_secret_of_the_service(shoal_server: Ser
     assert [command for command, environment in environments.items() if SECRET.encode() in environment] == []
 
 
-def test_the_process_with_the_database_has_not_loaded_ray(shoal_server: Server) -> None:
+def test_the_process_with_the_database_has_loaded_neither_ray_nor_torch(shoal_server: Server) -> None:
     assert shoal_server.process is not None
     pid = shoal_server.process.pid
-    [ray_process] = [pid for pid, command in shoal_server.processes().items() if "ray_process.child" in command]
+    [gateway] = [pid for pid, command in shoal_server.processes().items() if "gateway.process" in command]
     try:
         loaded = Path(f"/proc/{pid}/maps").read_text()
     except PermissionError:
         return  # only root may look into the server
-    assert "_raylet" not in loaded
-    assert "_raylet" in Path(f"/proc/{ray_process}/maps").read_text()
-    assert Path(f"/proc/{ray_process}/environ").read_bytes().count(b"SHOAL_") == 0
+    assert "_raylet" not in loaded and "/torch/" not in loaded
+    assert "_raylet" in Path(f"/proc/{gateway}/maps").read_text()
+    assert Path(f"/proc/{gateway}/environ").read_bytes().count(b"SHOAL_") == 0
+    arguments = Path(f"/proc/{gateway}/cmdline").read_bytes()
+    token = (shoal_server.state_dir / "default-gateway-token").read_bytes().strip()
+    assert token not in arguments and token not in Path(f"/proc/{gateway}/environ").read_bytes()
 
 
 def test_the_files_of_the_cluster_are_those_of_their_owner_alone(shoal_server: Server) -> None:

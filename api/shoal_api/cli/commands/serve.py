@@ -30,6 +30,10 @@ def serve(
     ray_address: Annotated[
         str | None, typer.Option("--ray-address", help="Use this Ray cluster instead of starting one.")
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help="Start no cluster: use the one that joins under this name (shoal join)."),
+    ] = None,
     num_cpus: Annotated[
         int | None,
         typer.Option("--num-cpus", min=1, help="Logical CPUs of the started cluster; else those found."),
@@ -48,7 +52,7 @@ def serve(
         bool | None, typer.Option("--keep-cluster", help="The started cluster keeps running when the server ends.")
     ] = None,
 ) -> None:
-    """Run the server: REST API, scheduler, and a local Ray cluster unless --ray-address is given.
+    """Run the server: REST API, scheduler, and a local Ray cluster unless --ray-address or --cluster is given.
 
     Ctrl-C saves every job before the local cluster ends; a second Ctrl-C stops at once.
 
@@ -67,6 +71,7 @@ def serve(
             "state_dir": state_dir,
             "database_url": database_url,
             "ray_address": ray_address,
+            "cluster": cluster,
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
             "nodes": nodes,

@@ -17,13 +17,13 @@ def is_valid(token: TokenView, now: float) -> bool:
 
 def tokens_table(tokens: Sequence[TokenView], now: float) -> Table:
     """One row per token, as they are given."""
-    made = new_table("id", "name", "role", "projects", "ends", "last use", "made by")
+    made = new_table("id", "name", "role", "for", "ends", "last use", "made by")
     for one in tokens:
         made.add_row(
             one.id,
             one.name,
             one.role,
-            "all" if one.projects is None else ", ".join(one.projects),
+            _scope(one),
             _end(one, now),
             "never" if one.last_used_at is None else _time(one.last_used_at),
             one.created_by,
@@ -39,6 +39,12 @@ def audit_table(events: Sequence[AuditEvent]) -> Table:
             _time(one.at), one.actor, one.role, one.token_id, one.address, one.operation, one.job_id, one.outcome
         )
     return made
+
+
+def _scope(token: TokenView) -> str:
+    if token.cluster is not None:
+        return f"cluster {token.cluster}"
+    return "all" if token.projects is None else ", ".join(token.projects)
 
 
 def _end(token: TokenView, now: float) -> str:

@@ -73,6 +73,7 @@ METHODS = {
     "GET /v1/whoami": "whoami",
     "POST /v1/session/link": "session_link",
     "POST /v1/tokens": "create_token",
+    "POST /v1/clusters/{cluster}/tokens": "create_cluster_token",
     "GET /v1/tokens": "tokens",
     "DELETE /v1/tokens/{token_id}": "revoke_token",
     "GET /v1/audit": "audit",
@@ -83,8 +84,10 @@ METHODS = {
 WITHOUT_METHOD = {
     *("GET /problems", "GET /problems/{code}", "GET /v1/spec-schema"),
     *("POST /v1/session", "DELETE /v1/session"),
+    *("POST /v1/clusters/{cluster}/reports", "GET /v1/clusters/{cluster}/orders"),
+    "GET /v1/clusters/{cluster}/archives/{sha256}",
 }
-"""Documentation, and what only browsers need."""
+"""Documentation, and what only browsers and gateways need."""
 COMBINED = {"jobs", "save_series", "events", "wait", "scale", "update_code", "close", "base_url"}
 """Methods that call other methods, or send no request."""
 

@@ -25,6 +25,10 @@ def token() -> None:
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Who or what will use it.")],
     role: Annotated[Role, typer.Option("--role", help="What it may do; see docs/security.md.")] = Role.VIEWER,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="CLUSTER", help="For the gateway of this cluster (`shoal join`) alone."),
+    ] = None,
     project: Annotated[
         list[str] | None, typer.Option("--project", metavar="PROJECT", help="Only jobs of this project; repeatable.")
     ] = None,
@@ -45,17 +49,26 @@ def create(
         from pydantic import ValidationError
 
         from shoal_api.cli.errors import CliError
-        from shoal_service.access_views import TokenRequest
+        from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 
         lasts_s, projects = _seconds(expires), tuple(project) if project else None
+        if cluster is not None and (projects or user or role is not Role.VIEWER):
+            raise CliError("--cluster makes the token of a gateway, which has no --role, --project or --user")
+        request: ClusterTokenRequest | TokenRequest
         try:
-            request = TokenRequest(name=name, role=role, projects=projects, user=user, expires_in_s=lasts_s)
+            if cluster is not None:
+                request = ClusterTokenRequest(name=name, expires_in_s=lasts_s)
+            else:
+                request = TokenRequest(name=name, role=role, projects=projects, user=user, expires_in_s=lasts_s)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
             raise CliError(f"{where or 'token'}: {str(first['msg']).removeprefix('Value error, ')}") from None
         with session.open_client() as client:
-            made = client.create_token(request)
+            if isinstance(request, ClusterTokenRequest):
+                made = client.create_cluster_token(cluster or "", request)
+            else:
+                made = client.create_token(request)
         if output is not None:
             with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
                 file.write(f"{made.token}\n")

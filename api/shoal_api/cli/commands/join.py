@@ -1,0 +1,108 @@
+"""`shoal join`: runs the gateway of a Ray cluster, which dials a Shoal service.
+
+The command becomes the gateway's process (`shoal_service.gateway.process`): Ray is not imported here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal_api.cli.session import command
+
+if TYPE_CHECKING:
+    from shoal_service.clusters.config import GatewayConfig
+
+
+def join(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the Shoal service, as https://shoal:8470.")],
+    token: Annotated[
+        str | None,
+        typer.Option("--token", help="Token of the cluster; see `shoal token create --cluster`. Or SHOAL_TOKEN."),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="File with that token.")
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="Name of the cluster at the service.")] = "default",
+    ray_address: Annotated[
+        str, typer.Option("--ray-address", help="host:port of the Ray cluster; auto: the one of this machine.")
+    ] = "auto",
+    ca_file: Annotated[
+        Path | None, typer.Option("--ca-file", help="Authority of the service's certificate, in PEM.")
+    ] = None,
+) -> None:
+    """Join a Ray cluster to a service: jobs then run on it. Runs until Ctrl-C.
+
+    It dials out only, and starts again by itself after every failure of the service. What runs in the cluster goes on
+    without it.
+    """
+    with command(url, False) as session:
+        session.check_url()
+        config = _config(url, _token(token, token_file), name, ray_address, ca_file)
+        _become(config, os.environ)
+
+
+def _config(url: str, token: str, name: str, ray_address: str, ca_file: Path | None) -> GatewayConfig:
+    from pydantic import ValidationError
+
+    from shoal_api.cli.errors import CliError
+    from shoal_service.clusters.config import GatewayConfig
+
+    try:
+        ca = "" if ca_file is None else ca_file.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"--ca-file {ca_file} cannot be read: {error}", hint="a file of certificates in PEM") from None
+    if ca_file is not None:
+        _check_ca(ca, ca_file)
+    try:
+        return GatewayConfig(url=url, token=token, cluster=name, ca=ca, ray_address=ray_address)
+    except ValidationError:
+        raise CliError(
+            f"--name {name!r} is not the name of a cluster", hint="lower-case letters, digits and hyphens, as in east-1"
+        ) from None
+
+
+def _check_ca(ca: str, ca_file: Path) -> None:
+    import ssl
+
+    from shoal_api.cli.errors import CliError
+
+    try:
+        ssl.create_default_context(cadata=ca)
+    except ssl.SSLError as error:
+        raise CliError(f"--ca-file {ca_file} has no certificate that can be used: {error}") from None
+
+
+def _token(token: str | None, token_file: Path | None) -> str:
+    from shoal_api.cli.errors import CliError
+
+    if token_file is not None:
+        try:
+            token = token_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise CliError(f"--token-file {token_file} cannot be read: {error}") from None
+    found = token or os.environ.get("SHOAL_TOKEN")
+    if not found:
+        raise CliError(
+            "no token of the cluster is given",
+            hint="--token, --token-file or SHOAL_TOKEN; an admin makes one: shoal token create NAME --cluster CLUSTER",
+        )
+    return found
+
+
+def _become(config: GatewayConfig, environment: Mapping[str, str]) -> None:
+    """Does not return. The token is in a file without a name: neither in the arguments nor in the environment of the
+    process."""
+    from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
+    from shoal_service.clusters.config import COMMAND
+
+    memory = os.memfd_create("gateway")
+    with os.fdopen(os.dup(memory), "wb") as file:
+        file.write(config.model_dump_json().encode() + b"\n")
+    os.lseek(memory, 0, os.SEEK_SET)
+    os.dup2(memory, 0)
+    os.execve(COMMAND[0], COMMAND, {**CLUSTER_ENVIRONMENT, **inherited(environment, keep_ray_access=True)})

@@ -1,0 +1,66 @@
+"""The gateway of the cluster is killed, or stands still, while jobs train: nothing of it is seen in the losses."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from kit.processes.server import Server, until
+from shoal_api.client import Client
+
+
+def gateway_of(server: Server) -> int:
+    """The pid of the gateway that a server has started."""
+
+    def found() -> int:
+        return next((pid for pid, command in server.processes().items() if "gateway.process" in command), 0)
+
+    return int(until(found, "the gateway runs"))
+
+
+def test_training_continues_while_the_gateway_is_dead_and_the_server_starts_another(
+    submit: Any, shoal_server: Server, client: Client
+) -> None:
+    run = submit(
+        steps=30,
+        strikes=[
+            {"at": "step", "rank": 0, "n": 5, "do": "hold"},
+            {"at": "step", "rank": 0, "n": 25, "do": "hold"},
+        ],
+    )
+    run.wait_at("step-5-0")
+    pids = run.pids()
+    first = gateway_of(shoal_server)
+    os.kill(first, signal.SIGKILL)
+    run.release("step-5-0")
+    run.wait_at("step-25-0", with_service=False)
+    run.wait_for_step(24)
+    assert gateway_of(shoal_server) != first and run.pids() == pids
+    run.release("step-25-0")
+    job = run.finish()
+
+    assert job.status.attempt == 1 and run.world_sizes() == [2]
+    assert client.incidents(run.id) == ()
+    run.assert_undisturbed_losses()
+
+
+def test_a_job_that_is_submitted_while_the_gateway_stands_still_starts_once_it_goes_on(
+    submit: Any, shoal_server: Server, client: Client
+) -> None:
+    run = submit(steps=30, strikes=[{"at": "step", "rank": 0, "n": 5, "do": "hold"}])
+    run.wait_at("step-5-0")
+    gateway = gateway_of(shoal_server)
+    os.kill(gateway, signal.SIGSTOP)
+    try:
+        run.release("step-5-0")
+        until(lambda: not client.cluster().connected, "its silence is noticed")
+        other = submit(steps=4)
+    finally:
+        os.kill(gateway, signal.SIGCONT)
+    assert other.finish().status.attempt == 1
+    job = run.finish()
+
+    assert gateway_of(shoal_server) == gateway, "nobody has ended it"
+    assert job.status.attempt == 1 and client.incidents(run.id) == ()
+    run.assert_undisturbed_losses()

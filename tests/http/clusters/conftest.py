@@ -1,0 +1,47 @@
+"""A cluster that joins a real service over HTTP: a real gateway, with a fake in place of Ray."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from doubles.running_gateway import RunningGateway
+from shoal_service.access_views import ClusterTokenRequest
+from shoal_service.clock import SystemClock
+from shoal_service.control.clusters.joined import JoinedCluster
+from shoal_service.store import Lease, Store
+
+
+@pytest.fixture
+def lease(store: Store, own_service: Any) -> Lease:
+    """Of the control plane whose edge the service is."""
+    found = store.current_lease()
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def make_gateway(store: Store, own_service: Any) -> Iterator[Callable[..., RunningGateway]]:
+    """`make_gateway()`: one that runs, with a token of its own."""
+    made: list[RunningGateway] = []
+
+    def make(**changes: Any) -> RunningGateway:
+        token = changes.pop("token", None)
+        if token is None:
+            token = store.create_cluster_token("east", ClusterTokenRequest(), by="test", now=time.time()).token
+        made.append(RunningGateway(changes.pop("url", own_service.url), token, **changes).start())
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+@pytest.fixture
+def cluster(store: Store, lease: Lease) -> Iterator[JoinedCluster]:
+    """What the control plane with the lease sees of the cluster east."""
+    with JoinedCluster(store, "east", SystemClock(), lambda: lease) as joined:
+        yield joined

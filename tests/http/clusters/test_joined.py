@@ -1,0 +1,293 @@
+"""A control plane and a cluster that has joined: every call, deaths and replacements of either side, late and repeated
+messages. A real service, a real gateway, real HTTP; a fake in place of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from doubles.running_gateway import NODE, RunningGateway, until
+from shoal_service.clock import SystemClock
+from shoal_service.cluster.errors import ClusterUnreachable, RayCallFailed
+from shoal_service.clusters.calls import MAX_WORDS
+from shoal_service.clusters.snapshot import ClusterSnapshot, RoomKind, UnusedPackages
+from shoal_service.clusters.wire import Order
+from shoal_service.control.clusters.joined import JoinedCluster
+from shoal_service.core.desired import Desired
+from shoal_service.core.gateways import Incoming
+from shoal_service.core.scheduling.market import WorkerNeed
+from shoal_service.gateway.link import LinkRefused
+from shoal_service.store import Lease, Store
+from shoal_service.store.clusters.methods import StoredReport
+from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
+from shoal_workers.contract.checks.spec_errors import parse_spec
+
+SPEC = parse_spec({"name": "x", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 1}})
+CONFIG = SupervisorConfig(job_id="j", attempt=1, spec=SPEC, checkpoint_root="/c/j", granted=2, epoch=3, spec_version=1)
+DIRECTIVE = Directive(
+    epoch=3, granted=2, desired=Desired.RUN, elasticity=SPEC.elasticity, parallelism=SPEC.parallelism, spec_version=1
+)
+PACKAGES = UnusedPackages("a", "127.0.0.1", "f" * 32, 1_000, 60.0)
+Make = Callable[..., RunningGateway]
+
+
+def joined(cluster: JoinedCluster) -> None:
+    until(lambda: cluster.connected, "the gateway has joined")
+
+
+def test_every_call_has_the_answer_of_the_cluster(store: Store, cluster: JoinedCluster, make_gateway: Make) -> None:
+    gateway = make_gateway()
+    gateway.ray.packages = [PACKAGES]
+    joined(cluster)
+    assert cluster.address == "head:6379"
+    need = WorkerNeed(cpus=2.0, memory_gib=1.0)
+    assert cluster.snapshot() == ClusterSnapshot(nodes=(NODE,), free={"a": need})
+    assert cluster.find_supervisor("j", 1) is None
+    supervisor = cluster.start_supervisor(CONFIG, avoid_nodes=frozenset({"b", "c"}), places={"a": 2})
+    assert cluster.find_supervisor("j", 1) is not None
+    assert cluster.snapshot(fresh=True).attempts == {("j", 1)}, "it was looked at after the supervisor had started"
+    assert cluster.silent_supervisor("j", 1) == "" and cluster.unrecorded_starts("j", 1) == 0
+    assert cluster.last_ends("j", 1) == ()
+    cluster.keep_ready(frozenset({"b"}))
+    cluster.request_room({RoomKind(need, (("zone", "x"),)): 3})
+    assert gateway.ray.requested == [{RoomKind(need, (("zone", "x"),)): 3}]
+    data = b"x" * (3 << 20)
+    sha256 = hashlib.sha256(data).hexdigest()
+    store.put_code(sha256, data, time.time())
+    assert cluster.upload_code("j", 1, sha256) == f"gcs://{3 << 20}.zip"
+    with pytest.raises(ClusterUnreachable, match="No open order"):
+        cluster.upload_code("j", 1, "0" * 64)
+
+    async def of_the_supervisor() -> None:
+        reports = await supervisor.pull(0, 0.0, 3)
+        [event], [point] = reports.events, reports.series
+        assert (event.type, event.data) == ("of.a.newer.release", {"avoided": ["b", "c"], "places": {"a": 2}})
+        assert math.isnan(point.loss) and math.isinf(point.grad_norm), "they are not made null"
+        await supervisor.direct(DIRECTIVE)
+        stacks = await supervisor.stacks(1, True, 3)
+        assert stacks is not None and stacks.summary == "rank 1"
+        with pytest.raises(StaleEpoch) as stale:
+            await supervisor.direct(DIRECTIVE.model_copy(update={"epoch": 2}))
+        assert (stale.value.epoch, stale.value.current) == (2, 3)
+        await supervisor.release(3)
+        assert await cluster.fault_of_node(NODE, None) == ""
+        assert await cluster.unused_packages(30.0) == (PACKAGES,)
+        assert await cluster.remove_packages("a", PACKAGES.name, 30.0)
+        assert await cluster.unused_packages(30.0) == ()
+
+    asyncio.run(of_the_supervisor())
+    assert cluster.reap("j", 1) == 1
+    with pytest.raises(RayCallFailed, match="ValueError: a bug") as failed:
+        cluster.reap("bug", 1)
+    assert len(str(failed.value)) <= MAX_WORDS
+
+
+def test_a_changed_node_is_reported_at_once(cluster: JoinedCluster, make_gateway: Make) -> None:
+    gateway = make_gateway()
+    joined(cluster)
+    changed = threading.Event()
+    unwatch = cluster.watch(changed.set)
+    gateway.ray.change_nodes(NODE.model_copy(update={"alive": False}))
+    assert changed.wait(60)
+    unwatch()
+    assert not cluster.snapshot().nodes[0].alive
+
+
+def test_without_a_gateway_calls_fail_in_words_and_order_nothing(store: Store, cluster: JoinedCluster) -> None:
+    with pytest.raises(ClusterUnreachable, match="no gateway speaks for the cluster 'east'"):
+        cluster.snapshot()
+    with pytest.raises(ClusterUnreachable):
+        cluster.reap("j", 1)
+    assert not cluster.connected and store.cluster("east") is None
+
+
+def test_a_control_plane_without_the_lease_sees_the_cluster_and_orders_nothing(
+    store: Store, make_gateway: Make
+) -> None:
+    make_gateway()
+    with JoinedCluster(store, "east", SystemClock(), lambda: None) as other:
+        joined(other)
+        assert other.snapshot(fresh=True).nodes == (NODE,)
+        with pytest.raises(ClusterUnreachable, match="never had the lease"):
+            other.reap("j", 1)
+
+
+def test_an_order_that_a_gateway_left_behind_is_carried_out_by_the_next_one(
+    store: Store, cluster: JoinedCluster, lease: Lease, make_gateway: Make
+) -> None:
+    """The first gateway takes the order, and is never heard of again."""
+    first = make_gateway()
+    joined(cluster)
+    released = threading.Event()
+    first.ray.hold = released.wait
+    answers: list[int] = []
+    caller = threading.Thread(target=lambda: answers.append(cluster.reap("j", 1)))
+    caller.start()
+    assert first.ray.begun.wait(60)
+    second = make_gateway(token=first.token)  # the same process, started again
+    caller.join(60)
+    released.set()
+    assert answers == [0] and second.ray.reaped == [("j", 1)]
+    until(lambda: any("Another gateway speaks" in line for line in first.lines), "the first one stands by, and says so")
+    assert first.gateway is not None and cluster.connected
+
+
+def test_an_order_of_a_control_plane_that_was_replaced_is_void_or_refused(
+    store: Store, cluster: JoinedCluster, lease: Lease, make_gateway: Make
+) -> None:
+    gateway = make_gateway()
+    joined(cluster)
+    released = threading.Event()
+    gateway.ray.hold = released.wait
+    failures: list[Exception] = []
+
+    def reap() -> None:
+        try:
+            cluster.reap("taken", 1)
+        except Exception as error:
+            failures.append(error)
+
+    caller = threading.Thread(target=reap)
+    caller.start()
+    assert gateway.ray.begun.wait(60)
+    store.release_lease(lease.owner)
+    newer = store.acquire_lease("another", ttl_s=600.0, now=time.time())
+    assert newer is not None and newer.epoch == lease.epoch + 1
+    with JoinedCluster(store, "east", SystemClock(), lambda: newer) as other:
+        joined(other)
+        assert other.unrecorded_starts("j", 1) == 0
+        assert gateway.gateway is not None
+        late = Order(number=10_000, epoch=lease.epoch, kind="Reap", arguments='{"job_id": "late", "attempt": 1}')
+        gateway.call(lambda: gateway.gateway and gateway.gateway.take(late))
+        released.set()
+        caller.join(60)
+        assert failures == [], "it was begun before the replacement, and its answer still arrives"
+        assert other.reap("new", 1) == 0
+        assert gateway.ray.reaped == [("taken", 1), ("new", 1)], "the late order was refused"
+
+
+def test_an_order_that_arrives_twice_is_carried_out_once(
+    store: Store, cluster: JoinedCluster, lease: Lease, make_gateway: Make
+) -> None:
+    gateway = make_gateway()
+    joined(cluster)
+    assert cluster.reap("j", 1) == 0
+    [row] = [number for number in range(1, 20) if store.answers_of("east", [number])][-1:]
+    again = Order(number=row, epoch=lease.epoch, kind="Reap", arguments='{"job_id": "j", "attempt": 1}')
+    gateway.call(lambda: gateway.gateway and gateway.gateway.take(again))
+    assert cluster.reap("other", 1) == 0
+    assert gateway.ray.reaped == [("j", 1), ("other", 1)]
+
+
+def test_an_order_that_nobody_waits_for_is_deleted_and_its_work_ends(
+    store: Store, cluster: JoinedCluster, make_gateway: Make
+) -> None:
+    gateway = make_gateway()
+    joined(cluster)
+    supervisor = cluster.start_supervisor(CONFIG, avoid_nodes=frozenset(), places={})
+
+    async def cancel() -> None:
+        waiting = asyncio.ensure_future(supervisor.pull(2, 60.0, 3))
+        fake = gateway.ray.supervisors["j", 1]
+        await asyncio.to_thread(until, lambda: fake.pulls == [2], "the pull has arrived")
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert gateway.gateway is not None
+        running = gateway.gateway._life.running
+        await asyncio.to_thread(until, lambda: not running, "it was ended in the gateway")
+        assert (await supervisor.pull(0, 0.0, 3)).seq == 2
+
+    asyncio.run(cancel())
+
+
+def test_a_head_that_is_away_is_reported_in_words_and_a_stale_connection_is_renewed(
+    cluster: JoinedCluster, make_gateway: Make
+) -> None:
+    gateway = make_gateway()
+    joined(cluster)
+    gateway.ray.error = ClusterUnreachable("the head does not answer")
+    until(lambda: not cluster.connected, "it is reported")
+    with pytest.raises(ClusterUnreachable, match="the head does not answer"):
+        cluster.snapshot()
+    gateway.ray.error = None
+    joined(cluster)
+    gateway.ray.is_stale = True
+    until(lambda: gateway.ray.num_connects == 2, "it has connected anew")
+    joined(cluster)
+
+
+def test_a_gateway_with_another_token_stands_by_until_the_first_one_ends(
+    cluster: JoinedCluster, make_gateway: Make
+) -> None:
+    first, second = make_gateway(), make_gateway()
+    joined(cluster)
+    speaking, waiting = (first, second) if any("joined" in line for line in first.lines) else (second, first)
+    until(lambda: any("stands by" in line for line in waiting.lines), "it says so")
+    speaking.stop()
+    until(lambda: any("joined" in line for line in waiting.lines), "it has followed at once")
+    assert cluster.reap("j", 1) == 0 and waiting.ray.reaped == [("j", 1)]
+
+
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [
+        ("shoal_00000000_" + "a" * 43, "unknown, expired or revoked"),
+        ("of west", "The token is of the cluster 'west': join with --name west"),
+        ("of an admin", "needs the token of the cluster's gateway"),
+    ],
+)
+def test_a_gateway_that_the_service_refuses_ends_and_says_why(
+    own_service: Any, store: Store, make_gateway: Make, token: str, words: str
+) -> None:
+    from shoal_api.client.credentials import find_token
+    from shoal_service.access_views import ClusterTokenRequest
+
+    if token == "of west":
+        token = store.create_cluster_token("west", ClusterTokenRequest(), by="test", now=time.time()).token
+    elif token == "of an admin":
+        token = str(find_token(own_service.url))
+    gateway = make_gateway(token=token)
+    gateway.wait()
+    assert isinstance(gateway.error, LinkRefused) and words in str(gateway.error)
+
+
+def test_a_revoked_token_ends_its_gateway(own_service: Any, make_gateway: Make, cluster: JoinedCluster) -> None:
+    gateway = make_gateway()
+    joined(cluster)
+    own_service.client.revoke_token(gateway.token.split("_")[1])
+    gateway.wait()
+    assert isinstance(gateway.error, LinkRefused)
+
+
+def test_an_answer_of_another_shape_is_an_error_of_that_call_only(
+    store: Store, cluster: JoinedCluster, lease: Lease, make_gateway: Make
+) -> None:
+    gateway = make_gateway()
+    joined(cluster)
+    released = threading.Event()
+    gateway.ray.hold = released.wait  # it does not answer itself
+    life = store.cluster_report("east")[0]
+
+    def forge() -> None:
+        assert gateway.ray.begun.wait(60)
+        [open_order], _ = store.open_orders("east", life, after=0, limit=10)
+        forged = f'{{"number": {open_order.number}, "value": "{{\\"__reduce__\\": 1}}"}}'
+        sender = Incoming(life, "", 0, False)
+        told = StoredReport(sender=sender, address="", error="", snapshot=None, answers=[(open_order.number, forged)])
+        store.take_report("east", told, now=time.time())
+
+    forging = threading.Thread(target=forge)
+    forging.start()
+    with pytest.raises(RayCallFailed, match="is not valid"):
+        cluster.reap("j", 1)
+    forging.join()
+    assert cluster.unrecorded_starts("j", 1) == 0
+    released.set()
