@@ -45,7 +45,8 @@ class ClusterReport(Frozen):
     number: Number
     """Rises with each report of a life. A repeated one changes nothing but the answers that were not stored."""
     takes_over: bool = False
-    """Its process has just started: it takes the place of an earlier gateway with the same token at once."""
+    """Its process has just started, and none of its reports was accepted yet: it takes the place of an earlier gateway
+    with the same token at once."""
     is_last: bool = False
     """The gateway ends in order; the next one need not wait."""
     address: Words = ""

@@ -95,7 +95,7 @@ class Gateway:
         self._is_connected = asyncio.Event()
         self._is_admitted = asyncio.Event()
         self._look_soon = asyncio.Event()
-        self._has_news = asyncio.Event()
+        self._report_soon = asyncio.Event()
         self._looks = asyncio.Condition()
         self._num_begun = self._num_looks = 0
         self._looking_task: asyncio.Task[ClusterSnapshot] | None = None
@@ -159,7 +159,7 @@ class Gateway:
         seen, self._error = await self._snapshot()
         if seen is not None and seen != self._seen:
             self._seen = seen
-            self._has_news.set()
+            self._report_soon.set()
         async with self._looks:
             self._num_looks += 1
             self._looks.notify_all()
@@ -207,15 +207,15 @@ class Gateway:
     async def _reporting(self) -> None:
         failures = 0
         while True:
-            await _until(self._has_news, _REPORT_S)
-            self._has_news.clear()
+            await _until(self._report_soon, _REPORT_S)
+            self._report_soon.clear()
             life, report = self._life, self._next_report()
             try:
                 receipt = await self._link.report(report)
             except LinkDown as error:
                 failures += 1
                 self._note_away(error)
-                self._has_news.set()
+                self._report_soon.set()
                 await asyncio.sleep(max(error.after_s, _pause_s(failures)))
             except LinkReplaced as error:
                 await self._stand_by(life, str(error))
@@ -230,14 +230,14 @@ class Gateway:
         answers, num_chars = list[Answer](), 0
         for answer in life.outbox.values():
             if answers and (len(answers) == MAX_ANSWERS or num_chars + len(answer.value) > _MAX_ANSWER_CHARS):
-                self._has_news.set()
+                self._report_soon.set()
                 break
             answers.append(answer)
             num_chars += len(answer.value)
         return ClusterReport(
             life=life.name,
             number=life.reports,
-            takes_over=life.takes_over,
+            takes_over=life.takes_over and not life.is_admitted,  # else it would take a place back that it has lost
             is_last=is_last,
             address=self._ray.address or self._address,
             snapshot=self._seen if self._seen != life.sent else None,
@@ -292,7 +292,7 @@ class Gateway:
                 async with asyncio.timeout(_FAREWELL_S):
                     await self._link.report(self._next_report(is_last=True))
 
-    # --- what it is told
+    # --- what is ordered
 
     async def _ordering(self) -> None:
         life, after, failures = self._life, 0, 0
@@ -348,7 +348,7 @@ class Gateway:
         if len(life.done) > _KEPT_ANSWERS:
             life.done.popitem(last=False)
         if life is self._life:
-            self._has_news.set()
+            self._report_soon.set()
 
     async def _archive(self, sha256: str) -> bytes:
         try:

@@ -122,7 +122,7 @@ def test_a_control_plane_without_the_lease_sees_the_cluster_and_orders_nothing(
 def test_an_order_that_a_gateway_left_behind_is_carried_out_by_the_next_one(
     store: Store, cluster: JoinedCluster, lease: Lease, make_gateway: Make
 ) -> None:
-    """The first gateway takes the order, and is never heard of again."""
+    """The first gateway takes the order, and never reports again."""
     first = make_gateway()
     joined(cluster)
     released = threading.Event()
@@ -281,8 +281,10 @@ def test_an_answer_of_another_shape_is_an_error_of_that_call_only(
         [open_order], _ = store.open_orders("east", life, after=0, limit=10)
         forged = f'{{"number": {open_order.number}, "value": "{{\\"__reduce__\\": 1}}"}}'
         sender = Incoming(life, "", 0, False)
-        told = StoredReport(sender=sender, address="", error="", snapshot=None, answers=[(open_order.number, forged)])
-        store.take_report("east", told, now=time.time())
+        forged_report = StoredReport(
+            sender=sender, address="", error="", snapshot=None, answers=[(open_order.number, forged)]
+        )
+        store.take_report("east", forged_report, now=time.time())
 
     forging = threading.Thread(target=forge)
     forging.start()

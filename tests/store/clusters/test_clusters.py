@@ -112,15 +112,15 @@ def test_an_archive_is_readable_while_an_order_names_it(store: Store, lease: Lea
 
 
 def test_orders_and_reports_notify_those_who_wait_for_them_and_nobody_else(store: Store, lease: Lease) -> None:
-    heard: list[str] = []
+    notified: list[str] = []
     with (
-        store.subscribe(heard.append, orders_of("east")),
-        store.subscribe(heard.append, reports_of("east")),
-        store.subscribe(lambda _: heard.append("a job")),
+        store.subscribe(notified.append, orders_of("east")),
+        store.subscribe(notified.append, reports_of("east")),
+        store.subscribe(lambda _: notified.append("a job")),
     ):
         report(store)
         order(store, lease)
-    assert heard == [reports_of("east"), orders_of("east")]
+    assert notified == [reports_of("east"), orders_of("east")]
 
 
 def test_nothing_is_ordered_from_a_cluster_that_has_not_joined(store: Store, lease: Lease) -> None:
