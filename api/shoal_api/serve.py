@@ -20,6 +20,7 @@ from pathlib import Path
 import uvicorn
 
 from shoal_api.console import JobConsole
+from shoal_api.home_address import home_of
 from shoal_api.http.access.limits import Limits
 from shoal_api.http.app import create_app
 from shoal_api.http.serving.listener import ConnectionLimits
@@ -157,6 +158,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         _log.warning("http.no_trusted_proxies", extra={"reason": _NO_PROXIES})
     with _listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
+        cluster.report_to(home_of(settings, host, port))
         wire = Wire(settings.tls_cert, settings.tls_key, settings.trusted_proxies, _connections(settings))
         server = make_server(app, wire=wire, host=host, port=port, log_requests=settings.log_level is LogLevel.DEBUG)
         _stop_on_signals(server, stop)

@@ -1,4 +1,4 @@
-"""What the control plane needs from a Ray cluster: the protocols of the cluster and of a supervisor in it.
+"""What the control plane needs from a Ray cluster: its protocol. Supervisors dial home, see `shoal_service/home.py`.
 
 The real ones are in `control/ray_process/`, wired by `shoal serve`; the fakes are in `tests/doubles`. No Ray here.
 """
@@ -13,10 +13,8 @@ from shoal_service.control.market.demand import RoomKind
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.core.supervisor_starts import ProcessEnd
-from shoal_service.reports import SupervisorReports
-from shoal_service.signing.calls import SignedCall
-from shoal_service.supervisor.config import Directive, SupervisorConfig
-from shoal_workers.contract.messages import Stacks
+from shoal_service.home import Home
+from shoal_service.supervisor.config import SupervisorConfig
 
 AttemptKey: TypeAlias = tuple[str, int]
 """Job id, and number of the attempt."""
@@ -68,25 +66,14 @@ class PackageStores(Protocol):
         """False: they were used meanwhile, or the node does not answer."""
 
 
-class SupervisorHandle(Protocol):
-    """One attempt's supervisor. `pull`, `direct` and `stacks` raise SupervisorGone (the actor is dead, and Ray does
-    not restart it), SupervisorUnavailable, StaleEpoch and CallRefused.
+@dataclass(frozen=True, slots=True)
+class FoundSupervisor:
+    """The actor of an attempt's supervisor, which may be starting."""
 
-    `signed`: the same call with its signature, which is then all that the supervisor reads. None: the attempt began
-    without a key."""
-
-    async def pull(self, after: int, wait_s: float, epoch: int, signed: SignedCall | None = None) -> SupervisorReports:
-        """Long poll: everything reported after sequence number `after`, which acknowledges everything up to it."""
-
-    async def direct(self, directive: Directive, signed: SignedCall | None = None) -> None: ...
-
-    async def stacks(
-        self, rank: int | None, native: bool, epoch: int, signed: SignedCall | None = None
-    ) -> Stacks | None:
-        """What all workers do now, or one rank; None: the attempt is over."""
-
-    async def release(self, epoch: int, signed: SignedCall | None = None) -> None:
-        """The attempt's end is stored: the supervisor may go."""
+    can_dial: bool
+    """False: a release whose supervisors are called, and do not dial home, has started it."""
+    dials_here: bool
+    """It was given the address that this control plane has."""
 
 
 class Cluster(PackageStores, Protocol):
@@ -104,28 +91,33 @@ class Cluster(PackageStores, Protocol):
         """Calls `changed`, on any thread, soon after a node has come, gone or begun to drain. Returns how to stop."""
 
     def reconnect(self) -> None:
-        """Makes a new connection. Handles from the old one must not be used any more."""
+        """Makes a new connection."""
 
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
-    ) -> SupervisorHandle:
-        """Idempotent: an attempt has one supervisor. It is kept off `avoid_nodes` if there are other nodes. `places`:
-        how many of its workers are expected on which node, once others have given these places back; their processes
-        may start at once."""
+    ) -> None:
+        """Idempotent: an attempt has one supervisor. One that was given another `home` is replaced. It is kept off
+        `avoid_nodes` if there are other nodes. `places`: how many of its workers are expected on which node, once
+        others have given these places back; their processes may start at once. The cluster fills in the address of
+        `config.home`."""
 
     def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
         """Called again and again: has a process started, now and then, in which the next supervisor begins at once."""
 
-    def find_supervisor(self, job_id: str, attempt: int) -> SupervisorHandle | None: ...
+    def find_supervisor(self, job_id: str, attempt: int) -> FoundSupervisor | None:
+        """None: no actor of the attempt's supervisor is there, and Ray makes none any more."""
+
+    def why_gone(self, job_id: str, attempt: int) -> str:
+        """Why there is none, in Ray's words; empty: not known."""
 
     def silent_supervisor(self, job_id: str, attempt: int) -> str:
         """The node of the attempt's supervisor, if its host answers no connect for 1.5 s although the head answers;
         else empty."""
 
-    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, public_key: str) -> bool:
-        """Starts a supervisor with the same configuration and this key, on another node in the place of the one on
+    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool:
+        """Starts a supervisor with the same configuration and this home, on another node in the place of the one on
         `silent_node`; if that is empty, in the place of the one that there is. May be repeated. False: that
-        configuration is not known."""
+        configuration is not known, or is that of a release whose supervisors do not dial home."""
 
     def unrecorded_starts(self, job_id: str, attempt: int) -> int:
         """Processes of the attempt's supervisor that were started and have not recorded it; one of them may be about to

@@ -11,27 +11,23 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from doubles.fake_cluster import FakeCluster, FakeSupervisor
+from doubles.fake_cluster import FakeCluster
 from shoal_service.control.protocols import UnusedPackages
 from shoal_service.control.ray_process import calls
 from shoal_service.control.ray_process.child import serve
 from shoal_service.control.ray_process.frames import Frame, receive
 from shoal_service.core.nodes import Node
-from shoal_service.reports import PendingEvent
-from shoal_service.views import SeriesPoint
 
 PACKAGES = UnusedPackages("a", "127.0.0.1", "f" * 32, 1_000, 60.0)
 NODE = Node(node_id="a", ip="127.0.0.1", alive=True, cpus=2.0, gpus=0.0, memory_gib=1.0, labels={"zone": "x"})
 
 
 class Served(FakeCluster):
-    """Each supervisor has reported an event and a loss that is not a number."""
+    """Without Ray."""
 
     def connect(self, address: str) -> None:
         self.address = address
@@ -40,18 +36,8 @@ class Served(FakeCluster):
     def disconnect(self) -> None:
         pass
 
-    def start_supervisor(
-        self, config: Any, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
-    ) -> FakeSupervisor:
-        supervisor = super().start_supervisor(config, avoid_nodes=avoid_nodes, places=places)
-        fixed = {"at": 1.0, "grad_norm": float("inf"), "lr": 0.1, "tokens_per_s": 1.0, "step_s": 1.0}
-        supervisor.report(
-            PendingEvent(
-                at=1.0, type="of.a.newer.release", data={"avoided": sorted(avoid_nodes), "places": dict(places)}
-            )
-        )
-        supervisor.report(SeriesPoint(step=1, loss=float("nan"), world_size=2, generation=1, **fixed))
-        return supervisor
+    def why_gone(self, job_id: str, attempt: int) -> str:
+        return f"{self.avoided} {self.places}"
 
     def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:
         self.change_nodes(NODE)
@@ -76,5 +62,5 @@ def misbehave(how: str) -> None:
 
 if __name__ == "__main__":
     if (how := os.environ["FAKE_RAY_PROCESS"]) == "serve":
-        serve(Served((NODE,)))  # type: ignore[arg-type]
+        serve(Served((NODE,)))
     misbehave(how)

@@ -4,11 +4,11 @@ plane: to cancel, to scale, to acknowledge reports that nobody has read, to dele
 
 import json
 
+from shoal_service.signing.calls import CallName
+from shoal_service.signing.signer import Signer, new_seed
 from tiny import Tiny
 
 import ray
-from shoal_service.signing.calls import CallName
-from shoal_service.signing.signer import Signer, new_seed
 from shoal_service.supervisor.config import Directive
 from shoal_workers.contract.ids import NAMESPACE
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from shoal_api.client import Client
 from shoal_service.signing.calls import CallRefused, Refusal
+
+from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
 
 

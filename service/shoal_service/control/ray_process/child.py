@@ -14,7 +14,9 @@ import socket
 import sys
 from contextlib import suppress
 
+from shoal_service.control.ray_process.remote_cluster import HOME
 from shoal_service.control.ray_process.responder import Responder, ServedCluster, ignore_signals
+from shoal_service.home import Home
 from shoal_workers.contract.log_settings import LogSettings
 from shoal_workers.logs import set_up_logs
 
@@ -36,4 +38,4 @@ async def _serve(cluster: ServedCluster, descriptor: int) -> None:
 if __name__ == "__main__":
     from shoal_service.control.ray_process.ray_cluster import RayCluster
 
-    serve(RayCluster())
+    serve(RayCluster(address=Home.model_validate_json(os.environ.pop(HOME))))

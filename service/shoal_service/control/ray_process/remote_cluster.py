@@ -22,56 +22,24 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale, RayCallFailed, SupervisorUnavailable
+from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale, RayCallFailed
 from shoal_service.control.market.demand import RoomKind
-from shoal_service.control.protocols import ClusterSnapshot, UnusedPackages
+from shoal_service.control.protocols import ClusterSnapshot, FoundSupervisor, UnusedPackages
 from shoal_service.control.ray_process import calls
 from shoal_service.control.ray_process.frames import Frame, FrameError, receive
 from shoal_service.core.nodes import Node
 from shoal_service.core.supervisor_starts import ProcessEnd
-from shoal_service.reports import SupervisorReports
-from shoal_service.signing.calls import SignedCall
-from shoal_service.supervisor.config import Directive, SupervisorConfig
+from shoal_service.home import Home
+from shoal_service.supervisor.config import SupervisorConfig
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.log_settings import LogSettings
-from shoal_workers.contract.messages import Stacks
 
+HOME = "SHOAL_HOME"
+"""Variable of the Ray process's environment: JSON of a Home with the address, and without a token."""
 _COMMAND = (sys.executable, "-P", "-m", "shoal_service.control.ray_process.child")
 _END_S = 5.0
 _RECONNECT_S = 60.0
 _log = logging.getLogger(__name__)
-
-
-class RemoteSupervisorHandle:
-    """A `protocols.SupervisorHandle`."""
-
-    def __init__(self, cluster: RemoteCluster, job_id: str, attempt: int) -> None:
-        self._cluster = cluster
-        self._of = {"job_id": job_id, "attempt": attempt}
-
-    async def pull(self, after: int, wait_s: float, epoch: int, signed: SignedCall | None = None) -> SupervisorReports:
-        request = calls.Pull(**self._of, after=after, wait_s=wait_s, epoch=epoch, signed=signed)  # type: ignore[arg-type]
-        reports: SupervisorReports = await self._ask(request)
-        return reports
-
-    async def direct(self, directive: Directive, signed: SignedCall | None = None) -> None:
-        await self._ask(calls.Direct(**self._of, directive=directive, signed=signed))  # type: ignore[arg-type]
-
-    async def stacks(
-        self, rank: int | None, native: bool, epoch: int, signed: SignedCall | None = None
-    ) -> Stacks | None:
-        request = calls.TakeStacks(**self._of, rank=rank, native=native, epoch=epoch, signed=signed)  # type: ignore[arg-type]
-        stacks: Stacks | None = await self._ask(request)
-        return stacks
-
-    async def release(self, epoch: int, signed: SignedCall | None = None) -> None:
-        await self._ask(calls.Release(**self._of, epoch=epoch, signed=signed))  # type: ignore[arg-type]
-
-    async def _ask(self, request: Frozen) -> Any:
-        try:
-            return await self._cluster.ask(request)
-        except ConnectionStale as error:
-            raise SupervisorUnavailable(str(error)) from error
 
 
 class RemoteCluster:
@@ -89,6 +57,10 @@ class RemoteCluster:
         self._logs = logs
         self._process: RayProcess | None = None
         self._watchers: list[Callable[[], None]] = []
+
+    def report_to(self, address: Home) -> None:
+        """Before `connect`: where the supervisors reach this service."""
+        self._environment[HOME] = address.model_dump_json()
 
     def connect(self, address: str) -> None:
         """Become a driver of the cluster, with the token that the environment names. Raises ClusterUnreachable."""
@@ -139,24 +111,24 @@ class RemoteCluster:
 
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
-    ) -> RemoteSupervisorHandle:
+    ) -> None:
         self._block(calls.StartSupervisor(config=config, avoid_nodes=avoid_nodes, places=dict(places)))
-        return RemoteSupervisorHandle(self, config.job_id, config.attempt)
 
     def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
         self._block(calls.KeepReady(avoid_nodes=avoid_nodes))
 
-    def find_supervisor(self, job_id: str, attempt: int) -> RemoteSupervisorHandle | None:
-        is_there = self._block(calls.FindSupervisor(job_id=job_id, attempt=attempt))
-        return RemoteSupervisorHandle(self, job_id, attempt) if is_there else None
+    def find_supervisor(self, job_id: str, attempt: int) -> FoundSupervisor | None:
+        found: FoundSupervisor | None = self._block(calls.FindSupervisor(job_id=job_id, attempt=attempt))
+        return found
+
+    def why_gone(self, job_id: str, attempt: int) -> str:
+        return str(self._block(calls.WhyGone(job_id=job_id, attempt=attempt)))
 
     def silent_supervisor(self, job_id: str, attempt: int) -> str:
         return str(self._block(calls.SilentSupervisor(job_id=job_id, attempt=attempt)))
 
-    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, public_key: str) -> bool:
-        request = calls.ReplaceSupervisor(
-            job_id=job_id, attempt=attempt, silent_node=silent_node, public_key=public_key
-        )
+    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool:
+        request = calls.ReplaceSupervisor(job_id=job_id, attempt=attempt, silent_node=silent_node, home=home)
         return bool(self._block(request))
 
     def unrecorded_starts(self, job_id: str, attempt: int) -> int:
@@ -195,7 +167,7 @@ class RemoteCluster:
         return str(self._block(calls.UploadCode(job_id=job_id, attempt=attempt), archive))
 
     async def ask(self, request: Frozen) -> Any:
-        """For the handles. A call whose answer is not awaited any more is cancelled in the Ray process, too."""
+        """A call whose answer is not awaited any more is cancelled in the Ray process, too."""
         process = self._running()
         number, answer = process.send(request)
         try:

@@ -14,8 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic_core import to_json
 
-from shoal_service.cluster.errors import SupervisorGone
-from shoal_service.control.protocols import Cluster, SupervisorHandle
+from shoal_service.control.protocols import Cluster
 from shoal_service.control.ray_process import calls
 from shoal_service.control.ray_process.frames import Frame, read
 from shoal_workers.contract.base import Frozen
@@ -41,7 +40,6 @@ class Responder:
         self._loop = asyncio.get_running_loop()
         self._writer = writer
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="call")
-        self._handles: dict[tuple[str, int], SupervisorHandle] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._is_watching = False
 
@@ -79,35 +77,12 @@ class Responder:
 
     async def _answer(self, request: Frozen, body: bytes) -> Any:
         match request:
-            case calls.Pull():
-                handle = await self._handle(request)
-                return await handle.pull(request.after, request.wait_s, request.epoch, request.signed)
-            case calls.Direct():
-                return await (await self._handle(request)).direct(request.directive, request.signed)
-            case calls.TakeStacks():
-                handle = await self._handle(request)
-                return await handle.stacks(request.rank, request.native, request.epoch, request.signed)
-            case calls.Release():
-                handle = await self._handle(request)
-                self._handles.pop((request.job_id, request.attempt), None)
-                return await handle.release(request.epoch, request.signed)
             case calls.FaultOfNode():
                 return await self._cluster.fault_of_node(request.suspect, request.partner)
             case calls.ListUnusedPackages():
                 return await self._cluster.unused_packages(request.for_s)
             case calls.RemovePackages():
                 return await self._cluster.remove_packages(request.node_id, request.name, request.for_s)
-            case calls.StartSupervisor():
-                config = request.config
-                started = await self._blocking(
-                    lambda: self._cluster.start_supervisor(
-                        config, avoid_nodes=request.avoid_nodes, places=request.places
-                    )
-                )
-                self._handles[config.job_id, config.attempt] = started
-                return None
-            case calls.FindSupervisor():
-                return await self._find(request) is not None
             case _:
                 return await self._blocking(lambda: self._block(request, body))
 
@@ -125,12 +100,16 @@ class Responder:
                 cluster.disconnect()
             case calls.TakeSnapshot():
                 return cluster.snapshot()
+            case calls.StartSupervisor():
+                return cluster.start_supervisor(request.config, avoid_nodes=request.avoid_nodes, places=request.places)
+            case calls.FindSupervisor():
+                return cluster.find_supervisor(request.job_id, request.attempt)
+            case calls.WhyGone():
+                return cluster.why_gone(request.job_id, request.attempt)[: calls.MAX_WORDS]
             case calls.SilentSupervisor():
                 return cluster.silent_supervisor(request.job_id, request.attempt)
             case calls.ReplaceSupervisor():
-                return cluster.replace_supervisor(
-                    request.job_id, request.attempt, request.silent_node, request.public_key
-                )
+                return cluster.replace_supervisor(request.job_id, request.attempt, request.silent_node, request.home)
             case calls.UnrecordedStarts():
                 return cluster.unrecorded_starts(request.job_id, request.attempt)
             case calls.LastEnds():
@@ -160,20 +139,6 @@ class Responder:
 
     async def _blocking(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
-
-    async def _handle(self, request: calls.OfAttempt) -> SupervisorHandle:
-        known = self._handles.get((request.job_id, request.attempt)) or await self._find(request)
-        if known is None:
-            raise SupervisorGone("no actor of that name is in the cluster")
-        return known
-
-    async def _find(self, request: calls.OfAttempt) -> SupervisorHandle | None:
-        job_id, attempt = request.job_id, request.attempt
-        self._handles.pop((job_id, attempt), None)
-        found = await self._blocking(lambda: self._cluster.find_supervisor(job_id, attempt))
-        if found is not None:
-            self._handles[job_id, attempt] = found
-        return found
 
 
 def _as_json(answer: Any) -> bytes:

@@ -48,6 +48,7 @@ class Permission(StrEnum):
     RETENTION_RUN = "retention:run"
     TOKENS_MANAGE = "tokens:manage"
     AUDIT_READ = "audit:read"
+    ATTEMPT_SERVE = "attempt:serve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,9 @@ PERMISSIONS: Mapping[Permission, PermissionRow] = {
     Permission.RETENTION_RUN: PermissionRow(_ADMINS, False, "Delete what ended jobs leave behind."),
     Permission.TOKENS_MANAGE: PermissionRow(_ADMINS, False, "Create, list and revoke tokens."),
     Permission.AUDIT_READ: PermissionRow(_ADMINS, False, "Read the audit."),
+    Permission.ATTEMPT_SERVE: PermissionRow(
+        frozenset(), False, "Report for one attempt and read its directives: no role, only the token of that attempt."
+    ),
 }
 
 
@@ -121,6 +125,11 @@ class Refusal:
 def refusal_of(principal: Principal, permission: Permission) -> Refusal | None:
     """None: the principal may do this, for the jobs that it sees."""
     row = PERMISSIONS[permission]
+    if not row.roles:
+        return Refusal(
+            f"{principal.name} has the role {principal.role}; {permission} needs the token of the attempt, which only "
+            "its supervisor has."
+        )
     if principal.role not in row.roles:
         needed = next(role for role in Role if role in row.roles)
         return Refusal(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import signal
 import sys
@@ -13,28 +12,23 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes.server import until
 from kit.ray_process.fake_ray_process import NODE, PACKAGES
-from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale, RayCallFailed, SupervisorUnavailable
+from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale, RayCallFailed
 from shoal_service.control.market.demand import RoomKind
-from shoal_service.control.protocols import ClusterSnapshot
+from shoal_service.control.protocols import ClusterSnapshot, FoundSupervisor
 from shoal_service.control.ray_process.calls import MAX_WORDS
 from shoal_service.control.ray_process.remote_cluster import RemoteCluster
-from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.market import WorkerNeed
-from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
+from shoal_service.home import Home
+from shoal_service.supervisor.config import SupervisorConfig
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.log_settings import LogLevel, LogSettings
 
 PROGRAM = Path(__file__).parents[4] / "kit" / "ray_process" / "fake_ray_process.py"
 SPEC = parse_spec({"name": "x", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 1}})
-CONFIG = SupervisorConfig(job_id="j", attempt=1, spec=SPEC, checkpoint_root="/c/j", granted=2, epoch=3, spec_version=1)
-DIRECTIVE = Directive(
-    epoch=3,
-    granted=2,
-    desired=Desired.RUN,
-    elasticity=SPEC.elasticity,
-    parallelism=SPEC.parallelism,
-    spec_version=1,
+CONFIG = SupervisorConfig(
+    job_id="j", attempt=1, spec=SPEC, checkpoint_root="/c/j", granted=2, epoch=3, spec_version=1, home=Home(token="t")
 )
 Make = Callable[[str], RemoteCluster]
 
@@ -45,7 +39,8 @@ def make() -> Iterator[Make]:
     made: list[RemoteCluster] = []
 
     def connected(how: str) -> RemoteCluster:
-        environment = {"PATH": os.environ["PATH"], "FAKE_RAY_PROCESS": how}
+        environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+        environment["FAKE_RAY_PROCESS"] = how
         logs = LogSettings(level=LogLevel.ERROR)
         made.append(RemoteCluster(environment, logs, command=(sys.executable, str(PROGRAM))))
         made[-1].connect("127.0.0.1:1")
@@ -63,8 +58,10 @@ def test_every_call_has_the_answer_of_the_cluster(make: Make) -> None:
     need = WorkerNeed(cpus=2.0, memory_gib=1.0)
     assert cluster.snapshot() == ClusterSnapshot(nodes=(NODE,), free={"a": need})
     assert cluster.find_supervisor("j", 1) is None
-    supervisor = cluster.start_supervisor(CONFIG, avoid_nodes=frozenset({"b", "c"}), places={"a": 2})
-    assert cluster.find_supervisor("j", 1) is not None
+    cluster.start_supervisor(CONFIG, avoid_nodes=frozenset({"b"}), places={"a": 2})
+    assert cluster.find_supervisor("j", 1) == FoundSupervisor(can_dial=True, dials_here=True)
+    assert cluster.why_gone("j", 1) == "[frozenset({'b'})] {'j': {'a': 2}}"
+    assert cluster.replace_supervisor("j", 1, "", Home(token="another"))
     assert cluster.silent_supervisor("j", 1) == ""
     assert cluster.unrecorded_starts("j", 1) == 0
     cluster.keep_ready(frozenset({"b"}))
@@ -75,24 +72,13 @@ def test_every_call_has_the_answer_of_the_cluster(make: Make) -> None:
     assert changed.wait(60), "the fake has changed its nodes"
     unwatch()
 
-    async def of_the_supervisor() -> None:
-        reports = await supervisor.pull(0, 0.0, 3)
-        [event], [point] = reports.events, reports.series
-        assert (event.type, event.data) == ("of.a.newer.release", {"avoided": ["b", "c"], "places": {"a": 2}})
-        assert math.isnan(point.loss) and math.isinf(point.grad_norm), "they are not made null"
-        await supervisor.direct(DIRECTIVE)
-        stacks = await supervisor.stacks(1, True, 3)
-        assert stacks is not None and stacks.summary == "rank 1"
-        with pytest.raises(StaleEpoch) as stale:
-            await supervisor.direct(DIRECTIVE.model_copy(update={"epoch": 2}))
-        assert (stale.value.epoch, stale.value.current) == (2, 3)
-        await supervisor.release(3)
+    async def of_the_nodes() -> None:
         assert await cluster.fault_of_node(NODE, None) == ""
         assert await cluster.unused_packages(30.0) == (PACKAGES,)
         assert await cluster.remove_packages("a", PACKAGES.name, 30.0)
         assert await cluster.unused_packages(30.0) == ()
 
-    asyncio.run(of_the_supervisor())
+    asyncio.run(of_the_nodes())
     with pytest.raises(RayCallFailed, match="ValueError: a bug") as failed:
         cluster.reap("j", 1)
     assert len(str(failed.value)) <= MAX_WORDS
@@ -100,20 +86,11 @@ def test_every_call_has_the_answer_of_the_cluster(make: Make) -> None:
 
 def test_after_the_death_of_its_process_the_next_reconnect_starts_another(make: Make) -> None:
     cluster = make("serve")
-    supervisor = cluster.start_supervisor(CONFIG, avoid_nodes=frozenset(), places={})
     first = cluster.pid
     assert first is not None
-
-    async def pull_until_it_dies() -> None:
-        waiting = asyncio.ensure_future(supervisor.pull(2, 60.0, 3))
-        await asyncio.to_thread(cluster.snapshot)  # the pull has been sent before it
-        os.kill(first, signal.SIGKILL)
-        with pytest.raises(SupervisorUnavailable):
-            await waiting
-        with pytest.raises(SupervisorUnavailable):
-            await supervisor.pull(2, 60.0, 3)
-
-    asyncio.run(pull_until_it_dies())
+    os.kill(first, signal.SIGKILL)
+    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    until(lambda: cluster.pid is None, "its end is noticed")
     assert not cluster.connected and cluster.pid is None
     with pytest.raises(ConnectionStale):
         cluster.snapshot()
@@ -122,21 +99,6 @@ def test_after_the_death_of_its_process_the_next_reconnect_starts_another(make: 
     cluster.reconnect()
     assert cluster.pid not in (None, first)
     assert cluster.snapshot().nodes == (NODE,)
-
-
-def test_a_call_that_nobody_waits_for_does_not_hold_up_others(make: Make) -> None:
-    cluster = make("serve")
-    supervisor = cluster.start_supervisor(CONFIG, avoid_nodes=frozenset(), places={})
-
-    async def cancel() -> None:
-        waiting = asyncio.ensure_future(supervisor.pull(2, 60.0, 3))
-        await asyncio.to_thread(cluster.snapshot)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert (await supervisor.pull(0, 0.0, 3)).seq == 2
-
-    asyncio.run(cancel())
 
 
 def test_an_answer_of_another_shape_is_an_error_of_that_call_only(make: Make) -> None:
