@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from doubles.control_bench import ControlBench, node
 from doubles.event_loop import run, settle
