@@ -1,7 +1,7 @@
 """Writes what this release puts on the wire and into its stores: tests/golden/wire-N, with N = WIRE_VERSION.
 
     python tools/golden.py              documents as JSON and as pickle (Ray's form), fingerprints of their schemas, and
-                                        of the calls of workers, agents and supervisors
+                                        of the calls of workers and agents
     python tools/golden.py --release    at a release: writes the checksum of the folder into tests/golden/released.json
 
 A later release must read all of them. The folder of a released version is never written again: a document or a call
@@ -32,6 +32,7 @@ from shoal_service.core.attempt.state.stages import Opening
 from shoal_service.core.attempt.state.target import AttemptConfig, Target
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.home import DirectiveAnswer, HomeReport, ReportReceipt
 from shoal_service.planner import plan
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports, SuspectedNode
 from shoal_service.supervisor.config import Directive, SupervisorConfig
@@ -61,7 +62,6 @@ RELEASES = ROOT / "released.json"
 CALLS = (
     ("workers/shoal_workers/actor.py", "WorkerActor"),
     ("workers/shoal_workers/poll_agent/agent.py", "PollAgent"),
-    ("service/shoal_service/supervisor/actor.py", "SupervisorActor"),
 )
 """Classes whose public methods other processes call, which may be of another release."""
 TYPES: tuple[type[BaseModel], ...] = (
@@ -69,6 +69,9 @@ TYPES: tuple[type[BaseModel], ...] = (
     SupervisorConfig,
     Directive,
     SupervisorReports,
+    HomeReport,
+    ReportReceipt,
+    DirectiveAnswer,
     JobStatus,
     Assignment,
     WorkerConfig,

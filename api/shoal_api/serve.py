@@ -22,6 +22,7 @@ from pathlib import Path
 import uvicorn
 
 from shoal_api.console import JobConsole
+from shoal_api.home_address import home_of
 from shoal_api.http.access.limits import Limits
 from shoal_api.http.app import create_app
 from shoal_api.http.serving.listener import ConnectionLimits
@@ -32,7 +33,6 @@ from shoal_service.cluster import hardware
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
 from shoal_service.clusters.config import GatewayConfig
-from shoal_service.clusters.wire import DEFAULT_CLUSTER
 from shoal_service.collector import spare_what_exists
 from shoal_service.control.access.admin_token import ensure_admin_token, ensure_cluster_token
 from shoal_service.control.access.oidc import Issuer, IssuerConfig
@@ -51,6 +51,7 @@ from shoal_service.control.webhooks.secrets import Secrets
 from shoal_service.core.access.claims import ClaimRules
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from shoal_service.core.quantities import count_text
+from shoal_service.home import DEFAULT_CLUSTER
 from shoal_service.process_memory import hide_process
 from shoal_service.settings import Settings, SettingsError, is_loopback, take_webhook_secrets
 from shoal_service.state_lock import StateLock
@@ -180,6 +181,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
                 ca="" if settings.tls_cert is None else settings.tls_cert.read_text(encoding="ascii"),
                 is_same_machine=True,
                 ray_address=address,
+                home=home_of(settings, host, port),
                 ends_with_input=True,
                 logs=settings.logs,
             )

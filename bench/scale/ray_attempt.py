@@ -8,7 +8,6 @@ as the control plane does. Prints the figures of each number of workers as a lin
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -96,9 +95,9 @@ class Attempt:
         self.began_at = time.time()
         nodes = [node for node in gcs.nodes() if node.is_alive and node.resources.get("CPU")]
         places = {node.node_id: -(-self.num_workers // len(nodes)) for node in nodes}
-        self._handle = self._cluster.start_supervisor(self.config, avoid_nodes=frozenset(), places=places)
+        self._cluster.start_supervisor(self.config, avoid_nodes=frozenset(), places=places)
+        actor = self._actor = ray.get_actor(supervisor_name(self.config.job_id, 1), namespace=NAMESPACE)
         self._control_plane.follow(self._pull, self._seen)
-        actor = ray.get_actor(supervisor_name(self.config.job_id, 1), namespace=NAMESPACE)
         self.pid: int = ray.get(actor.pid.remote(), timeout=_PATIENCE_S)
         return self
 
@@ -107,7 +106,8 @@ class Attempt:
         self._cluster.reap(self.config.job_id, 1)
 
     def _pull(self, after: int, wait_s: float) -> SupervisorReports:
-        return asyncio.run(self._handle.pull(after, wait_s, self.config.epoch))
+        reports: SupervisorReports = ray.get(self._actor.pull.remote(after, wait_s))
+        return reports
 
     def _seen(self, reports: SupervisorReports) -> None:
         self.suspected |= {f"{node.node_id}: {node.reason}" for node in reports.suspects}

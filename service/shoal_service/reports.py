@@ -1,4 +1,4 @@
-"""The reports of a supervisor: it collects them in its outbox, the control plane pulls and stores them. Pure data."""
+"""The reports of a supervisor: it collects them in its outbox, the service stores them. Pure data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.messages import LogStream
+from shoal_workers.contract.messages import LogStream, Stacks
 from shoal_workers.contract.profiling.messages import Profiled
 
 
@@ -45,11 +45,17 @@ class SuspectedNode(Frozen):
     reason: str
 
 
-class SupervisorReports(Frozen):
-    """The answer of a supervisor to `pull`: everything after a sequence number, to be stored in one transaction.
+class StacksAnswer(Frozen):
+    """What the workers do, as a directive has asked."""
 
-    `pull(after=n)` also acknowledges everything up to n, so the supervisor may delete that.
-    """
+    number: int
+    """Of the request."""
+    stacks: Stacks | None
+    """None: the attempt is over, or begins."""
+
+
+class SupervisorReports(Frozen):
+    """Everything that a supervisor has to report after a sequence number, to be stored in one transaction."""
 
     attempt: int
     version: int = 1
@@ -68,6 +74,8 @@ class SupervisorReports(Frozen):
     """Nodes that go on probation."""
     profiles: tuple[Profiled, ...] = ()
     """How requests for profiles have ended; stored by number, the first of each."""
+    stacks: StacksAnswer | None = None
+    """The newest one."""
     status: JobStatus
     """The newest status."""
     workers: tuple[WorkerView, ...] = ()

@@ -111,6 +111,14 @@ class Settings(BaseSettings):
     log_format: LogFormat = LogFormat.TEXT
     """text, for people, or json: one object per line. See docs/logs.md."""
 
+    home_url: str = ""
+    """URL at which the nodes of the cluster reach this service: supervisors report there. Several, separated by commas,
+    are those of control planes on one database. Default: the address that the server listens on, or, if that is every
+    address, the one that it has towards the cluster."""
+    home_ca: Path | None = None
+    """File with certificates in PEM with which supervisors check that of home_url. Default: those of their machine.
+    Without home_url they expect the very certificate in tls_cert."""
+
     ray_address: str | None = None
     """host:port of the Ray cluster to join with a gateway that the server starts. Without it, and without `cluster`, a
     cluster is started on this machine."""

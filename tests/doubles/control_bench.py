@@ -12,6 +12,7 @@ from doubles.fake_clock import FakeClock
 from doubles.fake_cluster import FakeCluster
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
+from shoal_service.control.supervisors.reception import Reception
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Policy
@@ -36,7 +37,8 @@ class ControlBench:
     ) -> None:
         self.store = store
         self.clock = FakeClock()
-        self.cluster = FakeCluster(nodes or (node(),))
+        reception = Reception(store, self.clock)
+        self.cluster = FakeCluster(nodes or (node(),), reception=reception, clock=self.clock)
         config = ControlConfig(owner=owner, lease_ttl_s=9.0, checkpoint_url="/checkpoints", scale_out=scale_out)
         self.loop = ControlLoop(store, self.cluster, self.clock, config, policy=policy)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from typing import Any
 
 from doubles.event_loop import until
@@ -11,7 +10,8 @@ from doubles.fake_clock import FakeClock
 from doubles.fake_cluster import FakeCluster, FakeSupervisor
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.driver import Driver
-from shoal_service.control.supervisors.report_writer import ReportWriter
+from shoal_service.control.supervisors.links import SupervisorLinks
+from shoal_service.control.supervisors.reception import Reception
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent
 from shoal_service.store.driving import DriveRow
@@ -31,14 +31,13 @@ class DriverBench:
     def __init__(self, store: Store, **spec: Any) -> None:
         self.store = store
         self.clock = FakeClock()
-        self.cluster = FakeCluster()
+        self.cluster = FakeCluster(reception=Reception(store, self.clock), clock=self.clock)
         lease = store.acquire_lease("me", ttl_s=600, now=self.clock.time())
         assert lease is not None
         self.epoch = lease.epoch
         job, _ = store.create_job(parse_spec({**SPEC, **spec}), idempotency_key=None, now=self.clock.time())
         self.job_id = job.id
         store.begin_attempt(job.id, workers=2, epoch=self.epoch, now=self.clock.time())
-        self.numbers = itertools.count(1)
         self.driver = self.make_driver()
 
     def make_driver(self) -> Driver:
@@ -49,8 +48,7 @@ class DriverBench:
             CONFIG,
             self.row,
             epoch=self.epoch,
-            numbers=self.numbers,
-            writer=ReportWriter(self.store, self.clock),
+            links=SupervisorLinks(self.store, self.clock),
         )
 
     def start(self) -> asyncio.Task[None]:
@@ -67,6 +65,7 @@ class DriverBench:
         await until(lambda: self.cluster.supervisors)
         supervisor = self.supervisor
         supervisor.outbox.set_status(JobStatus(state=JobState.RUNNING, step=1), ())
+        supervisor._changed.set()
         return supervisor
 
     @property
@@ -77,6 +76,14 @@ class DriverBench:
     @property
     def supervisor(self) -> FakeSupervisor:
         return self.cluster.supervisors[self.job_id, 1]
+
+    async def stored(self, *numbers: int) -> None:
+        """Let time pass until the events with these numbers, and no others, are stored."""
+        for _ in range(40):
+            if self.events() == [*numbers]:
+                return
+            await self.clock.advance(0.05)
+        raise AssertionError(self.events())
 
     def failed_starts(self) -> list[Any]:
         return [event.data for event in self.store.events(self.job_id) if event.type == "supervisor.start_failed"]

@@ -1,4 +1,6 @@
-"""FakeCluster and FakeSupervisor: the Ray cluster as the control plane sees it, and a supervisor in it."""
+"""FakeCluster and FakeSupervisor: the Ray cluster as the control plane sees it, and a supervisor in it that dials home
+without HTTP.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +9,55 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal_service.cluster.errors import ClusterError, SupervisorGone, SupervisorUnavailable
-from shoal_service.clusters.snapshot import ClusterSnapshot, Reservation, RoomKind, UnusedPackages
+from shoal_service.clock import Clock
+from shoal_service.cluster.errors import ClusterError
+from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
+from shoal_service.control.supervisors.reception import Reception
+from shoal_service.core.access.tokens import hash_of
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.core.supervisor_starts import ProcessEnd
-from shoal_service.reports import SupervisorReports
-from shoal_service.signing.calls import CallName, PullArguments, ReleaseArguments, SignedCall, StacksArguments
-from shoal_service.signing.gate import Gate
-from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
+from shoal_service.home import AttemptCaller, Home, HomeReport
+from shoal_service.reports import StacksAnswer
+from shoal_service.store.errors import AttemptTokenRefused, SupervisorReplaced
+from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.reporting.outbox import Outbox
-from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.messages import Stacks
+
+_SIGN_S = 1.0
+_REFUSED_S = 2.0
 
 
 @dataclass
 class FakeSupervisor:
-    """The supervisor of one attempt, and a `protocols.SupervisorHandle` to it."""
+    """The supervisor of one attempt. It reports what a test puts into its outbox, and keeps the directives."""
 
     config: SupervisorConfig
     outbox: Outbox
+    reception: Reception | None = None
+    """None: it does not report."""
+    clock: Clock | None = None
+    life: int = 1
     directives: list[Directive] = field(default_factory=list)
-    pulls: list[int] = field(default_factory=list)
-    """The sequence number of each pull."""
+    sent_after: list[int] = field(default_factory=list)
+    """What each report has named as acknowledged."""
     is_released: bool = False
-    epoch: int = 0
-    _error: ClusterError | None = None
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    is_replaced: bool = False
+    num_refused: int = 0
+    """Reports whose token was refused."""
+    _tasks: tuple[asyncio.Task[None], ...] = ()
 
     def __post_init__(self) -> None:
-        self._gate = Gate(self.config.public_key, self.config.job_id, self.config.attempt)
+        self._changed, self._is_there = asyncio.Event(), asyncio.Event()
+        self._is_there.set()
+        if self.reception is not None:
+            self._tasks = (asyncio.create_task(self._report()), asyncio.create_task(self._obey()))
+
+    @property
+    def caller(self) -> AttemptCaller:
+        assert self.config.home is not None
+        return AttemptCaller(self.config.job_id, self.config.attempt, hash_of(self.config.home.token))
 
     def report(self, *items: Any) -> None:
         self.outbox.add(*items)
@@ -47,63 +67,79 @@ class FakeSupervisor:
         self.outbox.add_end(end)
         self._changed.set()
 
-    def die(self) -> None:
-        self._error = SupervisorGone("the actor died")
-        self._changed.set()
+    def stop(self) -> None:
+        """Its process ends."""
+        for task in self._tasks:
+            task.cancel()
 
     def cut_off(self) -> None:
-        self._error = SupervisorUnavailable("the actor is being restarted")
-        self._changed.set()
+        self._is_there.clear()
 
     def reconnect(self) -> None:
-        self._error = None
+        self._is_there.set()
 
-    async def pull(self, after: int, wait_s: float, epoch: int, signed: SignedCall | None = None) -> SupervisorReports:
-        self._admit(CallName.PULL, signed, PullArguments)
-        self.pulls.append(after)
+    async def _report(self) -> None:
+        assert self.reception is not None and self.clock is not None
+        acknowledged = 0
         while True:
-            self._check(epoch)
-            reports = self.outbox.pull(after, 0.0)
-            if reports.seq > after or reports.end is not None:
-                return reports
-            self._changed.clear()
-            await self._changed.wait()
+            await self._is_there.wait()
+            if self.outbox.has_status:
+                self._changed.clear()
+                self.sent_after.append(acknowledged)
+                reports = self.outbox.pull(acknowledged, 0.0)
+                report = HomeReport(life=self.life, after=acknowledged, reports=reports)
+                try:
+                    receipt = await self.reception.report(self.caller, report)
+                except AttemptTokenRefused:
+                    self.num_refused += 1
+                    await self.clock.sleep(_REFUSED_S)
+                    continue
+                except SupervisorReplaced:
+                    self.is_replaced = True
+                    return
+                acknowledged = receipt.acknowledged
+                self.outbox.pull(acknowledged, 0.0)
+                if receipt.released:
+                    self.is_released = True
+                    return
+            try:
+                await self.clock.wait_for(self._changed.wait(), _SIGN_S)
+            except TimeoutError:
+                pass  # a sign of life
 
-    async def direct(self, directive: Directive, signed: SignedCall | None = None) -> None:
-        self._admit(CallName.DIRECT, signed, Directive)
-        self._check(directive.epoch)
-        self._gate.require_order(directive.epoch, directive.number)
-        self.directives.append(directive)
-
-    async def stacks(
-        self, rank: int | None, native: bool, epoch: int, signed: SignedCall | None = None
-    ) -> Stacks | None:
-        self._admit(CallName.STACKS, signed, StacksArguments)
-        self._check(epoch)
-        return Stacks(at=0.0, generation=1, reason="requested", clusters=(), summary=f"rank {rank}")
-
-    async def release(self, epoch: int, signed: SignedCall | None = None) -> None:
-        self._admit(CallName.RELEASE, signed, ReleaseArguments)
-        self.is_released = True
-
-    def _admit(self, name: CallName, signed: SignedCall | None, kind: type[Frozen]) -> None:
-        if signed is None:
-            self._gate.require_no_key(name)
-        else:
-            self._gate.opened(signed, name, kind)
-
-    def _check(self, epoch: int) -> None:
-        if self._error is not None:
-            raise self._error
-        if epoch < self.epoch:
-            raise StaleEpoch(epoch, self.epoch)
-        self.epoch = epoch
+    async def _obey(self) -> None:
+        assert self.reception is not None and self.clock is not None
+        after = 0
+        while True:
+            await self._is_there.wait()
+            try:
+                answer = await self.reception.directive(self.caller, after, 20.0)
+            except AttemptTokenRefused:
+                await self.clock.sleep(_REFUSED_S)
+                continue
+            await self._is_there.wait()
+            after = answer.number
+            if answer.directive is None:
+                continue
+            directive = Directive.model_validate(answer.directive)
+            if directive.stacks is not None:
+                stacks = Stacks(
+                    at=0.0, generation=1, reason="requested", clusters=(), summary=f"rank {directive.stacks.rank}"
+                )
+                self.outbox.answer(StacksAnswer(number=directive.stacks.number, stacks=stacks))
+                self._changed.set()
+            elif directive != (self.directives[-1] if self.directives else None):
+                self.directives.append(directive)
 
 
 class FakeCluster:
     """A `control.protocols.Cluster`."""
 
-    def __init__(self, nodes: tuple[Node, ...] = ()) -> None:
+    def __init__(
+        self, nodes: tuple[Node, ...] = (), *, reception: Reception | None = None, clock: Clock | None = None
+    ) -> None:
+        """`reception` and `clock`: of the supervisors that it starts; None: they do not report."""
+        self._reception, self._clock = reception, clock
         self.address = "127.0.0.1:6379"
         self.connected = True
         self.nodes = nodes
@@ -120,7 +156,11 @@ class FakeCluster:
         self.ends: tuple[ProcessEnd, ...] = ()
         """How these have ended."""
         self.start_error: ClusterError | None = None
-        """What each new supervisor raises."""
+        """Why no supervisor can be created."""
+        self.old_release = False
+        """Its supervisors do not dial home."""
+        self.address_changed = False
+        """Its supervisors were given another address than the control plane has now."""
         self.uploads: list[str] = []
         """SHA-256 of each code archive."""
         self.num_fresh = 0
@@ -164,31 +204,47 @@ class FakeCluster:
 
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
-    ) -> FakeSupervisor:
+    ) -> None:
         self.avoided.append(avoid_nodes)
         self.places[config.job_id] = dict(places)
         key = config.job_id, config.attempt
-        if key not in self.supervisors:
-            self.supervisors[key] = FakeSupervisor(
-                config, Outbox(config.attempt), epoch=config.epoch, _error=self.start_error
-            )
-        return self.supervisors[key]
+        known = self.supervisors.get(key)
+        if known is not None and known.config.home != config.home:
+            known.stop()
+            del self.supervisors[key]
+        if key not in self.supervisors and self.start_error is None:
+            self.supervisors[key] = FakeSupervisor(config, Outbox(config.attempt), self._reception, self._clock)
 
     def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
         pass
 
-    def find_supervisor(self, job_id: str, attempt: int) -> FakeSupervisor | None:
-        return self.supervisors.get((job_id, attempt))
+    def find_supervisor(self, job_id: str, attempt: int) -> FoundSupervisor | None:
+        if (job_id, attempt) not in self.supervisors:
+            return None
+        return FoundSupervisor(can_dial=not self.old_release, dials_here=not self.address_changed)
+
+    def why_gone(self, job_id: str, attempt: int) -> str:
+        return str(self.start_error or "")
+
+    def kill_supervisor(self, job_id: str, attempt: int) -> None:
+        """Its actor dies, and Ray makes no other."""
+        self.supervisors.pop((job_id, attempt)).stop()
 
     def silent_supervisor(self, job_id: str, attempt: int) -> str:
         return self.silent_node if (job_id, attempt) in self.supervisors else ""
 
-    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, public_key: str) -> bool:
+    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool:
         """The successor continues with the predecessor's reports, as one does that reads the journal."""
+        if self.old_release:
+            return False
         old = self.supervisors.pop((job_id, attempt))
-        config = old.config.model_copy(update={"public_key": public_key})
-        new = self.start_supervisor(config, avoid_nodes=frozenset({silent_node}), places={})
-        new.outbox, self.silent_node = old.outbox, ""
+        if not silent_node:
+            old.stop()
+        self.avoided.append(frozenset({silent_node}))
+        config = old.config.model_copy(update={"home": home})
+        new = FakeSupervisor(config, old.outbox, self._reception, self._clock, life=old.life + 1)
+        self.supervisors[job_id, attempt] = new
+        self.silent_node, self.address_changed = "", False
         return True
 
     def unrecorded_starts(self, job_id: str, attempt: int) -> int:
@@ -199,7 +255,11 @@ class FakeCluster:
 
     def reap(self, job_id: str, attempt: int) -> int:
         self.reaped.append((job_id, attempt))
-        return 1 if self.supervisors.pop((job_id, attempt), None) is not None else 0
+        reaped = self.supervisors.pop((job_id, attempt), None)
+        if reaped is None:
+            return 0
+        reaped.stop()
+        return 1
 
     async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
         if self.error is not None:

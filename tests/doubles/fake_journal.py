@@ -51,6 +51,10 @@ class FakeJournal:
             self._life, list(self._storage.starts), self.read(), self._storage.epoch, self._storage.num_lost
         )
 
+    @property
+    def life(self) -> int:
+        return self._life
+
     def require_current(self) -> None:
         if len(self._storage.starts) != self._life:
             raise Replaced

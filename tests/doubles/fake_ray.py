@@ -1,20 +1,20 @@
-"""FakeRay: a Ray cluster as its gateway sees it, in memory. The supervisors are those of FakeCluster."""
+"""FakeRay: a Ray cluster as its gateway sees it, in memory. Its supervisors are FakeSupervisors that report nothing."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from doubles.fake_cluster import FakeCluster, FakeSupervisor
+from doubles.fake_cluster import FakeCluster
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.clusters.snapshot import ClusterSnapshot
-from shoal_service.reports import PendingEvent
-from shoal_service.views import SeriesPoint
+from shoal_service.core.nodes import Node
 
 
 class FakeRay(FakeCluster):
-    """A `gateway.protocols.RayAccess`. Each supervisor has reported an event and a loss that is not a number."""
+    """A `gateway.protocols.RayAccess`."""
 
     def __init__(self, *nodes: Any) -> None:
         super().__init__(nodes)
@@ -27,6 +27,9 @@ class FakeRay(FakeCluster):
         self.started: list[tuple[str, int]] = []
         self.hold: Callable[[], object] = lambda: None
         """Called by each `reap`, on its thread, before it does anything."""
+        self.before_test: Callable[[], object] = lambda: None
+        """Called when the test of a node begins."""
+        self.is_test_endless = False
         self.begun = threading.Event()
         """A `reap` has begun."""
 
@@ -49,18 +52,15 @@ class FakeRay(FakeCluster):
             raise ConnectionStale("the raylet of this driver is dead")
         return super().snapshot()
 
-    def start_supervisor(
-        self, config: Any, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
-    ) -> FakeSupervisor:
-        is_new = (config.job_id, config.attempt) not in self.supervisors
-        supervisor = super().start_supervisor(config, avoid_nodes=avoid_nodes, places=places)
+    def start_supervisor(self, config: Any, *, avoid_nodes: frozenset[str], places: Mapping[str, int]) -> None:
+        super().start_supervisor(config, avoid_nodes=avoid_nodes, places=places)
         self.started.append((config.job_id, config.attempt))
-        if is_new:
-            fixed = {"at": 1.0, "grad_norm": float("inf"), "lr": 0.1, "tokens_per_s": 1.0, "step_s": 1.0}
-            data = {"avoided": sorted(avoid_nodes), "places": dict(places)}
-            supervisor.report(PendingEvent(at=1.0, type="of.a.newer.release", data=data))
-            supervisor.report(SeriesPoint(step=1, loss=float("nan"), world_size=2, generation=1, **fixed))
-        return supervisor
+
+    async def fault_of_node(self, suspect: Node, partner: str | None) -> str:
+        self.before_test()
+        if self.is_test_endless:
+            await asyncio.Event().wait()
+        return await super().fault_of_node(suspect, partner)
 
     def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:  # type: ignore[override]
         return f"gcs://{len(archive)}.zip"

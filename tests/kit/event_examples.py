@@ -17,6 +17,7 @@ from shoal_service.core.events.checkpoints import (
     StorageAway,
 )
 from shoal_service.core.events.code import CodeRefused, CodeRolledBack, CodeUpdated, CodeUpdating
+from shoal_service.core.events.former import SupervisorRefusedCall
 from shoal_service.core.events.generations import (
     GenerationData,
     GenerationFormed,
@@ -64,7 +65,6 @@ from shoal_service.core.events.service import (
     NodeCordoned,
     NodeSuspected,
     SupervisorMoved,
-    SupervisorRefusedCall,
     SupervisorRekeyed,
     SupervisorRestarted,
     SupervisorStartFailed,
@@ -354,8 +354,8 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         "the supervisor refuses the call direct: it has no signature (3 so far)",
     ),
     (
-        SupervisorRekeyed(message="the supervisor refuses the call pull: it has no signature"),
-        "supervisor restarted with a new key: the supervisor refuses the call pull: it has no signature",
+        SupervisorRekeyed(message="the token of the attempt is not in the database"),
+        "supervisor restarted with a new token: the token of the attempt is not in the database",
     ),
     (JournalDamaged(lost=3), "the supervisor's journal is damaged: 3 changes lost, it continues from before"),
     (SupervisorMoved(node_id="ab12"), "supervisor moved: its host, node ab12, does not answer"),

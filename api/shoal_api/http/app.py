@@ -24,6 +24,7 @@ from shoal_api.http.edge import Edge
 from shoal_api.http.openapi import build_openapi
 from shoal_api.http.other_writers import watch_other_writers
 from shoal_api.http.routes import (
+    attempts,
     checkpoints,
     clusters,
     code,
@@ -51,6 +52,7 @@ from shoal_service.control.access.oidc import Issuer
 from shoal_service.control.planning.process import PlanningProcesses
 from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
 from shoal_service.control.storage.job_storage import JobStorage
+from shoal_service.control.supervisors.reception import Reception
 from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
@@ -105,6 +107,7 @@ def create_app(
     authenticator = Authenticator(store, issuer=issuer)
     context = Context(
         authenticator=authenticator,
+        reception=Reception(store, SystemClock()),
         store=store,
         cluster=cluster,
         scrape=scrape,
@@ -122,6 +125,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         context.changes.open()
+        context.changes.when_closed(context.reception.close)
         others = asyncio.create_task(watch_other_writers(context))
         with store.subscribe(context.changes.notify):
             yield
@@ -154,6 +158,7 @@ def create_app(
         checkpoints.routes(context),
         overviews.routes(context),
         inspection.routes(context),
+        attempts.routes(context),
         job_profiles.routes(context),
         code.routes(context),
         plans.routes(context),

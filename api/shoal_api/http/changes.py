@@ -13,7 +13,7 @@ process. A waiting coroutine reads nothing until then. To miss no change: arm, r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -25,6 +25,7 @@ class Changes:
         self._watches: dict[str | None, set[Watch]] = {}
         self._own_watches: set[Watch] = set()
         self._closed = False
+        self._closers: list[Callable[[], None]] = []
 
     def open(self) -> None:
         """Called on the serving loop before the first request."""
@@ -33,11 +34,17 @@ class Changes:
     def close(self) -> None:
         """Ends every stream and long poll; later waits return immediately. Called on the serving loop."""
         self._closed = True
+        for close in self._closers:
+            close()
         for watches in self._watches.values():
             for watch in watches:
                 watch.wake()
         for watch in self._own_watches:
             watch.wake()
+
+    def when_closed(self, close: Callable[[], None]) -> None:
+        """Before `close`: what it calls, too."""
+        self._closers.append(close)
 
     @property
     def closing(self) -> bool:

@@ -17,6 +17,7 @@ from shoal_service.control.retention.collector import RetentionCollector
 from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.control.storage.verifications import Verifications
 from shoal_service.control.submission import Surroundings
+from shoal_service.control.supervisors.reception import Reception
 from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
@@ -64,6 +65,8 @@ class Context:
     retention: RetentionCollector
     planning: PlanningProcesses
     authenticator: Authenticator
+    reception: Reception
+    """Of the supervisors that dial home."""
     session_s: float = 12 * 3600.0
     """Of the page's sessions."""
     pace: Pace = DEFAULT_PACE

@@ -78,15 +78,30 @@ def require_media_type(request: Request, media_types: tuple[str, ...]) -> str:
 async def read_body(request: Request, limit: SizeLimit) -> bytes:
     """Raises ProblemError: it is larger than the limit."""
     limiter: Limiter = request.scope[LIMITER]
-    max_bytes = limiter.most_bytes(limit)
+    found = await _up_to(request, limiter.most_bytes(limit))
+    if found is None:
+        raise limiter.too_large(limit)
+    return found
+
+
+async def read_at_most(request: Request, max_bytes: int) -> bytes:
+    """For a route whose limit is no setting. Raises ProblemError: the body is larger."""
+    found = await _up_to(request, max_bytes)
+    if found is None:
+        raise ProblemError(Kind.BODY_TOO_LARGE, f"The body has more than {max_bytes} bytes.")
+    return found
+
+
+async def _up_to(request: Request, max_bytes: int) -> bytes | None:
+    """None: it is larger."""
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_bytes:
-        raise limiter.too_large(limit)
+        return None
     chunks = bytearray()
     async for chunk in request.stream():
         chunks += chunk
         if len(chunks) > max_bytes:
-            raise limiter.too_large(limit)
+            return None
     return bytes(chunks)
 
 

@@ -84,6 +84,12 @@ class Kind(Enum):
         "Not possible now",
         "The state of the job or node does not allow this.",
     )
+    SUPERVISOR_REPLACED = (
+        "supervisor-replaced",
+        409,
+        "The attempt has a later supervisor",
+        "Only the newest supervisor of an attempt may report. This one has to end.",
+    )
     NODE_NOT_FOUND = ("node-not-found", 404, "No such node", "GET /v1/nodes lists the nodes of the cluster.")
     PROJECT_NOT_FOUND = (
         "project-not-found",

@@ -23,6 +23,7 @@ from shoal_service.control.code_archive import CodeArchiveError
 from shoal_service.control.storage.job_storage import StorageAway
 from shoal_service.control.submission import CodeUnknown
 from shoal_service.store.errors import (
+    AttemptTokenRefused,
     CheckpointConflict,
     CheckpointKept,
     CheckpointNotFound,
@@ -41,6 +42,7 @@ from shoal_service.store.errors import (
     QueueFull,
     RequestConflict,
     StoreUnavailable,
+    SupervisorReplaced,
     SweepConflict,
     SweepNotFound,
     TokenNotFound,
@@ -78,6 +80,8 @@ _OF_SERVICE: dict[type[Exception], Kind] = {
     LifecycleConflict: Kind.REQUEST_CONFLICT,
     RequestConflict: Kind.REQUEST_CONFLICT,
     StoreUnavailable: Kind.STORE_UNAVAILABLE,
+    AttemptTokenRefused: Kind.UNAUTHENTICATED,
+    SupervisorReplaced: Kind.SUPERVISOR_REPLACED,
     CodeUnknown: Kind.CODE_UNKNOWN,
     InvalidArchive: Kind.CODE_MISMATCH,
     CodeArchiveError: Kind.INVALID_SPEC,

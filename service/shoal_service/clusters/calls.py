@@ -18,14 +18,12 @@ from shoal_service.cluster.errors import (
     SupervisorGone,
     SupervisorUnavailable,
 )
-from shoal_service.clusters.snapshot import RoomKind, UnusedPackages
+from shoal_service.clusters.snapshot import FoundSupervisor, RoomKind, UnusedPackages
 from shoal_service.core.nodes import Node
 from shoal_service.core.supervisor_starts import ProcessEnd
-from shoal_service.reports import SupervisorReports
-from shoal_service.signing.calls import CallName, CallRefused, Refusal, SignedCall
-from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
+from shoal_service.home import Home
+from shoal_service.supervisor.config import SupervisorConfig
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.messages import Stacks
 
 MAX_WORDS = 4_000
 """Letters of an error's message."""
@@ -58,13 +56,17 @@ class FindSupervisor(OfAttempt):
     pass
 
 
+class WhyGone(OfAttempt):
+    pass
+
+
 class SilentSupervisor(OfAttempt):
     pass
 
 
 class ReplaceSupervisor(OfAttempt):
     silent_node: str
-    public_key: str
+    home: Home
 
 
 class UnrecordedStarts(OfAttempt):
@@ -104,38 +106,12 @@ class RequestRoom(Frozen):
     workers: tuple[tuple[RoomKind, int], ...]
 
 
-# The calls to a supervisor, see `supervisor_calls.py`.
-
-
-class Pull(OfAttempt):
-    after: int
-    wait_s: float
-    epoch: int
-    signed: SignedCall | None
-
-
-class Direct(OfAttempt):
-    directive: Directive
-    signed: SignedCall | None
-
-
-class TakeStacks(OfAttempt):
-    rank: int | None
-    native: bool
-    epoch: int
-    signed: SignedCall | None
-
-
-class Release(OfAttempt):
-    epoch: int
-    signed: SignedCall | None
-
-
 ANSWERS: Mapping[type[Frozen], TypeAdapter[Any]] = {
     LookNow: TypeAdapter(None),
     StartSupervisor: TypeAdapter(None),
     KeepReady: TypeAdapter(None),
-    FindSupervisor: TypeAdapter(bool),
+    FindSupervisor: TypeAdapter(FoundSupervisor | None),
+    WhyGone: TypeAdapter(Words),
     SilentSupervisor: TypeAdapter(Words),
     ReplaceSupervisor: TypeAdapter(bool),
     UnrecordedStarts: TypeAdapter(Count),
@@ -146,10 +122,6 @@ ANSWERS: Mapping[type[Frozen], TypeAdapter[Any]] = {
     ListUnusedPackages: TypeAdapter(tuple[UnusedPackages, ...]),
     RemovePackages: TypeAdapter(bool),
     RequestRoom: TypeAdapter(None),
-    Pull: TypeAdapter(SupervisorReports),
-    Direct: TypeAdapter(None),
-    TakeStacks: TypeAdapter(Stacks | None),
-    Release: TypeAdapter(None),
 }
 REQUESTS = {kind.__name__: kind for kind in ANSWERS}
 
@@ -163,25 +135,13 @@ class Failure(Frozen):
 
     kind: str
     words: Words
-    epochs: tuple[int, int] | None = None
-    """Of StaleEpoch: that of the call, and the current one."""
-    refused: tuple[CallName, Refusal] | None = None
-    """Of CallRefused."""
 
     @staticmethod
     def of(error: Exception) -> Failure:
         words = (str(error) or type(error).__name__)[:MAX_WORDS]
-        if isinstance(error, StaleEpoch):
-            return Failure(kind="StaleEpoch", words=words, epochs=(error.epoch, error.current))
-        if isinstance(error, CallRefused):
-            return Failure(kind="CallRefused", words=words, refused=(error.call, error.refusal))
         if (kind := type(error).__name__) in _ERRORS:
             return Failure(kind=kind, words=words)
         return Failure(kind=RayCallFailed.__name__, words=f"{type(error).__name__}: {words}"[:MAX_WORDS])
 
     def error(self) -> Exception:
-        if self.epochs is not None:
-            return StaleEpoch(*self.epochs)
-        if self.refused is not None:
-            return CallRefused(*self.refused)
         return _ERRORS.get(self.kind, RayCallFailed)(self.words)

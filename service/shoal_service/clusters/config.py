@@ -6,7 +6,8 @@ import sys
 
 from pydantic import Field
 
-from shoal_service.clusters.wire import CLUSTER_PATTERN, DEFAULT_CLUSTER
+from shoal_service.clusters.wire import CLUSTER_PATTERN
+from shoal_service.home import DEFAULT_CLUSTER, Home
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.log_settings import LogSettings
 
@@ -29,6 +30,8 @@ class GatewayConfig(Frozen):
     checked."""
     ray_address: str
     """host:port of the Ray cluster, or auto."""
+    home: Home = Home()
+    """Where the supervisors of this cluster reach the service, without a token."""
     ends_with_input: bool = False
     """It ends with its standard input, and no signal ends it. Else SIGINT and SIGTERM do."""
     logs: LogSettings = LogSettings()

@@ -39,6 +39,16 @@ class ClusterSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundSupervisor:
+    """The actor of an attempt's supervisor, which may be starting."""
+
+    can_dial: bool
+    """False: a release whose supervisors are called, and do not dial home, has started it."""
+    dials_here: bool
+    """It was given the address that supervisors of this cluster have now."""
+
+
+@dataclass(frozen=True, slots=True)
 class UnusedPackages:
     """A set of packages of `code.pip` on a node that no process uses."""
 

@@ -19,7 +19,6 @@ from shoal_workers.contract.base import Frozen
 
 CLUSTER_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 """Names of clusters, as those of Kubernetes."""
-DEFAULT_CLUSTER = "default"
 MAX_ANSWERS = 500
 MAX_ORDERS = 100
 MAX_WAIT_S = 30.0

@@ -1,7 +1,7 @@
 """ControlLoop: the acting half of the control plane. Holds the lease, starts queued jobs, runs one driver per attempt.
 
     lease (renewed)  ->  one pass: the store's jobs + the cluster's nodes  ->  the policy  ->  store, drivers
-                         one driver task per attempt: supervisor.pull -> ReportWriter -> store.apply_all
+                         one driver task per attempt: starts its supervisor, writes its directives
 
 Run by `shoal serve`. Training never depends on it: supervisors and workers go on without a control plane, and the next
 holder of the lease finds them by name. Every write is guarded by the lease's epoch.
@@ -13,7 +13,6 @@ changed that it depends on besides progress, or after some seconds.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -36,7 +35,7 @@ from shoal_service.control.market.pruner import Pruner
 from shoal_service.control.ownership import LeaseWatch, acquired
 from shoal_service.control.protocols import Cluster
 from shoal_service.control.supervisors.leftovers import Leftovers
-from shoal_service.control.supervisors.report_writer import ReportWriter
+from shoal_service.control.supervisors.links import SupervisorLinks
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.scheduling.decide import decide
@@ -83,14 +82,13 @@ class ControlLoop:
         self._lease: Lease | None = None
         self._lease_watch, self._renewed_mono = LeaseWatch(), 0.0
         self._drivers: dict[tuple[str, int], tuple[Driver, asyncio.Task[None]]] = {}
-        self._directive_numbers = itertools.count(1)
         self._quarantined: frozenset[str] = frozenset()
         self._probation = Probation(store, cluster, clock)
         self._times = times or PassTimes()
         self._reader = ClusterReader(store, cluster, clock, config.max_probation)
         self._policy = policy
         self._market, self._spared = MarketBuilder(config.profiles), SparedJobs()
-        self._writer, self._report_writer = DecisionWriter(store), ReportWriter(store, clock)
+        self._writer, self._links = DecisionWriter(store), SupervisorLinks(store, clock)
         self._pruner = Pruner(store)
         self._drain_times = DrainTimes()
         self._leftovers = Leftovers(store, cluster)
@@ -131,7 +129,7 @@ class ControlLoop:
         """What all workers of a job do now, or one rank; None: no attempt of it is driven here. On the loop's thread.
 
         Raises:
-            SupervisorUnavailable, SupervisorGone: its supervisor does not answer.
+            SupervisorUnavailable: its supervisor does not answer.
         """
         attempts = [key for key in self._drivers if key[0] == job_id]
         if not attempts:
@@ -315,8 +313,7 @@ class ControlLoop:
                 self._config,
                 row,
                 epoch=lease.epoch,
-                numbers=self._directive_numbers,
-                writer=self._report_writer,
+                links=self._links,
             )
             driver.expect(places)
             driver.update(row, avoid, server_stops=self._show_saving is not None)

@@ -1,4 +1,8 @@
-"""Driver: follows one attempt of one job. Starts or finds its supervisor, stores its reports, sends directives.
+"""Driver: follows one attempt of one job. Starts or finds its supervisor, writes its directives, notices its silence.
+
+    store  <- reports       reception     <- supervisor, which dials home
+    store  -> link          this driver: has it reported lately?
+    store  <- directive     this driver   -> reception -> supervisor
 
 A supervisor that cannot be created is created again after a pause; one whose processes die before they record their
 start is given up (`core/supervisor_starts.py`). One asyncio task of the control loop per attempt. It never decides what
@@ -9,45 +13,50 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, SupervisorGone, SupervisorUnavailable
-from shoal_service.clusters.supervisor_calls import SupervisorHandle
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.market.build import is_preempted
 from shoal_service.control.profile_store import measured_profile
 from shoal_service.control.protocols import Cluster
-from shoal_service.control.supervisors.calls import SupervisorCalls
 from shoal_service.control.supervisors.finishing import to_its_end
-from shoal_service.control.supervisors.report_writer import ReportWriter
+from shoal_service.control.supervisors.links import SupervisorLinks
 from shoal_service.core import supervisor_starts
+from shoal_service.core.access.tokens import new_attempt_token
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.service import SupervisorMoved, SupervisorRekeyed, SupervisorStartFailed
 from shoal_service.core.supervisor_starts import StartDecision
+from shoal_service.home import Home
 from shoal_service.reports import SupervisorReports
-from shoal_service.signing.calls import CallRefused, Refusal
-from shoal_service.signing.signer import Signer, new_seed
 from shoal_service.store.driving import DriveRow
+from shoal_service.store.errors import StoreUnavailable
+from shoal_service.store.hub import REQUESTS
 from shoal_service.store.store import Store
-from shoal_service.supervisor.config import Directive, SupervisorConfig, checkpoint_root
+from shoal_service.supervisor.config import Directive, StacksRequest, SupervisorConfig, checkpoint_root
 from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.course.settings import settings_of
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import Stacks
 
-_PULL_WAIT_S = 1.0
 _RETRY_S = 0.25
+_LOOK_S = 0.5
+"""Between two looks at when the supervisor has reported last; it does so at least every second."""
 _OVERDUE_S = 1.5
-"""A pull without an answer for this long, and for as long again and again: does the supervisor's host answer?"""
+"""Silence for this long, and for as long again and again: is the supervisor there, and does its host answer?"""
 _UNANSWERED_S = 5.0
-"""A supervisor that leaves a pull unanswered for this long may be one that dies at every start."""
-_PULL_PAUSE_S = 0.1
-"""Between two pulls, so that the steps of a fast job are stored in batches and not in one transaction each."""
-_FINISH_S = 5.0
-"""For so long a server that stops waits for the release of a supervisor whose end has arrived."""
+"""A supervisor that is silent for this long may be one that dies at every start."""
+_ELSEWHERE_S = 3.0
+"""Silence of a supervisor that was given another address than this control plane has, until it is given this one.
+Longer than its pauses between two calls that fail."""
+_UNKNOWN_S = 15.0
+"""Silence of a supervisor that has reported before, is there, and whose host answers, until it gets a new token."""
+_REAP_S = 5.0
+"""For so long a server that stops waits for the end of the actors of an attempt whose end is stored."""
+_STACKS_S = 35.0
 
 
 class _HostSilent(Exception):
@@ -58,8 +67,40 @@ class _HostSilent(Exception):
         self.node_id = node_id
 
 
+class _Unheard(Exception):
+    """The supervisor is there, and cannot report to this service; with the reason."""
+
+
 class _StartsInVain(Exception):
     """The supervisor's processes die before they record their start; with the decision."""
+
+
+class _Silence:
+    """How long no report has come, in the time that this process was awake: one that was suspended took none."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._reported_at: float | None = None
+        self._looked_mono = clock.monotonic()
+        self._silent_s = self._examined_s = 0.0
+
+    def seen(self, reported_at: float) -> bool:
+        """With each look: whether a report has come since the one before. The first look tells nothing."""
+        now_mono = self._clock.monotonic()
+        self._silent_s += min(now_mono - self._looked_mono, 2 * _LOOK_S)
+        self._looked_mono = now_mono
+        before, self._reported_at = self._reported_at, reported_at
+        if before is None or reported_at == before:
+            return False
+        self._silent_s = self._examined_s = 0.0
+        return True
+
+    def overdue_s(self) -> float | None:
+        """For how long, if it is time to look into it; else None."""
+        if self._silent_s - self._examined_s < _OVERDUE_S:
+            return None
+        self._examined_s = self._silent_s
+        return self._silent_s
 
 
 class Driver:
@@ -74,45 +115,60 @@ class Driver:
         row: DriveRow,
         *,
         epoch: int,
-        numbers: Iterator[int],
-        writer: ReportWriter,
+        links: SupervisorLinks,
     ) -> None:
-        """`numbers`: of signed directives; they rise over all drivers of the epoch. `writer`: shared by all drivers."""
+        """`links`: shared by all drivers."""
         self._store = store
         self._cluster = cluster
         self._clock = clock
         self._config = config
         self._row = row
+        self._key = (row.id, row.attempt)
         self._epoch = epoch
+        self._links = links
         self._avoid: tuple[AvoidedNode, ...] = ()
         self._server_stops = False
         self._places: Mapping[str, int] = {}
-        self._sent: Directive | None = None
-        """The last directive that the supervisor received."""
+        self._written: Directive | None = None
+        """The last directive that this driver has written."""
         self._changed = asyncio.Event()
-        self._pulled = row.pulled_seq
-        self._has_reported = row.pulled_seq > 0
+        self._requested = asyncio.Event()
+        """A report has ended the attempt, or answered a request of a user."""
+        self._has_reported = False
         self._num_failed = 0
         self._unrecorded: int | None = None
-        """Starts that were not recorded when the supervisor last answered; None: unknown."""
-        self._supervisor: SupervisorCalls | None = None
-        self._numbers, self._writer = numbers, writer
-        self._signer: Signer | None = None
-        """None: the attempt began without a key."""
+        """Starts that were not recorded when the supervisor last reported; None: unknown."""
         self._is_rekeyed = False
+        self._stacks: StacksRequest | None = None
         self._stored_code: str | None = None
         """The version of the job's code that was stored in the cluster last."""
 
     async def stacks(self, rank: int | None, *, native: bool) -> Stacks | None:
-        """What all workers of the attempt do now, or one rank. None: it has no supervisor yet, or no more.
+        """What all workers of the attempt do now, or one rank. None: the attempt begins, or is over.
 
-        Raises SupervisorUnavailable, SupervisorGone."""
-        if self._supervisor is None:
-            return None
+        Raises SupervisorUnavailable: there is no answer in time."""
+        request = self._stacks = StacksRequest(number=secrets.randbelow(1 << 53) + 1, rank=rank, native=native)
+        self._changed.set()
+        answered = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        listener = lambda job_id: loop.call_soon_threadsafe(answered.set) if job_id == self._row.id else None  # noqa: E731
+        until_mono = self._clock.monotonic() + _STACKS_S
         try:
-            return await self._supervisor.stacks(rank, native)
-        except CallRefused as error:  # soon replaced by one that knows the key
-            raise SupervisorUnavailable(str(error)) from error
+            with self._store.subscribe(listener, REQUESTS):
+                while (left_s := until_mono - self._clock.monotonic()) > 0:
+                    answered.clear()
+                    found = await asyncio.to_thread(self._store.stacks_answer, *self._key, request.number)
+                    if found is not None:
+                        return found.stacks
+                    try:
+                        await self._clock.wait_for(answered.wait(), min(left_s, _LOOK_S))
+                    except TimeoutError:
+                        pass  # another control plane may have taken the report
+        finally:
+            if self._stacks is request:
+                self._stacks = None
+                self._changed.set()
+        raise SupervisorUnavailable(f"it has not answered for {_STACKS_S:g} s")
 
     def expect(self, places: Mapping[str, int]) -> None:
         """Before `run`: how many workers are expected on which node, once others have given these places back."""
@@ -121,51 +177,110 @@ class Driver:
     def update(self, row: DriveRow, avoid: tuple[AvoidedNode, ...], *, server_stops: bool = False) -> None:
         """The newest row of the store, the nodes that must not be used, and whether the attempt has to save and end."""
         self._avoid, self._server_stops = avoid, server_stops
-        if self._directive(row) != self._sent:
+        if self._directive(row) != self._written:
             self._row = row
             self._changed.set()
 
     async def run(self) -> None:
         """Until the attempt's end is stored, or its supervisor is dead and the job is back in the queue."""
-        while True:
-            try:
-                await self._follow_one()
-                return
-            except _HostSilent as error:
-                await self._replace(error.node_id)
-                continue
-            except CallRefused as error:
-                if await self._rekey(error):
-                    continue
-                await self._requeue("does not obey", error)
-                return
-            except _StartsInVain as error:
-                await self._end(error.args[0])
-                return
-            except SupervisorGone as error:
-                if self._has_reported:
-                    await self._requeue("is gone", error)
-                    return
-                self._num_failed += 1
-                decision = supervisor_starts.after_failure(self._num_failed, str(error))
-            if not decision.again:
-                await self._end(decision)
-                return
-            await self._report_failed_start(decision)
-            await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
-            await self._clock.sleep(decision.after_s)
+        loop, job_id = asyncio.get_running_loop(), self._row.id
 
-    async def _follow_one(self) -> None:
-        supervisor = self._supervisor = await self._attach()
-        steering = asyncio.create_task(self._steer(supervisor))
+        def requested(changed_id: str) -> None:
+            if changed_id == job_id:
+                loop.call_soon_threadsafe(self._requested.set)
+
+        with self._store.subscribe(requested, REQUESTS):
+            while True:
+                try:
+                    await self._follow()
+                    return
+                except _HostSilent as error:
+                    await self._replace(error.node_id)
+                    continue
+                except _Unheard as error:
+                    if await self._rekey(str(error)):
+                        continue
+                    await self._requeue("cannot report to this release", error)
+                    return
+                except _StartsInVain as error:
+                    await self._end(error.args[0])
+                    return
+                except SupervisorGone as error:
+                    if self._has_reported:
+                        await self._requeue("is gone", error)
+                        return
+                    self._num_failed += 1
+                    decision = supervisor_starts.after_failure(self._num_failed, str(error))
+                if not decision.again:
+                    await self._end(decision)
+                    return
+                await self._report_failed_start(decision)
+                await self._reap()
+                await self._clock.sleep(decision.after_s)
+
+    async def _follow(self) -> None:
+        """Until the attempt is over."""
+        silence = _Silence(self._clock)
+        link = await self._links.of(self._key, newest=True)
+        if link is not None:
+            self._has_reported = link.life > 0
+            silence.seen(link.reported_at)
+            await self._find_or_start(has_token=link.has_token)
+        steering = asyncio.create_task(self._steer())
         try:
-            await self._follow(supervisor)
+            while await self._goes_on(silence):
+                if steering.done():
+                    steering.result()
+                if (overdue_s := silence.overdue_s()) is not None:
+                    await self._look_into(overdue_s)
+                try:
+                    await self._clock.wait_for(self._requested.wait(), _LOOK_S)
+                except TimeoutError:
+                    pass
         finally:
             steering.cancel()
             await asyncio.gather(steering, return_exceptions=True)
+        await to_its_end(self._reap(), self._clock, _REAP_S)
+
+    async def _reap(self) -> None:
+        await asyncio.to_thread(self._cluster.reap, *self._key)
+
+    async def _goes_on(self, silence: _Silence) -> bool:
+        newest = self._requested.is_set()
+        self._requested.clear()
+        try:
+            link = await self._links.of(self._key, newest=newest)
+        except StoreUnavailable:
+            return True  # nobody can report now
+        if link is None:
+            return False
+        if silence.seen(link.reported_at):
+            self._has_reported, self._unrecorded, self._is_rekeyed = True, None, False
+        return True
+
+    async def _look_into(self, silent_s: float) -> None:
+        """The supervisor has not reported for so long. Raises what has to be done about it."""
+        try:
+            found = await asyncio.to_thread(self._cluster.find_supervisor, *self._key)
+            if found is None:
+                why = await asyncio.to_thread(self._cluster.why_gone, *self._key)
+                raise SupervisorGone(why or "no actor of that name is in the cluster")
+            node_id = await asyncio.to_thread(self._cluster.silent_supervisor, *self._key)
+            if node_id:
+                raise _HostSilent(node_id)
+            if silent_s >= _UNANSWERED_S:
+                await self._check_starts()
+        except ClusterUnreachable:
+            return
+        if self._is_rekeyed or not self._has_reported:
+            return
+        if not found.dials_here and silent_s >= _ELSEWHERE_S:
+            raise _Unheard("it reports to another address than this service has now")
+        if silent_s >= _UNKNOWN_S:
+            raise _Unheard(f"it has not reported for {_UNKNOWN_S:g} s, and its host answers")
 
     async def _requeue(self, what: str, error: Exception) -> None:
-        await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
+        await self._reap()
         await asyncio.to_thread(
             self._store.requeue,
             self._row.id,
@@ -178,11 +293,12 @@ class Driver:
     async def _end(self, decision: StartDecision) -> None:
         """In place of the supervisor, which cannot report its end."""
         await self._report_failed_start(decision)
-        await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
+        await self._reap()
         status = (await asyncio.to_thread(self._store.get_job, self._row.id)).status
         end = AttemptEnd(reason=decision.end, message=decision.reason, step=status.step)
         reports = SupervisorReports(attempt=self._row.attempt, seq=0, status=status, end=end)
-        await self._writer.store(self._row.id, reports, epoch=self._epoch, now=self._clock.time())
+        now = self._clock.time()
+        await asyncio.to_thread(self._store.apply, self._row.id, reports, epoch=self._epoch, now=now)
 
     async def _report_failed_start(self, decision: StartDecision) -> None:
         event = SupervisorStartFailed(
@@ -192,82 +308,28 @@ class Driver:
         )
         await self._record(event)
 
-    async def _attach(self) -> SupervisorCalls:
-        """Find the supervisor; start it if nothing was ever pulled from one."""
-        seed = await asyncio.to_thread(self._store.signing_key, self._row.id, self._row.attempt)
-        self._signer = self._signer_of(seed) if seed is not None else None
-        handle = await self._find_or_start()
-        return SupervisorCalls(handle, self._signer, self._epoch, self._numbers)
-
-    async def _find_or_start(self) -> SupervisorHandle:
-        row = self._row
-        found = await asyncio.to_thread(self._cluster.find_supervisor, row.id, row.attempt)
+    async def _find_or_start(self, *, has_token: bool) -> None:
+        """Find the supervisor; start it if none has ever reported. Raises SupervisorGone, _Unheard."""
+        found = await asyncio.to_thread(self._cluster.find_supervisor, *self._key)
+        if found is not None and not found.can_dial:
+            raise _Unheard("a release whose supervisors do not report by themselves has started it")
+        if found is not None and not has_token:
+            raise _Unheard("the token of the attempt is not in the database")
         if found is not None:
-            return found
-        if self._pulled > 0:
+            return
+        if self._has_reported:
             raise SupervisorGone("no actor of that name is in the cluster")
-        if self._signer is None:
-            await self._make_key()
-        config = await asyncio.to_thread(self._supervisor_config)
+        home = await self._new_home()
+        config = await asyncio.to_thread(self._supervisor_config, home)
         avoid = frozenset(node.node_id for node in self._avoid)
         places, self._places = self._places, {}
-        return await asyncio.to_thread(self._cluster.start_supervisor, config, avoid_nodes=avoid, places=places)
+        await asyncio.to_thread(self._cluster.start_supervisor, config, avoid_nodes=avoid, places=places)
 
-    async def _make_key(self) -> None:
-        """Stored before a supervisor has it: another control plane may have to go on from here."""
-        seed = new_seed()
-        await asyncio.to_thread(self._store.keep_signing_key, self._row.id, self._row.attempt, seed, epoch=self._epoch)
-        self._signer = self._signer_of(seed)
-
-    def _signer_of(self, seed: str) -> Signer:
-        return Signer(seed, self._row.id, self._row.attempt, self._epoch)
-
-    async def _follow(self, supervisor: SupervisorCalls) -> None:
-        while True:
-            try:
-                reports = await self._pull(supervisor, self._pulled)
-            except SupervisorUnavailable:
-                await self._clock.sleep(_RETRY_S)
-                continue
-            self._has_reported, self._unrecorded = True, None
-            if reports.end is not None:
-                await to_its_end(self._finish(supervisor, reports), self._clock, _FINISH_S)
-                return
-            await self._apply(reports)
-            await self._clock.sleep(_PULL_PAUSE_S)
-
-    async def _apply(self, reports: SupervisorReports) -> None:
-        await self._writer.store(self._row.id, reports, epoch=self._epoch, now=self._clock.time())
-        self._pulled = reports.seq
-
-    async def _finish(self, supervisor: SupervisorCalls, reports: SupervisorReports) -> None:
-        await self._apply(reports)
-        await supervisor.release()
-        await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
-
-    async def _pull(self, supervisor: SupervisorCalls, after: int) -> SupervisorReports:
-        """Ray keeps a call until a process of the supervisor answers it, however many have died before."""
-        pull = asyncio.ensure_future(supervisor.pull(after, _PULL_WAIT_S))
-        checked_mono = self._clock.monotonic()
-        try:
-            while True:
-                try:
-                    return await self._clock.wait_for(asyncio.shield(pull), _OVERDUE_S)
-                except TimeoutError:
-                    await self._check_host()
-                if self._clock.monotonic() - checked_mono >= _UNANSWERED_S:
-                    checked_mono = self._clock.monotonic()
-                    await self._check_starts()
-        finally:
-            pull.cancel()
-
-    async def _check_host(self) -> None:
-        try:
-            node_id = await asyncio.to_thread(self._cluster.silent_supervisor, self._row.id, self._row.attempt)
-        except ClusterUnreachable:
-            return
-        if node_id:
-            raise _HostSilent(node_id)
+    async def _new_home(self) -> Home:
+        """Its token is valid before a supervisor has it, and that of another supervisor of the attempt is not."""
+        token = new_attempt_token()
+        await asyncio.to_thread(self._store.keep_attempt_token, *self._key, token, epoch=self._epoch)
+        return Home(token=token)
 
     async def _replace(self, node_id: str) -> None:
         """Ray would do so too, but only after its verdict (decision 0018). Nothing is lost if the host was only slow to
@@ -275,25 +337,23 @@ class Driver:
         if await self._start_another(node_id):
             await self._record(SupervisorMoved(node_id=node_id))
 
-    async def _rekey(self, error: CallRefused) -> bool:
-        """The key of this attempt is not the supervisor's: the database was restored, or the row was lost. Another
-        supervisor gets a new one, and the workers train on. False: that was done before, or cannot be done."""
+    async def _rekey(self, message: str) -> bool:
+        """The supervisor does not report with the token that is in the database, or not to this service. Another one
+        gets a new token, and the workers train on. False: it was done and has not helped, or cannot be
+        done."""
         if self._is_rekeyed:
             return False
         self._is_rekeyed = True
-        await self._make_key()
         if not await self._start_another(""):
             return False
-        await self._record(SupervisorRekeyed(message=str(error)))
+        await self._record(SupervisorRekeyed(message=message))
         return True
 
     async def _start_another(self, silent_node: str) -> bool:
-        key = self._signer.public_key if self._signer is not None else ""
+        home = await self._new_home()
         while True:
             try:
-                return await asyncio.to_thread(
-                    self._cluster.replace_supervisor, self._row.id, self._row.attempt, silent_node, key
-                )
+                return await asyncio.to_thread(self._cluster.replace_supervisor, *self._key, silent_node, home)
             except ClusterUnreachable:
                 await self._clock.sleep(_RETRY_S)
 
@@ -302,35 +362,26 @@ class Driver:
         await asyncio.to_thread(self._store.record_event, self._row.id, event, epoch=self._epoch, now=now)
 
     async def _check_starts(self) -> None:
-        try:
-            found = await asyncio.to_thread(self._cluster.unrecorded_starts, self._row.id, self._row.attempt)
-        except ClusterUnreachable:
-            return
+        found = await asyncio.to_thread(self._cluster.unrecorded_starts, *self._key)
         if self._unrecorded is None:
             self._unrecorded = found if self._has_reported else 0
         if not supervisor_starts.while_unanswered(found, self._unrecorded).again:
-            ends = await asyncio.to_thread(self._cluster.last_ends, self._row.id, self._row.attempt)
+            ends = await asyncio.to_thread(self._cluster.last_ends, *self._key)
             raise _StartsInVain(supervisor_starts.while_unanswered(found, self._unrecorded, ends))
 
-    async def _steer(self, supervisor: SupervisorCalls) -> None:
-        """Send a directive each time that one of its values changes."""
+    async def _steer(self) -> None:
+        """Write a directive each time that one of its values changes."""
         while True:
             directive = self._directive(self._row)
-            if directive != self._sent:
+            if directive != self._written:
                 try:
                     await asyncio.to_thread(self._store_code, self._row)  # before the supervisor starts workers with it
-                    await supervisor.direct(directive)
-                except SupervisorGone:
-                    return  # the next `pull` of `_follow` raises the same error
-                except CallRefused as error:
-                    if error.refusal is not Refusal.REPLAYED:
-                        return  # `_follow` gets the same answer
+                except ClusterUnreachable:
                     await self._clock.sleep(_RETRY_S)
                     continue
-                except (SupervisorUnavailable, ClusterUnreachable):
-                    await self._clock.sleep(_RETRY_S)
-                    continue
-                self._sent = directive
+                body = directive.model_dump_json()
+                await asyncio.to_thread(self._store.put_directive, *self._key, body, epoch=self._epoch)
+                self._written = directive
             await self._changed.wait()
             self._changed.clear()
 
@@ -350,14 +401,15 @@ class Driver:
             settings=settings_of(row.spec),
             code=row.spec.code.archive or "",
             profile=row.profile,
+            stacks=self._stacks,
         )
 
     @property
     def _last_grant(self) -> int:
         """While the attempt is preempted: its grant stays as it was, so that it does not shrink before it saves."""
-        return self._sent.granted if self._sent is not None else 1
+        return self._written.granted if self._written is not None else 1
 
-    def _supervisor_config(self) -> SupervisorConfig:
+    def _supervisor_config(self, home: Home) -> SupervisorConfig:
         row = self._row
         code_uri = self._store_code(row)
         return SupervisorConfig(
@@ -373,7 +425,7 @@ class Driver:
             goodput=row.status.goodput,
             lost=row.status.lost,
             standing=row.status.best,
-            public_key=self._signer.public_key if self._signer is not None else "",
+            home=home,
             snapshot_key=secrets.token_hex(16),
             profile=measured_profile(self._config.profiles, has_gpu=row.spec.worker.gpus > 0),
             fork_workers=self._config.fork_workers,

@@ -1,4 +1,4 @@
-"""What the control plane needs from a Ray cluster.
+"""What the control plane needs from a Ray cluster. Supervisors dial home, see `shoal_service/home.py`.
 
 The real one is `control/clusters/joined.py`, wired by `shoal serve`; the fake is in `tests/doubles`. No Ray here.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from shoal_service.clusters.snapshot import ClusterSnapshot, RoomKind, UnusedPackages
-from shoal_service.clusters.supervisor_calls import SupervisorHandle
+from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, RoomKind, UnusedPackages
 from shoal_service.core.nodes import Node
 from shoal_service.core.supervisor_starts import ProcessEnd
+from shoal_service.home import Home
 from shoal_service.supervisor.config import SupervisorConfig
 
 
@@ -42,24 +42,29 @@ class Cluster(PackageStores, Protocol):
 
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
-    ) -> SupervisorHandle:
-        """Idempotent: an attempt has one supervisor. It is kept off `avoid_nodes` if there are other nodes. `places`:
-        how many of its workers are expected on which node, once others have given these places back; their processes
-        may start at once."""
+    ) -> None:
+        """Idempotent: an attempt has one supervisor. One that was given another `home` is replaced. It is kept off
+        `avoid_nodes` if there are other nodes. `places`: how many of its workers are expected on which node, once
+        others have given these places back; their processes may start at once. The cluster fills in the address of
+        `config.home`."""
 
     def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
         """Called again and again: has a process started, now and then, in which the next supervisor begins at once."""
 
-    def find_supervisor(self, job_id: str, attempt: int) -> SupervisorHandle | None: ...
+    def find_supervisor(self, job_id: str, attempt: int) -> FoundSupervisor | None:
+        """None: no actor of the attempt's supervisor is there, and Ray makes none any more."""
+
+    def why_gone(self, job_id: str, attempt: int) -> str:
+        """Why there is none, in Ray's words; empty: not known."""
 
     def silent_supervisor(self, job_id: str, attempt: int) -> str:
         """The node of the attempt's supervisor, if its host answers no connect for 1.5 s although the head answers;
         else empty."""
 
-    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, public_key: str) -> bool:
-        """Starts a supervisor with the same configuration and this key, on another node in the place of the one on
+    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool:
+        """Starts a supervisor with the same configuration and this home, on another node in the place of the one on
         `silent_node`; if that is empty, in the place of the one that there is. May be repeated. False: that
-        configuration is not known."""
+        configuration is not known, or is that of a release whose supervisors do not dial home."""
 
     def unrecorded_starts(self, job_id: str, attempt: int) -> int:
         """Processes of the attempt's supervisor that were started and have not recorded it; one of them may be about to

@@ -15,7 +15,6 @@ from pydantic_core import to_json
 
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.clusters import calls
-from shoal_service.clusters.supervisor_calls import CALLS, SupervisorDesk
 from shoal_service.clusters.wire import Answer, Order
 from shoal_service.gateway.protocols import RayAccess
 from shoal_workers.contract.base import Frozen
@@ -40,7 +39,6 @@ class Answering:
         self._look = look
         self._archive = archive
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="order")
-        self.supervisors = SupervisorDesk(ray.find_supervisor)
 
     async def answer(self, order: Order) -> Answer:
         try:
@@ -68,20 +66,9 @@ class Answering:
                 return await ray.unused_packages(request.for_s)
             case calls.RemovePackages():
                 return await ray.remove_packages(request.node_id, request.name, request.for_s)
-            case calls.StartSupervisor():
-                config, places = request.config, request.places
-                started = await self._blocking(
-                    lambda: ray.start_supervisor(config, avoid_nodes=request.avoid_nodes, places=places)
-                )
-                self.supervisors.keep(config.job_id, config.attempt, started)
-                return None
-            case calls.FindSupervisor():
-                return await self.supervisors.find(request.job_id, request.attempt) is not None
             case calls.UploadCode():
                 archive = await self._archive(request.sha256)
                 return await self._blocking(lambda: ray.upload_code(request.job_id, request.attempt, archive))
-            case _ if isinstance(request, CALLS):
-                return await self.supervisors.answer(request)
             case _:
                 return await self._blocking(lambda: self._block(request))
 
@@ -89,10 +76,16 @@ class Answering:
         """On a thread: Ray's own calls may wait for the head."""
         ray = self._ray
         match request:
+            case calls.StartSupervisor():
+                return ray.start_supervisor(request.config, avoid_nodes=request.avoid_nodes, places=request.places)
+            case calls.FindSupervisor():
+                return ray.find_supervisor(request.job_id, request.attempt)
+            case calls.WhyGone():
+                return ray.why_gone(request.job_id, request.attempt)[: calls.MAX_WORDS]
             case calls.SilentSupervisor():
                 return ray.silent_supervisor(request.job_id, request.attempt)
             case calls.ReplaceSupervisor():
-                return ray.replace_supervisor(request.job_id, request.attempt, request.silent_node, request.public_key)
+                return ray.replace_supervisor(request.job_id, request.attempt, request.silent_node, request.home)
             case calls.UnrecordedStarts():
                 return ray.unrecorded_starts(request.job_id, request.attempt)
             case calls.LastEnds():

@@ -182,7 +182,6 @@ class Gateway:
     async def _reconnect(self, reason: str) -> str:
         self._error = reason[:MAX_WORDS]
         self._is_connected.clear()
-        self._answering.supervisors.forget_all()
         try:
             async with asyncio.timeout(_RECONNECT_S):
                 await asyncio.to_thread(self._ray.reconnect)

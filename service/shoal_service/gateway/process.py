@@ -16,12 +16,14 @@ import signal
 import ssl
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from shoal_service.clusters.config import GatewayConfig
 from shoal_service.gateway.gateway import Gateway, RayHangs
 from shoal_service.gateway.link import Link, LinkRefused
 from shoal_service.gateway.protocols import RayAccess
+from shoal_service.home import Home
 from shoal_service.process_memory import hide_process
 from shoal_workers.logs import set_up_logs
 
@@ -29,13 +31,13 @@ _DISCONNECT_S = 3.0
 _STOP_S = 6.0
 
 
-def run(ray: RayAccess) -> None:
-    """Does not return: the process ends."""
+def run(make_ray: Callable[[Home], RayAccess]) -> None:
+    """Does not return: the process ends. `make_ray` is given the address at which supervisors reach the service."""
     config = GatewayConfig.model_validate_json(sys.stdin.buffer.readline())
     set_up_logs(config.logs)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     hide_process()
-    status = asyncio.run(_run(ray, config))
+    status = asyncio.run(_run(make_ray(config.home), config))
     os._exit(status)  # a thread may wait in Ray without limit
 
 
@@ -97,4 +99,4 @@ def _say(line: str) -> None:
 if __name__ == "__main__":
     from shoal_service.gateway.ray_cluster import RayCluster
 
-    run(RayCluster())
+    run(lambda home: RayCluster(address=home))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from shoal_service.clusters.snapshot import ClusterSnapshot, RoomKind, UnusedPackages
-from shoal_service.clusters.supervisor_calls import SupervisorHandle
+from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, RoomKind, UnusedPackages
 from shoal_service.core.nodes import Node
 from shoal_service.core.supervisor_starts import ProcessEnd
+from shoal_service.home import Home
 from shoal_service.supervisor.config import SupervisorConfig
 
 
@@ -23,7 +23,7 @@ class RayAccess(Protocol):
         """Become a driver of the cluster."""
 
     def reconnect(self) -> None:
-        """Makes a new connection. Handles from the old one must not be used any more."""
+        """Makes a new connection."""
 
     def disconnect(self) -> None: ...
 
@@ -34,15 +34,17 @@ class RayAccess(Protocol):
 
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
-    ) -> SupervisorHandle: ...
+    ) -> None: ...
 
     def keep_ready(self, avoid_nodes: frozenset[str]) -> None: ...
 
-    def find_supervisor(self, job_id: str, attempt: int) -> SupervisorHandle | None: ...
+    def find_supervisor(self, job_id: str, attempt: int) -> FoundSupervisor | None: ...
+
+    def why_gone(self, job_id: str, attempt: int) -> str: ...
 
     def silent_supervisor(self, job_id: str, attempt: int) -> str: ...
 
-    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, public_key: str) -> bool: ...
+    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool: ...
 
     def unrecorded_starts(self, job_id: str, attempt: int) -> int: ...
 

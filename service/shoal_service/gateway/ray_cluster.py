@@ -10,8 +10,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from ray.actor import ActorHandle
 from ray.autoscaler.sdk import request_resources
-from ray.exceptions import RayError, RaySystemError, RpcError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RaySystemError, RpcError
 
 import ray
 from shoal_service.cluster import gcs
@@ -27,14 +28,15 @@ from shoal_service.cluster.prestart import prestart
 from shoal_service.cluster.process_ends import ends_of
 from shoal_service.cluster.process_sessions import listens
 from shoal_service.cluster.reserve import SupervisorReserve
-from shoal_service.clusters.snapshot import ClusterSnapshot, Reservation, RoomKind, UnusedPackages
+from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
 from shoal_service.core import reachability
 from shoal_service.core.nodes import Drain, DrainSource, Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessEnd
 from shoal_service.gateway.packages import remove_packages, unused_packages
-from shoal_service.gateway.supervisor_handle import RaySupervisorHandle
-from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
+from shoal_service.gateway.releases import other_releases
+from shoal_service.home import Home
+from shoal_service.supervisor.actor import SupervisorActor
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.copies.code_package import CodePackage, package_uri, version_of
 from shoal_service.supervisor.copies.stored_config import StoredConfig
@@ -52,6 +54,8 @@ _GIB = 1 << 30
 _NODE_LABEL = "ray.io/node-id"
 _FORGET_S = 2.0
 _FREE_S = 5.0
+_NOT_CREATED = "creation task"
+"""In Ray's words for an actor whose constructor raised, or whose class could not be imported."""
 _UNANSWERED_S = 5.0
 """A restarted head accepts its old clients within a second or two."""
 
@@ -59,9 +63,18 @@ _UNANSWERED_S = 5.0
 class RayCluster:
     """The real `protocols.RayAccess`. Call `connect` first."""
 
-    def __init__(self, supervisor_class: type[SupervisorActor] = SupervisorActor) -> None:
-        """`supervisor_class`: the actors that it starts."""
+    def __init__(
+        self, supervisor_class: type[SupervisorActor] = SupervisorActor, *, address: Home | None = None
+    ) -> None:
+        """
+        Args:
+            supervisor_class: the actors that it starts.
+            address: where they report; None: the home that they are given has its address already, if there is one.
+        """
         self._supervisor_class = supervisor_class
+        self._home_address = address
+        self._started: dict[tuple[str, int], ActorHandle] = {}
+        """Supervisors that this process has started, to be asked why they have died."""
         self.address = ""
         self._node_id = ""
         """The node of the raylet that this driver is attached to."""
@@ -160,19 +173,28 @@ class RayCluster:
 
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
-    ) -> RaySupervisorHandle:
+    ) -> None:
         """Also kept off the head's node if there are others, since it should survive the head's death, and off the
         nodes of control planes, which have no CPU to give, may have no torch, and come and go with their server."""
         try:
             stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), config.job_id, config.attempt)
-            handle = self._start_supervisor(stored.first(config), avoid_nodes)
+            config, is_other = stored.first(config.model_copy(update={"home": self._addressed(config.home)}))
+            if is_other:
+                self._kill(supervisor_name(config.job_id, config.attempt))
+            self._start_supervisor(config, avoid_nodes)
             if places and config.forks_workers:
                 self._prestart_workers(config, places)
-            return handle
         except GcsUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
 
-    def _start_supervisor(self, config: SupervisorConfig, avoid_nodes: frozenset[str]) -> RaySupervisorHandle:
+    def _addressed(self, home: Home | None) -> Home | None:
+        """With the address of the service, as the nodes of this cluster reach it."""
+        address = self._home_address
+        if home is None or address is None:
+            return home
+        return home.model_copy(update={"url": address.url, "ca": address.ca, "is_pinned": address.is_pinned})
+
+    def _start_supervisor(self, config: SupervisorConfig, avoid_nodes: frozenset[str]) -> None:
         nodes = gcs.nodes()
         others = {node.node_id for node in nodes if node.is_head or not _offers_work(node)}
         selectors = [{_NODE_LABEL: f"!in({','.join(sorted({*others, *avoid_nodes}))})"}, {_NODE_LABEL: "!in(none)"}]
@@ -180,20 +202,22 @@ class RayCluster:
         ready = self._reserve.take(serialized_supervisor_environment(config), usable, time.monotonic())
         if ready:
             selectors.insert(0, {_NODE_LABEL: ready})
-        actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(self._supervisor_class)
-        actor = actor_class.options(
-            name=supervisor_name(config.job_id, config.attempt),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_restarts=-1,
-            max_task_retries=-1,
-            runtime_env=supervisor_environment(config),
-            label_selector=selectors[0],
-            fallback_strategy=[{"label_selector": selector} for selector in selectors[1:]],
-        ).remote(config)
-        return RaySupervisorHandle(actor)
+        self._started[config.job_id, config.attempt] = (
+            ray.remote(self._supervisor_class)
+            .options(
+                name=supervisor_name(config.job_id, config.attempt),
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                max_restarts=-1,
+                max_task_retries=-1,
+                runtime_env=supervisor_environment(config),
+                label_selector=selectors[0],
+                fallback_strategy=[{"label_selector": selector} for selector in selectors[1:]],
+            )
+            .remote(config)
+        )
 
     def _prestart_workers(self, config: SupervisorConfig, places: Mapping[str, int]) -> None:
         environment = serialized_worker_environment(config)
@@ -213,11 +237,30 @@ class RayCluster:
             node_id, environment = due
             prestart(nodes[node_id], environment, number=1, keep_s=RESERVED_S)
 
-    def find_supervisor(self, job_id: str, attempt: int) -> RaySupervisorHandle | None:
+    def find_supervisor(self, job_id: str, attempt: int) -> FoundSupervisor | None:
         try:
-            return RaySupervisorHandle(ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE))
+            ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE)
+            config = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt).read()
         except ValueError:
             return None
+        except GcsUnavailable as error:
+            raise ClusterUnreachable(str(error)) from error
+        home = config.home if config is not None else None
+        return FoundSupervisor(can_dial=home is not None, dials_here=home == self._addressed(home))
+
+    def why_gone(self, job_id: str, attempt: int) -> str:
+        """Takes some seconds if a node has another release."""
+        actor = self._started.pop((job_id, attempt), None)
+        if actor is None:
+            return ""
+        try:
+            ray.get(actor.__ray_ready__.remote(), timeout=_FREE_S)
+        except (ActorUnavailableError, GetTimeoutError):
+            return ""
+        except RayError as error:
+            words = str(error)
+            return f"{words}{asyncio.run(other_releases())}" if _NOT_CREATED in words else words
+        return ""
 
     def silent_supervisor(self, job_id: str, attempt: int) -> str:
         try:
@@ -229,31 +272,36 @@ class RayCluster:
                 return ""
             gcs.nodes()  # the head answers, so it is not this host that is cut off
         except ValueError:
-            return ""  # it has ended since; `pull` says so
+            return ""  # it has ended since; `find_supervisor` says so
         except GcsUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
         return node_id
 
-    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, public_key: str) -> bool:
+    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool:
         """The head forgets the old actor at once, also if nobody reaches its process, and frees its name."""
-        name = supervisor_name(job_id, attempt)
+        stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt)
         try:
-            config = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt).read(public_key)
-            if config is None:
+            config = stored.read()
+            if config is None or config.home is None:
                 return False
-            try:
-                old = ray.get_actor(name, namespace=NAMESPACE)
-                if not silent_node or gcs.node_of(old._actor_id.hex()) == silent_node:
-                    ray.kill(old, no_restart=True)
-                    _wait_until_free(name)
-            except ValueError:
-                pass  # an earlier call was interrupted after the kill
             silent = (silent_node,) if silent_node else ()
-            config = config.model_copy(update={"silent": silent})
+            config = config.model_copy(update={"silent": silent, "home": self._addressed(home)})
+            self._kill(supervisor_name(job_id, attempt), on_node=silent_node)
+            stored.put(config.model_copy(update={"silent": ()}))
             self._start_supervisor(config, frozenset({*silent, *(node.node_id for node in config.avoid)}))
         except GcsUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
         return True
+
+    def _kill(self, name: str, *, on_node: str = "") -> None:
+        """The actor of this name, if there is one; `on_node`: only if it is there."""
+        try:
+            old = ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            return  # an earlier call was interrupted after the kill
+        if not on_node or gcs.node_of(old._actor_id.hex()) == on_node:
+            ray.kill(old, no_restart=True)
+            _wait_until_free(name)
 
     def unrecorded_starts(self, job_id: str, attempt: int) -> int:
         try:
@@ -261,7 +309,7 @@ class RayCluster:
             started = gcs.num_starts(actor._actor_id.hex())
             recorded = num_lives(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt)
         except ValueError:
-            return 0  # it has ended since; `pull` says so
+            return 0  # it has ended since; `find_supervisor` says so
         except GcsUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
         return max(0, started - recorded)
@@ -295,6 +343,7 @@ class RayCluster:
         for handle in handles:
             ray.kill(handle, no_restart=True)
         GcsJournal(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt).delete()
+        self._started.pop((job_id, attempt), None)
         return len(mine)
 
     async def fault_of_node(self, suspect: Node, partner: str | None) -> str:

@@ -1,5 +1,5 @@
 """The releases of Shoal on the nodes, asked for when a supervisor could not be created: a node with another release is
-the most probable reason, and no error of Ray names it. Called by `supervisor_handle`.
+the most probable reason, and no error of Ray names it. Called by `ray_cluster`.
 """
 
 from __future__ import annotations

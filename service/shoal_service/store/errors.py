@@ -29,6 +29,8 @@
     |   |-- ProjectConflict       the project cannot have these quotas, or cannot be deleted
     |   `-- GatewayRefused        another gateway speaks for the cluster
     |-- PreconditionFailed    If-Match named another version
+    |-- AttemptTokenRefused   the token is not that of an attempt that goes on
+    |-- SupervisorReplaced    the attempt has a later supervisor than the one that reports
     `-- LeaseLost             another control plane drives the jobs now; the caller must stop writing
 
 Every class has a stable `code`, keeps its data as attributes and survives pickling.
@@ -374,6 +376,30 @@ class GatewayRefused(Conflict):
 
     def __str__(self) -> str:
         return self.reason
+
+
+class AttemptTokenRefused(StoreError):
+    code: ClassVar[str] = "attempt_token_refused"
+
+    def __init__(self, job_id: str, attempt: int) -> None:
+        super().__init__(job_id, attempt)
+        self.job_id = job_id
+        self.attempt = attempt
+
+    def __str__(self) -> str:
+        return f"Attempt {self.attempt} of job {self.job_id} is over, or has another token: this one ended with it."
+
+
+class SupervisorReplaced(StoreError):
+    code: ClassVar[str] = "supervisor_replaced"
+
+    def __init__(self, life: int, current_life: int) -> None:
+        super().__init__(life, current_life)
+        self.life = life
+        self.current_life = current_life
+
+    def __str__(self) -> str:
+        return f"Supervisor {self.life} of the attempt was replaced by supervisor {self.current_life}, and has to end."
 
 
 class LeaseLost(StoreError):

@@ -1,4 +1,4 @@
-"""Stores the reports of a supervisor: one transaction, each item exactly once. Called by `Store.apply`.
+"""Stores the reports of a supervisor: one transaction, each item exactly once. Called by the methods of `Store`.
 
 Reports of another attempt than the current one, or for a job without an attempt, are dropped as a whole. Reports that
 were stored before (their number is not above the stored one) only refresh status and workers. Nothing is decided here:
@@ -7,7 +7,6 @@ states follow from `core.job_machine`, retries from `core.endings`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -27,7 +26,7 @@ from shoal_service.store.nodes import Suspicion
 from shoal_service.store.overview import rollups
 from shoal_service.store.profiles import requests
 from shoal_service.store.reads.documents import read
-from shoal_service.store.records import load, load_spec, workers_document
+from shoal_service.store.records import JobRecord, load, load_spec, workers_document
 from shoal_service.store.sweeps.methods import PRUNED, why_pruned
 from shoal_service.store.tables import checkpoints, incidents, series
 from shoal_service.telemetry.metric import Exemplar
@@ -46,21 +45,17 @@ class DropReason(StrEnum):
     REFUSED_STATE = "refused_state"
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """The answer of a job's supervisor to one pull."""
-
-    job_id: str
-    reports: SupervisorReports
-    now: float
-    """When it was received."""
-
-
 def apply(
     connection: Connection, job_id: str, reports: SupervisorReports, *, now: float
 ) -> tuple[list[DropReason], bool]:
     """What was dropped, and whether anything changed. Raises JobNotFound."""
-    job = load(connection, job_id, lock=True)
+    return apply_to(connection, load(connection, job_id, lock=True), reports, now=now)
+
+
+def apply_to(
+    connection: Connection, job: JobRecord, reports: SupervisorReports, *, now: float
+) -> tuple[list[DropReason], bool]:
+    """The same for a job that is loaded and locked."""
     if reports.attempt != job.attempt or job.state not in ATTEMPT_STATES:
         return [DropReason.STALE_ATTEMPT], False
     dropped: list[DropReason] = []

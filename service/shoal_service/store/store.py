@@ -40,11 +40,11 @@ from shoal_service.store.reads import metrics_snapshot as snapshots
 from shoal_service.store.reads.live_jobs import LiveJobs
 from shoal_service.store.reads.metrics_snapshot import Snapshot
 from shoal_service.store.records import load_view
-from shoal_service.store.reports import DropReason, Received, exemplars_of
+from shoal_service.store.reports import DropReason, exemplars_of
 from shoal_service.store.retention.methods import RetentionMethods
 from shoal_service.store.scheduling.methods import SchedulingMethods
 from shoal_service.store.scheduling.node_methods import NodeMethods
-from shoal_service.store.signing.methods import SigningMethods
+from shoal_service.store.supervisors.methods import SupervisorMethods
 from shoal_service.store.sweeps.methods import SweepMethods
 from shoal_service.store.webhooks.methods import WebhookMethods
 from shoal_service.telemetry.metric import Exemplar
@@ -76,7 +76,7 @@ class Store(
     AccessMethods,
     LifecycleMethods,
     SweepMethods,
-    SigningMethods,
+    SupervisorMethods,
     ClusterMethods,
 ):
     def __init__(self, database: Database) -> None:
@@ -311,24 +311,22 @@ class Store(
             self._hub.publish(job_id)
 
     def apply(self, job_id: str, reports: SupervisorReports, *, epoch: int, now: float) -> None:
-        """Stores each item of a supervisor's reports exactly once; drops and counts what is stale or impossible."""
-        self.apply_all([Received(job_id, reports, now)], epoch=epoch)
-
-    def apply_all(self, received: Sequence[Received], *, epoch: int) -> None:
-        """The same for several supervisors, in one transaction: all or, if it raises, none. PostgreSQL locks the rows
-        of the jobs in the order of their ids."""
+        """Stores each item of reports that the control plane makes in the place of a supervisor exactly once; drops and
+        counts what is stale or impossible."""
         with self._database.write() as tx:
             leases.hold(tx, epoch)
-            ordered = sorted(received, key=lambda one: one.job_id)
-            stored = [(one, *report_items.apply(tx, one.job_id, one.reports, now=one.now)) for one in ordered]
+            dropped, changed = report_items.apply(tx, job_id, reports, now=now)
+        self._note_stored(job_id, reports, dropped, changed=changed)
+
+    def _note_stored(
+        self, job_id: str, reports: SupervisorReports, dropped: Sequence[DropReason], *, changed: bool
+    ) -> None:
         with self._counts_lock:
-            for one, dropped, _ in stored:
-                self._dropped.update(dropped)
-                if not dropped:
-                    self._exemplars.update(exemplars_of(one.job_id, one.reports))
-        for one, _, changed in stored:
-            if changed:
-                self._hub.publish(one.job_id, is_request=one.reports.end is not None)
+            self._dropped.update(dropped)
+            if not dropped:
+                self._exemplars.update(exemplars_of(job_id, reports))
+        if changed or reports.stacks is not None:
+            self._hub.publish(job_id, is_request=reports.end is not None or reports.stacks is not None)
 
     def requeue(self, job_id: str, *, reason: EndReason, message: str, epoch: int, now: float) -> None:
         """The attempt is lost: the job returns to the queue, or is paused or cancelled if a user has requested that."""

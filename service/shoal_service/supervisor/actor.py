@@ -1,7 +1,7 @@
 """SupervisorActor: the Ray actor around one supervisor, and its composition root.
 
 Detached and named: it outlives the control plane that started it, and Ray restarts it when its process dies. Started
-and called by `gateway/ray_cluster.py` only.
+by `gateway/ray_cluster.py` only. It has no methods to call: it dials home, and obeys what it gets there.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from shoal_service.cluster.node_watch import GcsNodeWatch
 from shoal_service.cluster.process_ends import ends_of
 from shoal_service.collector import collect_rarely
 from shoal_service.core.attempt.commands import Command
-from shoal_service.reports import SupervisorReports
-from shoal_service.signing.calls import SignedCall
 from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
-from shoal_service.supervisor.config import Directive, SupervisorConfig
+from shoal_service.supervisor.config import SupervisorConfig
+from shoal_service.supervisor.home.link import HttpLink
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal
 from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.supervisor import Supervisor
@@ -27,16 +26,11 @@ from shoal_service.supervisor.workers.host_probe import HostProbe
 from shoal_service.supervisor.workers.polling.ray_agents import RayAgents
 from shoal_service.supervisor.workers.ray_fleet import RayFleet
 from shoal_workers.actor import WorkerActor
-from shoal_workers.contract.messages import Stacks
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
 from shoal_workers.raylet import exit_with_raylet
 
-CONCURRENCY_GROUPS = {"pull": 4, "direct": 4, "inspect": 2}
-
 
 class SupervisorActor:
-    """See Supervisor for each method. A call without `signed_` is of an attempt that began without a key."""
-
     worker_class: type[WorkerActor] = WorkerActor
     """The actors that it starts; a benchmark of supervisors gives workers that do not train."""
 
@@ -70,39 +64,8 @@ class SupervisorActor:
         self._supervisor = Supervisor(config, journal, clock, make_world, last_ends)
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._supervisor.log_fields)
         collect_rarely()
-        self._supervisor.start()
+        home = config.home
+        self._supervisor.start(HttpLink(home, config.job_id, config.attempt) if home is not None else None)
 
     def before_command(self, command: Command) -> None:
         """Called when a command is in the journal and is not performed yet. Fault tests end the process here."""
-
-    @ray.method(concurrency_group="pull")
-    def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
-        return self._supervisor.pull(after, wait_s, epoch)
-
-    @ray.method(concurrency_group="pull")
-    def signed_pull(self, call: SignedCall) -> SupervisorReports:
-        return self._supervisor.signed_pull(call)
-
-    @ray.method(concurrency_group="direct")
-    def direct(self, directive: Directive) -> None:
-        self._supervisor.direct(directive)
-
-    @ray.method(concurrency_group="direct")
-    def signed_direct(self, call: SignedCall) -> None:
-        self._supervisor.signed_direct(call)
-
-    @ray.method(concurrency_group="inspect")
-    def stacks(self, rank: int | None, native: bool, epoch: int) -> Stacks | None:
-        return self._supervisor.stacks(rank, native, epoch)
-
-    @ray.method(concurrency_group="inspect")
-    def signed_stacks(self, call: SignedCall) -> Stacks | None:
-        return self._supervisor.signed_stacks(call)
-
-    @ray.method(concurrency_group="direct")
-    def release(self, epoch: int) -> None:
-        self._supervisor.release(epoch)
-
-    @ray.method(concurrency_group="direct")
-    def signed_release(self, call: SignedCall) -> None:
-        self._supervisor.signed_release(call)

@@ -1,4 +1,4 @@
-"""What a supervisor gets at its start, and what the control plane sends it later. Pure data."""
+"""What a supervisor gets at its start, and what the control plane wants of it later. Pure data."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.core.lost_attempt import LostAttempt
+from shoal_service.home import Home
 from shoal_service.planner import HardwareProfile
 from shoal_service.views import Goodput
 from shoal_workers.contract.base import Frozen
@@ -38,8 +39,8 @@ class SupervisorConfig(Frozen):
     code_uri: str | None = None
     """`gcs://...zip`, for the runtime environment of the workers."""
     timeouts: Timeouts = Timeouts()
-    public_key: str = ""
-    """Of the control plane's calls, in hexadecimal digits; see `signing/`. Empty: the attempt began without a key."""
+    home: Home | None = None
+    """Where it reports. None: to nobody; its own process reads its outbox, as tests and benchmarks do."""
     snapshot_key: str = ""
     """Shared secret of the attempt's workers; see WorkerConfig."""
     avoid: tuple[AvoidedNode, ...] = ()
@@ -73,12 +74,23 @@ class SupervisorConfig(Frozen):
         return self.fork_workers and not self.spec.worker.gpus
 
 
+class StacksRequest(Frozen):
+    """A user asks what the workers do. The answer is in a report."""
+
+    number: int
+    """Another one than that of every other request."""
+    rank: int | None
+    """None: all workers."""
+    native: bool
+    """Also frames of native code."""
+
+
 class Directive(Frozen):
     """All that the control plane wants. Each one is complete, so a repeated or late one does no harm."""
 
     epoch: int
     number: int = 0
-    """Rises with each signed directive of an epoch; 0: it is not signed."""
+    """Unused: journals of a release that signed directives have it."""
     version: int = 1
     """Of the wire: that of the control plane's release; see WIRE_VERSION."""
     granted: int
@@ -101,6 +113,8 @@ class Directive(Frozen):
     one has sent it."""
     profile: ProfileRequest | None = None
     """The open request for a profile; null: there is none."""
+    stacks: StacksRequest | None = None
+    """The open request for stacks; null: there is none."""
 
 
 def checkpoint_root(spec: JobSpec, default_url: str, job_id: str) -> str:
@@ -109,7 +123,7 @@ def checkpoint_root(spec: JobSpec, default_url: str, job_id: str) -> str:
 
 
 class StaleEpoch(Exception):
-    """The caller's lease is over: another control plane owns the jobs now."""
+    """The directive is that of a control plane whose lease is over: another one owns the jobs now."""
 
     def __init__(self, epoch: int, current: int) -> None:
         super().__init__(epoch, current)

@@ -22,7 +22,7 @@ While the Ray head is away nothing can be written, and training must not stop fo
 lets the commands go ahead, and the newest entry is written when the head is back. A supervisor that dies during that
 time restarts with an older entry (after the head, which restarts it). What its predecessor did in the meantime is taken
 back: workers leave the generations that the entry does not contain (`Fleet.adopt`), so one group more than necessary is
-formed, from a snapshot or a checkpoint, and events that were not pulled are lost.
+formed, from a snapshot or a checkpoint, and events that were not stored are lost.
 """
 
 from __future__ import annotations
@@ -195,6 +195,10 @@ class GcsJournal:
         entry, num_lost = self._read()
         raw_epoch = self._insist(lambda: self._store.get(f"{self._root}/epoch".encode()))
         return Beginning(life, self._starts(), entry, int(raw_epoch) if raw_epoch is not None else 0, num_lost)
+
+    @property
+    def life(self) -> int:
+        return self._life
 
     def require_current(self) -> None:
         """Ends this process if it has a successor, or if its attempt was removed: the successor would do everything a

@@ -139,11 +139,15 @@ class Journal(Protocol):
         """Claims the next life of this attempt's supervisor, then reads what its predecessors have left. Blocks like
         `read`. Called once, before everything else."""
 
+    @property
+    def life(self) -> int:
+        """That `begin` has claimed; 0: none yet."""
+
     def require_current(self) -> None:
         """Returns once the head has confirmed that this attempt has no later supervisor. Blocks like `read`."""
 
     def obey(self, epoch: int) -> None:
-        """Keeps the lease epoch for the successors: called before the first call with a higher one is obeyed."""
+        """Keeps the lease epoch for the successors: called before the first directive with a higher one is obeyed."""
 
     def write(self, entry: JournalEntry, *, wait: bool = True) -> None:
         """`wait`: returns when it is written, or after a moment if the head is away. Otherwise: returns immediately."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -17,23 +16,21 @@ from doubles.running_gateway import NODE, RunningGateway, until
 from shoal_service.clock import SystemClock
 from shoal_service.cluster.errors import ClusterUnreachable, RayCallFailed
 from shoal_service.clusters.calls import MAX_WORDS
-from shoal_service.clusters.snapshot import ClusterSnapshot, RoomKind, UnusedPackages
+from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, RoomKind, UnusedPackages
 from shoal_service.clusters.wire import Order
 from shoal_service.control.clusters.joined import JoinedCluster
-from shoal_service.core.desired import Desired
 from shoal_service.core.gateways import Incoming
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.gateway.link import LinkRefused
+from shoal_service.home import Home
 from shoal_service.store import Lease, Store
 from shoal_service.store.clusters.methods import StoredReport
-from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
+from shoal_service.supervisor.config import SupervisorConfig
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 SPEC = parse_spec({"name": "x", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 1}})
 CONFIG = SupervisorConfig(job_id="j", attempt=1, spec=SPEC, checkpoint_root="/c/j", granted=2, epoch=3, spec_version=1)
-DIRECTIVE = Directive(
-    epoch=3, granted=2, desired=Desired.RUN, elasticity=SPEC.elasticity, parallelism=SPEC.parallelism, spec_version=1
-)
+HOME = Home(url="http://service:8470", token="secret")
 PACKAGES = UnusedPackages("a", "127.0.0.1", "f" * 32, 1_000, 60.0)
 Make = Callable[..., RunningGateway]
 
@@ -50,8 +47,12 @@ def test_every_call_has_the_answer_of_the_cluster(store: Store, cluster: JoinedC
     need = WorkerNeed(cpus=2.0, memory_gib=1.0)
     assert cluster.snapshot() == ClusterSnapshot(nodes=(NODE,), free={"a": need})
     assert cluster.find_supervisor("j", 1) is None
-    supervisor = cluster.start_supervisor(CONFIG, avoid_nodes=frozenset({"b", "c"}), places={"a": 2})
-    assert cluster.find_supervisor("j", 1) is not None
+    cluster.start_supervisor(CONFIG, avoid_nodes=frozenset({"b", "c"}), places={"a": 2})
+    assert (gateway.ray.avoided, gateway.ray.places) == ([frozenset({"b", "c"})], {"j": {"a": 2}})
+    assert cluster.find_supervisor("j", 1) == FoundSupervisor(can_dial=True, dials_here=True)
+    assert cluster.why_gone("j", 1) == ""
+    assert cluster.replace_supervisor("j", 1, "a", HOME)
+    assert gateway.ray.supervisors["j", 1].config.home == HOME
     assert cluster.snapshot(fresh=True).attempts == {("j", 1)}, "it was looked at after the supervisor had started"
     assert cluster.silent_supervisor("j", 1) == "" and cluster.unrecorded_starts("j", 1) == 0
     assert cluster.last_ends("j", 1) == ()
@@ -65,24 +66,13 @@ def test_every_call_has_the_answer_of_the_cluster(store: Store, cluster: JoinedC
     with pytest.raises(ClusterUnreachable, match="No open order"):
         cluster.upload_code("j", 1, "0" * 64)
 
-    async def of_the_supervisor() -> None:
-        reports = await supervisor.pull(0, 0.0, 3)
-        [event], [point] = reports.events, reports.series
-        assert (event.type, event.data) == ("of.a.newer.release", {"avoided": ["b", "c"], "places": {"a": 2}})
-        assert math.isnan(point.loss) and math.isinf(point.grad_norm), "they are not made null"
-        await supervisor.direct(DIRECTIVE)
-        stacks = await supervisor.stacks(1, True, 3)
-        assert stacks is not None and stacks.summary == "rank 1"
-        with pytest.raises(StaleEpoch) as stale:
-            await supervisor.direct(DIRECTIVE.model_copy(update={"epoch": 2}))
-        assert (stale.value.epoch, stale.value.current) == (2, 3)
-        await supervisor.release(3)
+    async def of_nodes() -> None:
         assert await cluster.fault_of_node(NODE, None) == ""
         assert await cluster.unused_packages(30.0) == (PACKAGES,)
         assert await cluster.remove_packages("a", PACKAGES.name, 30.0)
         assert await cluster.unused_packages(30.0) == ()
 
-    asyncio.run(of_the_supervisor())
+    asyncio.run(of_nodes())
     assert cluster.reap("j", 1) == 1
     with pytest.raises(RayCallFailed, match="ValueError: a bug") as failed:
         cluster.reap("bug", 1)
@@ -191,19 +181,19 @@ def test_an_order_that_nobody_waits_for_is_deleted_and_its_work_ends(
 ) -> None:
     gateway = make_gateway()
     joined(cluster)
-    supervisor = cluster.start_supervisor(CONFIG, avoid_nodes=frozenset(), places={})
+    begun = threading.Event()
+    gateway.ray.before_test = begun.set
+    gateway.ray.is_test_endless = True
 
     async def cancel() -> None:
-        waiting = asyncio.ensure_future(supervisor.pull(2, 60.0, 3))
-        fake = gateway.ray.supervisors["j", 1]
-        await asyncio.to_thread(until, lambda: fake.pulls == [2], "the pull has arrived")
+        waiting = asyncio.ensure_future(cluster.fault_of_node(NODE, None))
+        await asyncio.to_thread(until, begun.is_set, "the test of the node has begun")
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert gateway.gateway is not None
         running = gateway.gateway._life.running
         await asyncio.to_thread(until, lambda: not running, "it was ended in the gateway")
-        assert (await supervisor.pull(0, 0.0, 3)).seq == 2
 
     asyncio.run(cancel())
 

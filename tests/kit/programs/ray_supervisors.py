@@ -22,7 +22,8 @@ from ray import cloudpickle
 from shoal_service.cluster.gcs import GcsKeyValueStore
 from shoal_service.core.attempt.commands import Command, Commit, Interrupt, Run
 from shoal_service.gateway.ray_cluster import RayCluster
-from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
+from shoal_service.reports import SupervisorReports
+from shoal_service.supervisor.actor import SupervisorActor
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -36,7 +37,10 @@ LONG = 2000
 
 
 class MortalSupervisor(SupervisorActor):
-    """Its process ends in its first life before the first order of the kind that its job's name ends with."""
+    """It has no home: the test reads its outbox.
+
+    Its process ends in its first life before the first order of the kind that its job's name ends with.
+    """
 
     def before_command(self, command: Command) -> None:
         kinds = {"run": Run, "commit": Commit, "interrupt": Interrupt}
@@ -44,8 +48,11 @@ class MortalSupervisor(SupervisorActor):
         if kind is not None and self.life == 1 and isinstance(command, kind):
             os._exit(1)
 
+    def pull(self, after: int, wait_s: float) -> SupervisorReports:
+        return self._supervisor.outbox.pull(after, wait_s)
 
-class StillbornSupervisor(SupervisorActor):
+
+class StillbornSupervisor(MortalSupervisor):
     """Its process ends before it has recorded its start."""
 
     def __init__(self, config: SupervisorConfig) -> None:
@@ -92,8 +99,8 @@ class Attempt:
         self.checkpoints: dict[tuple[int, int], str] = {}
         self.losses: dict[int, float] = {}
 
-    def start(self, name: str, *, max_restarts: int = -1, kind: type[SupervisorActor] = MortalSupervisor) -> Any:
-        actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(kind)
+    def start(self, name: str, *, max_restarts: int = -1, kind: type[MortalSupervisor] = MortalSupervisor) -> Any:
+        actor = ray.remote(max_concurrency=4)(kind)
         options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
         return actor.options(**options, max_restarts=max_restarts, max_task_retries=max_restarts).remote(self.config)
 
@@ -102,7 +109,7 @@ class Attempt:
         after, deadline = 0, time.monotonic() + _PATIENCE_S
         while True:
             assert time.monotonic() < deadline, [event.type for event in self.events]
-            reports = ray.get(supervisor.pull.remote(after, 1.0, 1), timeout=_PATIENCE_S)
+            reports = ray.get(supervisor.pull.remote(after, 1.0), timeout=_PATIENCE_S)
             after = reports.seq
             self.events += reports.events
             self.incidents |= {incident.id: incident for incident in reports.incidents}
@@ -147,7 +154,7 @@ def test_the_processes_of_a_supervisor_that_never_records_its_start_are_counted(
     attempt = Attempt(tmp_path)
     cluster = RayCluster()
     supervisor = attempt.start(supervisor_name(attempt.config.job_id, 1), kind=StillbornSupervisor)
-    pull = supervisor.pull.remote(0, 1.0, 1)
+    pull = supervisor.pull.remote(0, 1.0)
     try:
         deadline = time.monotonic() + _PATIENCE_S
         while cluster.unrecorded_starts(attempt.config.job_id, 1) < 3:
@@ -189,7 +196,7 @@ def test_of_two_supervisors_the_newer_one_is_obeyed_and_the_older_one_ends(
         newer = attempt.start(name)
         with pytest.raises(RayActorError):
             attempt.follow(older, lambda reports: reports.end is not None)
-        after = ray.get(newer.pull.remote(0, 0.0, 1), timeout=_PATIENCE_S)
+        after = ray.get(newer.pull.remote(0, 0.0), timeout=_PATIENCE_S)
         assert after.status.step < LONG, "both supervisors were there while the group trained"
         reports = attempt.follow(newer, lambda reports: reports.end is not None)
         assert (reports.end.reason, reports.end.step) == (EndReason.FINISHED, LONG), reports.end.message

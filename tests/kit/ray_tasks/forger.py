@@ -1,19 +1,18 @@
-"""The tiny task, whose rank 0 in the middle of step 5 calls the supervisor of its own job as if it were the control
-plane: to cancel, to scale, to acknowledge reports that nobody has read, to delete the journal.
+"""The tiny task, whose rank 0 in the middle of step 5 acts as if it were the control plane, or another supervisor: it
+calls the supervisor of its own job, and dials the service with what it finds.
 """
 
 import json
+import urllib.error
+import urllib.request
 
 from tiny import Tiny
 
 import ray
-from shoal_service.signing.calls import CallName
-from shoal_service.signing.signer import Signer, new_seed
-from shoal_service.supervisor.config import Directive
 from shoal_workers.contract.ids import NAMESPACE
 
-EPOCH = 1 << 40
 AT_STEP = 5
+CALLS = ("pull", "direct", "stacks", "release", "signed_pull", "signed_direct", "signed_stacks", "signed_release")
 
 
 class Forger(Tiny):
@@ -27,23 +26,31 @@ class Forger(Tiny):
 def forge():
     _, job_id, attempt, _ = ray.get_runtime_context().get_actor_name().split("/")
     supervisor = ray.get_actor(f"shoal/{job_id}/{attempt}/supervisor", namespace=NAMESPACE)
-    common = {"epoch": EPOCH, "parallelism": "auto", "spec_version": 9, "number": 1 << 40}
-    elasticity = {"min_workers": 1, "max_workers": 1}
-    cancel = Directive(**common, elasticity=elasticity, granted=2, desired="cancel")
-    shrink = Directive(**common, elasticity=elasticity, granted=1, desired="run")
-    own = Signer(new_seed(), job_id, int(attempt), EPOCH)
-    stolen = Signer(new_seed(), "job-another", 1, EPOCH)
-    for name, call in {
-        "cancel": supervisor.direct.remote(cancel),
-        "shrink": supervisor.direct.remote(shrink),
-        "acknowledge": supervisor.pull.remote(1 << 40, 0.0, EPOCH),
-        "stacks": supervisor.stacks.remote(None, False, EPOCH),
-        "release": supervisor.release.remote(EPOCH),
-        "own key": supervisor.signed_direct.remote(own.sign(CallName.DIRECT, cancel.model_dump(mode="json"))),
-        "other job": supervisor.signed_release.remote(stolen.sign(CallName.RELEASE, {})),
-    }.items():
-        try:
-            answer = ["obeyed", repr(ray.get(call, timeout=60))[:200]]
-        except ray.exceptions.RayTaskError as error:
-            answer = [type(error.cause).__name__, str(error.cause)]
-        print(f"FORGED {json.dumps([name, *answer])}")
+    say("calls", [name for name in CALLS if hasattr(supervisor, name)])
+    from ray.experimental import internal_kv
+
+    raw = internal_kv._internal_kv_get(f"{job_id}/{attempt}/config", namespace=b"shoal-journal")
+    home = json.loads(raw)["home"]
+    own = f"/v1/jobs/{job_id}/attempts/{attempt}"
+    for name, method, path, token in (
+        ("without a token", "POST", f"{own}/reports", ""),
+        ("with a made up token", "POST", f"{own}/reports", "shoal-attempt_" + "x" * 43),
+        ("cancel with its own token", "POST", f"/v1/jobs/{job_id}/cancel", home["token"]),
+        ("read with its own token", "GET", "/v1/jobs", home["token"]),
+        ("another job with its own token", "POST", "/v1/jobs/job-another/attempts/1/reports", home["token"]),
+        ("another attempt with its own token", "GET", f"/v1/jobs/{job_id}/attempts/7/directive", home["token"]),
+    ):
+        say(name, status(home["url"] + path, method, token))
+
+
+def status(url, method, token):
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+    body = b'{"life": 9, "after": 0}' if method == "POST" else None
+    try:
+        return urllib.request.urlopen(urllib.request.Request(url, body, headers, method=method), timeout=30).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def say(name, answer):
+    print(f"FORGED {json.dumps([name, answer])}")

@@ -28,6 +28,10 @@ def join(
         Path | None, typer.Option("--token-file", metavar="FILE", help="File with that token.")
     ] = None,
     name: Annotated[str, typer.Option("--name", help="Name of the cluster at the service.")] = "default",
+    home_url: Annotated[
+        str | None,
+        typer.Option("--home-url", help="Address of the service for the nodes, if they reach it at another one."),
+    ] = None,
     ray_address: Annotated[
         str, typer.Option("--ray-address", help="host:port of the Ray cluster; auto: the one of this machine.")
     ] = "auto",
@@ -42,15 +46,16 @@ def join(
     """
     with command(url, False) as session:
         session.check_url()
-        config = _config(url, _token(token, token_file), name, ray_address, ca_file)
+        config = _config(url, _token(token, token_file), name, ray_address, ca_file, home_url or url)
         _become(config, os.environ)
 
 
-def _config(url: str, token: str, name: str, ray_address: str, ca_file: Path | None) -> GatewayConfig:
+def _config(url: str, token: str, name: str, ray_address: str, ca_file: Path | None, home_url: str) -> GatewayConfig:
     from pydantic import ValidationError
 
     from shoal_api.cli.errors import CliError
     from shoal_service.clusters.config import GatewayConfig
+    from shoal_service.home import Home
 
     try:
         ca = "" if ca_file is None else ca_file.read_text(encoding="ascii")
@@ -59,7 +64,8 @@ def _config(url: str, token: str, name: str, ray_address: str, ca_file: Path | N
     if ca_file is not None:
         _check_ca(ca, ca_file)
     try:
-        return GatewayConfig(url=url, token=token, cluster=name, ca=ca, ray_address=ray_address)
+        home = Home(url=home_url, ca=ca)
+        return GatewayConfig(url=url, token=token, cluster=name, ca=ca, ray_address=ray_address, home=home)
     except ValidationError:
         raise CliError(
             f"--name {name!r} is not the name of a cluster", hint="lower-case letters, digits and hyphens, as in east-1"

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -27,20 +28,24 @@ from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError, problem_response
 from shoal_service.control.access.oidc import Issuer, IssuerAway, JwtRefused
 from shoal_service.core.access.roles import Principal
-from shoal_service.core.access.tokens import hash_of, id_of
+from shoal_service.core.access.tokens import hash_of, id_of, is_attempt_token
+from shoal_service.home import AttemptCaller
 from shoal_service.store import Store
 from shoal_service.store.access.audit import CURRENT, DONE, Deed
 from shoal_service.store.errors import StoreUnavailable
 
 PRINCIPAL = "shoal.principal"
+ATTEMPT = "shoal.attempt"
+"""Key of the scope: the AttemptCaller of a request that has shown the token of an attempt. It is no principal."""
 CSRF_TOKEN = "shoal.csrf_token"
-"""Keys of the scope. The second one is there if the principal comes from a cookie."""
+"""Key of the scope, which is there if the principal comes from a cookie."""
 STILL_VALID = "shoal.still_valid"
 """Key of the scope: asks again whether the token or the session of the request is valid. For streams."""
 CHANGES = "shoal.changes"
 """Key of the scope: the route changes something, also if it writes no row."""
 SESSION_PATH = "/v1/session"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+ENDED_ATTEMPT = "The token is not that of an attempt that goes on: it ends with its attempt, or when another is made."
 INVALID_TOKEN = "The token is unknown, expired or revoked."
 _CACHE_S = 5.0
 _MAX_CACHED = 10_000
@@ -52,9 +57,18 @@ HOW_TO_LOG_IN = (
 )
 
 
+_Shown = TypeVar("_Shown", Principal, AttemptCaller)
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     principal: Principal | None
+    read_mono: float
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownAttempt:
+    caller: AttemptCaller | None
     read_mono: float
 
 
@@ -66,6 +80,7 @@ class Authenticator:
         self._issuer = issuer
         self._clock = clock
         self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._attempts: OrderedDict[str, _KnownAttempt] = OrderedDict()
         self._used: dict[str, float] = {}
         self._written_mono = time.monotonic()
 
@@ -78,6 +93,19 @@ class Authenticator:
         if id_of(token) is None:
             return await self._of_jwt(token) if self._issuer is not None and token.count(".") == 2 else None
         return self._unless_expired(await self._find(token, self._stored(self._store.principal_of_token)))
+
+    async def of_attempt(self, token: str) -> AttemptCaller | None:
+        """Whose it is, or was a few seconds ago; None: it is not the token of an attempt that goes on. What a report
+        changes is checked again when it is stored."""
+        digest, now_mono = hash_of(token), time.monotonic()
+        known = self._attempts.get(digest)
+        if known is None or now_mono - known.read_mono > _CACHE_S:
+            found = await run_in_threadpool(self._store.attempt_of_token, token)
+            known = self._attempts[digest] = _KnownAttempt(found, now_mono)
+            self._attempts.move_to_end(digest)
+            if len(self._attempts) > _MAX_CACHED:
+                self._attempts.popitem(last=False)
+        return known.caller
 
     def forget(self) -> None:
         """A token has changed: read all again."""
@@ -155,7 +183,7 @@ class Authentication:
                 principal = scope[PRINCIPAL] = await self._principal(scope)
                 scope[STILL_VALID] = partial(self._is_still_valid, dict(scope["headers"]))
                 self._limiter.admit(scope)
-                if scope["method"] in SAFE_METHODS:
+                if scope["method"] in SAFE_METHODS or ATTEMPT in scope:  # reports are no deeds of people
                     await self._app(scope, receive, send)
                 else:
                     await self._audited(scope, receive, send, principal)
@@ -198,6 +226,9 @@ class Authentication:
         if scheme.lower() != "bearer":
             self._limiter.failed(scope)
             raise unauthenticated(f"Authorization has the scheme {scheme[:20]!r}, not Bearer.")
+        if is_attempt_token(token.strip()):
+            scope[ATTEMPT] = await shown(scope, self._authenticator.of_attempt(token.strip()), ENDED_ATTEMPT)
+            return None
         return await shown(scope, self._authenticator.of_bearer(token.strip()), INVALID_TOKEN)
 
     async def _is_still_valid(self, headers: dict[bytes, bytes]) -> bool:
@@ -229,8 +260,8 @@ class Authentication:
         return principal
 
 
-async def shown(scope: Scope, finding: Awaitable[Principal | None], reason: str) -> Principal:
-    """The principal of a secret that a request shows. Through whatever door it comes, one that is not valid counts
+async def shown(scope: Scope, finding: Awaitable[_Shown | None], reason: str) -> _Shown:
+    """Who it is, of a secret that a request shows. Through whatever door it comes, one that is not valid counts
     against the address. Raises ProblemError: with `reason`, or that too many were not valid."""
     limiter: Limiter = scope[LIMITER]
     try:

@@ -23,6 +23,7 @@ from shoal_service.control.code_archive import MAX_ARCHIVE_BYTES
 from shoal_service.control.spec_io import MAX_SPEC_BYTES
 from shoal_service.core.access.roles import Principal
 from shoal_service.core.access.token_bucket import Rate, TokenBuckets
+from shoal_service.home import AttemptCaller
 from shoal_service.telemetry.request_metrics import Limit, RequestMetrics
 
 LIMITER = "shoal.limiter"
@@ -30,7 +31,7 @@ LIMITER = "shoal.limiter"
 SizeLimit = Literal[Limit.BODY_BYTES, Limit.ARCHIVE_BYTES]
 _FAILURES = Rate(per_s=1.0, burst=60.0)
 """Requests of an address with a token that is not valid."""
-_PRINCIPAL = "shoal.principal"
+_PRINCIPAL, _ATTEMPT = "shoal.principal", "shoal.attempt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,9 @@ class Limiter:
 
 
 def _asker(scope: Scope) -> str:
+    caller: AttemptCaller | None = scope.get(_ATTEMPT)
+    if caller is not None:
+        return f"attempt {caller.job_id} {caller.attempt}"
     principal: Principal | None = scope.get(_PRINCIPAL)
     if principal is None:
         return _address(scope)

@@ -17,10 +17,11 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
-from shoal_api.http.access.authentication import CHANGES, PRINCIPAL, principal_of
+from shoal_api.http.access.authentication import ATTEMPT, CHANGES, PRINCIPAL, principal_of, unauthenticated
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.core.access.roles import Permission, refusal_of
+from shoal_service.home import AttemptCaller
 from shoal_service.store.access.audit import CURRENT
 from shoal_service.store.errors import JobNotFound
 
@@ -39,6 +40,9 @@ class Needs:
         request.scope[CHANGES] = self.permission is not Permission.SPECS_CHECK
         if self.permission is None:
             return
+        caller: AttemptCaller | None = request.scope.get(ATTEMPT)
+        if caller is not None:
+            raise ProblemError(Kind.FORBIDDEN, f"The token is that of {_named(caller)}, and may do nothing else.")
         principal = principal_of(request)
         refusal = refusal_of(principal, self.permission)
         if refusal is not None:
@@ -50,6 +54,36 @@ class Needs:
         job_id = request.path_params.get("job_id")
         if job_id is not None and principal.projects is not None:
             await require_visible(request, job_id)
+
+
+class OfAttempt(Needs):
+    """A dependency of a route that the supervisor of an attempt calls: its path has `job_id` and `attempt`."""
+
+    def __init__(self) -> None:
+        super().__init__(Permission.ATTEMPT_SERVE)
+
+    async def __call__(self, request: Request) -> None:
+        caller: AttemptCaller | None = request.scope.get(ATTEMPT)
+        if caller is None:
+            if request.scope.get(PRINCIPAL) is None:
+                raise unauthenticated("This needs the token of the attempt.")
+            await super().__call__(request)
+        elif request.path_params != {"job_id": caller.job_id, "attempt": str(caller.attempt)}:
+            raise ProblemError(Kind.FORBIDDEN, f"The token is that of {_named(caller)}, not of this attempt.")
+
+
+def _named(caller: AttemptCaller) -> str:
+    return f"attempt {caller.attempt} of job {caller.job_id}"
+
+
+OF_ATTEMPT = Depends(OfAttempt())
+"""Of a route that takes no other token than that of the attempt in its path."""
+
+
+def caller_of(request: Request) -> AttemptCaller:
+    """Of a request whose route has OF_ATTEMPT."""
+    caller: AttemptCaller = request.scope[ATTEMPT]
+    return caller
 
 
 PUBLIC = Depends(Needs(None))

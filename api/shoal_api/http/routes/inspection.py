@@ -12,7 +12,7 @@ from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context, JobId
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
-from shoal_service.cluster.errors import SupervisorGone, SupervisorUnavailable
+from shoal_service.cluster.errors import SupervisorUnavailable
 from shoal_service.core.access.roles import Permission
 from shoal_service.store.errors import RequestConflict
 from shoal_workers.contract.messages import Stacks
@@ -38,7 +38,7 @@ def routes(context: Context) -> APIRouter:
         job = await run_in_threadpool(context.store.get_job, job_id)
         try:
             found = await context.cluster.stacks(job_id, rank=rank, native=native)
-        except (SupervisorGone, SupervisorUnavailable) as error:
+        except SupervisorUnavailable as error:
             raise ProblemError(Kind.NOT_READY, f"The supervisor of job {job_id} does not answer: {error}") from error
         if found is None:
             raise RequestConflict(job_id, job.status.state, "show stacks: this server drives no workers of it")

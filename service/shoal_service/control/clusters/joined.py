@@ -28,11 +28,11 @@ from pydantic_core import to_json
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, RayCallFailed
 from shoal_service.clusters import calls
-from shoal_service.clusters.snapshot import ClusterSnapshot, RoomKind, UnusedPackages
-from shoal_service.clusters.supervisor_calls import JoinedSupervisor
+from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, RoomKind, UnusedPackages
 from shoal_service.clusters.wire import Answer
 from shoal_service.core.nodes import Node
 from shoal_service.core.supervisor_starts import ProcessEnd
+from shoal_service.home import Home
 from shoal_service.store.clusters.methods import reports_of
 from shoal_service.store.errors import ClusterNotFound, StoreUnavailable
 from shoal_service.store.lease import Lease
@@ -52,10 +52,6 @@ _LIMITS_S: Mapping[type[Frozen], float | None] = {
     calls.ListUnusedPackages: 180.0,
     calls.RemovePackages: 180.0,
     calls.UploadCode: 180.0,
-    calls.Pull: None,  # the driver watches it
-    calls.Direct: None,
-    calls.TakeStacks: None,
-    calls.Release: None,
 }
 _CLEAN_S = 10.0
 _KEPT_S = 60.0
@@ -145,24 +141,24 @@ class JoinedCluster:
 
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
-    ) -> JoinedSupervisor:
+    ) -> None:
         self._block(calls.StartSupervisor(config=config, avoid_nodes=avoid_nodes, places=dict(places)))
-        return JoinedSupervisor(self.ask, config.job_id, config.attempt)
 
     def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
         self._block(calls.KeepReady(avoid_nodes=avoid_nodes))
 
-    def find_supervisor(self, job_id: str, attempt: int) -> JoinedSupervisor | None:
-        is_there = self._block(calls.FindSupervisor(job_id=job_id, attempt=attempt))
-        return JoinedSupervisor(self.ask, job_id, attempt) if is_there else None
+    def find_supervisor(self, job_id: str, attempt: int) -> FoundSupervisor | None:
+        found: FoundSupervisor | None = self._block(calls.FindSupervisor(job_id=job_id, attempt=attempt))
+        return found
+
+    def why_gone(self, job_id: str, attempt: int) -> str:
+        return str(self._block(calls.WhyGone(job_id=job_id, attempt=attempt)))
 
     def silent_supervisor(self, job_id: str, attempt: int) -> str:
         return str(self._block(calls.SilentSupervisor(job_id=job_id, attempt=attempt)))
 
-    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, public_key: str) -> bool:
-        request = calls.ReplaceSupervisor(
-            job_id=job_id, attempt=attempt, silent_node=silent_node, public_key=public_key
-        )
+    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool:
+        request = calls.ReplaceSupervisor(job_id=job_id, attempt=attempt, silent_node=silent_node, home=home)
         return bool(self._block(request))
 
     def unrecorded_starts(self, job_id: str, attempt: int) -> int:

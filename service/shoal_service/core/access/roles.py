@@ -51,6 +51,7 @@ class Permission(StrEnum):
     TOKENS_MANAGE = "tokens:manage"
     AUDIT_READ = "audit:read"
     CLUSTER_SERVE = "cluster:serve"
+    ATTEMPT_SERVE = "attempt:serve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,9 @@ PERMISSIONS: Mapping[Permission, PermissionRow] = {
     Permission.CLUSTER_SERVE: PermissionRow(
         _GATEWAYS, False, "Report one cluster, read the orders to it and the code archives that they name."
     ),
+    Permission.ATTEMPT_SERVE: PermissionRow(
+        frozenset(), False, "Report for one attempt and read its directives: no role, only the token of that attempt."
+    ),
 }
 
 
@@ -134,6 +138,11 @@ def refusal_of(principal: Principal, permission: Permission) -> Refusal | None:
         return Refusal(
             f"{principal.name} has the role {principal.role}; {permission} needs the token of the cluster's gateway. "
             "An admin can make one: shoal token create NAME --cluster CLUSTER."
+        )
+    if not row.roles:
+        return Refusal(
+            f"{principal.name} has the role {principal.role}; {permission} needs the token of the attempt, which only "
+            "its supervisor has."
         )
     if principal.role not in row.roles:
         needed = next(role for role in Role if role in row.roles)

@@ -1,7 +1,8 @@
-"""The form of an API token: `shoal_`, an id of 8 letters and digits, `_`, and a secret of 256 bits.
+"""The forms of tokens. An API token is `shoal_`, an id of 8 letters and digits, `_`, and a secret of 256 bits. The
+token of an attempt is `shoal-attempt_` and such a secret.
 
-The id names the token everywhere and is no secret. Of the whole token the service keeps only the SHA-256: the secret is
-random and long, so that a slow hash would add nothing.
+The id names an API token everywhere and is no secret. Of a whole token the service keeps only the SHA-256: the secret
+is random and long, so that a slow hash would add nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +17,22 @@ GATEWAY_TOKEN_FILE = "gateway-token"
 """The same, after the name of a cluster and a hyphen: the token of the gateway that the server starts."""
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _FORM = re.compile(r"shoal_([0-9a-z]{8})_[A-Za-z0-9_-]{43}")
+_ATTEMPT_PREFIX = "shoal-attempt_"
 
 
 def new_token() -> str:
     token_id = "".join(secrets.choice(_ALPHABET) for _ in range(8))
     return f"shoal_{token_id}_{secrets.token_urlsafe(32)}"
+
+
+def new_attempt_token() -> str:
+    """The token of one attempt, for its supervisor."""
+    return f"{_ATTEMPT_PREFIX}{secrets.token_urlsafe(32)}"
+
+
+def is_attempt_token(token: str) -> bool:
+    """Whether it has the form of one."""
+    return token.startswith(_ATTEMPT_PREFIX)
 
 
 def id_of(token: str) -> str | None:

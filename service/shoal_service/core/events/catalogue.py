@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shoal_service.core.events import checkpoints, code, generations, incidents, job, profiles, service, workers
+from shoal_service.core.events import checkpoints, code, former, generations, incidents, job, profiles, service, workers
 from shoal_service.core.events.base import JobEvent, Severity
 
 
@@ -23,6 +23,8 @@ def _declared_in(topic: ModuleType) -> tuple[type[JobEvent], ...]:
     return tuple(event for event in found if event.__module__ == topic.__name__)
 
 
+FORMER = "Earlier releases"
+"""The topic of events that are not emitted any more."""
 TOPICS: dict[str, tuple[type[JobEvent], ...]] = {
     "The job": _declared_in(job),
     "Workers": _declared_in(workers),
@@ -32,6 +34,7 @@ TOPICS: dict[str, tuple[type[JobEvent], ...]] = {
     "Checkpoints": _declared_in(checkpoints),
     "Profiles": _declared_in(profiles),
     "The service": _declared_in(service),
+    FORMER: _declared_in(former),
 }
 CATALOGUE: dict[str, type[JobEvent]] = {event.type: event for events in TOPICS.values() for event in events}
 

@@ -51,37 +51,18 @@ class SupervisorStartFailed(JobEvent):
         return f"supervisor not started, {what}: {self.message}"
 
 
-class SupervisorRefusedCall(JobEvent):
-    """A call to the supervisor was not obeyed, since the control plane has not signed it for this attempt. The first
-    one of a call and reason is reported at once, further ones once a minute."""
-
-    type: ClassVar[str] = "supervisor.call_refused"
-    severity: ClassVar[Severity] = Severity.WARNING
-
-    call: str
-    """`pull`, `direct`, `stacks` or `release`."""
-    refusal: str
-    """`unsigned`, `forged`, `misdirected` or `replayed`."""
-    number: int
-    """Calls with this name that this supervisor has refused for this reason so far."""
-    message: str
-
-    def words(self) -> str:
-        return self.message + (f" ({self.number} so far)" if self.number > 1 else "")
-
-
 class SupervisorRekeyed(JobEvent):
-    """The key that the control plane has for the attempt is not the supervisor's: it was lost or replaced. Another
-    supervisor was started with a new key, and continues."""
+    """The attempt's supervisor did not report with the token that the control plane has for it: the database was
+    restored, or the service has another address. Another supervisor was started with a new token, and continues."""
 
     type: ClassVar[str] = "supervisor.rekeyed"
     severity: ClassVar[Severity] = Severity.WARNING
 
     message: str
-    """What the supervisor has answered."""
+    """Why."""
 
     def words(self) -> str:
-        return f"supervisor restarted with a new key: {self.message}"
+        return f"supervisor restarted with a new token: {self.message}"
 
 
 class JournalDamaged(JobEvent):

@@ -2,7 +2,7 @@
 
 Ray passes the same arguments again when it restarts an actor. A control plane that starts a supervisor in the place of
 another one does so too, although it may not be the one that started the first: the workers know one snapshot key only.
-Job code can write what is stored here, so the public key of the attempt always comes from the control plane.
+Job code can read and write what is stored here, so the home of a supervisor always comes from the control plane.
 Called by `gateway/ray_cluster.py`. The journal deletes it with the attempt.
 """
 
@@ -19,15 +19,21 @@ class StoredConfig:
         self._store = store
         self._key = f"{job_id}/{attempt}/config".encode()
 
-    def first(self, config: SupervisorConfig) -> SupervisorConfig:
-        """Stores `config`, unless another one was stored before; returns what is stored, with the key of `config`."""
+    def first(self, config: SupervisorConfig) -> tuple[SupervisorConfig, bool]:
+        """Stores `config`, unless another one was stored before; returns what is stored, with the home of `config`, and
+        whether a supervisor may have been started with another home."""
         if self._store.add(self._key, config.model_dump_json().encode()):
-            return config
-        return self.read(config.public_key) or config
+            return config, False
+        known = self.read()
+        merged = (known or config).model_copy(update={"home": config.home})
+        self.put(merged)
+        return merged, known is None or known.home != config.home
 
-    def read(self, public_key: str) -> SupervisorConfig | None:
-        """With this key. None: a release that did not keep it started the supervisor, or the attempt is over."""
+    def put(self, config: SupervisorConfig) -> None:
+        self._store.put(self._key, config.model_dump_json().encode())
+
+    def read(self) -> SupervisorConfig | None:
+        """None: the attempt is over. Fields of other releases are left out; one whose supervisors do not dial home has
+        stored no home."""
         raw = self._store.get(self._key)
-        if raw is None:
-            return None
-        return SupervisorConfig.model_validate_json(raw).model_copy(update={"public_key": public_key})
+        return SupervisorConfig.model_validate_json(raw, extra="ignore") if raw is not None else None

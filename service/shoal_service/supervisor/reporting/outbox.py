@@ -1,7 +1,7 @@
 """Outbox: all reports of a supervisor, numbered, until the control plane has acknowledged that they are stored.
 
 Events, incidents, checkpoints and profiles are never dropped. Of series and logs the oldest items are dropped when the
-control plane does not pull for a long time. Called by the executor's loop (add) and by Ray's threads (pull).
+service is away for a long time. Called by the executor's loop (add) and by the thread that reports (pull).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 from collections import deque
 
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports, SuspectedNode
+from shoal_service.reports import PendingEvent, PendingLog, StacksAnswer, SupervisorReports, SuspectedNode
 from shoal_service.supervisor.journal import Unacknowledged
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
 from shoal_workers.contract.base import WIRE_VERSION
@@ -42,6 +42,7 @@ class Outbox:
         self._series: deque[tuple[int, SeriesPoint]] = deque(maxlen=_MAX_SERIES)
         self._logs: deque[tuple[int, PendingLog]] = deque(maxlen=_MAX_LOGS)
         self._end = end
+        self._stacks: tuple[int, StacksAnswer] | None = None
         self._status: JobStatus | None = None
         self._workers: tuple[WorkerView, ...] = ()
         self._changed = threading.Condition()
@@ -82,6 +83,18 @@ class Outbox:
             self._end = end
             self._changed.notify_all()
 
+    def answer(self, stacks: StacksAnswer) -> None:
+        """In place of the last one."""
+        with self._changed:
+            self._seq += 1
+            self._stacks = self._seq, stacks
+            self._changed.notify_all()
+
+    @property
+    def has_status(self) -> bool:
+        """Whether there is something to report: the first status, or the end."""
+        return self._status is not None or self._end is not None
+
     def pull(self, after: int, wait_s: float) -> SupervisorReports:
         """Blocks up to `wait_s` seconds for something newer than `after`, and for the first status."""
         with self._changed:
@@ -103,6 +116,8 @@ class Outbox:
         for queue in (self._durable, self._series, self._logs):
             while queue and queue[0][0] <= after:
                 queue.popleft()
+        if self._stacks is not None and self._stacks[0] <= after:
+            self._stacks = None
 
     def _reports(self) -> SupervisorReports:
         seq = self._seq
@@ -123,6 +138,7 @@ class Outbox:
             logs=tuple(item for number, item in self._logs if number <= seq),
             suspects=tuple(i for i in durable if isinstance(i, SuspectedNode)),
             profiles=tuple(i for i in durable if isinstance(i, Profiled)),
+            stacks=self._stacks[1] if self._stacks is not None and self._stacks[0] <= seq else None,
             status=self._status or JobStatus(),
             workers=self._workers,
             end=self._end if seq == self._seq else None,

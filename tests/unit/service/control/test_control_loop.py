@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from doubles.control_bench import ControlBench, node
 from doubles.event_loop import run, settle
@@ -118,9 +119,11 @@ def test_a_lost_lease_ends_the_driving_and_is_taken_again_when_it_is_free(store:
             supervisor.outbox.set_status(JobStatus(state=JobState.RUNNING, step=1), ())
             await bench.clock.advance(9.0)
             store.acquire_lease("other", ttl_s=30.0, now=bench.clock.time())
-            num_pulls = len(supervisor.pulls)
+            num_directives = len(supervisor.directives)
+            store.request(job_id, Desired.PAUSE, now=bench.clock.time())
             await bench.clock.advance(9.0)
-            assert len(supervisor.pulls) == num_pulls, "nothing is pulled without the lease"
+            assert len(supervisor.directives) == num_directives, "none is written without the lease"
+            store.request(job_id, Desired.RUN, now=bench.clock.time())
             store.release_lease("other")
             await bench.clock.advance(3.0)
             assert bench.state(job_id) is JobState.RUNNING
@@ -156,10 +159,17 @@ def test_a_failed_driver_is_replaced_in_the_next_pass(store: Store) -> None:
         job_id = bench.submit()
         async with bench.running():
             supervisor = bench.cluster.supervisors[job_id, 1]
-            supervisor.epoch = 99  # it obeys a newer control plane, for a moment
-            supervisor.report()
-            await bench.clock.advance(0.5)
-            supervisor.epoch = 1
+            put, failed = store.put_directive, []
+
+            def fail(*arguments: Any, **named: Any) -> int:
+                failed.append(arguments)
+                raise ValueError("a fault of our own")
+
+            store.put_directive = fail  # type: ignore[method-assign]
+            store.request(job_id, Desired.PAUSE, now=bench.clock.time())
+            await bench.clock.advance(1.5)
+            assert failed
+            store.put_directive = put  # type: ignore[method-assign]
             supervisor.outbox.set_status(JobStatus(state=JobState.RUNNING, step=2), ())
             await bench.clock.advance(4.0)
             assert bench.state(job_id) is JobState.RUNNING

@@ -1,37 +1,24 @@
-"""A control plane of this release reattaches to a supervisor that a release before it started, and that still runs."""
+"""An attempt that the release before has started: its supervisor is called, and does not dial home."""
 
 from __future__ import annotations
 
 import base64
-import inspect
-import itertools
 import json
 import pickle
 from pathlib import Path
 from typing import Any
 
+from doubles.driver_bench import DriverBench
 from doubles.event_loop import run
-from doubles.fake_clock import FakeClock
-from doubles.fake_cluster import FakeCluster, FakeSupervisor
-from shoal_service.control.config import ControlConfig
-from shoal_service.control.driver import Driver
-from shoal_service.control.supervisors.report_writer import ReportWriter
-from shoal_service.reports import SupervisorReports
-from shoal_service.signing.calls import SignedCall
+from doubles.fake_cluster import FakeSupervisor
+from shoal_service.core.access.tokens import hash_of
+from shoal_service.home import AttemptCaller, HomeReport
 from shoal_service.store.store import Store
-from shoal_service.supervisor.actor import SupervisorActor
-from shoal_service.supervisor.config import SupervisorConfig
+from shoal_service.store.supervisors.methods import Arrived
 from shoal_service.supervisor.reporting.outbox import Outbox
-from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract.job import EndReason, JobState
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "wire-1"
-CALLS = {
-    "pull": ["self", "after", "wait_s", "epoch"],
-    "direct": ["self", "directive"],
-    "release": ["self", "epoch"],
-}
-"""What a control plane calls on a running supervisor, in every release since wire version 1."""
 
 
 def sent(name: str) -> Any:
@@ -40,46 +27,35 @@ def sent(name: str) -> Any:
     return pickle.loads(base64.b64decode(document["pickle"]))
 
 
-class OldSupervisor(FakeSupervisor):
-    """Answers with what a supervisor of wire version 1 has sent."""
-
-    async def pull(self, after: int, wait_s: float, epoch: int, signed: SignedCall | None = None) -> SupervisorReports:
-        assert signed is None, "its actor has no method for signed calls"
-        reports: SupervisorReports = sent("reports")
-        return reports
-
-
-def test_the_reports_of_a_running_supervisor_of_the_release_before_are_stored(store: Store) -> None:
+def test_an_attempt_that_was_not_drained_is_ended_and_its_job_goes_on_from_its_checkpoint(store: Store) -> None:
     async def main() -> None:
-        clock, cluster = FakeClock(), FakeCluster()
-        lease = store.acquire_lease("me", ttl_s=600, now=clock.time())
-        assert lease is not None
-        spec = parse_spec({"data": {"corpus": "python-stdlib"}, "stop": {"steps": 12}})
-        job, _ = store.create_job(spec, idempotency_key=None, now=clock.time())
-        store.begin_attempt(job.id, workers=2, epoch=lease.epoch, now=clock.time())
-        [row] = store.jobs_to_drive()
-        config: SupervisorConfig = sent("config")
-        cluster.supervisors[job.id, 1] = OldSupervisor(config, Outbox(1))
-        plane = ControlConfig(owner="me", lease_ttl_s=600.0, checkpoint_url="/checkpoints")
-        await Driver(
-            store,
-            cluster,
-            clock,
-            plane,
-            row,
-            epoch=lease.epoch,
-            numbers=itertools.count(1),
-            writer=ReportWriter(store, clock),
-        ).run()
-        view = store.get_job(job.id)
-        assert (view.status.state, view.status.step) == (JobState.SUCCEEDED, 12)
-        assert [incident.worker_ids for incident in store.incidents(job.id)] == [("b",)]
-        assert [point.step for point in store.series(job.id)] == [4]
-        assert sent("reports").version == 1
+        bench = DriverBench(store)
+        bench.cluster.old_release = True
+        bench.cluster.supervisors[bench.job_id, 1] = FakeSupervisor(sent("config"), Outbox(1))
+        bench.start()
+        await bench.clock.advance(1.0)
+        await bench.task
+        status = store.get_job(bench.job_id).status
+        assert (status.state, status.reason) == (JobState.QUEUED, EndReason.SUPERVISOR_LOST)
+        assert "a release whose supervisors do not report by themselves has started it" in status.message
+        [requeued] = [one.data for one in store.events(bench.job_id) if one.data.get("to") == "QUEUED"]
+        assert requeued["message"] == status.message
+        assert bench.cluster.reaped == [(bench.job_id, 1)]
 
     run(main())
 
 
-def test_the_calls_to_a_supervisor_have_kept_their_form() -> None:
-    for name, parameters in CALLS.items():
-        assert list(inspect.signature(getattr(SupervisorActor, name)).parameters) == parameters
+def test_the_reports_of_an_older_release_are_stored(store: Store) -> None:
+    async def main() -> None:
+        bench = DriverBench(store)
+        store.keep_attempt_token(bench.job_id, 1, "token", epoch=bench.epoch)
+        caller = AttemptCaller(bench.job_id, 1, hash_of("token"))
+        reports = sent("reports")
+        [receipt] = store.take_reports([Arrived(caller, HomeReport(life=1, after=0, reports=reports), 2.0)])
+        assert receipt.released and receipt.acknowledged == reports.seq
+        view = store.get_job(bench.job_id)
+        assert (view.status.state, view.status.step) == (JobState.SUCCEEDED, 12)
+        assert [incident.worker_ids for incident in store.incidents(bench.job_id)] == [("b",)]
+        assert [point.step for point in store.series(bench.job_id)] == [4]
+
+    run(main())

@@ -1,4 +1,4 @@
-"""Reports of many supervisors are stored in few transactions, each exactly once; an error is its own driver's."""
+"""Reports of many supervisors are stored in few transactions, each exactly once; an error is its own request's."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import asyncio
 import time
 from typing import Any
 
-import pytest
-
 from doubles.event_loop import run
 from shoal_service.clock import SystemClock
 from shoal_service.control.supervisors.report_writer import ReportWriter
+from shoal_service.core.access.tokens import hash_of
+from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
 from shoal_service.reports import SupervisorReports
-from shoal_service.store.errors import JobNotFound, LeaseLost
+from shoal_service.store.errors import AttemptTokenRefused, SupervisorReplaced
 from shoal_service.store.store import Store
+from shoal_service.store.supervisors.methods import Arrived
 from shoal_service.views import JobStatus, SeriesPoint
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
@@ -21,15 +22,21 @@ from shoal_workers.contract.job import JobState
 SPEC: dict[str, Any] = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 4}}
 
 
-def running(store: Store, number: int) -> tuple[list[str], int]:
-    """Ids of jobs with an attempt, and the epoch of the lease."""
+def running(store: Store, number: int) -> list[str]:
+    """Ids of jobs with an attempt, whose token is the id."""
     now = time.time()
     lease = store.acquire_lease("me", ttl_s=600, now=now)
     assert lease is not None
     ids = [store.create_job(parse_spec(SPEC), idempotency_key=None, now=now)[0].id for _ in range(number)]
     for job_id in ids:
         store.begin_attempt(job_id, workers=1, epoch=lease.epoch, now=now)
-    return ids, lease.epoch
+        store.keep_attempt_token(job_id, 1, job_id, epoch=lease.epoch)
+    return ids
+
+
+def arrived(job_id: str, number: int, *, token: str = "", life: int = 1) -> Arrived:
+    caller = AttemptCaller(job_id, 1, hash_of(token or job_id))
+    return Arrived(caller, HomeReport(life=life, after=number - 1, reports=step(number)), time.time())
 
 
 def num_writes(store: Store) -> int:
@@ -47,11 +54,11 @@ def step(number: int) -> SupervisorReports:
 
 def test_what_arrives_while_one_transaction_is_written_is_the_next_one(store: Store) -> None:
     async def main() -> None:
-        ids, epoch = running(store, 20)
+        ids = running(store, 20)
         writer = ReportWriter(store, SystemClock())
         before = num_writes(store)
         for number in (1, 2):
-            await asyncio.gather(*(writer.store(i, step(number), epoch=epoch, now=time.time()) for i in ids))
+            await asyncio.gather(*(writer.store(arrived(job_id, number)) for job_id in ids))
         assert num_writes(store) - before == 2
         for job_id in ids:
             assert store.get_job(job_id).status.step == 2
@@ -60,39 +67,32 @@ def test_what_arrives_while_one_transaction_is_written_is_the_next_one(store: St
     run(main())
 
 
-def test_one_that_cannot_be_stored_does_not_keep_the_others_from_it(store: Store) -> None:
+def test_one_that_is_refused_does_not_keep_the_others_from_it(store: Store) -> None:
     async def main() -> None:
-        ids, epoch = running(store, 3)
+        ids = running(store, 4)
         writer = ReportWriter(store, SystemClock())
-        wanted = [*ids[:2], "nothing", ids[2]]
-        results = await asyncio.gather(
-            *(writer.store(i, step(1), epoch=epoch, now=time.time()) for i in wanted), return_exceptions=True
-        )
-        assert [type(result) for result in results] == [type(None), type(None), JobNotFound, type(None)]
-        assert [store.get_job(job_id).status.step for job_id in ids] == [1, 1, 1]
+        await writer.store(arrived(ids[2], 1, life=2))
+        wanted = [
+            arrived(ids[0], 1),
+            arrived(ids[1], 1, token=ids[0]),
+            arrived("nothing", 1),
+            arrived(ids[2], 2, life=1),
+            arrived(ids[3], 1),
+        ]
+        results = await asyncio.gather(*map(writer.store, wanted), return_exceptions=True)
+        kinds = [ReportReceipt, AttemptTokenRefused, AttemptTokenRefused, SupervisorReplaced, ReportReceipt]
+        assert [type(result) for result in results] == kinds
+        assert [store.get_job(job_id).status.step for job_id in ids] == [1, 0, 1, 1]
 
     run(main())
 
 
-def test_a_driver_of_an_older_lease_gets_its_error(store: Store) -> None:
+def test_reports_of_a_request_that_was_cancelled_are_stored_and_disturb_no_other(store: Store) -> None:
     async def main() -> None:
-        [first, second], epoch = running(store, 2)
+        [first, second] = running(store, 2)
         writer = ReportWriter(store, SystemClock())
-        stale = asyncio.create_task(writer.store(first, step(1), epoch=epoch - 1, now=time.time()))
-        await writer.store(second, step(1), epoch=epoch, now=time.time())
-        with pytest.raises(LeaseLost):
-            await stale
-        assert store.get_job(second).status.step == 1 and store.get_job(first).status.step == 0
-
-    run(main())
-
-
-def test_reports_of_a_driver_that_was_cancelled_are_stored_and_disturb_no_other(store: Store) -> None:
-    async def main() -> None:
-        [first, second], epoch = running(store, 2)
-        writer = ReportWriter(store, SystemClock())
-        cancelled = asyncio.create_task(writer.store(first, step(1), epoch=epoch, now=time.time()))
-        other = asyncio.create_task(writer.store(second, step(1), epoch=epoch, now=time.time()))
+        cancelled = asyncio.create_task(writer.store(arrived(first, 1)))
+        other = asyncio.create_task(writer.store(arrived(second, 1)))
         await asyncio.sleep(0)
         cancelled.cancel()
         await other

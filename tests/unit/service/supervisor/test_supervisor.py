@@ -13,7 +13,8 @@ from doubles.fake_workers import FakeWorkers
 from kit.contracts.journal import CONFIG, entry
 from shoal_service.core.desired import Desired
 from shoal_service.core.supervisor_starts import ProcessEnd
-from shoal_service.supervisor.config import Directive, StaleEpoch
+from shoal_service.reports import StacksAnswer
+from shoal_service.supervisor.config import Directive, StacksRequest, StaleEpoch
 from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.restart_limit import MAX_SHORT_RUNS
 from shoal_service.supervisor.supervisor import Supervisor
@@ -58,19 +59,14 @@ def directive(epoch: int) -> Directive:
     )
 
 
-def test_calls_of_an_older_control_plane_are_refused() -> None:
+def test_directives_of_an_older_control_plane_are_refused() -> None:
     supervisor = Bench(JournalStorage()).open()
     supervisor.direct(directive(1))
     supervisor.direct(directive(3))
-    for call in (
-        lambda: supervisor.pull(0, 0.0, 2),
-        lambda: supervisor.direct(directive(2)),
-        lambda: supervisor.release(2),
-    ):
-        with pytest.raises(StaleEpoch) as error:
-            call()
-        assert (error.value.epoch, error.value.current) == (2, 3)
-    supervisor.pull(0, 0.0, 3)
+    with pytest.raises(StaleEpoch) as error:
+        supervisor.direct(directive(2))
+    assert (error.value.epoch, error.value.current) == (2, 3)
+    supervisor.direct(directive(3))
 
 
 def test_the_lease_epoch_does_not_go_back_when_the_supervisor_is_restarted() -> None:
@@ -78,18 +74,31 @@ def test_the_lease_epoch_does_not_go_back_when_the_supervisor_is_restarted() -> 
     Bench(storage).open().direct(directive(3))
     restarted = Bench(storage).open()  # Ray passes the configuration of the first start again, with epoch 1
     with pytest.raises(StaleEpoch) as error:
-        restarted.pull(0, 0.0, 2)
+        restarted.direct(directive(2))
     assert (error.value.epoch, error.value.current) == (2, 3)
-    restarted.pull(0, 0.0, 3)
+    restarted.direct(directive(3))
     assert storage.epoch == 3
+
+
+def test_a_request_for_stacks_is_answered_once_also_by_a_supervisor_whose_attempt_is_over() -> None:
+    supervisor = Bench(JournalStorage()).open()
+    asked = directive(1).model_copy(update={"stacks": StacksRequest(number=7, rank=None, native=False)})
+    supervisor.direct(asked)
+    reports = supervisor.outbox.pull(0, 30.0)
+    while reports.stacks is None:
+        reports = supervisor.outbox.pull(reports.seq, 30.0)
+    assert reports.stacks == StacksAnswer(number=7, stacks=None)
+    seq = supervisor.outbox.seq
+    supervisor.direct(asked)
+    assert supervisor.outbox.seq == seq and supervisor.outbox.pull(seq, 0.0).stacks is None
 
 
 def test_a_damaged_journal_is_an_event_of_the_job() -> None:
     storage = JournalStorage()
     Bench(storage).open()
-    assert Bench(storage).open().pull(0, 0.0, 1).events == ()
+    assert Bench(storage).open().outbox.pull(0, 0.0).events == ()
     storage.num_lost = 2
-    [event] = Bench(storage).open().pull(0, 0.0, 1).events
+    [event] = Bench(storage).open().outbox.pull(0, 0.0).events
     assert (event.type, event.data) == ("supervisor.journal_damaged", {"lost": 2})
 
 
@@ -97,15 +106,15 @@ def test_a_released_supervisor_deletes_its_journal() -> None:
     storage = JournalStorage()
     supervisor = Bench(storage).open()
     assert storage.starts == [1000.0]
-    supervisor.release(1)
+    supervisor.release()
     assert storage == JournalStorage()
 
 
 def test_a_restarted_supervisor_reports_again_what_was_not_acknowledged() -> None:
     storage = JournalStorage(entries={1: entry(7).model_copy(update={"end": None}).model_dump_json()}, starts=[900.0])
     supervisor = Bench(storage).open()
-    supervisor._outbox.set_status(supervisor._outbox.pull(0, 0.0).status, ())
-    reports = supervisor.pull(0, 0.0, 1)
+    supervisor.outbox.set_status(supervisor.outbox.pull(0, 0.0).status, ())
+    reports = supervisor.outbox.pull(0, 0.0)
     assert [event.data for event in reports.events] == [{"pid": 7}]
     assert reports.seq > 1 << 32, "numbers that the predecessor may have used are skipped"
     assert storage.starts == [900.0, 1000.0]
@@ -116,7 +125,7 @@ def test_a_supervisor_that_dies_again_and_again_ends_the_attempt() -> None:
         entries={1: entry(7).model_dump_json()}, starts=[1000.0 - number for number in range(MAX_SHORT_RUNS, 0, -1)]
     )
     bench = Bench(storage)
-    reports = bench.open().pull(0, 0.0, 1)
+    reports = bench.open().outbox.pull(0, 0.0)
     assert reports.end is not None and reports.end.reason is EndReason.INTERNAL
     assert f"died {MAX_SHORT_RUNS} times in a row" in reports.end.message
     assert bench.num_worlds == 0, "nothing is started any more"
@@ -125,7 +134,7 @@ def test_a_supervisor_that_dies_again_and_again_ends_the_attempt() -> None:
 def test_a_supervisor_that_dies_for_lack_of_memory_says_so() -> None:
     bench = Bench(JournalStorage(starts=[1000.0 - number for number in range(MAX_SHORT_RUNS, 0, -1)]))
     bench.ends = [ProcessEnd(True, "Memory on the node (IP: 10.0.0.7, ID: fa53) was ...")] * 10
-    end = bench.open().pull(0, 0.0, 1).end
+    end = bench.open().outbox.pull(0, 0.0).end
     assert end is not None and end.reason is EndReason.WORKERS_FAILED
     assert f"killed {MAX_SHORT_RUNS} of its last {MAX_SHORT_RUNS} processes" in end.message
     assert "10.0.0.7" in end.message
@@ -137,7 +146,7 @@ def test_an_error_while_it_is_made_ends_the_attempt_with_its_traceback() -> None
     supervisor = bench.open()
     supervisor.start()
     supervisor.direct(directive(1))
-    end = supervisor.pull(0, 0.0, 1).end
+    end = supervisor.outbox.pull(0, 0.0).end
     assert end is not None and end.failure is not None
     assert end.message == "supervisor: RuntimeError: no such node"
     assert "_make_world" in end.failure.traceback and end.failure.phase == "supervising"
@@ -155,7 +164,7 @@ def test_an_error_of_the_executor_ends_the_attempt_with_its_traceback() -> None:
     supervisor.start()
     end = None
     while end is None:
-        end = supervisor.pull(0, 1.0, 1).end
+        end = supervisor.outbox.pull(0, 1.0).end
     assert end.message == "supervisor: RuntimeError: a fault of our own"
 
 

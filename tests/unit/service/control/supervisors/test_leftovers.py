@@ -65,9 +65,10 @@ def test_an_older_attempt_of_a_job_that_trains_is_ended(store: Store) -> None:
         job_id = bench.submit()
         async with bench.running():
             first = bench.cluster.supervisors[job_id, 1]
+            first.outbox.set_status(JobStatus(state=JobState.RUNNING, step=1), ())
             first.report(PendingEvent(at=1.0, type="said"))
             await bench.clock.advance(1.0)
-            first.die()
+            bench.cluster.kill_supervisor(job_id, 1)
             await bench.clock.advance(10.0)
             assert (job_id, 2) in bench.cluster.supervisors
             bench.cluster.reaped.clear()

@@ -1,4 +1,4 @@
-"""The control plane has lost the key of a running attempt: the attempt gets another one, and trains on."""
+"""The database has lost the token of a running attempt: the attempt gets another one, and trains on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sqlite3
 from shoal_api.client import Client
 
 
-def test_an_attempt_whose_key_was_lost_gets_another_one_and_no_step_is_lost(
+def test_an_attempt_whose_token_was_lost_gets_another_one_and_no_step_is_lost(
     submit, shoal_server, client: Client
 ) -> None:
     run = submit(
@@ -22,12 +22,12 @@ def test_an_attempt_whose_key_was_lost_gets_another_one_and_no_step_is_lost(
     try:
         shoal_server.kill()
         with sqlite3.connect(shoal_server.state_dir / "shoal.db") as database:
-            assert database.execute("DELETE FROM signing_keys").rowcount >= 1
+            assert database.execute("DELETE FROM attempt_tokens").rowcount >= 1
         database.close()
     finally:
         shoal_server.start().wait_for_cluster()
     rekeyed = run.wait_for_event("supervisor.rekeyed")
-    assert rekeyed.data == {"message": "the supervisor refuses the call pull: it has no signature"}
+    assert rekeyed.data == {"message": "the token of the attempt is not in the database"}
     run.release("step-5-0")
     run.wait_at("step-25-0")
     run.wait_for_step(24)

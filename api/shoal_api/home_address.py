@@ -1,0 +1,49 @@
+"""Where the supervisors of a cluster reach this server. Called once by `serve.py`, when it listens."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+import socket
+
+from shoal_service.home import Home
+from shoal_service.settings import Settings, is_loopback
+
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
+_UNREACHABLE = (
+    "The server listens on {host} only, and supervisors on other machines cannot report to it: their jobs train, and "
+    "show no progress. Listen on an address that the nodes reach (--host), or set SHOAL_HOME_URL."
+)
+_log = logging.getLogger(__name__)
+
+
+def home_of(settings: Settings, host: str, port: int) -> Home:
+    """Without a token. `host` and `port`: those that the server listens on."""
+    if settings.home_url:
+        return Home(url=settings.home_url, ca=settings.home_ca.read_text() if settings.home_ca is not None else "")
+    ray_host = (settings.ray_address or "").rpartition(":")[0].strip("[]")
+    if ray_host and is_loopback(host) and not _is_here(ray_host):
+        _log.warning("home.unreachable", extra={"reason": _UNREACHABLE.format(host=host)})
+    if ipaddress.ip_address(host).is_unspecified:
+        host = _towards(ray_host) if ray_host else ("::1" if ":" in host else "127.0.0.1")
+    netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if settings.tls_cert is None:
+        return Home(url=f"http://{netloc}")
+    own = _CERTIFICATE.search(settings.tls_cert.read_text())
+    return Home(url=f"https://{netloc}", ca=own[0] if own is not None else "", is_pinned=True)
+
+
+def _is_here(host: str) -> bool:
+    return host == "auto" or is_loopback(host)
+
+
+def _towards(host: str) -> str:
+    """The address of this machine that packets to this host have; nothing is sent."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

@@ -1,0 +1,228 @@
+"""SupervisorMethods: the link between the service and the supervisors of running attempts, a part of `Store`.
+
+Reports are fenced by the attempt, its token, the life of the supervisor and the numbers of the items; they need no
+lease, so that any control plane may take them. Directives are fenced by the lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sqlalchemy import Connection, and_, bindparam, select, update
+
+from shoal_service.core.access.tokens import hash_of
+from shoal_service.core.job_machine import ATTEMPT_STATES
+from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
+from shoal_service.reports import StacksAnswer, SupervisorReports
+from shoal_service.store import lease as leases
+from shoal_service.store import reports as report_items
+from shoal_service.store.database import Database, upsert
+from shoal_service.store.errors import AttemptTokenRefused, JobNotFound, SupervisorReplaced
+from shoal_service.store.hub import Hub
+from shoal_service.store.records import JobRecord, load
+from shoal_service.store.reports import DropReason
+from shoal_service.store.supervisors.tables import attempt_tokens, directives
+from shoal_service.store.tables import jobs
+
+AttemptKey: TypeAlias = tuple[str, int]
+"""Job id, and number of the attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A supervisor's report, as one request has brought it."""
+
+    caller: AttemptCaller
+    report: HomeReport
+    now: float
+    """When it arrived."""
+
+
+Outcome: TypeAlias = ReportReceipt | AttemptTokenRefused | SupervisorReplaced
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorLink:
+    """What is known of the supervisor of an attempt that goes on."""
+
+    has_token: bool
+    """False: the attempt's supervisor was never given one, or the row was lost."""
+    life: int
+    """The highest of the supervisors that have reported; 0: none has."""
+    reported_at: float
+    """When the last report was stored, by the clock of the control plane that took it; 0: none was."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDirective:
+    number: int
+    body: str
+    """JSON of a Directive."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What has to be told after the commit."""
+
+    job_id: str
+    reports: SupervisorReports
+    dropped: list[DropReason]
+    changed: bool
+
+
+class SupervisorMethods:
+    _database: Database
+    _hub: Hub
+
+    def _note_stored(
+        self, job_id: str, reports: SupervisorReports, dropped: Sequence[DropReason], *, changed: bool
+    ) -> None: ...
+
+    def keep_attempt_token(self, job_id: str, attempt: int, token: str, *, epoch: int) -> None:
+        """From now on it is the one of the attempt, and no other is. Raises JobNotFound, LeaseLost."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            job = load(tx, job_id, lock=True)
+            of_attempt = and_(attempt_tokens.c.job_num == job.num, attempt_tokens.c.attempt == attempt)
+            if not tx.execute(update(attempt_tokens).where(of_attempt).values(hash=hash_of(token))).rowcount:
+                row = {"job_num": job.num, "attempt": attempt, "hash": hash_of(token), "life": 0, "reported_at": 0.0}
+                upsert(tx, attempt_tokens, [row])
+
+    def attempt_of_token(self, token: str) -> AttemptCaller | None:
+        """Whose it is; None: it is not the token of an attempt that goes on."""
+        with self._database.read() as tx:
+            row = tx.execute(_OF_TOKEN, {"hash": hash_of(token)}).one_or_none()
+        return AttemptCaller(row.id, row.attempt, hash_of(token)) if row is not None else None
+
+    def take_reports(self, arrived: Sequence[Arrived]) -> list[Outcome]:
+        """Stores each item of these reports exactly once, in one transaction: all or, if it raises, none. What comes of
+        each, in their order. PostgreSQL locks the rows of the jobs in the order of their ids.
+
+        A report whose `after` is below what is stored repeats items, and is not stored: its receipt says from where
+        the supervisor has to go on.
+        """
+        stored: list[_Stored] = []
+        outcomes: dict[int, Outcome] = {}
+        with self._database.write() as tx:
+            for index, one in sorted(enumerate(arrived), key=lambda pair: pair[1].caller.job_id):
+                outcomes[index] = _take(tx, one, stored)
+        for each in stored:
+            self._note_stored(each.job_id, each.reports, each.dropped, changed=each.changed)
+        return [outcomes[index] for index in range(len(arrived))]
+
+    def supervisor_links(self) -> Mapping[AttemptKey, SupervisorLink]:
+        """Of all attempts that go on."""
+        with self._database.read() as tx:
+            rows = tx.execute(_LINKS).all()
+        return {
+            (row.id, row.attempt): SupervisorLink(row.life is not None, row.life or 0, row.reported_at or 0.0)
+            for row in rows
+        }
+
+    def put_directive(self, job_id: str, attempt: int, body: str, *, epoch: int) -> int:
+        """In place of the last one; its number. `body`: JSON of a Directive. Raises JobNotFound, LeaseLost."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            job = load(tx, job_id, lock=True)
+            last = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": job.num}).one_or_none()
+            of_attempt = last if last is not None and last.attempt == attempt else None
+            row = {
+                "job_num": job.num,
+                "attempt": attempt,
+                "number": of_attempt.number + 1 if of_attempt is not None else 1,
+                "epoch": epoch,
+                "body": body,
+                "stacks": of_attempt.stacks if of_attempt is not None else "",
+            }
+            upsert(tx, directives, [row])
+        self._hub.publish_directive(job_id)
+        return int(row["number"])
+
+    def directive(self, job_id: str, attempt: int) -> StoredDirective | None:
+        """The newest one of an attempt that goes on; None: there is none yet. Raises AttemptTokenRefused: the attempt
+        is over."""
+        with self._database.read() as tx:
+            row = tx.execute(_DIRECTIVE, {"job_id": job_id, "attempt": attempt}).one_or_none()
+        if row is None:
+            raise AttemptTokenRefused(job_id, attempt)
+        return StoredDirective(row.number, row.body) if row.number is not None else None
+
+    def directive_numbers(self, job_ids: Collection[str]) -> Mapping[str, int]:
+        """Of the newest directive of each of these jobs that has one."""
+        query = select(jobs.c.id, directives.c.number).join(directives, directives.c.job_num == jobs.c.num)
+        with self._database.read() as tx:
+            return {row.id: row.number for row in tx.execute(query) if row.id in job_ids}
+
+    def stacks_answer(self, job_id: str, attempt: int, number: int) -> StacksAnswer | None:
+        """The answer to this request; None: it is not there yet."""
+        with self._database.read() as tx:
+            job = load(tx, job_id)
+            row = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": job.num}).one_or_none()
+        if row is None or row.attempt != attempt or not row.stacks:
+            return None
+        answer = StacksAnswer.model_validate_json(row.stacks)
+        return answer if answer.number == number else None
+
+
+def _take(tx: Connection, one: Arrived, stored: list[_Stored]) -> Outcome:
+    caller, report = one.caller, one.report
+    refused = AttemptTokenRefused(caller.job_id, caller.attempt)
+    try:
+        job = load(tx, caller.job_id, lock=True)
+    except JobNotFound:
+        return refused
+    row = tx.execute(_TOKEN_OF_JOB, {"job_num": job.num}).one_or_none()
+    if row is None or not _goes_on(job, caller.attempt) or (row.attempt, row.hash) != (job.attempt, caller.token_hash):
+        return refused
+    if report.life < row.life:
+        return SupervisorReplaced(report.life, row.life)
+    tx.execute(_HEARD, {"of_job": job.num, "of_life": report.life, "at": one.now})
+    reports = report.reports
+    if reports is None:
+        return ReportReceipt(acknowledged=job.pulled_seq)
+    if reports.attempt != caller.attempt:
+        return refused
+    if report.after < job.pulled_seq:
+        unstored = reports.model_copy(update={"end": None, "stacks": None})
+        stored.append(_Stored(job.id, unstored, [DropReason.DUPLICATE], changed=False))
+        return ReportReceipt(acknowledged=job.pulled_seq)
+    if reports.stacks is not None:
+        values = {"of_job": job.num, "answer": reports.stacks.model_dump_json()}
+        tx.execute(_ANSWERED, values)
+    dropped, changed = report_items.apply_to(tx, job, reports, now=one.now)
+    stored.append(_Stored(job.id, reports, dropped, changed))
+    return ReportReceipt(acknowledged=max(reports.seq, job.pulled_seq), released=reports.end is not None)
+
+
+def _goes_on(job: JobRecord, attempt: int) -> bool:
+    return job.attempt == attempt and job.state in ATTEMPT_STATES
+
+
+_STATES = sorted(state.value for state in ATTEMPT_STATES)
+_OF_TOKEN = (
+    select(jobs.c.id, jobs.c.attempt)
+    .join(attempt_tokens, and_(attempt_tokens.c.job_num == jobs.c.num, attempt_tokens.c.attempt == jobs.c.attempt))
+    .where(attempt_tokens.c.hash == bindparam("hash"), jobs.c.state.in_(_STATES))
+)
+_TOKEN_OF_JOB = select(attempt_tokens).where(attempt_tokens.c.job_num == bindparam("job_num"))
+_HEARD = (
+    update(attempt_tokens)
+    .where(attempt_tokens.c.job_num == bindparam("of_job"))
+    .values(life=bindparam("of_life"), reported_at=bindparam("at"))
+)
+_LINKS = (
+    select(jobs.c.id, jobs.c.attempt, attempt_tokens.c.life, attempt_tokens.c.reported_at)
+    .outerjoin(attempt_tokens, and_(attempt_tokens.c.job_num == jobs.c.num, attempt_tokens.c.attempt == jobs.c.attempt))
+    .where(jobs.c.state.in_(_STATES))
+)
+_DIRECTIVE_OF_JOB = select(directives).where(directives.c.job_num == bindparam("job_num"))
+_DIRECTIVE = (
+    select(directives.c.number, directives.c.body)
+    .select_from(jobs)
+    .outerjoin(directives, and_(directives.c.job_num == jobs.c.num, directives.c.attempt == jobs.c.attempt))
+    .where(jobs.c.id == bindparam("job_id"), jobs.c.attempt == bindparam("attempt"), jobs.c.state.in_(_STATES))
+)
+_ANSWERED = update(directives).where(directives.c.job_num == bindparam("of_job")).values(stacks=bindparam("answer"))
+"""Statements are built once: that takes as long as to run them."""

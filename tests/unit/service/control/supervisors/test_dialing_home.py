@@ -1,0 +1,160 @@
+"""A supervisor that dials home, with a real store on the other side of a link that fails when a test says so."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from doubles.driver_bench import DriverBench, event
+from doubles.fake_journal import FakeJournal, JournalStorage
+from shoal_service.core.access.tokens import hash_of
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.home import AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
+from shoal_service.store.errors import SupervisorReplaced
+from shoal_service.store.store import Store
+from shoal_service.store.supervisors.methods import Arrived
+from shoal_service.supervisor.config import Directive, StaleEpoch
+from shoal_service.supervisor.home.dialer import Dialer
+from shoal_service.supervisor.home.link import HomeAway, HomeReplaced
+from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.views import JobStatus
+from shoal_workers.contract.job import EndReason, JobState
+
+pytestmark = pytest.mark.timeout(120)
+END = AttemptEnd(reason=EndReason.FINISHED, message="done", step=4)
+TOKEN = "of the attempt"
+
+
+class Link:
+    """A HomeLink to a store. `faults`: what happens to the next reports."""
+
+    def __init__(self, store: Store, job_id: str) -> None:
+        self._store = store
+        self.caller = AttemptCaller(job_id, 1, hash_of(TOKEN))
+        self.faults: list[str] = []
+        self.answers: queue.SimpleQueue[DirectiveAnswer] = queue.SimpleQueue()
+        self.asked: list[int] = []
+        self.num_reports = 0
+        self.failed = threading.Event()
+
+    def report(self, report: HomeReport) -> ReportReceipt:
+        self.num_reports += 1
+        fault = self.faults.pop(0) if self.faults else ""
+        if fault == "away":
+            raise HomeAway("no connection")
+        [outcome] = self._store.take_reports([Arrived(self.caller, report, 2.0)])
+        if fault == "answer lost":
+            raise HomeAway("reset")
+        if isinstance(outcome, SupervisorReplaced):
+            raise HomeReplaced(str(outcome))
+        assert isinstance(outcome, ReportReceipt), outcome
+        return outcome
+
+    def directive(self, after: int, wait_s: float) -> DirectiveAnswer:
+        self.asked.append(after)
+        return self.answers.get()
+
+    def hurry(self) -> None:
+        self.answers.put(DirectiveAnswer(number=self.asked[-1] if self.asked else 0))
+
+
+class Bench:
+    def __init__(self, store: Store) -> None:
+        self.driver = DriverBench(store)
+        self.job_id = self.driver.job_id
+        store.keep_attempt_token(self.job_id, 1, TOKEN, epoch=self.driver.epoch)
+        self.link = Link(store, self.job_id)
+        self.outbox = Outbox(1)
+        self.storage = JournalStorage()
+        self.released, self.replaced = threading.Event(), threading.Event()
+        self.directives: list[Directive] = []
+
+    def dial(self, *, direct: Callable[[Directive], Any] | None = None, outbox: Outbox | None = None) -> None:
+        journal = FakeJournal(self.storage)
+        journal.begin(1.0)
+        obey = direct or self.directives.append
+        dialer = Dialer(
+            self.link,
+            outbox or self.outbox,
+            journal,
+            obey,
+            self.released.set,
+            on_replaced=self.replaced.set,
+        )
+        dialer.start()
+
+    def run(self) -> None:
+        self.outbox.set_status(JobStatus(state=JobState.RUNNING, step=1), ())
+
+
+def test_every_item_is_stored_once_whatever_becomes_of_the_answers(store: Store) -> None:
+    bench = Bench(store)
+    bench.link.faults = ["", "answer lost", "away", "answer lost", "answer lost"]
+    bench.run()
+    bench.dial()
+    for number in range(1, 31):
+        bench.outbox.add(event(number))
+    while bench.link.faults:
+        bench.link.failed.wait(0.05)
+        bench.outbox.add(event(100))
+    bench.outbox.add_end(END)
+    assert bench.released.wait(60)
+    stored = bench.driver.events()
+    assert stored[:30] == [*range(1, 31)] and len(stored) == bench.outbox.seq - 2, (
+        "each once, beside the status and the end"
+    )
+    assert store.get_job(bench.job_id).status.state is JobState.SUCCEEDED
+
+
+def test_a_restarted_supervisor_goes_on_after_what_its_predecessor_has_reported(store: Store) -> None:
+    bench = Bench(store)
+    bench.run()
+    bench.outbox.add(event(1))
+    bench.dial()
+    while bench.driver.events() != [1]:
+        bench.outbox.pull(bench.outbox.seq, 0.05)
+    _, unacknowledged, _ = Outbox(1).unacknowledged()
+    successor = Outbox(1, seq=bench.outbox.seq + 1000, unacknowledged=unacknowledged)
+    successor.set_status(JobStatus(state=JobState.RUNNING, step=2), ())
+    successor.add(event(2))
+    bench.dial(outbox=successor)
+    assert bench.replaced.wait(60), "the older one is told to end"
+    successor.add(event(3))
+    successor.add_end(END)
+    assert bench.released.wait(60)
+    assert bench.driver.events() == [1, 2, 3]
+
+
+def test_a_directive_is_obeyed_and_one_of_an_older_lease_changes_nothing(store: Store) -> None:
+    bench = Bench(store)
+    seen: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def direct(directive: Directive) -> None:
+        seen.put(directive.epoch)
+        if directive.epoch == 1:
+            raise StaleEpoch(1, 2)
+
+    bench.dial(direct=direct)
+    document = bench.driver.driver._directive(bench.driver.row).model_dump(mode="json")
+    for number, epoch in ((1, 2), (2, 1), (3, 3)):
+        changed = {**document, "epoch": epoch, "of_a_newer_release": True}
+        bench.link.answers.put(DirectiveAnswer(number=number, directive=changed))
+        assert seen.get(timeout=60) == epoch
+    bench.link.answers.put(DirectiveAnswer(number=4, directive={"granted": "many"}))
+    bench.link.answers.put(DirectiveAnswer(number=5, directive={**document, "epoch": 4}))
+    assert seen.get(timeout=60) == 4, "one that cannot be read is passed over"
+    assert bench.link.asked[:5] == [0, 1, 2, 3, 4]
+
+
+def test_without_a_status_a_supervisor_only_says_that_it_lives(store: Store) -> None:
+    bench = Bench(store)
+    bench.dial()
+    while bench.link.num_reports < 2:
+        bench.outbox.pull(bench.outbox.seq, 0.05)
+    [link] = store.supervisor_links().values()
+    assert link.life == 1 and link.reported_at == 2.0
+    assert store.get_job(bench.job_id).status.state is JobState.STARTING
