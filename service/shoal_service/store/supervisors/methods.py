@@ -64,7 +64,7 @@ class StoredDirective:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What has to be told after the commit."""
+    """What has to be announced after the commit."""
 
     job_id: str
     reports: SupervisorReports
@@ -178,7 +178,7 @@ def _take(tx: Connection, one: Arrived, stored: list[_Stored]) -> Outcome:
         return refused
     if report.life < row.life:
         return SupervisorReplaced(report.life, row.life)
-    tx.execute(_HEARD, {"of_job": job.num, "of_life": report.life, "at": one.now})
+    tx.execute(_REPORTED, {"of_job": job.num, "of_life": report.life, "at": one.now})
     reports = report.reports
     if reports is None:
         return ReportReceipt(acknowledged=job.pulled_seq)
@@ -207,7 +207,7 @@ _OF_TOKEN = (
     .where(attempt_tokens.c.hash == bindparam("hash"), jobs.c.state.in_(_STATES))
 )
 _TOKEN_OF_JOB = select(attempt_tokens).where(attempt_tokens.c.job_num == bindparam("job_num"))
-_HEARD = (
+_REPORTED = (
     update(attempt_tokens)
     .where(attempt_tokens.c.job_num == bindparam("of_job"))
     .values(life=bindparam("of_life"), reported_at=bindparam("at"))

@@ -1,4 +1,4 @@
-"""The end of an attempt: its supervisor is told that it is stored, and its actors are ended."""
+"""The end of an attempt: it is stored, its supervisor is released, and its actors are ended."""
 
 from __future__ import annotations
 

@@ -104,9 +104,7 @@ def test_every_item_is_stored_once_whatever_becomes_of_the_answers(store: Store)
     bench.outbox.add_end(END)
     assert bench.released.wait(60)
     stored = bench.driver.events()
-    assert stored[:30] == [*range(1, 31)] and len(stored) == bench.outbox.seq - 2, (
-        "each once, beside the status and the end"
-    )
+    assert stored[:30] == [*range(1, 31)] and len(stored) == bench.outbox.seq - 2, "each once"
     assert store.get_job(bench.job_id).status.state is JobState.SUCCEEDED
 
 
@@ -122,7 +120,7 @@ def test_a_restarted_supervisor_goes_on_after_what_its_predecessor_has_reported(
     successor.set_status(JobStatus(state=JobState.RUNNING, step=2), ())
     successor.add(event(2))
     bench.dial(outbox=successor)
-    assert bench.replaced.wait(60), "the older one is told to end"
+    assert bench.replaced.wait(60), "the older one ends"
     successor.add(event(3))
     successor.add_end(END)
     assert bench.released.wait(60)
