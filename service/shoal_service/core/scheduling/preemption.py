@@ -36,8 +36,9 @@ class Preemption:
         self._victims = sorted([_ranked(entry) for entry in latest_first if entry.target])
         self._added: list[Entry] = []
         """Victims that are not in order yet: most jobs are admitted before anybody asks for one."""
-        self._failed: dict[tuple[int, Share | None], tuple[float, int]] = {}
-        """Priority and workers of the last claim of a shape, for what is owed to a project, that could not be met."""
+        self._failed: dict[tuple[int, Share, Share | None], tuple[float, int]] = {}
+        """Priority and workers of the last claim of a shape and a project, for what is owed to a project, that could
+        not be met. What others may lose to it depends on the project."""
 
     def add(self, entry: Entry) -> None:
         """The job has been admitted in this decision; a job of higher priority may still displace it."""
@@ -68,13 +69,13 @@ class Preemption:
         if not self.may_help(claimant, missing):
             return []
         priority, owed = self._priority(claimant), self._owed_to(claimant, missing)
-        failed = self._failed.get((id(claimant.shape), owed))
+        failed = self._failed.get((id(claimant.shape), claimant.share, owed))
         if failed is not None and priority <= failed[0] and missing >= failed[1]:
             return []
         cleared = self._clear(claimant, missing, owed)
         if not cleared:
             if claimant is not self._plan.aged:  # its failure says nothing of other projects, whose guarantees differ
-                self._failed[id(claimant.shape), owed] = (priority, missing)
+                self._failed[id(claimant.shape), claimant.share, owed] = (priority, missing)
             return []
         for victim in cleared:
             del self._victims[bisect_left(self._victims, victim.ranked)]
