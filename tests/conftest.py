@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from kit.cells import leave_out_most
 from kit.databases import MigratedDatabases
 from kit.guard.guard import guard_this_process
 from kit.postgres import MISSING, PostgresServer, is_installed, running_postgres
@@ -44,8 +45,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        folder = item.path.relative_to(ROOT / "tests").parts[0]
+    in_folders = [(item.path.relative_to(ROOT / "tests").parts[0], item) for item in items]
+    leave_out_most(in_folders)
+    for folder, item in in_folders:
         if folder in ("browser", "ray", "chaos"):
             item.add_marker(pytest.mark.ray)
             item.add_marker(pytest.mark.timeout(3 * PATIENCE_S))

@@ -41,7 +41,7 @@ class Timing:
 def measure_speed(policy: Policy, trials: int) -> list[Timing]:
     empty = large_market(NUM_JOBS, NUM_NODES)
     steady = apply(empty, policy(empty, _NOW), _NOW)
-    for _ in range(3):  # the first decisions still move workers
+    for _ in range(10):  # the first decisions start jobs, and those after them still move workers
         steady = apply(steady, policy(steady, _NOW + 60), _NOW + 60)
     ended = replace(steady, jobs=[job for job in steady.jobs if job.job_id != _first_running(steady)])
     newcomer = replace(_job(random.Random(0), NUM_JOBS), submitted_at=_NOW, priority=50)

@@ -92,7 +92,6 @@ def layouts(run: Any) -> list[str]:
     return [event.data["layout"] for event in run.events("generation.formed")]
 
 
-@pytest.mark.matrix
 def test_a_worker_is_lost_and_replaced_on_small_nodes_in_racks(racks: Client, submit: Any) -> None:
     run = submit(
         to=racks,
@@ -192,6 +191,7 @@ def test_a_node_is_lost_and_half_a_node_comes(
     assert_same(run, losses_of_one_worker)
 
 
+@pytest.mark.matrix
 def test_workers_fill_nodes_so_that_tp_groups_have_room(client: Client, submit: Any) -> None:
     """Ray's default policy takes another node once half of one is in use: it put one worker of four on each node."""
     run = submit(
@@ -212,6 +212,7 @@ def test_workers_fill_nodes_so_that_tp_groups_have_room(client: Client, submit: 
     run.finish()
 
 
+@pytest.mark.matrix
 def test_growth_goes_beside_the_workers_that_are_there(client: Client, submit: Any) -> None:
     run = submit(to=client, workers=2, min_workers=2, waves=[2, 4], strikes=[hold(2), hold(6)], **PLACED)
     run.wait_at("step-2-0")

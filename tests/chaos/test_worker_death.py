@@ -190,6 +190,7 @@ def test_a_preempted_worker_is_replaced_at_a_step_boundary_and_no_step_is_lost(s
     run.assert_undisturbed_losses()
 
 
+@pytest.mark.matrix
 def test_a_worker_stuck_in_native_code_is_evicted_within_its_deadlines(submit, client: Client) -> None:
     """It holds the interpreter's lock, so it handles no interrupt, answers no poll and stamps no progress.
     In step 8, since it takes 30 s instead of the floor's 10 s before five steps are measured."""

@@ -62,6 +62,9 @@ class PostgresServer:
         """URL of a new database, which is dropped afterwards: also for programs that know no schemas."""
         name = self.create_database(template)
         yield self.url(name)
+        self.drop_database(name)
+
+    def drop_database(self, name: str) -> None:
         with self.connect() as connection:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 

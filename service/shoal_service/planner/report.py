@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, Racks
+from shoal_service.core.quantities import count_text
 from shoal_service.planner.capacity import too_large
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.planner.planning import normal_racks, on_nodes, plan, profile_for
@@ -88,7 +89,8 @@ def memory_note(spec: JobSpec, nodes: Iterable[tuple[float, float, float]], prof
     _, number, gib = max(full)
     gibs = [size / GIB for size in (need.of(number), need.process, need.own, number * need.snapshots)]
     return (
-        f"{number} workers on one node are predicted to need {gibs[0]:,.1f} GiB (process {gibs[1]:,.1f} + {number} x "
+        f"The prediction for {count_text(number, 'worker')} on one node is {gibs[0]:,.1f} GiB "
+        f"(process {gibs[1]:,.1f} + {number} x "
         f"{gibs[2]:,.1f}), and Ray counts {gib:,.1f} GiB there: spread them over more nodes (worker.memory_gib, "
         f"placement), or set snapshot.enabled: false, which saves {gibs[3]:,.1f} GiB."
     )

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.market import (
     START_S,
     SWITCH_S,
@@ -167,7 +168,9 @@ class _Engine:
         capacity = self._market.capacity.workers(self._capacity_step)
         granted = sum(run.granted for run in self._running)
         if granted > max(capacity, granted_before):
-            raise PolicyError(f"At {now:.0f} s the policy granted {granted} workers, and there are {capacity}.")
+            raise PolicyError(
+                f"At {now:.0f} s the policy granted {count_text(granted, 'worker')}, and there are {capacity}."
+            )
         self._share_out(capacity, now)
 
     def _apply(self, decision: Decision, now: float) -> None:
@@ -185,7 +188,7 @@ class _Engine:
                 _demand(is_start == (run.granted == 0), run, now, "started twice, or resized before its start")
                 fits = run.job.min_workers <= workers <= run.job.max_workers
                 bounds = f"{run.job.min_workers} to {run.job.max_workers}"
-                _demand(fits, run, now, f"given {workers} workers, and may have {bounds}")
+                _demand(fits, run, now, f"given {count_text(workers, 'worker')}, and may have {bounds}")
                 if workers != run.granted:
                     run.grant(workers, now)
 

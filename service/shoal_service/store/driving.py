@@ -19,6 +19,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.job import JobGranted, JobPreempted, JobQuarantined
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeued, step
+from shoal_service.core.quantities import count_text
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import JobEnded, RequestConflict
 from shoal_service.store.lifecycle import continuing
@@ -215,7 +216,7 @@ def begin_attempt(connection: Connection, job_id: str, *, workers: int, reason: 
     attempt = job.attempt + 1
     edit = JobEdit(connection, job, now)
     edit.describe(observed_generation=job.spec_version, generation=0)
-    edit.move(standing, "", reason or f"Starts with {workers} workers.", attempt=attempt, workers=workers)
+    edit.move(standing, "", reason or f"Starts with {count_text(workers, 'worker')}.", attempt=attempt, workers=workers)
     edit.set(attempt=attempt, pulled_seq=0, granted_workers=workers)
     if job.started_at is None:
         edit.set(started_at=now)

@@ -7,6 +7,8 @@ Shoal is refused, never changed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -28,12 +30,15 @@ def migrate(database: Database, revision: str = "head") -> None:
     Raises:
         StoreUnavailable: the database cannot be reached, or a newer version of Shoal has migrated it.
     """
-    config = _config()
     try:
         with database.write() as connection:
             if not database.is_sqlite:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
-            _refuse_newer(ScriptDirectory.from_config(config), MigrationContext.configure(connection))
+            found = MigrationContext.configure(connection).get_current_heads()
+            if revision == "head" and set(found) == set(_scripts().get_heads()):
+                return
+            _refuse_newer(found)
+            config = _config()
             config.attributes["connection"] = connection
             command.upgrade(config, revision)
     except (SQLAlchemyError, StoreUnavailable) as error:
@@ -48,9 +53,15 @@ def _config() -> Config:
     return config
 
 
-def _refuse_newer(scripts: ScriptDirectory, context: MigrationContext) -> None:
-    known = {script.revision for script in scripts.walk_revisions()}
-    unknown = [head for head in context.get_current_heads() if head not in known]
+@cache
+def _scripts() -> ScriptDirectory:
+    """Read once in a process: it imports every migration."""
+    return ScriptDirectory.from_config(_config())
+
+
+def _refuse_newer(heads: Sequence[str]) -> None:
+    known = {script.revision for script in _scripts().walk_revisions()}
+    unknown = [head for head in heads if head not in known]
     if unknown:
         raise StoreUnavailable(
             f"The database has schema {', '.join(unknown)}, which this version of Shoal does not know: a newer "

@@ -9,6 +9,7 @@
 
 What a job has above its minimum is nobody's: it is divided later (`gains`). So admission shrinks without saying so.
 Jobs that ask for the same are refused together: the first refusal answers for all, until some job gets or loses places.
+In a queue of thousands, priority also goes first within a project, and a decision starts MOST_STARTS jobs at most.
 Called by `decide`.
 """
 
@@ -17,11 +18,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter, itemgetter
 
 from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.estimates import AGED_AFTER_S, AGED_UNTIL_S, starved_s
 from shoal_service.core.scheduling.market import MarketJob
-from shoal_service.core.scheduling.plan import Claim, Entry, Plan
+from shoal_service.core.scheduling.plan import Claim, Entry, Plan, Precedence
 from shoal_service.core.scheduling.preemption import Preemption, has_waited
 from shoal_service.core.scheduling.reservations import Reservation, Reservations
 from shoal_service.core.scheduling.shares import Share
@@ -47,7 +50,17 @@ class Obstacle:
 
 ROOM = Obstacle(None)
 
-_NEVER = -1, ROOM
+LONG_QUEUE = 1_000
+"""In a queue of more jobs, those of a project are admitted by priority first. Else thousands that are earlier in the
+queue would be admitted and then displaced, in one decision, by jobs of higher priority that are later in it."""
+
+MOST_STARTS = 1_000
+"""So many jobs start in one decision, at most, and the next one goes on. Each start is carried out by itself, and an
+urgent job that comes meanwhile must not wait until thousands have been."""
+
+LATER = Obstacle(
+    f"One decision starts at most {MOST_STARTS:,} jobs, and as many are before this one. The next goes on."
+)
 
 MAX_ROUNDS = 4
 
@@ -59,6 +72,9 @@ class Admission:
     waiting: list[tuple[Entry, Obstacle]] = field(default_factory=list)
     """Queued jobs that do not start, in order."""
     preempted: list[Entry] = field(default_factory=list)
+    num_starts: int = 0
+    is_cut_short: bool = False
+    """Some of those that wait have not been looked at: MOST_STARTS jobs start."""
 
 
 def keep_minima(plan: Plan) -> list[Entry]:
@@ -108,7 +124,7 @@ def admit(plan: Plan, above_limit: list[Entry]) -> Admission:
         before = len(admission.preempted)
         admission.waiting.clear()
         _meet_claims(plan, admission)
-        if len(admission.preempted) == before:
+        if len(admission.preempted) == before or admission.is_cut_short:
             break
     return admission
 
@@ -116,49 +132,74 @@ def admit(plan: Plan, above_limit: list[Entry]) -> Admission:
 def _aged(plan: Plan, above_limit: list[Entry]) -> Entry | None:
     """One job at a time, the one that was submitted first, so that a long queue of old jobs does not take the cluster
     from those of higher priority. The next one has its turn when this one has had its time."""
-    running = [entry for entry in _starved(plan, plan.running, AGED_UNTIL_S) if entry not in above_limit]
-    if running:
-        return running[0]
-    for entry in _starved(plan, plan.queued, AGED_AFTER_S):
+    old = sorted(plan.old, key=lambda entry: (entry.job.submitted_at, entry.job.job_id))
+    for entry in old:
+        if entry.job.granted and starved_s(entry.job, plan.now) >= AGED_UNTIL_S and entry not in above_limit:
+            return entry
+    for entry in old:
         least = entry.job.min_workers
-        if entry.shape.ever >= least and limit_in_the_way(plan, entry, least) is None:
+        if entry.job.granted or starved_s(entry.job, plan.now) < AGED_AFTER_S or entry.shape.ever < least:
+            continue
+        if limit_in_the_way(plan, entry, least) is None:
             return entry
     return None
 
 
-def _starved(plan: Plan, entries: list[Entry], least_s: float) -> list[Entry]:
-    latest = plan.now - least_s
-    old = [entry for entry in entries if entry.job.submitted_at <= latest]
-    old = [entry for entry in old if starved_s(entry.job, plan.now) >= least_s]
-    return sorted(old, key=lambda entry: (entry.job.submitted_at, entry.job.job_id))
-
-
 def _meet_claims(plan: Plan, admission: Admission) -> None:
-    reservations, preemption = Reservations(plan), Preemption(plan)
-    refused: dict[tuple[Claim, bool], tuple[int, Obstacle]] = {}
+    reservations, preemption, refusals = Reservations(plan), Preemption(plan), _Refusals(plan)
     waiting = admission.waiting
     for entry in turns(plan, admission.preempted):
-        is_queued = not entry.job.granted
-        key = entry.claim, entry.share.has_guarantee and has_waited(entry.job, plan.now)
-        if is_queued and entry is not plan.aged:
-            as_of, obstacle = refused.get(key, _NEVER)
-            if as_of == plan.num_changes:
-                waiting.append((entry, obstacle))
-                continue
-        refusal = _refusal(plan, entry, preemption)
-        if refusal is not None:
-            if is_queued:
-                if entry is not plan.aged:
-                    refused[key] = plan.num_changes, refusal
-                waiting.append((entry, refusal))
-            if refusal is ROOM:
-                reservations.reserve(entry)
+        known = refusals.of(entry)
+        if known is not None:
+            waiting.append((entry, known))
             continue
-        behind = _admit(plan, entry, reservations, preemption, admission)
-        if behind is None:
+        if admission.num_starts >= MOST_STARTS and _is_one_of_many(plan, entry):
+            waiting.extend([(later, LATER) for later in _left_over(plan, waiting)])
+            admission.is_cut_short = True
+            return
+        obstacle, is_of_claim = _admit(plan, entry, reservations, preemption, admission)
+        is_queued = not entry.job.granted
+        if obstacle is None:
             preemption.add(entry)
-        elif is_queued:
-            waiting.append((entry, behind))
+            admission.num_starts += is_queued
+            continue
+        if is_of_claim:
+            refusals.add(entry, obstacle)
+        if is_queued:
+            waiting.append((entry, obstacle))
+
+
+class _Refusals:
+    """What is in the way of every queued job with a claim, until some job gets or loses places."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._as_of = plan.num_changes
+        self._refused: dict[Claim, Obstacle] = {}
+        self._refused_early: dict[Claim, Obstacle] = {}
+        """Those that have not waited for what is guaranteed to their project; others may have a better right."""
+
+    def of(self, entry: Entry) -> Obstacle | None:
+        if self._as_of != self._plan.num_changes:
+            self._refused.clear()
+            self._refused_early.clear()
+            self._as_of = self._plan.num_changes
+            return None
+        found = self._refused.get(entry.claim)
+        if found is None and self._refused_early and not has_waited(entry.job, self._plan.now):
+            found = self._refused_early.get(entry.claim)
+        return found if found is None or _is_one_of_many(self._plan, entry) else None
+
+    def add(self, entry: Entry, obstacle: Obstacle) -> None:
+        if _is_one_of_many(self._plan, entry):
+            is_early = entry.share.has_guarantee and not has_waited(entry.job, self._plan.now)
+            refused = self._refused_early if is_early else self._refused
+            refused[entry.claim] = obstacle
+
+
+def _is_one_of_many(plan: Plan, entry: Entry) -> bool:
+    """The job asks for what others with its claim ask for: it neither runs nor has it waited for long."""
+    return not entry.job.granted and entry is not plan.aged
 
 
 def _displace(admission: Admission, victims: list[Entry], claimant: Entry) -> None:
@@ -167,6 +208,7 @@ def _displace(admission: Admission, victims: list[Entry], claimant: Entry) -> No
         if entry.job.granted:
             admission.preempted.append(entry)
             continue
+        admission.num_starts -= 1
         admission.waiting.append((entry, ROOM))
         claimant.donors = (*claimant.donors, *entry.donors)
         entry.donors = ()
@@ -175,65 +217,64 @@ def _displace(admission: Admission, victims: list[Entry], claimant: Entry) -> No
                 earlier.beneficiary = claimant.job.job_id
 
 
-def _refusal(plan: Plan, entry: Entry, preemption: Preemption) -> Obstacle | None:
-    """What is in the way of every queued job with this claim; it stays so until some job gets or loses places."""
-    job, shape = entry.job, entry.shape
-    if shape.ever < job.min_workers:
-        return Obstacle(
-            f"Needs {count_text(job.min_workers, 'worker')} of {job.need.describe()} each; the nodes "
-            "that it may use have room for "
-            f"{shape.ever}. Add nodes, or lower elasticity.min_workers."
-        )
-    obstacle = limit_in_the_way(plan, entry, job.min_workers - entry.charged)
-    if obstacle is not None:
-        return obstacle
-    if shape.lacks(job.min_workers - entry.target) and not preemption.may_help(entry, job.min_workers - entry.target):
-        return ROOM
-    return None
-
-
 def _admit(
     plan: Plan, entry: Entry, reservations: Reservations, preemption: Preemption, admission: Admission
-) -> Obstacle | None:
-    """Book the job's minimum, or say what is in the way of this job."""
-    missing = entry.job.min_workers - entry.target
+) -> tuple[Obstacle | None, bool]:
+    """Book the job's minimum, or say what is in the way; and whether that is in the way of every queued job with this
+    claim, until some job gets or loses places."""
+    job, shape = entry.job, entry.shape
+    if shape.ever < job.min_workers:
+        return _never(entry), True
+    if entry.claim.has_limits:
+        obstacle = limit_in_the_way(plan, entry, job.min_workers - entry.charged)
+        if obstacle is not None:
+            return obstacle, True
+    missing = job.min_workers - entry.target
     found = reservations.take(entry, missing)
-    if isinstance(found, Reservation):
-        return Obstacle(None, behind=found.entry.job.job_id)
-    if found is None:
+    if found is None or isinstance(found, Reservation):
+        if shape.lacks(missing) and not preemption.may_help(entry, missing):
+            reservations.reserve(entry)
+            return ROOM, True
+        if found is not None:
+            return Obstacle(None, behind=found.entry.job.job_id), False
         victims = preemption.make_room(entry, missing)
         if not victims:
             reservations.reserve(entry)
-            return ROOM
+            return ROOM, False
         _displace(admission, victims, entry)
-        found = entry.shape.take_all(missing)
+        found = shape.take_all(missing)
         assert found is not None, "preemption has made room"
     plan.book(entry, found)
-    return None
+    return None, False
+
+
+def _never(entry: Entry) -> Obstacle:
+    job, shape = entry.job, entry.shape
+    return Obstacle(
+        f"Needs {count_text(job.min_workers, 'worker')} of {job.need.describe()} each; the nodes "
+        "that it may use have room for "
+        f"{shape.ever}. Add nodes, or lower elasticity.min_workers."
+    )
 
 
 def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:
     """Running jobs below their minimum, then the one that has waited for long, then the other queued ones; each
-    project's in the order of the queue."""
+    project's in the order of the queue. In a long queue, also those of a project are by priority first."""
     gone = {id(entry) for entry in preempted}
     below = [entry for entry in plan.running if entry.is_below_minimum and id(entry) not in gone]
     yield from [entry for entry in below if not plan.is_unplaced(entry)]
-    by_share: dict[Share, list[Entry]] = {share: [] for share in plan.shares.all}
-    queued = [entry for entry in plan.queued if not entry.target and entry is not plan.aged]
+    lines = _lines(plan)
     if plan.aged is not None and not plan.aged.job.granted and not plan.aged.target:
         yield plan.aged
-    for entry in queued:
-        by_share[entry.share].append(entry)
-    lists = [queue for queue in by_share.values() if queue]
-    if len(lists) == 1:
-        yield from queued
+    if len(lines) == 1:
+        yield from lines[0]
         return
-    heads = [(_turn(queue[0], queue[0].share), plan.num_changes, queue[0], iter(queue[1:])) for queue in lists]
+    heads = [(_turn(plan, line[0]), plan.num_changes, line[0], iter(line[1:])) for line in lines]
     heapq.heapify(heads)
     while heads:
         turn, as_of, entry, later = heads[0]
         if as_of != plan.num_changes:
-            current = _turn(entry, entry.share)
+            current = _turn(plan, entry)
             if current != turn:
                 heapq.heapreplace(heads, (current, plan.num_changes, entry, later))
                 continue
@@ -242,13 +283,39 @@ def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:
         if following is None:
             heapq.heappop(heads)
         else:
-            heapq.heapreplace(heads, (_turn(following, entry.share), plan.num_changes, following, later))
+            heapq.heapreplace(heads, (_turn(plan, following), plan.num_changes, following, later))
 
 
-def _turn(entry: Entry, share: Share) -> tuple[bool, int, tuple[float, ...], tuple[float, str]]:
+def _lines(plan: Plan) -> list[list[Entry]]:
+    """Queued jobs whose turns follow each other, without the one that has waited for long."""
+    lines: dict[tuple[Share, int], list[Entry]] = {}
+    line_of: dict[Claim, list[Entry]] = {}
+    is_long = len(plan.queued) > LONG_QUEUE
+    for entry in plan.queued:
+        if entry.target or entry is plan.aged:
+            continue
+        claim = entry.claim
+        line = line_of.get(claim)
+        if line is None:
+            key = claim.share, claim.priority if is_long else 0
+            line = line_of[claim] = lines.setdefault(key, [])
+        line.append(entry)
+    return list(lines.values())
+
+
+def _left_over(plan: Plan, waiting: list[tuple[Entry, Obstacle]]) -> list[Entry]:
+    """The queued jobs of a long queue that neither start nor wait, in the order of their turns if nothing changes."""
+    known = {id(entry) for entry, _ in waiting}
+    lines: dict[Precedence, list[list[Entry]]] = {}
+    for line in _lines(plan):
+        lines.setdefault(line[0].claim.precedence(plan.num_changes), []).append(line)
+    merged = [heapq.merge(*equal, key=attrgetter("order")) for _, equal in sorted(lines.items(), key=itemgetter(0))]
+    return [entry for entry in chain.from_iterable(merged) if id(entry) not in known]
+
+
+def _turn(plan: Plan, entry: Entry) -> tuple[Precedence, tuple[float, str]]:
     """Less is earlier. No two jobs have the same."""
-    borrows, used = share.order()
-    return borrows, -entry.job.priority, used, entry.order
+    return entry.claim.precedence(plan.num_changes), entry.order
 
 
 def limit_in_the_way(plan: Plan, entry: Entry, missing: int) -> Obstacle | None:

@@ -44,6 +44,7 @@ MOST_CHECKED = 1_000
 def decide(state: MarketState, now: float) -> list[Decision]:
     """One decision for each queued job, and one for each running job that changes. Those that give come first.
 
+    If more than MOST_STARTS jobs could start, so many start with their minimum, and the others with the next decisions.
     Asked again for the outcome of its decisions, it changes nothing, for up to MOST_CHECKED jobs. Now and then, what
     one job leaves behind suits another one, which is seen only in the outcome. So the outcome is decided upon as well,
     and both are returned as one. A preempted job is not in the outcome: its workers are promised to another one.
@@ -98,7 +99,8 @@ def _planned(state: MarketState, now: float) -> tuple[Plan, list[Entry], list[Wa
     plan = Plan(state, now)
     admission = admit(plan, keep_minima(plan))
     waiting = waits(plan, admission.waiting)
-    divide_rest(plan)
+    if not admission.is_cut_short:  # else the next decision needs what is left for the jobs that it starts
+        divide_rest(plan)
     _settle(plan)
     return plan, admission.preempted, waiting
 

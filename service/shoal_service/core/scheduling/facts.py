@@ -9,6 +9,7 @@ Called by `plan`, `gains` and `reservations`, and by the control loop to see wha
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TypeAlias
 
 from shoal_service.core.scheduling.curves import Segment, hull
@@ -34,18 +35,16 @@ _NO_LABELS: frozenset[tuple[str, str]] = frozenset()
 class Facts:
     """Of one job."""
 
-    __slots__ = ("_division", "_due", "_ends", "_order", "_standing", "claim_key", "shape_key", "work_s")
+    __slots__ = ("_division", "_due", "_ends", "_order", "_standing", "claim_key", "work_s")
 
     def __init__(self, job: MarketJob) -> None:
         need = job.need
-        labels = frozenset(job.selector.items()) if job.selector else _NO_LABELS
-        self.shape_key: ShapeKey = (need.cpus, need.gpus, need.memory_gib, job.capacity, job.placement, labels)
-        """Equal for jobs whose workers are alike and may use the same nodes."""
-        self.claim_key: ClaimKey = (
-            *(job.project, job.user, job.sweep, job.sweep_limit),
-            *(job.priority, job.min_workers, self.shape_key),
+        self.claim_key: ClaimKey = _claim_key(
+            *(job.project, job.user, job.sweep, job.sweep_limit, job.priority, job.min_workers),
+            *(need.cpus, need.gpus, need.memory_gib, job.capacity, job.placement),
+            frozenset(job.selector.items()) if job.selector else _NO_LABELS,
         )
-        """Equal for queued jobs that ask for the same."""
+        """Equal for queued jobs that ask for the same, and as a rule the same object."""
         self.work_s = worker_seconds_left(job)
         self._order = (queue_time(job, self.work_s), job.job_id)
         self._due: tuple[float, tuple[float, str]] | None = None
@@ -56,6 +55,11 @@ class Facts:
         self._division: tuple[tuple[Segment, ...], float] | None = None
         self._ends: tuple[float, float] | None = None
         self._standing: tuple[object, ...] | None = None
+
+    @property
+    def shape_key(self) -> ShapeKey:
+        """Equal for jobs whose workers are alike and may use the same nodes."""
+        return self.claim_key[-1]
 
     def order(self, now: float) -> tuple[float, str]:
         """Place in the queue. A deadline counts as long as it can be made."""
@@ -88,6 +92,26 @@ class Facts:
                 self.claim_key,
             )
         return self._standing
+
+
+@lru_cache(maxsize=16_384)
+def _claim_key(
+    project: str,
+    user: str,
+    sweep: str,
+    sweep_limit: int | None,
+    priority: int,
+    min_workers: int,
+    cpus: float,
+    gpus: float,
+    memory_gib: float,
+    capacity: CapacityKind,
+    placement: Placement,
+    labels: frozenset[tuple[str, str]],
+) -> ClaimKey:
+    """Kept, since thousands of jobs ask for the same: one key for all of them is less to build and to compare."""
+    shape_key = cpus, gpus, memory_gib, capacity, placement, labels
+    return project, user, sweep, sweep_limit, priority, min_workers, shape_key
 
 
 def facts_of(job: MarketJob) -> Facts:

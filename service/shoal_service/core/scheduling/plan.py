@@ -8,14 +8,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from operator import attrgetter
+from typing import TypeAlias
 
-from shoal_service.core.scheduling.facts import ClaimKey, Facts, facts_of
+from shoal_service.core.scheduling.estimates import AGED_AFTER_S, AGED_UNTIL_S
+from shoal_service.core.scheduling.facts import Facts, facts_of
 from shoal_service.core.scheduling.market import DEFAULT_USER, MarketJob, MarketState
 from shoal_service.core.scheduling.room import Room, Shape, Sites, count
 from shoal_service.core.scheduling.shares import Share, Shares
 
 PLACING_S = 30.0
 """New workers are on their nodes after this time. A job that still lacks some has lost nodes."""
+
+Precedence: TypeAlias = tuple[bool, int, tuple[float, ...]]
+"""The project has all that is guaranteed to it; the priority, negative; the project's share at each level."""
 
 _NONE: Sites = []
 """Never changed: sites are replaced by longer lists."""
@@ -24,11 +29,27 @@ _NONE: Sites = []
 class Claim:
     """What queued jobs with equal needs, project, user, sweep, priority and minimum ask for."""
 
-    __slots__ = ("shape", "share")
+    __slots__ = ("_precedence", "_precedence_as_of", "has_limits", "priority", "shape", "share")
 
-    def __init__(self, shape: Shape, share: Share) -> None:
+    def __init__(self, job: MarketJob, shape: Shape, share: Share, has_limits: bool) -> None:
+        self.priority = job.priority
         self.shape = shape
         self.share = share
+        self.has_limits = has_limits
+        """Of its project and those above it, of its user or of its sweep."""
+        self._precedence: Precedence = True, 0, ()
+        self._precedence_as_of = -1
+
+    def precedence(self, num_changes: int) -> Precedence:
+        """Whose turn it is before the place in the queue decides: less is earlier.
+
+        `num_changes` is the plan's: the claims of thousands of jobs are compared while nothing changes.
+        """
+        if self._precedence_as_of != num_changes:
+            borrows, used = self.share.order()
+            self._precedence = borrows, -self.priority, used
+            self._precedence_as_of = num_changes
+        return self._precedence
 
 
 class Entry:
@@ -96,26 +117,39 @@ class Plan:
         self.leaving: list[Entry] = []
         self.aged: Entry | None = None
         """The one job that goes first, or keeps its minimum, because it has waited for long."""
+        self.old: list[Entry] = []
+        """Jobs that were submitted so long ago that they may have waited for long."""
         self.num_changes = 0
         """Grows whenever a job gets or loses places."""
-        claims: dict[ClaimKey, Claim] = {}
+        claims: dict[int, Claim] = {}
+        """By identity of the key, which is as a rule the same object for all that are equal."""
+        runs_since, waits_since = now - AGED_UNTIL_S, now - AGED_AFTER_S
         for job in state.jobs:
             facts = job.memo or facts_of(job)
-            claim = claims.get(facts.claim_key)
+            claim = claims.get(id(facts.claim_key))
             if claim is None:
-                claim = claims[facts.claim_key] = Claim(self.room.shape(job, facts), self.shares.of(job.project))
+                claim = claims[id(facts.claim_key)] = self._claim(job, facts)
             entry = Entry(job, facts, claim, now)
             if job.is_leaving:
                 self.leaving.append(entry)
-            elif job.granted > 0:
+                continue
+            if job.submitted_at <= (runs_since if job.granted else waits_since):
+                self.old.append(entry)
+            if job.granted > 0:
                 self.running.append(entry)
             else:
                 self.queued.append(entry)
-        self.queued.sort(key=attrgetter("order"))
-        self.running.sort(key=attrgetter("order"))
+        for entries in (self.queued, self.running):  # by `order`; times alone are compared faster than pairs
+            entries.sort(key=attrgetter("job.job_id"))
+            entries.sort(key=lambda entry: entry.order[0])
         self.running.sort(
             key=attrgetter("job.priority"), reverse=True
         )  # stable: in the queue's order within a priority
+
+    def _claim(self, job: MarketJob, facts: Facts) -> Claim:
+        share = self.shares.of(job.project)
+        has_limits = share.has_limits or job.sweep_limit is not None or self.max_running_of(job.user) is not None
+        return Claim(job, self.room.shape(job, facts), share, has_limits)
 
     def is_unplaced(self, entry: Entry) -> bool:
         """Its workers were granted a moment ago and are on no node yet. They have room, though not where they are

@@ -35,16 +35,26 @@ class Preemption:
         latest_first = (*plan.queued, *reversed(plan.running))  # nearly sorted already
         self._victims = sorted([_ranked(entry) for entry in latest_first if entry.target])
         self._added: list[Entry] = []
-        """Victims that are not in order yet: most jobs are admitted before anybody asks for one."""
-        self._failed: dict[tuple[int, Share | None], tuple[float, int]] = {}
-        """Priority and workers of the last claim of a shape, for what is owed to a project, that could not be met."""
+        """Victims that are not in order yet: most jobs are admitted before anybody is displaced."""
+        self._least_added = math.inf
+        """Their lowest priority."""
+        self._failed: dict[tuple[int, Share, Share | None], tuple[float, int]] = {}
+        """Priority and workers of the last claim of a shape and a project, for what is owed to a project, that could
+        not be met. What others may lose to it depends on the project."""
 
     def add(self, entry: Entry) -> None:
         """The job has been admitted in this decision; a job of higher priority may still displace it."""
         self._added.append(entry)
+        if entry.job.priority < self._least_added:
+            self._least_added = entry.job.priority
 
     def may_help(self, claimant: Entry, missing: int) -> bool:
         """Some job has a lower priority, or the same one if workers are owed to the claimant's project."""
+        least = min(self._victims[0][0] if self._victims else math.inf, self._least_added)
+        priority = self._priority(claimant)
+        return least < priority or (least == priority and self._owed_to(claimant, missing) is not None)
+
+    def _put_in_order(self) -> None:
         if len(self._added) > MANY:
             self._victims += map(_ranked, self._added)
             self._victims.sort()
@@ -52,9 +62,7 @@ class Preemption:
             for entry in self._added:
                 insort(self._victims, _ranked(entry))
         self._added.clear()
-        least = self._victims[0][0] if self._victims else math.inf
-        priority = self._priority(claimant)
-        return least < priority or (least == priority and self._owed_to(claimant, missing) is not None)
+        self._least_added = math.inf
 
     def _priority(self, claimant: Entry) -> float:
         return math.inf if claimant is self._plan.aged else claimant.job.priority
@@ -68,13 +76,14 @@ class Preemption:
         if not self.may_help(claimant, missing):
             return []
         priority, owed = self._priority(claimant), self._owed_to(claimant, missing)
-        failed = self._failed.get((id(claimant.shape), owed))
+        failed = self._failed.get((id(claimant.shape), claimant.share, owed))
         if failed is not None and priority <= failed[0] and missing >= failed[1]:
             return []
+        self._put_in_order()
         cleared = self._clear(claimant, missing, owed)
         if not cleared:
             if claimant is not self._plan.aged:  # its failure says nothing of other projects, whose guarantees differ
-                self._failed[id(claimant.shape), owed] = (priority, missing)
+                self._failed[id(claimant.shape), claimant.share, owed] = (priority, missing)
             return []
         for victim in cleared:
             del self._victims[bisect_left(self._victims, victim.ranked)]

@@ -8,6 +8,7 @@ Called by `admission` and `waiting`.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator
 
@@ -92,7 +93,7 @@ class Reservations:
         fits = shape.free(missing)
         at = self._plan.now
         spare: dict[int, FreeNode] = {}
-        for ends, other in Ends(self._plan, earliest=True):
+        for ends, other in _earliest_ends(self._plan):
             if fits >= missing:
                 break
             at = ends
@@ -112,31 +113,35 @@ class Reservations:
         return Reservation(entry, at if missing <= 0 else math.inf, spare)
 
 
+def _earliest_ends(plan: Plan) -> Iterator[tuple[float, Entry]]:
+    """When running jobs end, by time, as if each had all of its workers; at once where the work is not known."""
+    now = plan.now
+    ends = [(now, entry.job.job_id, entry) for entry in plan.leaving if entry.floor]
+    for entry in (*plan.running, *plan.queued):
+        if entry.floor:
+            job = entry.job
+            at = now if job.left is None else now + entry.facts.ends(job)[0]
+            ends.append((at if job.granted or job.left is None else at + job.start_s, job.job_id, entry))
+    heapq.heapify(ends)  # the first few are enough as a rule
+    while ends:
+        at, _, entry = heapq.heappop(ends)
+        yield at, entry
+
+
 class Ends:
-    """When running jobs end, and how many workers of a shape then come free.
+    """When running jobs end at their present rate, and how many workers of a shape then come free. Jobs of unknown
+    length are left out."""
 
-    Earliest: as if each had all of its workers, and at once where the work is not known. Otherwise at their present
-    rate, without the jobs of unknown length.
-    """
-
-    def __init__(self, plan: Plan, *, earliest: bool) -> None:
-        which = 0 if earliest else 1
+    def __init__(self, plan: Plan) -> None:
         now = plan.now
         ends = [(now, entry.job.job_id, entry) for entry in plan.leaving if entry.floor]
-        for entry in (*plan.running, *[entry for entry in plan.queued if entry.floor]):
+        for entry in (*plan.running, *plan.queued):
             job = entry.job
-            if job.left is None:
-                if earliest and entry.floor:
-                    ends.append((now, job.job_id, entry))
-            elif entry.floor:
-                at = now + entry.facts.ends(job)[which]
+            if entry.floor and job.left is not None:
+                at = now + entry.facts.ends(job)[1]
                 ends.append((at if job.granted else at + job.start_s, job.job_id, entry))
         ends.sort()
         self._ends = ends
-
-    def __iter__(self) -> Iterator[tuple[float, Entry]]:
-        """By time."""
-        return ((at, entry) for at, _, entry in self._ends)
 
     def of(self, shape: Shape) -> Iterator[tuple[float, int, str]]:
         """By time; workers that differ from the shape's count as about as many as fit in their place."""

@@ -89,17 +89,28 @@ class Shape:
 
     def take_all(self, workers: int) -> Sites | None:
         """Place all of these workers on open nodes, or none."""
-        return None if self.lacks(workers) else self.take(workers)
+        if workers > self._at_most:
+            return None
+        return self._take_on_first(workers) or (self.take(workers) if self.free(workers) >= workers else None)
+
+    def _take_on_first(self, workers: int) -> Sites | None:
+        """Place them all on the first node that may have room, or none."""
+        if not self._roomy:
+            return None
+        free = self.nodes[self._roomy[0]]
+        if workers <= 0 or free.fits(self.need) < workers:
+            return None
+        free.reserve(self.need, workers)
+        self._at_most -= workers
+        return [(free, workers)]
 
     def take(self, most: int) -> Sites:
         """Place up to `most` workers on open nodes."""
         nodes, need, roomy = self.nodes, self.need, self._roomy
-        if roomy and nodes[roomy[0]].fits(need) >= most > 0:
-            free = nodes[roomy[0]]
-            free.reserve(need, most)
-            self._at_most -= most
-            return [(free, most)]
-        sites: Sites = []
+        sites = self._take_on_first(most)
+        if sites is not None:
+            return sites
+        sites = []
         while most > 0 and roomy:
             free = nodes[roomy[0]]
             here = free.fits(need)

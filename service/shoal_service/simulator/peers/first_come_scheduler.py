@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from shoal_service.core.quantities import count_text
+
 _EPSILON = 1e-9
 """Ray counts resources in fixed point. A rounding error in a sum of floats must not cost a worker."""
 
@@ -157,7 +159,8 @@ def _start(
         if fits >= job.min_workers:
             free = room.describe()
             workers = room.take(job.need, job.max_workers)
-            reason = f"{workers} workers of {job.need.describe()} each ({_range_of(job)}); {free} were free before."
+            given = f"{count_text(workers, 'worker')} of {job.need.describe()} each"
+            reason = f"{given} ({_range_of(job)}); {free} were free before."
             decisions.append(Start(job.job_id, workers, reason))
             continue
         ever = _Room(nodes).fits(job.need)

@@ -100,7 +100,7 @@ def test_a_policy_that_does_nothing_ends_the_simulation_with_unfinished_jobs(eve
     [
         ({"a": 4, "b": 4}, "granted 8 workers, and there are 6"),
         ({"a": 5}, "job a was given 5 workers, and may have 2 to 4"),
-        ({"a": 1}, "job a was given 1 workers, and may have 2 to 4"),
+        ({"a": 1}, "job a was given 1 worker, and may have 2 to 4"),
     ],
 )
 def test_a_policy_that_breaks_a_rule_is_refused(grants: dict[str, int], message: str) -> None:

@@ -54,7 +54,8 @@ def capacity_remark(spec: JobSpec, nodes: Iterable[tuple[float, float]]) -> str:
         if number
     )
     return (
-        f"elasticity.max_workers is {most}, and the cluster has room for {room} workers with {needs} each: the job "
+        f"elasticity.max_workers is {most}, and the cluster has room for {room} worker{'' if room == 1 else 's'} "
+        f"with {needs} each: the job "
         "gets more of them when nodes join."
     )
 

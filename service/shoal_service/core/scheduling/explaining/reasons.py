@@ -33,6 +33,8 @@ class Flows:
     def __init__(self, givers: Sequence[Entry], takers: Sequence[Entry]) -> None:
         self.given: dict[str, list[Flow]] = defaultdict(list)
         self.got: dict[str, list[Flow]] = defaultdict(list)
+        if not givers:
+            return
         by_id = {entry.job.job_id: entry for entry in takers}
         open_needs = {entry.job.job_id: entry.target - entry.job.granted for entry in takers}
         pools = [(entry, entry.job.granted - entry.target) for entry in givers]

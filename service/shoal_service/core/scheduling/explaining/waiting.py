@@ -60,11 +60,13 @@ def waits(plan: Plan, waiting: Sequence[tuple[Entry, Obstacle]]) -> list[Wait]:
     """A decision for each waiting job, in order. Called before the rest is divided, which counts as free here."""
     words = _Words(plan)
     decisions: list[Wait] = []
+    explained: Obstacle | None = None  # thousands in a row may have the same
     for position, (entry, obstacle) in enumerate(waiting, 1):
         job = entry.job
         if obstacle.words is not None:
-            holders = words.holders(obstacle)
-            decisions.append(Wait(job.job_id, obstacle.words, position, holders, waits_for_limit=obstacle.is_limit))
+            if obstacle is not explained:
+                explained, limited_by = obstacle, words.holders(obstacle)
+            decisions.append(Wait(job.job_id, obstacle.words, position, limited_by, None, obstacle.is_limit))
             continue
         forecast, reason = words.room(entry, obstacle.behind)
         at, holders = forecast.place(job.min_workers)
@@ -102,7 +104,7 @@ class _Words:
     def _forecast(self, shape: Shape) -> Forecast:
         forecast = self._forecasts.get(id(shape))
         if forecast is None:
-            self._ends = self._ends or Ends(self._plan, earliest=False)
+            self._ends = self._ends or Ends(self._plan)
             forecast = self._forecasts[id(shape)] = Forecast(self._plan, shape, self._ends)
         return forecast
 

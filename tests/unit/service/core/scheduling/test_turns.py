@@ -107,6 +107,16 @@ def test_nobody_is_preempted_for_its_own_project_or_below_what_is_guaranteed_to_
     assert after(replace(state, projects=both)) == {"first": 2, "second": 2}
 
 
+def test_what_a_job_of_one_project_may_not_displace_a_job_of_another_one_may() -> None:
+    """What is guaranteed to `lab` protects its job from others, and not from its own jobs."""
+    held = job("held", 2, 2, granted=2, project="lab")
+    outside = job("outside", 2, 2, priority=50, project="other")
+    inside = job("inside", 2, 2, priority=50, project="lab", left=1.0)
+    state = market([held, outside, inside], nodes(2), Project(name="lab", guaranteed=2), Project(name="other"))
+    assert after(state) == {"inside": 2}
+    assert after(replace(state, jobs=[held, outside])) == {"held": 2}
+
+
 def test_a_sub_project_takes_what_is_guaranteed_to_it_back_from_its_sibling() -> None:
     tree = [Project(name="lab", guaranteed=4), Project(name="a", parent="lab")]
     state = borrowed()

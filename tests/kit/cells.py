@@ -1,0 +1,44 @@
+"""Few cells of a test with many: `make test` runs those, spread evenly over the list, and `make test-all` runs all.
+
+A test in a folder that is named here starts processes or a server for each of its cells (its parameters). What a cell
+adds to its neighbours is worth minutes of every run only for whoever changes what it is about.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import pytest
+
+FEW = {"dist": 2, "http": 3, "chaos": 2, "ray": 2}
+"""Cells of a test that `make test` runs, by folder of tests/; of other folders it runs all."""
+
+
+def leave_out_most(items: Iterable[tuple[str, pytest.Item]]) -> None:
+    """Marks the cells that `make test` leaves out as `matrix`. `items`: each with its folder."""
+    cells: dict[str, list[pytest.Item]] = defaultdict(list)
+    few: dict[str, int] = {}
+    for folder, item in items:
+        if folder in FEW and item.get_closest_marker("every_cell") is None and not item.get_closest_marker("matrix"):
+            test = item.nodeid.split("[")[0]
+            cells[test].append(item)
+            few[test] = FEW[folder]
+    for test, all_cells in cells.items():
+        chosen = _spread(_of_one_database(all_cells), few[test])
+        for item in all_cells:
+            if item not in chosen:
+                item.add_marker(pytest.mark.matrix)
+
+
+def _of_one_database(cells: list[pytest.Item]) -> list[pytest.Item]:
+    """Without the cells on PostgreSQL of a test that also has cells on SQLite: the tests of the store compare both."""
+    on_sqlite = [item for item in cells if item.get_closest_marker("postgres") is None]
+    return on_sqlite or cells
+
+
+def _spread(cells: list[pytest.Item], most: int) -> list[pytest.Item]:
+    """The first one, the last one, and those in between at equal distances."""
+    if len(cells) <= most:
+        return cells
+    return [cells[round(at * (len(cells) - 1) / (most - 1))] for at in range(most)]
