@@ -128,7 +128,7 @@ class ClusterMethods:
                         cluster_orders.c.number == number,
                         cluster_orders.c.answer.is_(None),
                     )
-                    .values(answer=answer, answered_at=now)
+                    .values(answer=answer, answered_at=now, arguments="")  # they may hold the token of an attempt
                 )
             cancelled = _without_order(tx, cluster, report.running)
         self._hub.announce(reports_of(cluster))
