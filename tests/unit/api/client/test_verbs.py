@@ -86,8 +86,9 @@ WITHOUT_METHOD = {
     *("POST /v1/session", "DELETE /v1/session"),
     *("POST /v1/clusters/{cluster}/reports", "GET /v1/clusters/{cluster}/orders"),
     "GET /v1/clusters/{cluster}/archives/{sha256}",
+    *("POST /v1/jobs/{job_id}/attempts/{attempt}/reports", "GET /v1/jobs/{job_id}/attempts/{attempt}/directive"),
 }
-"""Documentation, and what only browsers and gateways need."""
+"""Documentation, and what only browsers, gateways and supervisors need."""
 COMBINED = {"jobs", "save_series", "events", "wait", "scale", "update_code", "close", "base_url"}
 """Methods that call other methods, or send no request."""
 
