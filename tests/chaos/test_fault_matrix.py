@@ -76,7 +76,7 @@ def undisturbed_built_in(submit_for_module: Any) -> Callable[[], dict[int, float
     return losses
 
 
-@pytest.mark.every_cell
+@pytest.mark.cells(len(MATRIX["sample"]))
 @pytest.mark.parametrize("cells", [*_sample(), *_every_cell()])
 def test_a_fault_costs_no_job_and_changes_no_loss(
     cells: list[tuple[str, str]], client: Client, submit: Any, arena: Any, undisturbed_built_in: Any

@@ -25,7 +25,7 @@ from shoal_service.core.access.roles import PERMISSIONS, Role
 from shoal_workers.version import VERSION
 
 SNAPSHOT = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
-MAX_EXAMPLES = 8
+MAX_EXAMPLES = settings().max_examples // 10
 Answers = Counter[tuple[str, int]]
 """By operation and status."""
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 import pytest
 
 FEW = {"dist": 2, "http": 3, "chaos": 2, "ray": 2}
-"""Cells of a test that `make test` runs, by folder of tests/; of other folders it runs all."""
+"""Cells of a test that `make test` runs, by folder of tests/; of other folders it runs all. The marker `cells(N)` says
+it for one test."""
 
 
 def leave_out_most(items: Iterable[tuple[str, pytest.Item]]) -> None:
@@ -20,10 +21,12 @@ def leave_out_most(items: Iterable[tuple[str, pytest.Item]]) -> None:
     cells: dict[str, list[pytest.Item]] = defaultdict(list)
     few: dict[str, int] = {}
     for folder, item in items:
-        if folder in FEW and item.get_closest_marker("every_cell") is None and not item.get_closest_marker("matrix"):
+        marker = item.get_closest_marker("cells")
+        most = marker.args[0] if marker is not None else FEW.get(folder)
+        if most is not None and item.get_closest_marker("matrix") is None:
             test = item.nodeid.split("[")[0]
             cells[test].append(item)
-            few[test] = FEW[folder]
+            few[test] = most
     for test, all_cells in cells.items():
         chosen = _spread(_of_one_database(all_cells), few[test])
         for item in all_cells:
@@ -41,4 +44,6 @@ def _spread(cells: list[pytest.Item], most: int) -> list[pytest.Item]:
     """The first one, the last one, and those in between at equal distances."""
     if len(cells) <= most:
         return cells
+    if most == 1:
+        return cells[:1]
     return [cells[round(at * (len(cells) - 1) / (most - 1))] for at in range(most)]

@@ -10,14 +10,17 @@ from kit.cells import FEW, leave_out_most
 class Cell:
     """As much of a pytest.Item as the choice looks at."""
 
-    def __init__(self, name: str, *marks: str) -> None:
-        self.nodeid, self.marks = f"tests/test_x.py::{name}", {*marks}
+    def __init__(self, name: str, *marks: str, cells: int | None = None) -> None:
+        self.nodeid = f"tests/test_x.py::{name}"
+        self.marks = {mark: getattr(pytest.mark, mark).mark for mark in marks}
+        if cells is not None:
+            self.marks["cells"] = pytest.mark.cells(cells).mark
 
-    def get_closest_marker(self, name: str) -> str | None:
-        return name if name in self.marks else None
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return self.marks.get(name)
 
-    def add_marker(self, mark: pytest.MarkDecorator) -> None:
-        self.marks.add(mark.name)
+    def add_marker(self, decorator: pytest.MarkDecorator) -> None:
+        self.marks[decorator.name] = decorator.mark
 
 
 def chosen(folder: str, cells: list[Cell]) -> list[str]:
@@ -49,8 +52,8 @@ def test_one_database_is_enough_outside_of_the_store() -> None:
 
 
 def test_marks_of_the_test_itself_count() -> None:
-    cells = [Cell(f"test_a[{at}]", "every_cell") for at in range(4)]
-    assert len(chosen("dist", cells)) == 4
+    assert len(chosen("dist", [Cell(f"test_a[{at}]", cells=4) for at in range(4)])) == 4
+    assert chosen("unit", [Cell(f"test_a[{at}]", cells=1) for at in range(4)]) == ["test_a[0]"]
     cells = [Cell("test_a[0]", "matrix"), Cell("test_a[1]"), Cell("test_a[2]")]
     assert chosen("dist", cells) == ["test_a[1]", "test_a[2]"]
 

@@ -107,6 +107,7 @@ def _lacking(wanted: Mapping[str, Wanted], parts: Sequence[Part], opened: set[in
 _LAYOUTS = [(1, 1, 1), (1, 4, 1), (1, 7, 1), (1, 48, 1), (1, 4, 2), (1, 3, 4), (2, 4, 1), (4, 3, 2), (3, 5, 1)]
 
 
+@pytest.mark.cells(6)
 @pytest.mark.parametrize(("pp", "shards", "tp"), _LAYOUTS)
 @pytest.mark.parametrize("readers", [1, 3, 6, 47])
 def test_what_is_needed_is_covered(pp: int, shards: int, tp: int, readers: int) -> None:
@@ -116,6 +117,7 @@ def test_what_is_needed_is_covered(pp: int, shards: int, tp: int, readers: int) 
         assert _lacking(wanted, parts, _open(wanted, parts)) == {}
 
 
+@pytest.mark.cells(4)
 @pytest.mark.parametrize("seed", range(20))
 def test_it_is_covered_in_whatever_order_the_parts_are(seed: int) -> None:
     chance = random.Random(seed)
@@ -126,6 +128,7 @@ def test_it_is_covered_in_whatever_order_the_parts_are(seed: int) -> None:
     assert _lacking(wanted, parts, _open(wanted, parts)) == {}
 
 
+@pytest.mark.cells(4)
 @pytest.mark.parametrize("seed", range(20))
 def test_slices_of_uneven_sizes_are_covered(seed: int) -> None:
     chance = random.Random(seed)
