@@ -60,7 +60,7 @@ def test_every_command_of_shoal_and_its_options_exist() -> None:
     for file in FILES:
         text = file.read_text("utf-8").replace("\\\n", " ")
         for name, rest in re.findall(
-            r"(?:^|[/ `=])shoal ((?:serve|drain|nodes|doctor|submit|demo|login|backup|restore))\b([^`\n#]*)", text
+            r"(?:^|[/ `=])shoal ((?:serve|join|drain|nodes|doctor|submit|demo|login|backup|restore))\b([^`\n#]*)", text
         ):
             found += 1
             options = {option for parameter in commands.commands[name].params for option in parameter.opts}
@@ -90,7 +90,7 @@ def test_probes_ask_for_routes_that_exist(pods: dict[str, dict[str, Any]], route
 
 
 def test_addresses_in_health_checks_exist(routes: set[str]) -> None:
-    texts = [(DEPLOY / "Dockerfile").read_text("utf-8"), (DEPLOY / "docker" / "control-plane.sh").read_text("utf-8")]
+    texts = [(DEPLOY / "Dockerfile").read_text("utf-8"), (DEPLOY / "docker" / "gateway.sh").read_text("utf-8")]
     addresses = re.findall(r"http://127\.0\.0\.1:(\d+)(/[\w/]+)", "".join(texts))
     assert len(addresses) == 3
     for port, path in addresses:
