@@ -1,8 +1,8 @@
 """Writes deploy/docker/control-plane.txt: what the image of the control plane installs (`make docs`).
 
-It is everything that Shoal needs, and what that needs, without what only workers use: torch, whose packages are
-gigabytes, and what nothing but torch and `ray[train]` asks for. The versions are those of constraints.txt. pip cannot
-leave out a dependency, so the image installs this list with `--no-deps` (docs/decisions/0041-*.md).
+It is everything that Shoal needs, and what that needs, without what only the cluster and its gateway use: torch, whose
+packages are gigabytes, Ray, and what nothing but these two asks for. The versions are those of constraints.txt. pip
+cannot leave out a dependency, so the image installs this list with `--no-deps` (docs/decisions/0041-*.md).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "deploy" / "docker" / "control-plane.txt"
 _EXTRAS = ("postgres", "s3")
-_INSTEAD = {"torch": (), "ray": ("ray[default]", "pyarrow")}
-"""pyarrow writes Parquet files of series; it comes with `ray[train]`, whose other packages belong to workers."""
+_INSTEAD = {"torch": (), "ray": ("pyarrow",)}
+"""pyarrow writes Parquet files of series; it comes with `ray[train]`."""
 _HEADER = """\
-# What the image of the control plane installs, with --no-deps: all that it needs, without torch.
+# What the image of the control plane installs, with --no-deps: all that it needs, without torch and Ray.
 # Made by tools/control_plane_requirements.py from pyproject.toml and constraints.txt; run `make docs`.
 """
 

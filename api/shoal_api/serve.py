@@ -34,7 +34,12 @@ from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
 from shoal_service.clusters.config import GatewayConfig
 from shoal_service.collector import spare_what_exists
-from shoal_service.control.access.admin_token import ensure_admin_token, ensure_cluster_token
+from shoal_service.control.access.admin_token import (
+    ClusterTokenError,
+    ensure_admin_token,
+    ensure_cluster_token,
+    register_cluster_token,
+)
 from shoal_service.control.access.oidc import Issuer, IssuerConfig
 from shoal_service.control.clusters.gateway_process import GatewayProcess
 from shoal_service.control.clusters.joined import JoinedCluster
@@ -74,6 +79,10 @@ _NO_PROXIES = (
     "allow_plain_http is set and trusted_proxies (SHOAL_TRUSTED_PROXIES) is empty: behind a proxy, cookies are not "
     "Secure, and the audit and the limits see the proxy's address. Name the proxy's addresses or networks."
 )
+_NOT_HERE = (
+    "home_url {url} (SHOAL_HOME_URL) is ignored, because the cluster joins: its gateway tells supervisors the address "
+    "of the service. Give it there: shoal join --home-url, or SHOAL_HOME_URL of that process."
+)
 _log = logging.getLogger(__name__)
 
 
@@ -94,6 +103,9 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     embedded = None if settings.ray_address or settings.cluster else _embedded(settings)
     store = await asyncio.to_thread(Store.open, settings.database_url)
     ensure_admin_token(store, settings.state_dir, now=time.time())
+    _register_gateway(store, settings)
+    if settings.cluster and settings.home_url:
+        _log.warning("home.ignored", extra={"reason": _NOT_HERE.format(url=settings.home_url)})
     clock = SystemClock()
     cluster = JoinedCluster(store, settings.cluster or DEFAULT_CLUSTER, clock, lambda: control.lease).start()
     profiles = load_profiles(settings.state_dir)
@@ -227,6 +239,15 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
             store.close()
             if not acting.done():
                 os._exit(0)  # a thread still waits for the cluster
+
+
+def _register_gateway(store: Store, settings: Settings) -> None:
+    if settings.cluster_token_file is None:
+        return
+    try:
+        register_cluster_token(store, settings.cluster_token_file, settings.cluster, now=time.time())
+    except ClusterTokenError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _issuer(settings: Settings) -> Issuer | None:

@@ -125,6 +125,9 @@ class Settings(BaseSettings):
     cluster: str = ""
     """Name of the cluster that runs the jobs, and that joins with `shoal join`: the server starts neither a cluster nor
     a gateway. Empty: it does."""
+    cluster_token_file: Path | None = None
+    """File with the token of that cluster's gateway, which `shoal join --token-file` shows: the server accepts it from
+    its start on. Whoever deploys both makes it; docs/install.md says how. Default: an admin makes the token."""
     num_cpus: int | None = Field(None, ge=1, le=4096)
     """CPUs of the embedded cluster, over all its nodes. Default: those of this machine that the server may use."""
     num_gpus: int | None = Field(None, ge=0, le=1024)
@@ -359,6 +362,11 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"cluster {self.cluster!r} joins with `shoal join`; ray_address, num_cpus and nodes describe one for "
                 "which the server starts a gateway. Give one or the other."
+            )
+        if self.cluster_token_file is not None and not self.cluster:
+            raise ValueError(
+                f"cluster_token_file {self.cluster_token_file} has the token of a cluster that joins: name that "
+                "cluster with cluster (--cluster, SHOAL_CLUSTER)."
             )
         if self.ray_address is not None and (self.num_cpus is not None or self.num_gpus or self.nodes != 1):
             raise ValueError(

@@ -2,8 +2,8 @@
 
     python control_plane_alone.py control-plane.txt STATE_DIRECTORY
 
-imports every module of the service and the API, then runs `shoal serve` for a Ray cluster that does not answer. Run by
-tests/unit/deploy/test_control_plane_packages.py.
+imports every module of the service and the API that the control plane may use, then runs `shoal serve` for a cluster
+that joins. Run by tests/unit/deploy/test_control_plane_packages.py.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Mapping
-from importlib.metadata import distribution, packages_distributions
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 
 _NAMES = str.maketrans("_.", "--")
+_OF_THE_CLUSTER = ("shoal_service.cluster", "shoal_service.gateway", "shoal_service.supervisor")
+"""Packages with modules that speak Ray. What the control plane uses of them is imported by those that use it."""
 
 
 class Missing:
@@ -33,16 +35,17 @@ class Missing:
 
 
 def import_all(package: ModuleType) -> None:
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        importlib.import_module(module.name)
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if module.name not in _OF_THE_CLUSTER:
+            found = importlib.import_module(module.name)
+            if module.ispkg:
+                import_all(found)
 
 
 def main(listed: str, state_directory: str) -> None:
     lines = [line for line in Path(listed).read_text("utf-8").splitlines() if not line.startswith("#")]
     names = {line.partition("==")[0].lower().translate(_NAMES) for line in lines}
-    vendored = {path.name for path in Path(str(distribution("ray").locate_file("ray/thirdparty_files"))).iterdir()}
-    owners = {module: found for module, found in packages_distributions().items() if module not in vendored}
-    sys.meta_path.insert(0, Missing({*names, "shoal"}, owners))
+    sys.meta_path.insert(0, Missing({*names, "shoal"}, packages_distributions()))
 
     import shoal_api
     import shoal_service
@@ -50,8 +53,7 @@ def main(listed: str, state_directory: str) -> None:
 
     import_all(shoal_service)
     import_all(shoal_api)
-    options = ["--port=0", f"--state-dir={state_directory}", "--ray-address=127.0.0.1:1"]
-    build_app()(["serve", *options], prog_name="shoal")
+    build_app()(["serve", "--port=0", f"--state-dir={state_directory}", "--cluster=default"], prog_name="shoal")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import yaml
 
 import control_plane_requirements
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
+from shoal_service.core.access.tokens import id_of
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
@@ -79,9 +80,9 @@ def test_the_image_of_workers_has_the_compiler_that_torch_compile_needs() -> Non
     assert re.search(r"apt-get install .*\bg\+\+", stages["worker"])
 
 
-def test_the_packages_of_the_control_plane_are_up_to_date_and_torch_is_not_one() -> None:
+def test_the_packages_of_the_control_plane_are_up_to_date_and_neither_ray_nor_torch_is_one() -> None:
     assert control_plane_requirements.PAGE.read_text("utf-8") == control_plane_requirements.text(), "run `make docs`"
-    assert not {"torch", "transformers", "pandas"} & control_plane_requirements.closure()
+    assert not {"ray", "grpcio", "torch", "transformers", "pandas"} & control_plane_requirements.closure()
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
@@ -98,6 +99,7 @@ def test_the_secrets_are_written_once(tmp_path: Path) -> None:
         written.append({path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()})
     assert written[0] == written[1]
     assert written[0]["postgres_password"] in written[0]["shoal_database_url"]
+    assert id_of(written[0]["cluster_token"]), "the server takes it as a token"
     assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
 
 
@@ -139,6 +141,27 @@ def test_no_secret_is_in_the_environment_of_a_service(compose: dict[str, Any]) -
     assert all("/run/secrets" in value or name == "RAY_AUTH_MODE" for name, value in secret.items()), secret
 
 
+def test_the_gateway_has_no_secret_of_the_server_and_the_server_none_of_ray(compose: dict[str, Any]) -> None:
+    gateway, server = compose["services"]["gateway"], compose["services"]["shoal"]
+    assert set(gateway["secrets"]) == {"ray_auth_token", "cluster_token"}
+    assert set(server["secrets"]) == {"shoal_database_url", "cluster_token"}
+    assert "volumes" not in gateway and gateway["networks"] == ["cluster"]
+    assert not [name for name in server["environment"] if name.startswith("RAY_")] and "env_file" not in server
+    for name in ("ray-head", "ray-node"):
+        assert compose["services"][name]["secrets"] == ["ray_auth_token"]
+
+
+def test_the_gateway_joins_as_the_cluster_of_the_server_with_its_token(compose: dict[str, Any]) -> None:
+    gateway, server = compose["services"]["gateway"], compose["services"]["shoal"]["environment"]
+    url, *options = gateway["command"]
+    port = server["SHOAL_PORT"]
+    assert url == gateway["environment"]["SHOAL_HOME_URL"] == f"http://shoal:{port}"
+    assert options == [f"--name={server['SHOAL_CLUSTER']}", f"--token-file={server['SHOAL_CLUSTER_TOKEN_FILE']}"]
+    assert "shoal" in server["SHOAL_ALLOWED_HOSTS"].split(",")
+    [program] = gateway["entrypoint"]
+    assert re.search(rf"^COPY .*deploy/docker/gateway.sh /usr/local/bin/{program}$", DOCKERFILE, re.M)
+
+
 def test_ray_nodes_end_within_the_time_that_a_drain_may_take(compose: dict[str, Any]) -> None:
     node = compose["services"]["ray-node"]
     drain_s = int(node["environment"]["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
@@ -157,6 +180,6 @@ def test_prometheus_and_grafana_differ_from_the_bare_ones_in_the_addresses_only(
 
 
 def test_the_file_of_rays_settings_is_read_by_all_ray_nodes(compose: dict[str, Any]) -> None:
-    for name in ("ray-head", "ray-node", "shoal"):
+    for name in ("ray-head", "ray-node", "gateway"):
         assert compose["services"][name]["env_file"] == ["../ray.env"]
     assert CLUSTER_ENVIRONMENT  # compared with deploy/ray.env in tests/unit/service/cluster

@@ -1,4 +1,4 @@
-"""The control plane runs with what its image installs: without torch, and without what belongs to workers."""
+"""The control plane runs with what its image installs: without Ray, torch, and what belongs to workers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 
 from kit.processes.server import until
 from shoal_api.client import Client
+from shoal_service.core.access.roles import Role
+from shoal_service.core.access.tokens import new_token
 from shoal_workers.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,6 +26,9 @@ PROGRAM = ROOT / "tests" / "kit" / "deploy" / "control_plane_alone.py"
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Of a server that has only the packages of the image."""
     monkeypatch.setenv("SHOAL_STATE_DIR", str(tmp_path))
+    token = tmp_path / "cluster-token"
+    token.write_text(new_token())
+    monkeypatch.setenv("SHOAL_CLUSTER_TOKEN_FILE", str(token))
     log = tmp_path / "log"
     with log.open("wb") as output:
         server = subprocess.Popen([sys.executable, PROGRAM, LISTED, tmp_path], stdout=output, stderr=output)
@@ -39,7 +44,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.wait()
 
 
-def test_every_module_is_imported_and_requests_are_served(url: str) -> None:
+def test_every_module_is_imported_and_requests_are_served(url: str, tmp_path: Path) -> None:
     with Client(url) as client:
         assert client.health().version == VERSION
         job = client.submit({"name": "fish", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 5}})
@@ -47,6 +52,17 @@ def test_every_module_is_imported_and_requests_are_served(url: str) -> None:
         series = io.BytesIO()
         client.save_series(job.id, series, format="parquet")
         assert series.getvalue()[:4] == b"PAR1"
+        [gateway] = [one for one in client.tokens() if one.role is Role.GATEWAY]
+        assert gateway.cluster == "default" and gateway.id in (tmp_path / "cluster-token").read_text()
+
+
+def test_a_server_without_the_token_of_its_cluster_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_CLUSTER_TOKEN_FILE", str(tmp_path / "nowhere"))
+    done = subprocess.run([sys.executable, PROGRAM, LISTED, tmp_path], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert f"cluster_token_file {tmp_path}/nowhere cannot be read" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_package_that_is_not_listed_cannot_be_imported(tmp_path: Path) -> None:

@@ -95,6 +95,17 @@ def test_the_manifests_follow_the_schemas(helm: Any, values: dict[str, Any]) -> 
     assert claims == used - {"mine"}
 
 
+def test_the_gateway_reaches_the_cluster_that_exists_and_the_nodes_the_service(helm: Any) -> None:
+    values = {"rayCluster": {"create": False, "address": "ray.example:6379"}, "gateway": {"cluster": "east-1"}}
+    documents = _documents(helm, values)
+    [container] = _named(documents, "Deployment", "gateway")["spec"]["template"]["spec"]["containers"]
+    variables = {one["name"]: one["value"] for one in container["env"]}
+    assert variables["RAY_HEAD"] == "ray.example:6379"
+    assert variables["SHOAL_HOME_URL"] == "http://shoal.train.svc:8470"
+    settings = _named(documents, "ConfigMap", "shoal-settings")["data"]
+    assert settings["SHOAL_CLUSTER"] == "east-1" and "--name=east-1" in container["args"]
+
+
 def test_the_ingress_has_tls_and_the_server_knows_its_name_and_its_proxy(helm: Any) -> None:
     documents = _documents(helm, EVERYTHING)
     assert _named(documents, "Ingress")["spec"]["tls"] == [{"hosts": ["shoal.example"], "secretName": "tls"}]
@@ -133,6 +144,7 @@ def test_grafana_gets_the_dashboards(helm: Any) -> None:
         ({"ingress": {"enabled": True, "host": "shoal.example"}}, "tlsSecret"),
         ({"rayCluster": {"create": False}}, "address"),
         ({"replica": 3}, "replica"),
+        ({"gateway": {"cluster": "East"}}, "cluster"),
         ({"settings": {"LOG_LEVEL": "debug"}}, "LOG_LEVEL"),
         ({"checkpoints": {"url": "/elsewhere"}}, "url"),
     ],

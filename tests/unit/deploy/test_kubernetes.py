@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -88,14 +89,16 @@ def test_no_pod_is_root_or_may_become_it(pods: dict[str, dict[str, Any]]) -> Non
             }
 
 
-def test_every_container_has_probes_resources_and_shared_memory(pods: dict[str, dict[str, Any]]) -> None:
+def test_every_container_has_probes_and_resources_and_those_of_ray_shared_memory(
+    pods: dict[str, dict[str, Any]],
+) -> None:
     for name, spec in pods.items():
         memory = {one["name"] for one in spec["volumes"] if one.get("emptyDir", {}).get("medium") == "Memory"}
         for container in spec["containers"]:
             assert {"livenessProbe", "readinessProbe"} <= container.keys(), name
             assert "memory" in container["resources"]["limits"] and "cpu" in container["resources"]["requests"], name
             mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-            assert mounts["/dev/shm"] in memory, name
+            assert name == "shoal" or mounts["/dev/shm"] in memory, name
             assert set(mounts.values()) <= {volume["name"] for volume in spec["volumes"]}, name
 
 
@@ -145,6 +148,68 @@ def test_all_ray_nodes_are_selected_by_the_network_policies(manifests: list[dict
     policies = {one["metadata"]["name"]: one["spec"] for one in manifests if one["kind"] == "NetworkPolicy"}
     assert policies["deny-ingress"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
     assert policies["ray-egress"]["policyTypes"] == ["Egress"]
+
+
+def _reaches(policy: dict[str, Any], component: str) -> bool:
+    labels = {"app.kubernetes.io/part-of": "shoal", "app.kubernetes.io/component": component}
+    selector = policy.get("podSelector", {})
+    return all(labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", ())) and all(
+        labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()
+    )
+
+
+def test_ray_and_its_gateway_reach_the_port_of_the_service_and_nothing_else_of_it(
+    manifests: list[dict[str, Any]],
+) -> None:
+    policies = {one["metadata"]["name"]: one["spec"] for one in manifests if one["kind"] == "NetworkPolicy"}
+    [rule] = policies["api"]["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": 8470}]
+    own = [one for one in rule["from"] if "podSelector" in one]
+    egress = policies["ray-egress"]["egress"]
+    for component in ("ray", "gateway"):
+        assert any(_reaches(one, component) for one in own)
+        assert _reaches(policies["ray-egress"], component)
+    [port] = [rule for rule in egress if any(_reaches(to, "control-plane") for to in rule["to"] if "podSelector" in to)]
+    assert port["ports"] == [{"protocol": "TCP", "port": 8470}]
+
+
+def test_the_control_plane_reaches_no_port_of_ray(manifests: list[dict[str, Any]]) -> None:
+    policies = {one["metadata"]["name"]: one["spec"] for one in manifests if one["kind"] == "NetworkPolicy"}
+    for name in ("ray-nodes", "ray-operator"):
+        [rule] = policies[name]["ingress"]
+        assert _reaches(policies[name], "ray")
+        assert not any(_reaches(one, "control-plane") for one in rule["from"]), name
+        assert not _reaches(policies[name], "control-plane")
+
+
+def test_the_gateway_has_no_secret_of_the_server_and_the_server_none_of_ray(pods: dict[str, dict[str, Any]]) -> None:
+    secrets = {
+        name: {one["secret"]["secretName"] for one in spec["volumes"] if "secret" in one} for name, spec in pods.items()
+    }
+    assert secrets["gateway"] == {"shoal-cluster-token", "shoal-ray-token"}
+    assert secrets["shoal"] == {"shoal-secrets", "shoal-admin-token", "shoal-cluster-token"}
+    assert secrets["cpu"] == secrets["head"] == set(), "the operator mounts Ray's token"
+    [gateway], [server] = pods["gateway"]["containers"], pods["shoal"]["containers"]
+    assert gateway["envFrom"] == [{"configMapRef": {"name": "ray-settings"}}]
+    assert server["envFrom"] == [{"configMapRef": {"name": "shoal-settings"}}] and "env" not in server
+    assert not {"checkpoints", "state"} & {mount["name"] for mount in gateway["volumeMounts"]}
+
+
+def test_the_gateway_joins_as_the_cluster_of_the_server_with_its_token(
+    manifests: list[dict[str, Any]], pods: dict[str, dict[str, Any]]
+) -> None:
+    settings = _named(manifests, "ConfigMap", "shoal-settings")["data"]
+    [gateway] = pods["gateway"]["containers"]
+    variables = {one["name"]: one["value"] for one in gateway["env"]}
+    url, *options = gateway["args"]
+    assert options == [f"--name={settings['SHOAL_CLUSTER']}", f"--token-file={settings['SHOAL_CLUSTER_TOKEN_FILE']}"]
+    for one in (url, variables["SHOAL_HOME_URL"]):
+        address = urlsplit(one)
+        assert address.hostname in settings["SHOAL_ALLOWED_HOSTS"].split(",") and address.port == 8470
+    for name, token in (("gateway", "token-file"), ("shoal", "the setting")):
+        mounts = [one["mountPath"] for one in pods[name]["containers"][0]["volumeMounts"]]
+        assert str(Path(settings["SHOAL_CLUSTER_TOKEN_FILE"]).parent) in mounts, token
+    assert variables["RAY_HEAD"] == "shoal-head-svc:6379"
 
 
 def test_the_operator_and_no_ray_pod_is_admitted_by_its_policy(manifests: list[dict[str, Any]]) -> None:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
 _PORT = Settings.model_fields["port"].default
 _RAY_HEALTH_PORT = 52365
-_OF_OTHERS = {"SHOAL_VERSION", "SHOAL_URL", "SHOAL_WEBHOOK_SECRET"}
+_OF_OTHERS = {"SHOAL_VERSION", "SHOAL_URL", "SHOAL_TOKEN", "SHOAL_CA_FILE", "SHOAL_WEBHOOK_SECRET"}
 """The tag of the images in compose.yaml; what the command line reads."""
 FILES = sorted(
     path
@@ -60,7 +60,7 @@ def test_every_command_of_shoal_and_its_options_exist() -> None:
     for file in FILES:
         text = file.read_text("utf-8").replace("\\\n", " ")
         for name, rest in re.findall(
-            r"(?:^|[/ `=])shoal ((?:serve|drain|nodes|doctor|submit|demo|login|backup|restore))\b([^`\n#]*)", text
+            r"(?:^|[/ `=])shoal ((?:serve|join|drain|nodes|doctor|submit|demo|login|backup|restore))\b([^`\n#]*)", text
         ):
             found += 1
             options = {option for parameter in commands.commands[name].params for option in parameter.opts}
@@ -90,7 +90,7 @@ def test_probes_ask_for_routes_that_exist(pods: dict[str, dict[str, Any]], route
 
 
 def test_addresses_in_health_checks_exist(routes: set[str]) -> None:
-    texts = [(DEPLOY / "Dockerfile").read_text("utf-8"), (DEPLOY / "docker" / "control-plane.sh").read_text("utf-8")]
+    texts = [(DEPLOY / "Dockerfile").read_text("utf-8"), (DEPLOY / "docker" / "gateway.sh").read_text("utf-8")]
     addresses = re.findall(r"http://127\.0\.0\.1:(\d+)(/[\w/]+)", "".join(texts))
     assert len(addresses) == 3
     for port, path in addresses:
@@ -135,7 +135,18 @@ def test_every_ray_unit_has_its_sessions_in_a_directory_of_its_own_and_removes_o
         assert sessions == f"{own}/tmp" and f"cd {own} &&" in unit["ExecStartPre"]
         # A path of a socket has 107 characters at most.
         assert len(f"{sessions}/session_2030-12-31_23-59-59_999999_4194304/sockets/plasma_store") <= 107
+        assert f"-{own}" in _unit("shoal-gateway")["ReadWritePaths"].split()
     assert f"-{Path(sessions).parent}" in _unit("shoal")["ReadWritePaths"].split()
+
+
+def test_the_gateway_reads_nothing_of_a_control_plane_on_its_machine() -> None:
+    server, gateway = _unit("shoal"), _unit("shoal-gateway")
+    closed = gateway["InaccessiblePaths"].split()
+    assert f"-/var/lib/{server['StateDirectory']}" in closed
+    assert "-/etc/shoal/secrets/shoal_database_url" in closed and "-/etc/shoal/shoal.env" in closed
+    page = (ROOT / "docs" / "install.md").read_text("utf-8")
+    [token] = re.findall(r"--token-file=(\S+)", gateway["ExecStart"])
+    assert f"SHOAL_CLUSTER_TOKEN_FILE={token}" in page
 
 
 @pytest.mark.parametrize("name", ["shoal-ray-head", "shoal-ray-node"])

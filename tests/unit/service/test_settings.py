@@ -58,6 +58,11 @@ def test_settings_do_not_change() -> None:
         ({"state_dir": 5}, "state_dir 5"),
         ({"ray_address": "h:1", "nodes": 2}, "Give one or the other"),
         ({"ray_address": "h:1", "num_cpus": 2}, "Give one or the other"),
+        ({"cluster": "East"}, "cluster 'East'"),
+        (
+            {"cluster_token_file": "/run/t"},
+            "cluster_token_file /run/t has the token of a cluster that joins: name that",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_named_with_their_value(given: dict[str, object], message: str) -> None:

@@ -30,7 +30,7 @@ def join(
     name: Annotated[str, typer.Option("--name", help="Name of the cluster at the service.")] = "default",
     home_url: Annotated[
         str | None,
-        typer.Option("--home-url", help="Address of the service for the nodes, if they reach it at another one."),
+        typer.Option("--home-url", help="Address of the service for the nodes, if another one; or SHOAL_HOME_URL."),
     ] = None,
     ray_address: Annotated[
         str, typer.Option("--ray-address", help="host:port of the Ray cluster; auto: the one of this machine.")
@@ -46,7 +46,8 @@ def join(
     """
     with command(url, False) as session:
         session.check_url()
-        config = _config(url, _token(token, token_file), name, ray_address, ca_file, home_url or url)
+        home = home_url or os.environ.get("SHOAL_HOME_URL") or url
+        config = _config(url, _token(token, token_file), name, ray_address, ca_file, home)
         _become(config, os.environ)
 
 

@@ -1,5 +1,5 @@
-"""Tokens in files of the state directory that nobody else can read: that of the server's owner, and that of the gateway
-which the server starts.
+"""Tokens in files. Two are in the state directory, where nobody else can read them: that of the server's owner, and
+that of the gateway which the server starts. One is provided by whoever deploys a server and a gateway elsewhere.
 
 The command line and the Python client on the same machine read the first one, so that loopback is protected without a
 further step. A file that is there already is adopted, so that it can be provided (a mounted secret), and so that a new
@@ -8,6 +8,7 @@ database keeps the token. It is replaced if it was revoked, or if others could r
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import stat
@@ -20,6 +21,14 @@ from shoal_service.store.errors import TokenNotFound
 from shoal_service.store.store import Store
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_NOT_VALID = "It was revoked: write another token into the file, and restart the server and the gateway that reads it."
+_log = logging.getLogger(__name__)
+
+
+class ClusterTokenError(ValueError):
+    """The file of the setting cluster_token_file cannot be used; the message names it and says why."""
+
+    code = "invalid_cluster_token"
 
 
 def ensure_admin_token(store: Store, state_dir: Path, *, now: float) -> Path:
@@ -50,6 +59,31 @@ def ensure_cluster_token(store: Store, state_dir: Path, cluster: str, *, now: fl
     made = store.create_cluster_token(cluster, ClusterTokenRequest(), by=BOOTSTRAP, now=now).token
     _write(path, made)
     return made
+
+
+def register_cluster_token(store: Store, path: Path, cluster: str, *, now: float) -> None:
+    """The gateway that shows the token of this file (setting cluster_token_file) may join as `cluster`, and no more.
+
+    A token that was revoked stays so: the server starts, warns, and refuses the gateway.
+
+    Raises:
+        ClusterTokenError: the file cannot be read, has no token, or has one that is not of this cluster.
+    """
+    name = f"cluster_token_file {path}"
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClusterTokenError(f"{name} cannot be read: {error}") from None
+    if id_of(token) is None:
+        raise ClusterTokenError(
+            f"{name} has no token of the form shoal_, 8 lower-case letters or digits, _ and 43 letters, digits, - or _."
+        )
+    view = store.adopt_cluster_token(cluster, token, by=BOOTSTRAP, now=now)
+    if view.cluster != cluster:
+        owner = f"of the cluster {view.cluster}" if view.cluster else f"{view.name}'s, of role {view.role}"
+        raise ClusterTokenError(f"{name} has a token that is {owner}: give the cluster {cluster} one of its own.")
+    if store.principal_of_token(token, now=now) is None:
+        _log.warning("cluster_token.not_valid", extra={"cluster": cluster, "token": view.id, "reason": _NOT_VALID})
 
 
 def _read(path: Path) -> str | None:

@@ -10,12 +10,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, insert, or_, select, update
+from sqlalchemy import Connection, Row, bindparam, or_, select, update
 
 from shoal_service.access_views import TokenRequest, TokenView
 from shoal_service.core.access.roles import Principal, Role
 from shoal_service.core.access.tokens import hash_of, id_of
 from shoal_service.store.access.tables import tokens
+from shoal_service.store.database import insert
 from shoal_service.store.errors import TokenNotFound
 
 
@@ -23,10 +24,23 @@ def create(
     connection: Connection, token: str, request: TokenRequest, *, by: str, now: float, cluster: str | None = None
 ) -> TokenView:
     """`token` is one of `new_token`; `by`: name of the principal that makes it; `cluster`: whose gateway shows it."""
+    row = _row(token, request, by=by, now=now, cluster=cluster)
+    connection.execute(insert(connection, tokens).values(row))
+    return view(connection, row["id"])
+
+
+def adopt(connection: Connection, token: str, request: TokenRequest, *, by: str, now: float, cluster: str) -> TokenView:
+    """The same for a token of a file, which several servers may read. One whose id is known stays as it is."""
+    row = _row(token, request, by=by, now=now, cluster=cluster)
+    connection.execute(insert(connection, tokens).values(row).on_conflict_do_nothing(index_elements=["id"]))
+    return view(connection, row["id"])
+
+
+def _row(token: str, request: TokenRequest, *, by: str, now: float, cluster: str | None) -> dict[str, Any]:
     token_id = id_of(token)
     assert token_id is not None, "not a token"
     is_admin = request.role is Role.ADMIN
-    row = {
+    return {
         "id": token_id,
         "hash": hash_of(token),
         "name": request.name,
@@ -38,8 +52,6 @@ def create(
         "expires_at": None if request.expires_in_s is None else now + request.expires_in_s,
         "cluster": cluster,
     }
-    connection.execute(insert(tokens), row)
-    return view(connection, token_id)
 
 
 def find(connection: Connection, digest: str, *, now: float) -> Principal | None:

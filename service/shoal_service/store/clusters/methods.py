@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, select, update
 
-from shoal_service.access_views import ClusterTokenRequest, NewToken
+from shoal_service.access_views import ClusterTokenRequest, NewToken, TokenView
 from shoal_service.core.access.tokens import new_token
 from shoal_service.core.gateways import Incoming, Speaker, Verdict, admit
 from shoal_service.store import lease as leases
@@ -81,16 +81,20 @@ class ClusterMethods:
     _database: Database
     _hub: Hub
 
-    def create_cluster_token(
-        self, cluster: str, request: ClusterTokenRequest, *, by: str, now: float, token: str | None = None
-    ) -> NewToken:
-        """A token for the gateway of a cluster, which then may join. `token`: one that exists already, in a file; None:
-        a new one. Only this answer has it."""
-        made = token or new_token()
+    def create_cluster_token(self, cluster: str, request: ClusterTokenRequest, *, by: str, now: float) -> NewToken:
+        """A token for the gateway of a cluster, which then may join. Only this answer has it."""
+        made = new_token()
         with self._database.write() as tx:
             _make(tx, cluster, now)
             view = tokens.create(tx, made, request.of(cluster), by=by, now=now, cluster=cluster)
         return NewToken(token=made, **dict(view))
+
+    def adopt_cluster_token(self, cluster: str, token: str, *, by: str, now: float) -> TokenView:
+        """Make a token that exists already, in a file, that of the gateway of a cluster. If its id is known, the answer
+        says whose it is, and nothing changes: a revoked one stays revoked."""
+        with self._database.write() as tx:
+            _make(tx, cluster, now)
+            return tokens.adopt(tx, token, ClusterTokenRequest().of(cluster), by=by, now=now, cluster=cluster)
 
     def take_report(self, cluster: str, report: StoredReport, *, now: float) -> tuple[int, tuple[int, ...]]:
         """The number of the newest report that is stored, and those of `running` that nobody waits for any more.
