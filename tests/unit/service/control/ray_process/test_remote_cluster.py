@@ -89,7 +89,6 @@ def test_after_the_death_of_its_process_the_next_reconnect_starts_another(make: 
     first = cluster.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
     until(lambda: cluster.pid is None, "its end is noticed")
     assert not cluster.connected and cluster.pid is None
     with pytest.raises(ConnectionStale):
