@@ -11,6 +11,7 @@ import pytest
 from doubles.fake_journal import Replaced
 from doubles.fake_key_values import FakeKeyValueStore
 from kit.contracts.journal import entry
+from shoal_service.home import Home
 from shoal_service.reports import PendingEvent
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.copies.stored_config import StoredConfig
@@ -192,21 +193,21 @@ def config(key: str) -> SupervisorConfig:
 def test_the_first_configuration_stays_until_the_journal_is_deleted() -> None:
     head = FakeKeyValueStore()
     stored = StoredConfig(head, "j", 1)
-    assert stored.read("") is None
-    assert stored.first(config("one")) == config("one")
-    assert stored.first(config("two")) == stored.read("") == config("one")
+    assert stored.read() is None
+    assert stored.first(config("one")) == (config("one"), False)
+    assert stored.first(config("two")) == (config("one"), False) and stored.read() == config("one")
     GcsJournal(head, "j", 1).delete()
-    assert stored.read("") is None
+    assert stored.read() is None
 
 
-def test_the_public_key_is_that_of_the_control_plane_whatever_is_stored() -> None:
+def test_the_home_is_that_of_the_control_plane_whatever_is_stored() -> None:
     """Job code can write into the head's store."""
-    head = FakeKeyValueStore()
-    forged = config("one").model_copy(update={"public_key": "66" * 32})
-    StoredConfig(head, "j", 1).first(forged)
-    signed = config("one").model_copy(update={"public_key": "77" * 32})
-    assert StoredConfig(head, "j", 1).first(signed) == StoredConfig(head, "j", 1).read("77" * 32) == signed
-    assert StoredConfig(head, "j", 1).read("") == config("one"), "of an attempt that began without a key"
+    stored = StoredConfig(FakeKeyValueStore(), "j", 1)
+    stored.first(config("one").model_copy(update={"home": Home(url="http://elsewhere", token="forged")}))
+    own = config("two").model_copy(update={"home": Home(url="http://here", token="own")})
+    merged = config("one").model_copy(update={"home": own.home})
+    assert stored.first(own) == (merged, True), "a supervisor with another home is replaced"
+    assert stored.first(own) == (merged, False) and stored.read() == merged
 
 
 def test_a_stored_configuration_is_no_entry_of_the_journal() -> None:
