@@ -31,6 +31,7 @@ _TAGS = [
     {"name": "sweeps", "description": "Jobs that try the values of a grid, submitted, shown and cancelled together."},
     {"name": "overviews", "description": "Everything that a page shows, in one document or stream."},
     {"name": "histories", "description": "Events, logs, series, workers, incidents and checkpoints of a job."},
+    {"name": "supervisors", "description": "What supervisors of running attempts report and ask, each with its token."},
     {"name": "inspection", "description": "What the workers of a running job do."},
     {"name": "specs", "description": "Job specs, their code, and predicted layouts."},
     {"name": "scheduling", "description": "The queue, and projects with their quotas."},

@@ -195,19 +195,19 @@ def test_the_first_configuration_stays_until_the_journal_is_deleted() -> None:
     stored = StoredConfig(head, "j", 1)
     assert stored.read() is None
     assert stored.first(config("one")) == (config("one"), False)
-    assert stored.first(config("two")) == (config("one"), False), "a repetition, with the snapshot key of the first"
-    assert stored.read() == config("one")
+    assert stored.first(config("two")) == (config("one"), False) and stored.read() == config("one")
     GcsJournal(head, "j", 1).delete()
     assert stored.read() is None
 
 
 def test_the_home_is_that_of_the_control_plane_whatever_is_stored() -> None:
     """Job code can write into the head's store."""
-    head, own, other = FakeKeyValueStore(), Home(url="http://own:1", token="a"), Home(url="http://other:1", token="b")
-    StoredConfig(head, "j", 1).put(config("one").model_copy(update={"home": other}))
-    found, is_other = StoredConfig(head, "j", 1).first(config("two").model_copy(update={"home": own}))
-    assert is_other and found == config("one").model_copy(update={"home": own})
-    assert StoredConfig(head, "j", 1).read() == found
+    stored = StoredConfig(FakeKeyValueStore(), "j", 1)
+    stored.first(config("one").model_copy(update={"home": Home(url="http://elsewhere", token="forged")}))
+    own = config("two").model_copy(update={"home": Home(url="http://here", token="own")})
+    merged = config("one").model_copy(update={"home": own.home})
+    assert stored.first(own) == (merged, True), "a supervisor with another home is replaced"
+    assert stored.first(own) == (merged, False) and stored.read() == merged
 
 
 def test_a_stored_configuration_is_no_entry_of_the_journal() -> None:
