@@ -149,7 +149,9 @@ def create_app(
     app.openapi = partial(build_openapi, app)  # type: ignore[method-assign]
     problems.install(app)
     app.add_exception_handler(LoginNeeded, to_login)
-    routers = (
+    routers = (  # first those that programs ask all the time: routes are tried in this order
+        attempts.routes(context),
+        clusters.routes(context),
         jobs.routes(context),
         lifecycle.routes(context),
         sweeps.routes(context),
@@ -158,7 +160,6 @@ def create_app(
         checkpoints.routes(context),
         overviews.routes(context),
         inspection.routes(context),
-        attempts.routes(context),
         job_profiles.routes(context),
         code.routes(context),
         plans.routes(context),
@@ -170,7 +171,6 @@ def create_app(
         retention_routes.routes(context),
         sessions.routes(context),
         tokens.routes(context),
-        clusters.routes(context),
         audit.routes(context),
     )
     shell = pages.routes(context)
