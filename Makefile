@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-culprit bench-home bench-gpu fuzz-tasks docs site picture screenshots clean
+.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-culprit bench-reports bench-gpu fuzz-tasks docs site picture screenshots clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -43,7 +43,7 @@ types: setup     ## mypy, strict for what is shipped
 	@$(BIN)/mypy
 	@$(BIN)/mypy --config-file bench/mypy.ini
 
-bench: bench-overhead bench-proofs bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-home bench-gpu ## every benchmark; recovery and layouts in a short form
+bench: bench-overhead bench-proofs bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-reports bench-gpu ## every benchmark; recovery and layouts in a short form
 	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1
 	@$(BIN)/python bench/recovery/takeover.py --trials 1 --databases sqlite
 	@$(BIN)/python bench/layouts/main.py --parts relayout,moving,planner
@@ -54,8 +54,8 @@ bench-overhead: setup ## Shoal against the same training loop under plain torchr
 bench-api: setup ## control plane: requests per second, lists, memory, scrapes, pages, 200 open streams
 	@$(BIN)/python bench/api/main.py
 
-bench-home: setup ## what a report of a supervisor costs the service: CPU, and the time until it is stored
-	@$(BIN)/python bench/home/reports.py
+bench-reports: setup ## what a report of a supervisor costs the service: CPU, and the time until it is stored
+	@$(BIN)/python bench/api/supervisor_reports.py
 
 bench-start: setup ## seconds until workers are ready, forked or as new interpreters; pauses of updates of the code
 	@$(BIN)/python bench/start.py

@@ -33,14 +33,15 @@ from shoal_service.cluster import hardware
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
 from shoal_service.clusters.config import GatewayConfig
+from shoal_service.clusters.wire import DEFAULT_CLUSTER
 from shoal_service.collector import spare_what_exists
-from shoal_service.control.access.admin_token import (
+from shoal_service.control.access.oidc import Issuer, IssuerConfig
+from shoal_service.control.access.token_files import (
     ClusterTokenError,
     ensure_admin_token,
     ensure_cluster_token,
     register_cluster_token,
 )
-from shoal_service.control.access.oidc import Issuer, IssuerConfig
 from shoal_service.control.clusters.gateway_process import GatewayProcess
 from shoal_service.control.clusters.joined import JoinedCluster
 from shoal_service.control.config import ControlConfig
@@ -56,7 +57,6 @@ from shoal_service.control.webhooks.secrets import Secrets
 from shoal_service.core.access.claims import ClaimRules
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from shoal_service.core.quantities import count_text
-from shoal_service.home import DEFAULT_CLUSTER
 from shoal_service.process_memory import hide_process
 from shoal_service.settings import Settings, SettingsError, is_loopback, take_webhook_secrets
 from shoal_service.state_lock import StateLock
@@ -201,7 +201,8 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         gateway = None if settings.cluster else GatewayProcess(configure_gateway, _ray_environment(embedded))
 
         async def act() -> None:
-            beside = [await _start_cluster(settings, embedded, stop.requested)]
+            healing = await _start_cluster(settings, embedded, stop.requested)
+            beside = [healing] if healing is not None else []
             if gateway is not None and not stop.requested.is_set():
                 beside.append(asyncio.create_task(gateway.run()))
             await _wait_until_joined(cluster, stop.requested)
@@ -312,8 +313,9 @@ async def _keep_alive(embedded: EmbeddedCluster) -> None:
 
 async def _start_cluster(
     settings: Settings, embedded: EmbeddedCluster | None, stop: asyncio.Event
-) -> asyncio.Task[None]:
-    """Bring the cluster of this server up, if it has one, or return when `stop` is set. What keeps it alive."""
+) -> asyncio.Task[None] | None:
+    """Bring the cluster of this server up, or return when `stop` is set. Returns what keeps it alive; None: the server
+    has no cluster of its own."""
     while embedded is not None and not stop.is_set():
         try:
             _say("Ray: starting the cluster of this server; jobs are accepted and wait for it")
@@ -327,7 +329,7 @@ async def _start_cluster(
         _say(f"Ray: connecting to the cluster at {settings.ray_address}")
     elif settings.cluster:
         _say(f"Ray: waiting for the cluster {settings.cluster} to join (shoal join); jobs are accepted and wait for it")
-    return asyncio.create_task(asyncio.sleep(0))
+    return None
 
 
 async def _wait_until_joined(cluster: JoinedCluster, stop: asyncio.Event) -> None:
@@ -355,7 +357,7 @@ def _reachable(host: str) -> str:
 
 
 def _ray_environment(embedded: EmbeddedCluster | None) -> dict[str, str]:
-    """Of the gateway: it has the token of the Ray cluster, and no setting of the server."""
+    """The environment of the gateway: with the token of the Ray cluster, and no setting of the server."""
     if embedded is not None:
         return {**inherited(os.environ), **embedded.environment}
     return {**CLUSTER_ENVIRONMENT, **inherited(os.environ, keep_ray_access=True)}

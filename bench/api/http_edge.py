@@ -28,7 +28,7 @@ from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.spec import JobSpec
 
 
-class _NoCluster:
+class NoCluster:
     """A `shoal_api.http.context.ClusterSource` of a server that has not reached its cluster yet."""
 
     async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:
@@ -44,7 +44,7 @@ class _NoCluster:
 
 def main() -> None:
     store = Store.open(sys.argv[1])
-    cluster, requests = _NoCluster(), RequestMetrics()
+    cluster, requests = NoCluster(), RequestMetrics()
     sources = Sources(
         store=store,
         owner="bench",

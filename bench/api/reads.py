@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal_service.control.access.admin_token import ensure_admin_token
+from shoal_service.control.access.token_files import ensure_admin_token
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports
 from shoal_service.store import Store

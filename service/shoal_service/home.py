@@ -17,9 +17,8 @@ from pydantic import Field
 from shoal_service.reports import SupervisorReports
 from shoal_workers.contract.base import Frozen
 
-DEFAULT_CLUSTER = "default"
 MAX_WAIT_S = 30.0
-"""Of a long poll."""
+"""How long a poll may wait, for directives or for orders."""
 
 
 class Home(Frozen):
@@ -34,8 +33,6 @@ class Home(Frozen):
     """Certificates in PEM that the service's certificate is checked with; empty: those of the operating system."""
     is_pinned: bool = False
     """`ca` is the certificate of the service itself, whatever name it has."""
-    cluster: str = DEFAULT_CLUSTER
-    """Name of the cluster in which the supervisor runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from doubles.fake_ray import FakeRay
+from kit.processes.server import until as until
 from shoal_service.core.nodes import Node
 from shoal_service.gateway.gateway import Gateway
 from shoal_service.gateway.link import Link
 
 NODE = Node(node_id="a", ip="127.0.0.1", alive=True, cpus=2.0, gpus=0.0, memory_gib=1.0, labels={"zone": "x"})
 PATIENCE_S = 60.0
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Poll another thread or process, which cannot notify this one."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-    return found
 
 
 @dataclass

@@ -43,7 +43,7 @@ class Changes:
             watch.wake()
 
     def when_closed(self, close: Callable[[], None]) -> None:
-        """Before `close`: what it calls, too."""
+        """Registers a function that `close` calls."""
         self._closers.append(close)
 
     @property
@@ -78,7 +78,7 @@ class Changes:
 
     @contextmanager
     def waiting(self) -> Iterator[Watch]:
-        """A watch that no change of a job wakes, but the closing of the application and whoever holds it."""
+        """A watch that changes of jobs do not wake. `close` wakes it, and its holder may."""
         watch = Watch(self)
         self._own_watches.add(watch)
         try:

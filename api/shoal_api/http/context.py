@@ -66,7 +66,7 @@ class Context:
     planning: PlanningProcesses
     authenticator: Authenticator
     reception: Reception
-    """Of the supervisors that dial home."""
+    """Takes the reports of supervisors, and has their directives."""
     session_s: float = 12 * 3600.0
     """Of the page's sessions."""
     pace: Pace = DEFAULT_PACE

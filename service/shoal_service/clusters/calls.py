@@ -11,13 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, TypeAdapter
 
-from shoal_service.cluster.errors import (
-    ClusterError,
-    ClusterUnreachable,
-    RayCallFailed,
-    SupervisorGone,
-    SupervisorUnavailable,
-)
+from shoal_service.cluster.errors import ClusterError, ClusterUnreachable, RayCallFailed
 from shoal_service.clusters.snapshot import FoundSupervisor, RoomKind, UnusedPackages
 from shoal_service.core.nodes import Node
 from shoal_service.core.supervisor_starts import ProcessEnd
@@ -125,9 +119,7 @@ ANSWERS: Mapping[type[Frozen], TypeAdapter[Any]] = {
 }
 REQUESTS = {kind.__name__: kind for kind in ANSWERS}
 
-_ERRORS: dict[str, type[ClusterError]] = {
-    kind.__name__: kind for kind in (ClusterUnreachable, RayCallFailed, SupervisorGone, SupervisorUnavailable)
-}
+_ERRORS: dict[str, type[ClusterError]] = {kind.__name__: kind for kind in (ClusterUnreachable, RayCallFailed)}
 
 
 class Failure(Frozen):

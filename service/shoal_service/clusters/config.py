@@ -6,8 +6,8 @@ import sys
 
 from pydantic import Field
 
-from shoal_service.clusters.wire import CLUSTER_PATTERN
-from shoal_service.home import DEFAULT_CLUSTER, Home
+from shoal_service.clusters.wire import CLUSTER_PATTERN, DEFAULT_CLUSTER
+from shoal_service.home import Home
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.log_settings import LogSettings
 
@@ -18,9 +18,9 @@ class GatewayConfig(Frozen):
     """Written to its standard input as one line of JSON."""
 
     url: str
-    """Of the service."""
+    """Address of the service."""
     token: str
-    """Of the cluster, at the service."""
+    """With which the service knows the cluster."""
     cluster: str = Field(DEFAULT_CLUSTER, pattern=CLUSTER_PATTERN)
     """The name under which it joins."""
     ca: str = ""

@@ -17,15 +17,15 @@ from shoal_service.clusters.calls import Failure, Words
 from shoal_service.clusters.snapshot import ClusterSnapshot
 from shoal_workers.contract.base import Frozen
 
+DEFAULT_CLUSTER = "default"
 CLUSTER_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 """Names of clusters, as those of Kubernetes."""
 MAX_ANSWERS = 500
 MAX_ORDERS = 100
-MAX_WAIT_S = 30.0
-"""Of a long poll for orders."""
 Number = Annotated[int, Field(ge=0, le=2**53)]
 Life = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
-"""Of a gateway: random, new with each start and after another gateway has taken its place."""
+"""A random name for the time in which a gateway speaks for its cluster: new with each start, and after another gateway
+has taken its place."""
 
 
 class Answer(Frozen):

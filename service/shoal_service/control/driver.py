@@ -34,7 +34,7 @@ from shoal_service.home import Home
 from shoal_service.reports import SupervisorReports
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import StoreUnavailable
-from shoal_service.store.hub import REQUESTS
+from shoal_service.store.hub import REQUESTS, Subscription
 from shoal_service.store.store import Store
 from shoal_service.supervisor.config import Directive, StacksRequest, SupervisorConfig, checkpoint_root
 from shoal_workers.contract.base import WIRE_VERSION
@@ -150,11 +150,9 @@ class Driver:
         request = self._stacks = StacksRequest(number=secrets.randbelow(1 << 53) + 1, rank=rank, native=native)
         self._changed.set()
         answered = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        listener = lambda job_id: loop.call_soon_threadsafe(answered.set) if job_id == self._row.id else None  # noqa: E731
         until_mono = self._clock.monotonic() + _STACKS_S
         try:
-            with self._store.subscribe(listener, REQUESTS):
+            with self._requests(answered):
                 while (left_s := until_mono - self._clock.monotonic()) > 0:
                     answered.clear()
                     found = await asyncio.to_thread(self._store.stacks_answer, *self._key, request.number)
@@ -170,6 +168,16 @@ class Driver:
                 self._changed.set()
         raise SupervisorUnavailable(f"it has not answered for {_STACKS_S:g} s")
 
+    def _requests(self, event: asyncio.Event) -> Subscription:
+        """Sets the event when a report has ended the attempt, or answered a request of a user."""
+        loop = asyncio.get_running_loop()
+
+        def changed(job_id: str) -> None:
+            if job_id == self._row.id:
+                loop.call_soon_threadsafe(event.set)
+
+        return self._store.subscribe(changed, REQUESTS)
+
     def expect(self, places: Mapping[str, int]) -> None:
         """Before `run`: how many workers are expected on which node, once others have given these places back."""
         self._places = places
@@ -183,13 +191,7 @@ class Driver:
 
     async def run(self) -> None:
         """Until the attempt's end is stored, or its supervisor is dead and the job is back in the queue."""
-        loop, job_id = asyncio.get_running_loop(), self._row.id
-
-        def requested(changed_id: str) -> None:
-            if changed_id == job_id:
-                loop.call_soon_threadsafe(self._requested.set)
-
-        with self._store.subscribe(requested, REQUESTS):
+        with self._requests(self._requested):
             while True:
                 try:
                     await self._follow()

@@ -104,6 +104,4 @@ class Answering:
 
 
 def _as_json(answer: Any) -> str:
-    """Losses that are not finite stay what they are."""
-    plain = answer.model_dump() if isinstance(answer, Frozen) else answer
-    return to_json(plain, inf_nan_mode="constants", serialize_unknown=True).decode()
+    return to_json(answer, inf_nan_mode="constants", serialize_unknown=True).decode()

@@ -28,7 +28,6 @@ from shoal_service.clusters.wire import MAX_ANSWERS, Answer, ClusterReport, Orde
 from shoal_service.gateway.answering import Answering
 from shoal_service.gateway.link import Link, LinkDown, LinkError, LinkReplaced
 from shoal_service.gateway.protocols import RayAccess
-from shoal_service.supervisor.config import StaleEpoch
 
 _REPORT_S = 1.0
 _LOOK_S = 1.0
@@ -328,8 +327,8 @@ class Gateway:
         if (known := life.done.get(order.number)) is not None:
             self._answered(life, known)
         elif order.epoch < life.epoch:
-            failure = Failure.of(StaleEpoch(order.epoch, life.epoch))
-            self._answered(life, Answer(number=order.number, failure=failure))
+            words = f"the order is of lease epoch {order.epoch}, and there was one of epoch {life.epoch}"
+            self._answered(life, Answer(number=order.number, failure=Failure.of(ClusterUnreachable(words))))
         else:
             life.epoch = order.epoch
             life.running[order.number] = asyncio.create_task(self._carry_out(life, order))

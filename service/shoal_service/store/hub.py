@@ -16,8 +16,6 @@ _log = logging.getLogger(__name__)
 Listener = Callable[[str], object]
 REQUESTS = "requests"
 """In place of a job's id: only what a user has asked for, and what has freed workers."""
-DIRECTIVES = "directives"
-"""In place of a job's id: only directives for supervisors."""
 
 
 class Hub:
@@ -27,7 +25,7 @@ class Hub:
 
     def subscribe(self, listener: Listener, job_id: str | None = None) -> Subscription:
         """Calls `listener(job_id)` after each commit to that job (None: to any job; REQUESTS: to any job, without the
-        reports of its progress; DIRECTIVES: of a directive for it), until the subscription is closed.
+        reports of its progress; a topic: see `announce`), until the subscription is closed.
 
         The listener runs on the committing thread and must not block. From asyncio:
         `hub.subscribe(lambda _: loop.call_soon_threadsafe(event.set), job_id)`.
@@ -46,18 +44,11 @@ class Hub:
             subscription.notify(job_id)
 
     def announce(self, topic: str) -> None:
-        """To those who subscribe to exactly this, which is not a change of a job."""
+        """Calls `listener(topic)` of those who subscribe to exactly this. For what is no change of a job to users."""
         with self._lock:
             listening = [*self._subscriptions.get(topic, ())]
         for subscription in listening:
             subscription.notify(topic)
-
-    def publish_directive(self, job_id: str) -> None:
-        """Nothing that users see has changed."""
-        with self._lock:
-            listening = list(self._subscriptions.get(DIRECTIVES, ()))
-        for subscription in listening:
-            subscription.notify(job_id)
 
     @property
     def num_subscriptions(self) -> int:

@@ -41,7 +41,7 @@ def join(
 ) -> None:
     """Join a Ray cluster to a service: jobs then run on it. Runs until Ctrl-C.
 
-    It dials out only, and starts again by itself after every failure of the service. What runs in the cluster goes on
+    The command only dials out. While the service does not answer, it tries again. Jobs that run in the cluster go on
     without it.
     """
     with command(url, False) as session:

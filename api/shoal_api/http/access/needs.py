@@ -77,11 +77,11 @@ def _named(caller: AttemptCaller) -> str:
 
 
 OF_ATTEMPT = Depends(OfAttempt())
-"""Of a route that takes no other token than that of the attempt in its path."""
+"""The dependency of a route that takes only the token of the attempt in its path."""
 
 
 def caller_of(request: Request) -> AttemptCaller:
-    """Of a request whose route has OF_ATTEMPT."""
+    """The supervisor that makes the request. The route has OF_ATTEMPT."""
     caller: AttemptCaller = request.scope[ATTEMPT]
     return caller
 

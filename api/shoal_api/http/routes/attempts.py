@@ -64,7 +64,9 @@ def routes(context: Context) -> APIRouter:
         job_id: JobId,
         attempt: Attempt,
         after: Annotated[int, Query(ge=0, le=MAX_SEQ, description="Number of the directive that is known.")] = 0,
-        wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Wait so long for another one.")] = 0.0,
+        wait_s: Annotated[
+            float, Query(ge=0, le=MAX_WAIT_S, description="How long to wait for a directive with another number.")
+        ] = 0.0,
     ) -> Response:
         """Long poll of supervisors: answers at once if the newest directive has another number than `after`."""
         request.scope[OPEN_ENDED] = POLL

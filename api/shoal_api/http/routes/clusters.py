@@ -27,7 +27,6 @@ from shoal_service.clusters.snapshot import ClusterSnapshot
 from shoal_service.clusters.wire import (
     CLUSTER_PATTERN,
     MAX_ORDERS,
-    MAX_WAIT_S,
     ClusterReport,
     Order,
     OrderPage,
@@ -35,6 +34,7 @@ from shoal_service.clusters.wire import (
 )
 from shoal_service.core.access.roles import Permission
 from shoal_service.core.gateways import Incoming
+from shoal_service.home import MAX_WAIT_S
 from shoal_service.store.clusters.methods import StoredReport, orders_of
 from shoal_service.telemetry.request_metrics import Limit
 
@@ -57,7 +57,8 @@ def routes(context: Context) -> APIRouter:
         openapi_extra=body_of("ClusterReport", JSON_TYPES),
     )
     async def report(request: Request, cluster: ClusterName) -> Response:
-        """Of its gateway, once a second: the cluster as it is, and answers to orders. Idempotent by life and number."""
+        """Sent by the gateway once a second, and when something has changed: the cluster, and answers to orders.
+        A report that is repeated, by life and number, changes nothing."""
         require_media_type(request, JSON_TYPES)
         body = await read_body(request, Limit.ARCHIVE_BYTES)
         token_id = principal_of(request).token_id
@@ -91,7 +92,7 @@ def routes(context: Context) -> APIRouter:
         life: Annotated[str, Query(pattern=r"^[0-9a-f]{16}$", description="Of the gateway, as in its reports.")],
         after: Annotated[int, Query(ge=0, le=2**53, description="Only orders with a higher number.")] = 0,
         wait_s: Annotated[
-            float, Query(ge=0, le=MAX_WAIT_S, description="Long poll: wait so long for the first one.")
+            float, Query(ge=0, le=MAX_WAIT_S, description="How long to wait for an order if there is none.")
         ] = 0.0,
     ) -> Response:
         """Those without an answer, by number."""

@@ -47,7 +47,7 @@ _REREAD_S = 0.25
 _REREAD_IDLE_S = 1.0
 _FRESH_S = 1.0
 _LIMIT_S = 60.0
-_LIMITS_S: Mapping[type[Frozen], float | None] = {
+_LIMITS_S: Mapping[type[Frozen], float] = {
     calls.FaultOfNode: 600.0,
     calls.ListUnusedPackages: 180.0,
     calls.RemovePackages: 180.0,
@@ -375,8 +375,8 @@ def _settle(answer: Future[Any], *, value: Any = None, error: Exception | None =
             answer.set_result(value)
 
 
-def _late(request: Frozen, limit_s: float | None) -> ClusterUnreachable:
-    return ClusterUnreachable(f"{type(request).__name__}: the gateway has not answered within {limit_s or 0:g} s")
+def _late(request: Frozen, limit_s: float) -> ClusterUnreachable:
+    return ClusterUnreachable(f"{type(request).__name__}: the gateway has not answered within {limit_s:g} s")
 
 
 def _words(error: ValidationError) -> str:

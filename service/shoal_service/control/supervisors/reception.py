@@ -19,9 +19,8 @@ from shoal_service.clock import Clock
 from shoal_service.control.supervisors.report_writer import ReportWriter
 from shoal_service.home import MAX_WAIT_S, AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
 from shoal_service.store.errors import StoreUnavailable
-from shoal_service.store.hub import DIRECTIVES
 from shoal_service.store.store import Store
-from shoal_service.store.supervisors.methods import Arrived
+from shoal_service.store.supervisors.methods import Arrived, directives_of
 
 _REREAD_S = 1.0
 
@@ -71,11 +70,8 @@ class Reception:
         self._waiting.setdefault(job_id, set()).add(event)
         if self._looking is None or self._looking.done():
             self._looking = loop.create_task(self._look())
-        subscription = self._store.subscribe(
-            lambda changed: loop.call_soon_threadsafe(event.set) if changed == job_id else None, DIRECTIVES
-        )
         try:
-            with subscription:
+            with self._store.subscribe(lambda _: loop.call_soon_threadsafe(event.set), directives_of(job_id)):
                 yield event
         finally:
             events = self._waiting[job_id]

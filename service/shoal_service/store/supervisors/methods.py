@@ -30,6 +30,11 @@ AttemptKey: TypeAlias = tuple[str, int]
 """Job id, and number of the attempt."""
 
 
+def directives_of(job_id: str) -> str:
+    """What `Store.subscribe` takes in place of a job's id: a directive for the job's supervisor was written."""
+    return f"directives of job {job_id}"
+
+
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """A supervisor's report, as one request has brought it."""
@@ -137,7 +142,7 @@ class SupervisorMethods:
                 "stacks": of_attempt.stacks if of_attempt is not None else "",
             }
             upsert(tx, directives, [row])
-        self._hub.publish_directive(job_id)
+        self._hub.announce(directives_of(job_id))
         return int(row["number"])
 
     def directive(self, job_id: str, attempt: int) -> StoredDirective | None:

@@ -10,7 +10,7 @@ from shoal_service.core.attempt.state.target import AttemptConfig, Target
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports, SuspectedNode
-from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
+from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.journal import JournalEntry, Unacknowledged
 from shoal_service.views import CheckpointView, Condition, IncidentView, JobStatus, SeriesPoint, WorkerView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, UserFailure
@@ -26,12 +26,6 @@ END = AttemptEnd(
     step=7,
     failure=UserFailure(type="ValueError", message="boom", traceback="tb", phase="forward", ranks=(0, 2), step=7),
 )
-
-
-def test_a_stale_epoch_error_keeps_its_numbers_across_workers() -> None:
-    error = pickle.loads(pickle.dumps(StaleEpoch(3, 5)))
-    assert (error.epoch, error.current) == (3, 5)
-    assert str(error) == "lease epoch 3 is over; the current one is 5"
 
 
 def test_configuration_and_directives_survive_pickling_and_json() -> None:

@@ -1,6 +1,6 @@
 """What a report of a supervisor costs the service: CPU of the server's process, and the time until its receipt.
 
-    python bench/home/reports.py [--jobs 20] [--reports 50]
+    python bench/api/supervisor_reports.py [--jobs 20] [--reports 50]
 
 A server process with the shipped edge and a store on SQLite; here one thread and one kept-alive connection per job,
 each of which reports once a second at most. Of this process only the threads' own time is not counted.
@@ -19,34 +19,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("tests",))
+sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests"))
 
+from api.http_edge import NoCluster
 from shoal_service.home import Home, HomeReport
-from shoal_service.queue_views import StartForecast
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store
 from shoal_service.supervisor.home.link import HttpLink
-from shoal_service.views import ClusterView, JobStatus, SeriesPoint
+from shoal_service.views import JobStatus, SeriesPoint
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.messages import Stacks
-from shoal_workers.contract.spec import JobSpec
 
 _SPEC = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 1_000_000}}
-
-
-class _NoCluster:
-    """A `shoal_api.http.context.ClusterSource` of a server that has not reached its cluster yet."""
-
-    async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:
-        return None
-
-    def expected_start(self, spec: JobSpec) -> StartForecast | None:
-        return None
-
-    def snapshot(self) -> ClusterView:
-        empty = {"cpus_total": 0.0, "cpus_free": 0.0, "gpus_total": 0.0, "gpus_free": 0.0}
-        return ClusterView(connected=False, address="", nodes=(), owner="bench", epoch=1, **empty)
 
 
 def serve(url: str) -> None:
@@ -54,7 +38,7 @@ def serve(url: str) -> None:
     from kit.served_app import served
     from shoal_api.http.app import create_app
 
-    app = create_app(store=Store.open(url), cluster=_NoCluster(), scrape=lambda _: (b"", ""), version="0")
+    app = create_app(store=Store.open(url), cluster=NoCluster(), scrape=lambda _: (b"", ""), version="0")
     with served(app) as address:
         print(address, flush=True)
         for _ in sys.stdin:
