@@ -16,10 +16,9 @@ from pydantic import Field, StringConstraints
 from shoal_service.clusters.calls import Failure, Words
 from shoal_service.clusters.snapshot import ClusterSnapshot
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.placing import CLUSTER_PATTERN as CLUSTER_PATTERN
 
 DEFAULT_CLUSTER = "default"
-CLUSTER_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-"""Names of clusters, as those of Kubernetes."""
 MAX_ANSWERS = 500
 MAX_ORDERS = 100
 Number = Annotated[int, Field(ge=0, le=2**53)]

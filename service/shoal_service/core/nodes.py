@@ -65,6 +65,8 @@ class Node(Frozen):
 
     node_id: str
     ip: str
+    cluster: str = ""
+    """Name with which its Ray cluster has joined; the control plane fills it in."""
     alive: bool
     cpus: float
     gpus: float

@@ -64,6 +64,8 @@ class DriveRow:
     """Names of the checkpoints that retention does not delete: users have pinned them, or jobs go on from them."""
     profile: ProfileRequest | None = None
     """The open request for a profile."""
+    cluster: str = ""
+    """In which its newest attempt has begun; empty: it had none."""
 
 
 class MoveKind(StrEnum):
@@ -76,7 +78,7 @@ class MoveKind(StrEnum):
 
 
 _COLUMNS: tuple[Column[Any], ...] = (
-    *(jobs.c.num, jobs.c.id, jobs.c.spec_version, jobs.c.state, jobs.c.desired, jobs.c.attempt),
+    *(jobs.c.num, jobs.c.id, jobs.c.spec_version, jobs.c.state, jobs.c.desired, jobs.c.attempt, jobs.c.cluster),
     *(jobs.c.granted_workers, jobs.c.pulled_seq, jobs.c.created_at, jobs.c.priority),
     *(jobs.c.status, jobs.c.failure, jobs.c.pins, jobs.c.profile),
 )
@@ -180,6 +182,7 @@ def _drive_row(
         attempt=row.attempt,
         granted_workers=row.granted_workers,
         pulled_seq=row.pulled_seq,
+        cluster=row.cluster,
         created_at=row.created_at,
         priority=row.priority,
         status=status_of(row),
@@ -203,7 +206,9 @@ def quarantine(connection: Connection, unreadable: Mapping[str, str], *, now: fl
     return changed
 
 
-def begin_attempt(connection: Connection, job_id: str, *, workers: int, reason: str = "", now: float) -> int:
+def begin_attempt(
+    connection: Connection, job_id: str, *, workers: int, cluster: str = "", reason: str = "", now: float
+) -> int:
     """Returns the number of the new attempt. Raises JobNotFound; RequestConflict: the job has left the queue.
 
     `reason`: of the scheduler.
@@ -217,7 +222,7 @@ def begin_attempt(connection: Connection, job_id: str, *, workers: int, reason: 
     edit = JobEdit(connection, job, now)
     edit.describe(observed_generation=job.spec_version, generation=0)
     edit.move(standing, "", reason or f"Starts with {count_text(workers, 'worker')}.", attempt=attempt, workers=workers)
-    edit.set(attempt=attempt, pulled_seq=0, granted_workers=workers)
+    edit.set(attempt=attempt, pulled_seq=0, granted_workers=workers, cluster=cluster)
     if job.started_at is None:
         edit.set(started_at=now)
     edit.save()

@@ -281,12 +281,15 @@ class Store(
         for job_id in changed:
             self._hub.publish(job_id)
 
-    def begin_attempt(self, job_id: str, *, workers: int, reason: str = "", epoch: int, now: float) -> int:
-        """QUEUED -> STARTING, for the scheduler's `reason`. Returns the number of the attempt. Raises RequestConflict:
-        the job has left the queue."""
+    def begin_attempt(
+        self, job_id: str, *, workers: int, cluster: str = "", reason: str = "", epoch: int, now: float
+    ) -> int:
+        """QUEUED -> STARTING in this cluster, for the scheduler's `reason`. Returns the number of the attempt.
+
+        Raises RequestConflict: the job has left the queue."""
         with self._database.write() as tx:
             leases.hold(tx, epoch)
-            attempt = driving.begin_attempt(tx, job_id, workers=workers, reason=reason, now=now)
+            attempt = driving.begin_attempt(tx, job_id, workers=workers, cluster=cluster, reason=reason, now=now)
         self._count(MoveKind.START)
         self._hub.publish(job_id)
         return attempt

@@ -53,6 +53,7 @@ jobs = Table(
     Column("spec_hash", String(64), nullable=False),  # of the submitted spec, for Idempotency-Key
     Column("idempotency_key_hash", String(64), nullable=True, unique=True),
     Column("attempt", Integer, nullable=False),
+    Column("cluster", String(63), nullable=False, server_default=""),  # in which its newest attempt has begun
     Column("granted_workers", Integer, nullable=False),
     Column("pulled_seq", BigInteger, nullable=False),  # last stored report of the current attempt's supervisor
     Column("event_seq", BigInteger, nullable=False),

@@ -27,6 +27,11 @@ _LATEST = 253_402_300_799.0
 """The end of the year 9999, the last that ISO 8601 writes with four digits."""
 
 
+ANY_CLUSTER = "any"
+CLUSTER_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+"""Names of clusters, as those of Kubernetes."""
+
+
 class CapacityKind(StrEnum):
     """On which nodes a job may run."""
 
@@ -57,6 +62,9 @@ class WorkerSpec(Frozen):
     """Memory reserved in the cluster's scheduler, GiB; 0: not reserved."""
     gpu_type: str | None = Field(None, min_length=1, max_length=63)
     """Only nodes with GPUs of this type, as Ray's label `ray.io/accelerator-type` names it, for example H100."""
+    cluster: str = Field(ANY_CLUSTER, pattern=CLUSTER_PATTERN)
+    """Only this cluster, by the name with which it has joined; `any`: the one that the scheduler chooses. A job never
+    spans clusters."""
     selector: dict[str, str] = Field(
         default_factory=dict,
         json_schema_extra={

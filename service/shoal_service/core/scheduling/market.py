@@ -52,6 +52,8 @@ class MarketNode:
     """Totals, less what others than Shoal's jobs have reserved on the node."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """For node selectors; `gpu_type` is one of them."""
+    cluster: str = ""
+    """Name of its Ray cluster. A job's workers are all in one."""
     is_spot: bool = False
     is_cordoned: bool = False
     """Running workers may stay, and no worker is added."""
@@ -102,8 +104,13 @@ class MarketJob:
     selector: Mapping[str, str] = field(default_factory=dict)
     """Only nodes with all of these labels."""
     placement: Placement = Placement.PACK
+    cluster: str = ""
+    """With a grant: where it runs. Queued: the only one that it may start in; empty: any."""
+    excluded_clusters: frozenset[str] = frozenset()
+    """Queued: it may not start in these, since its checkpoints are not known to be reachable there."""
     is_leaving: bool = False
-    """Pausing or cancelling: it keeps its workers until it is gone, and gets no more."""
+    """Pausing, cancelling or moving, or its cluster does not answer: it keeps its workers until it is gone, and gets no
+    more."""
     memo: Any = field(default=None, init=False, repr=False, compare=False)
     """What `facts` has derived from this value, so that a job that has not changed costs the next decision less."""
 
@@ -155,6 +162,8 @@ class Start(NamedTuple):
     job_id: str
     workers: int
     reason: str
+    cluster: str = ""
+    """In which it starts."""
 
 
 class Resize(NamedTuple):

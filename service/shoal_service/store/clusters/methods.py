@@ -248,6 +248,8 @@ def _make(tx: Connection, cluster: str, now: float) -> None:
         "snapshot": "",
         "snapshot_report": 0,
         "last_order": 0,
+        "labels": "{}",
+        "cordon": "",
     }
     tx.execute(insert(tx, clusters).values(row).on_conflict_do_nothing(index_elements=["name"]))
 
