@@ -32,10 +32,8 @@ from doubles.fake_nodes import FakeProbe
 from measurements.machine import describe
 from shoal_service.clock import SystemClock
 from shoal_service.core.attempt.commands import StartWorker
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.group import Group
-from shoal_service.core.attempt.state.persistent.table import Table
-from shoal_service.core.attempt.state.progress import GroupProgress
+from shoal_service.core.attempt.state.attempt import Attempt, Group, GroupProgress
+from shoal_service.core.attempt.state.persistent import Table
 from shoal_service.core.attempt.state.stages import Running
 from shoal_service.core.attempt.state.worker import Worker, WorkerPool
 from shoal_service.supervisor.config import SupervisorConfig

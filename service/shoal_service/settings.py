@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shoal_service.clusters.wire import CLUSTER_PATTERN
 from shoal_service.core.access.roles import Role
-from shoal_service.core.attempt.faults.large_groups import AGENTS_FROM
+from shoal_service.core.attempt.large_groups import AGENTS_FROM
 from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT, probation_limit
 from shoal_service.core.retention.ended_jobs import (
     DEFAULT_EVERY_S,

@@ -23,7 +23,7 @@ import yaml
 from kit.processes.os_processes import is_alive
 from kit.processes.storage_faults import absent, hanging, locked
 from shoal_api.client import Client
-from shoal_service.core.attempt.group.buddies import buddies
+from shoal_service.core.attempt.placement import buddies
 from shoal_service.views import JobView, WorkerView
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.layout import fully_sharded

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from shoal_service.core.attempt.decision import Decision
+from shoal_service.core.attempt.turn import Decision
 
 PERIOD_S = 0.5
 """Between two connects to a host that answers."""

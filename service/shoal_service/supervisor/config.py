@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from shoal_service.core.attempt.faults.large_groups import AGENTS_FROM
+from shoal_service.core.attempt.large_groups import AGENTS_FROM
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from shoal_service.core import goodput
-from shoal_service.core.attempt.faults.cluster_loss import incident_of
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.checkpoints import CheckpointIndex
-from shoal_service.core.attempt.state.code import Code
-from shoal_service.core.attempt.state.history import History
+from shoal_service.core.attempt.incidents import incident_of
+from shoal_service.core.attempt.state.attempt import Attempt, AttemptConfig, CheckpointIndex, Code, History, Target
 from shoal_service.core.attempt.state.stages import Opening
-from shoal_service.core.attempt.state.target import AttemptConfig, Target
 from shoal_service.supervisor.config import SupervisorConfig
 
 

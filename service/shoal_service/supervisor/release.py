@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from shoal_service.clock import Clock
-from shoal_service.core.attempt.faults.large_groups import later_s
+from shoal_service.core.attempt.large_groups import later_s
 from shoal_service.supervisor.protocols import Fleet, WorkerCallError
 from shoal_service.supervisor.workers.worker_client import WorkerClient
 

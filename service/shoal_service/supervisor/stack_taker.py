@@ -14,9 +14,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+from shoal_service.core.attempt import hangs
 from shoal_service.core.attempt.commands import Command, Emit, ShowIncident
-from shoal_service.core.attempt.faults import hangs
-from shoal_service.core.attempt.faults.stacks import cluster, trimmed
+from shoal_service.core.attempt.stacks import cluster, trimmed
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.culprit.links import Ends, whose_link
 from shoal_service.core.culprit.standstill import whom_do_they_wait_for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal_service.core.attempt.group.placement.rank_order import Candidate
+from shoal_service.core.attempt.placement import Candidate
 from shoal_workers.contract.layout import Layout
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from shoal_service.core.attempt.state.incident import Incident
+from shoal_service.core.attempt.state.attempt import Incident
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
 from shoal_workers.contract.messages import Assignment

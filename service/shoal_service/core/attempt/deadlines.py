@@ -1,26 +1,41 @@
-"""What time alone brings about. Checked after every event, so that a busy queue delays no deadline.
+"""What each stage waits for and until when, and what time alone brings about.
 
-`overdue` decides and changes nothing; `apply` carries it out.
+    deadline = the later of: the stage's beginning, the newest progress of what is waited for   + the timeout
+
+Slow is not dead: while a worker that starts reports progress of its preparation, or a rank of a group that forms one of
+building or restoring, the deadline moves on. A counter that stands still moves nothing. Deadlines are checked after
+every event, so that a busy queue delays none. `wait_of` and `overdue` decide and change nothing; `apply` carries out.
+The status shows `wait_of`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import assert_never
 
-from shoal_service.core.attempt.decision import Decision
-from shoal_service.core.attempt.faults import hangs, stragglers
-from shoal_service.core.attempt.faults.large_groups import later_s
-from shoal_service.core.attempt.group import exits, follow_up, orphaned_snapshots, silent_nodes
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.persistent.int_map import IntMap
-from shoal_service.core.attempt.state.progress import ProgressStamp
-from shoal_service.core.attempt.state.stages import CurrentStage, Quiescing, Running, Stage, Starting, Waiting
+from shoal_service.core.attempt import checkpoints, hangs, memory_snapshots, planning, quiesce, stragglers, witnesses
+from shoal_service.core.attempt.large_groups import later_s, quiesce_s
+from shoal_service.core.attempt.state.attempt import Attempt, ProgressStamp
+from shoal_service.core.attempt.state.persistent import IntMap
+from shoal_service.core.attempt.state.stages import (
+    Committing,
+    CurrentStage,
+    FallingBack,
+    Forming,
+    Opening,
+    Quiescing,
+    Running,
+    Stage,
+    Starting,
+    Switching,
+    Waiting,
+)
 from shoal_service.core.attempt.state.worker import Worker
-from shoal_service.core.attempt.turn import Turn
-from shoal_service.core.attempt.waits import Deadline, Wait, wait_of
+from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.job import EndReason, IncidentCause
+from shoal_workers.contract.messages import Phase, later_to_form_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +48,17 @@ def apply(turn: Turn) -> None:
     found = overdue(turn.state, turn.now)
     if found is not None:
         _act(turn, found)
-    elif turn.stage is Stage.QUIESCING:
-        exits.evict_unresponsive(turn)
-        follow_up.follow_when_all_left(turn)  # the time to report snapshots may have passed
+    if isinstance(turn.current, Quiescing):
+        for one in quiesce.unresponsive(turn.state, turn.current, turn.now):
+            witnesses.evict(turn, one.index, one.cause, one.witness, one.reason)
+        planning.consider(turn)  # the time to report snapshots may have passed
     silent = [w for w in turn.pool.workers if w.left_out is not None or w.unreachable_since is not None]
     for worker in silent:
         if turn.stage is Stage.ENDED:
             return
         given_up = is_given_up(turn.state, worker, turn.now)
         if given_up:
-            exits.evict(turn, worker.index, IncidentCause.UNREACHABLE, "no answer", given_up.reason)
+            witnesses.evict(turn, worker.index, IncidentCause.UNREACHABLE, "no answer", given_up.reason)
     if turn.stage is not Stage.ENDED:
         stragglers.keep_where_no_replacement_came(turn)
 
@@ -139,7 +155,7 @@ def overdue(state: Attempt, now: float) -> Overdue | None:
 
 
 def _is_over(wait: Wait, now: float) -> bool:
-    """Some waits end elsewhere: in `checkpoint_search`, `group/forming` (the back-off), `group/exits` (survivors)."""
+    """Some waits end elsewhere: in `checkpoints`, `forming` (the back-off), `quiesce` (survivors)."""
     if wait.until is None or wait.deadline in (Deadline.STORAGE, Deadline.BACK_OFF, Deadline.SURVIVORS):
         return False
     at_once = wait.deadline in (Deadline.ORPHANED_SNAPSHOTS, Deadline.USER_ERRORS)
@@ -180,7 +196,7 @@ def _reason(state: Attempt, wait: Wait, now: float) -> str:
 def is_given_up(state: Attempt, worker: Worker, now: float) -> Decision:
     """An unreachable worker is not known to be dead, but it is not waited for without end."""
     if worker.left_out is not None:
-        return silent_nodes.is_given_up(state, worker.left_out, now)
+        return witnesses.is_left_out_given_up(state, worker.left_out, now)
     limit_s = state.config.timeouts.unreachable_s + later_s(len(state.pool.workers))
     if worker.unreachable_since is None:
         return Decision(False, "it answers")
@@ -192,19 +208,118 @@ def _act(turn: Turn, found: Overdue) -> None:
         case Deadline.WORKERS:
             turn.end(EndReason.CAPACITY_TIMEOUT, found.reason)
         case Deadline.ORPHANED_SNAPSHOTS:
-            orphaned_snapshots.stop_waiting(turn)
+            memory_snapshots.stop_waiting(turn)
         case Deadline.FORMED:
-            exits.lose_group(turn, IncidentCause.FORM_FAILED, "deadline", found.reason)
+            witnesses.lose_group(turn, IncidentCause.FORM_FAILED, "deadline", found.reason)
         case Deadline.STEP_BOUNDARY:
-            exits.lose_group(turn, IncidentCause.COLLECTIVE_FAILED, "deadline", found.reason)
+            witnesses.lose_group(turn, IncidentCause.COLLECTIVE_FAILED, "deadline", found.reason)
         case Deadline.PROGRESS:
             turn.health = replace(turn.health, hang=hangs.find_hang(turn.state, turn.now).hang)
-            exits.lose_group(turn, IncidentCause.HUNG, "progress stamps", found.reason)
+            witnesses.lose_group(turn, IncidentCause.HUNG, "progress stamps", found.reason)
         case Deadline.USER_ERRORS:
-            exits.interrupt_rest(turn)
+            quiesce.interrupt_rest(turn)
         case Deadline.COMMIT:
-            follow_up.go_on_without_commit(turn, found.reason)
+            planning.go_on_without_commit(turn, found.reason)
         case Deadline.STORAGE | Deadline.MORE_WORKERS | Deadline.BACK_OFF | Deadline.SURVIVORS:
             pass  # never overdue, see `_is_over`
         case _:
             assert_never(found.deadline)
+
+
+class Deadline(StrEnum):
+    """What was waited for and did not come in time."""
+
+    STORAGE = "storage"
+    WORKERS = "workers"
+    """elasticity.min_workers of them."""
+    MORE_WORKERS = "more_workers"
+    """The granted ones, beyond elasticity.min_workers; then the group forms without them."""
+    BACK_OFF = "back_off"
+    ORPHANED_SNAPSHOTS = "orphaned_snapshots"
+    FORMED = "formed"
+    STEP_BOUNDARY = "step_boundary"
+    PROGRESS = "progress"
+    USER_ERRORS = "user_errors"
+    """Other ranks had time to raise the same error as the first one."""
+    SURVIVORS = "survivors"
+    """To leave a group that was lost."""
+    COMMIT = "commit"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    deadline: Deadline
+    until: float | None
+    """Wall-clock time; None: until the workers themselves report."""
+    words: str
+    """What is waited for, with the setting; does not change while only time passes."""
+
+
+def wait_of(state: Attempt) -> Wait | None:
+    """What the current stage waits for; None: it trains, or has ended."""
+    timeouts, since = state.config.timeouts, state.current.since
+    match state.current:
+        case Opening() | FallingBack():
+            limit_s = state.target.spec.checkpoint.wait_s
+            words = f"{state.config.checkpoint_root} to list its checkpoints (checkpoint.wait_s {limit_s:g} s)"
+            return Wait(Deadline.STORAGE, checkpoints.search_deadline(state), words)
+        case Waiting(orphans_until=float()):
+            words = f"workers to read the snapshots on their nodes ({timeouts.orphans_s:g} s without progress)"
+            return Wait(Deadline.ORPHANED_SNAPSHOTS, memory_snapshots.waiting_until(state), words)
+        case Starting():
+            return _for_workers(state, timeouts.start_s, "timeouts.start_s")
+        case Waiting(refused=str() as refused) if refused:
+            wait_s = state.target.spec.elasticity.wait_s
+            words = f"workers on other nodes, since {refused} (elasticity.wait_s {wait_s:g} s)"
+            return Wait(Deadline.WORKERS, _newest(since, _starting(state)) + wait_s, words)
+        case Waiting():
+            return _for_workers(state, state.target.spec.elasticity.wait_s, "elasticity.wait_s")
+        case Forming():
+            return _for_group(state)
+        case Switching():
+            words = f"the group to reach the end of its step ({timeouts.switch_s:g} s)"
+            return Wait(Deadline.STEP_BOUNDARY, since + timeouts.switch_s, words)
+        case Quiescing(interrupt_at=float() as at):
+            return Wait(Deadline.USER_ERRORS, at, "other ranks to raise the same error")
+        case Quiescing(interrupted_at=interrupted_at):
+            words = f"the workers to leave the lost group ({quiesce_s(state):.3g} s)"
+            return Wait(Deadline.SURVIVORS, (interrupted_at or since) + quiesce_s(state), words)
+        case Committing():
+            words = f"the storage to commit the checkpoint (timeouts.commit_s {timeouts.commit_s:g} s)"
+            return Wait(Deadline.COMMIT, since + timeouts.commit_s, words)
+        case _:
+            return None
+
+
+def _for_workers(state: Attempt, timeout_s: float, setting: str) -> Wait:
+    usable, minimum, granted = state.num_usable, state.target.min_workers, state.target.granted
+    if usable < minimum:
+        words = f"at least {count_text(minimum, 'worker')} ({setting} {timeout_s:g} s without progress)"
+        return Wait(Deadline.WORKERS, _newest(state.current.since, _starting(state)) + timeout_s, words)
+    if state.budgets.form_not_before > state.current.since:
+        words = f"the pause after {count_text(state.budgets.fruitless, 're-formation')} without a new step"
+        return Wait(Deadline.BACK_OFF, state.budgets.form_not_before, words)
+    return Wait(Deadline.MORE_WORKERS, None, f"the other workers to start, {usable} of {granted} ready")
+
+
+def _for_group(state: Attempt) -> Wait:
+    timeouts, ranks, queued_s = state.config.timeouts, state.group.ranks, later_s(len(state.group.workers))
+    stamps = [stamp for index, stamp in state.progress.stamps.items() if index in ranks]
+    newest = _newest(state.current.since, stamps)
+    if any(stamp.phase is Phase.RESTORING for stamp in stamps):
+        words = f"the group to restore its state (timeouts.restore_s {timeouts.restore_s:g} s without progress)"
+        return Wait(Deadline.FORMED, newest + timeouts.restore_s + queued_s, words)
+    connecting_s = later_to_form_s(len(ranks))
+    more = f" + {connecting_s:g} s for {count_text(len(ranks), 'rank')}" if connecting_s else ""
+    words = f"the group to form and to build its model (timeouts.form_s {timeouts.form_s:g} s{more} without progress)"
+    return Wait(Deadline.FORMED, newest + timeouts.form_s + connecting_s + queued_s, words)
+
+
+def _starting(state: Attempt) -> list[ProgressStamp]:
+    """Of the workers that are not warm yet."""
+    starting = {worker.index for worker in state.pool.workers if not worker.warm}
+    return [stamp for index, stamp in state.progress.starting.items() if index in starting]
+
+
+def _newest(since: float, stamps: list[ProgressStamp]) -> float:
+    return max([since, *(stamp.seen_at for stamp in stamps)])

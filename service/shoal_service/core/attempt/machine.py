@@ -19,8 +19,23 @@ from dataclasses import replace
 from itertools import groupby
 from typing import assert_never
 
-from shoal_service.core.attempt import booking, checkpoint_search, deadlines, reports, worker_pool
-from shoal_service.core.attempt.code import update
+from shoal_service.core.attempt import (
+    booking,
+    checkpoints,
+    code_update,
+    deadlines,
+    deaths,
+    forming,
+    hangs,
+    incidents,
+    memory_snapshots,
+    planning,
+    quiesce,
+    reports,
+    switching,
+    witnesses,
+    worker_pool,
+)
 from shoal_service.core.attempt.commands import Command, Emit, FindCheckpoint, ShowIncident
 from shoal_service.core.attempt.events import (
     CheckpointCommitted,
@@ -56,8 +71,6 @@ from shoal_service.core.attempt.events import (
     WorkerUnreachable,
     WorkerWarm,
 )
-from shoal_service.core.attempt.faults import blame, crashes, hangs, out_of_memory
-from shoal_service.core.attempt.group import exits, follow_up, forming, silent_nodes, snapshot_reports, switching
 from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.clock_jump import moved
@@ -76,7 +89,7 @@ def open_attempt(state: Attempt) -> tuple[Command, ...]:
     """The commands that set a new attempt in motion. If the attempt before was lost, its incident is open."""
     if state.incident is None:
         return (FindCheckpoint(),)
-    return (Emit(blame.opened(state.incident)), ShowIncident(state.incident), FindCheckpoint())
+    return (Emit(incidents.opened(state.incident)), ShowIncident(state.incident), FindCheckpoint())
 
 
 def step(state: Attempt, event: Event, now: float, plan: PlanLayout) -> tuple[Attempt, tuple[Command, ...]]:
@@ -121,7 +134,7 @@ def _when_all_left(turn: Turn) -> None:
     """A group is followed by the next one only when all losses of the turn are known."""
     if turn.has_exits:
         turn.has_exits = False
-        follow_up.follow_when_all_left(turn)
+        planning.consider(turn)
 
 
 def _together(events: Sequence[Event]) -> Iterator[tuple[Event, ...]]:
@@ -148,11 +161,12 @@ def _follow(turn: Turn) -> None:
     """What follows from the state and the time."""
     for apply in (
         _when_all_left,
+        planning.consider_commit,
         deadlines.apply,
         _when_all_left,
-        checkpoint_search.repeat,
+        checkpoints.search_again,
         forming.consider,
-        update.consider,
+        code_update.consider,
         switching.consider,
         worker_pool.replenish,
     ):
@@ -163,9 +177,9 @@ def _follow(turn: Turn) -> None:
 def _happen(turn: Turn, event: Event) -> None:
     match event:
         case CheckpointFound():
-            checkpoint_search.found(turn, event)
+            checkpoints.found(turn, event)
         case StorageAway(message):
-            checkpoint_search.storage_is_away(turn, message)
+            checkpoints.storage_is_away(turn, message)
         case StorageUnusable(message):
             turn.end(EndReason.STORAGE_FAILED, message)
         case WorkerWarm(index, info):
@@ -173,24 +187,22 @@ def _happen(turn: Turn, event: Event) -> None:
         case WorkerFailedToStart(index, error):
             worker_pool.failed_to_start(turn, index, error)
         case WorkerLost(index, cause, witness, message):
-            exits.worker_lost(turn, index, cause, witness, message)
+            witnesses.worker_lost(turn, index, cause, witness, message)
         case DeathDated(worker_id, at):
-            blame.date_death(turn, worker_id, at)
+            incidents.date_death(turn, worker_id, at)
         case DeathExplained(worker_id, message):
-            out_of_memory.death_explained(turn, worker_id, message)
-            blame.explain_death(turn, worker_id, message)
-            crashes.death_explained(turn, worker_id, message)
+            deaths.explained(turn, worker_id, message)
         case WorkerUnreachable(index):
             worker_pool.unreachable(turn, index)
         case RunReturned(index, worker_exit):
             worker_pool.answered(turn, index)
-            exits.run_returned(turn, index, worker_exit)
+            witnesses.run_returned(turn, index, worker_exit)
         case InterruptAcknowledged(index, generation):
             worker_pool.answered(turn, index)
-            exits.interrupt_acknowledged(turn, index, generation)
+            quiesce.interrupt_acknowledged(turn, index, generation)
         case SnapshotPartsReported(index, held):
             worker_pool.answered(turn, index)
-            snapshot_reports.reported(turn, index, held)
+            memory_snapshots.parts_reported(turn, index, held)
             turn.has_exits = True
         case ProgressReported():
             _progressed(turn, (event,))
@@ -198,9 +210,9 @@ def _happen(turn: Turn, event: Event) -> None:
             worker_pool.answered(turn, index)
             reports.arrived(turn, index, item)
         case CheckpointCommitted(name, generation, committed_step):
-            reports.committed(turn, name, generation, committed_step)
+            checkpoints.committed(turn, name, generation, committed_step)
         case CommitFailed(name, generation, message):
-            reports.commit_failed(turn, name, generation, message)
+            checkpoints.commit_failed(turn, name, generation, message)
         case GrantChanged(workers):
             turn.target = replace(turn.target, granted=workers)
         case ElasticityChanged(elasticity):
@@ -210,10 +222,10 @@ def _happen(turn: Turn, event: Event) -> None:
         case SettingsChanged(settings):
             turn.target = turn.target.with_settings(settings)
         case CodeChanged(version):
-            update.wanted(turn, version)
+            code_update.wanted(turn, version)
         case ModelsCompared(index, difference):
             worker_pool.answered(turn, index)
-            update.models_compared(turn, index, difference)
+            code_update.models_compared(turn, index, difference)
         case DesiredChanged(desired):
             _desired(turn, desired)
         case ServerStopping(stops):
@@ -225,11 +237,11 @@ def _happen(turn: Turn, event: Event) -> None:
         case PinsChanged(names):
             turn.target = replace(turn.target, pinned=names)
         case Reopened():
-            snapshot_reports.request_again(turn)
+            memory_snapshots.ask_again(turn)
         case NodesAvoided(avoided):
             _avoid(turn, avoided)
         case NodesSilent(silent):
-            silent_nodes.follow(turn, silent)
+            witnesses.nodes_silent(turn, silent)
         case Tick() | ClockJumped():
             pass  # deadlines are checked after every event
         case _:

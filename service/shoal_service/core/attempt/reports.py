@@ -1,6 +1,7 @@
-"""Reports of a running group: formed, step done, part of a checkpoint durable; and the results of commits.
+"""Reports of the group's workers: formed, steps done, parts saved, validations; each goes to whoever keeps it.
 
-Called by `machine`. A report of an older generation never changes anything.
+The engine judges validations in the same way and stops all ranks by itself; here the result is recorded for the next
+group, for people, and for retention. Called by `machine`.
 """
 
 from __future__ import annotations
@@ -8,15 +9,27 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from shoal_service.core.attempt import validations, worker_pool
-from shoal_service.core.attempt.code import trial
-from shoal_service.core.attempt.faults import blame, hangs, stragglers, wrong_results
-from shoal_service.core.attempt.group import follow_up, proofs, saved_parts, snapshot_reports
+from shoal_service.core.attempt import (
+    checkpoints,
+    code_update,
+    forming,
+    hangs,
+    incidents,
+    memory_snapshots,
+    stragglers,
+    worker_pool,
+    wrong_results,
+)
 from shoal_service.core.attempt.state.stages import Running, Stage
 from shoal_service.core.attempt.turn import Turn
-from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
-from shoal_service.core.events.generations import GenerationData, GenerationFormed, GenerationSettings
-from shoal_workers.contract.marker import CheckpointName
+from shoal_service.core.events.generations import (
+    GenerationData,
+    GenerationFormed,
+    GenerationSettings,
+    StoppedEarly,
+    ValidationNotJudged,
+)
+from shoal_workers.contract.course.best import LOSS, is_exhausted, judge, why_exhausted
 from shoal_workers.contract.profiling.messages import Profiled
 from shoal_workers.contract.worker_reports import (
     GroupFormed,
@@ -48,72 +61,30 @@ def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
         case StepReport():
             _step_done(turn, item)
         case SavedPart():
-            saved_parts.arrived(turn, item)
+            checkpoints.part_saved(turn, item)
         case SaveFailed():
-            _save_failed(turn, item)
+            checkpoints.save_failed(turn, item)
         case StepSkipped():
             wrong_results.step_skipped(turn, item)
-            trial.step_skipped(turn, item)
+            code_update.trial_step_skipped(turn, item)
         case ReplayMismatch():
             wrong_results.replay_differed(turn, item)
         case ReplicaMismatch():
             wrong_results.replicas_differed(turn, item)
         case ReplicasEqual():
-            wrong_results.replicas_equal(turn, item)
+            checkpoints.replicas_equal(turn, item)
         case SnapshotCost():
             turn.progress = replace(turn.progress, snapshots=item)
         case SnapshotsStopped():
-            snapshot_reports.stopped(turn, item)
+            memory_snapshots.snapshots_stopped(turn, item)
         case ValidationReport():
-            validations.judged(turn, item)
-            saved_parts.commit_whole(turn)
-            follow_up.close_at_the_end(turn)
+            _judged(turn, item)
+            checkpoints.commit_whole(turn)
+            incidents.close_at_the_end(turn)
         case Profiled():
             pass  # it is the ProfileTaker's
         case _:
             assert_never(item)
-
-
-def committed(turn: Turn, name: str, generation: int, step: int) -> None:
-    _answered(turn, name)
-    if turn.checkpoints.is_distrusted(name):
-        wrong_results.distrust(turn, name)
-        follow_up.after_commit(turn)
-        return
-    remember_newest(turn, name)
-    wrong_results.saved(turn, name)
-    if turn.history.skip_steps and step >= max(turn.history.skip_steps):
-        turn.budgets = replace(turn.budgets, rollbacks=0)
-    turn.emit(CheckpointCommitted(name=name, step=step, generation=generation))
-    saved_parts.note_last_commit(turn, generation, step)
-    follow_up.after_commit(turn)
-
-
-def commit_failed(turn: Turn, name: str, generation: int, message: str) -> None:
-    _answered(turn, name)
-    turn.checkpoints = replace(turn.checkpoints, failed=(*turn.checkpoints.failed, name))
-    turn.emit(CheckpointFailed(name=name, generation=generation, message=message))
-    parsed = CheckpointName.parse(name)
-    if parsed is not None:
-        saved_parts.note_last_commit(turn, generation, parsed.step, message)
-    follow_up.after_commit(turn)
-
-
-def remember_newest(turn: Turn, name: str | None) -> None:
-    """A checkpoint that can be restored. Commits and searches of the storage may be answered in any order."""
-    state = turn.state
-    this = CheckpointName.parse(name) if name else None
-    newest = CheckpointName.parse(state.checkpoints.newest) if state.checkpoints.newest else None
-    if this is not None and name not in state.checkpoints.damaged and (newest is None or this > newest):
-        turn.checkpoints = replace(turn.checkpoints, newest=name)
-
-
-def _answered(turn: Turn, name: str) -> None:
-    turn.checkpoints = replace(
-        turn.checkpoints,
-        committing=tuple(n for n in turn.checkpoints.committing if n != name),
-        parts={n: p for n, p in turn.checkpoints.parts.items() if n != name},
-    )
 
 
 def _formed(turn: Turn, item: GroupFormed) -> None:
@@ -139,10 +110,10 @@ def _formed(turn: Turn, item: GroupFormed) -> None:
         turn.show_incident()
     turn.group = replace(turn.group, is_formed=True, start_step=item.start_step)
     turn.budgets = turn.budgets.formed(item.start_step, turn.progress.furthest_step)
-    wrong_results.formed(turn, item)
-    trial.formed(turn)
+    checkpoints.group_formed(turn, item)
+    code_update.trial_formed(turn)
     turn.history = replace(turn.history, has_formed=True, total_steps=item.total_steps)
-    proofs.arrived(turn, item.proof)
+    forming.proof_arrived(turn, item.proof)
     step = max([item.start_step, *(e.step for e in turn.group.exits.values())])
     turn.progress = replace(turn.progress, step=step, advanced_at=turn.now)
     layout = turn.group.layout
@@ -182,30 +153,25 @@ def _step_done(turn: Turn, item: StepReport) -> None:
     if is_new and (turn.budgets.fruitless or turn.budgets.setbacks):
         turn.budgets = turn.budgets.advanced()
     stragglers.step_done(turn, item)
-    trial.step_done(turn, item)
-    saved_parts.commit_whole(turn)
+    code_update.trial_step_done(turn, item)
+    checkpoints.commit_whole(turn)
     if state.health.hang is not None and item.step > state.health.hang.step:
         turn.health = replace(turn.health, hang=None)
     incident = state.incident
     if incident is not None and incident.formed_at is not None and item.step > state.group.start_step:
-        blame.close(turn)
+        incidents.close(turn)
 
 
-def _save_failed(turn: Turn, item: SaveFailed) -> None:
-    state = turn.state
-    name = str(CheckpointName(item.step, state.config.attempt, item.generation))
-    parts = {n: p for n, p in turn.checkpoints.parts.items() if n != name}
-    turn.checkpoints = replace(turn.checkpoints, parts=parts)
-    if name not in state.checkpoints.failed:
-        turn.checkpoints = replace(turn.checkpoints, failed=(*turn.checkpoints.failed, name))
-        turn.emit(
-            CheckpointFailed(
-                name=name,
-                generation=item.generation,
-                rank=item.rank,
-                step=item.step,
-                message=item.error,
-                stalled=item.is_stalled,
-            )
-        )
-    follow_up.after_commit(turn)
+def _judged(turn: Turn, item: ValidationReport) -> None:
+    spec, before = turn.target.spec, turn.history.standing
+    rule = spec.validation
+    standing = judge(before, rule, spec.checkpoint.keep_best, step=item.step, loss=item.loss, metrics=item.metrics)
+    turn.history = replace(turn.history, standing=standing)
+    needs_it = rule.patience is not None or spec.checkpoint.keep_best > 0
+    if needs_it and rule.metric != LOSS and rule.metric not in item.metrics:
+        known = tuple(sorted(item.metrics))
+        turn.emit(ValidationNotJudged(step=item.step, metric=rule.metric, known=known))
+    if is_exhausted(standing, rule):
+        turn.history = replace(turn.history, total_steps=max(item.step, turn.progress.step))
+        if not is_exhausted(before, rule):
+            turn.emit(StoppedEarly(step=item.step, reason=why_exhausted(standing, rule)))

@@ -2,11 +2,13 @@
 `machine.step`.
 
     turn.group = replace(turn.group, exits=...)      mypy refuses a part or a field that does not exist
+
+A predicate of the machine returns a Decision; its caller acts.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shoal_service.core.attempt.commands import Command, Emit, End, KillWorker, ShowIncident
 from shoal_service.core.attempt.plan_layout import PlanLayout
@@ -17,6 +19,17 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
 from shoal_workers.contract.job import EndReason, UserFailure
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """True or false as a condition; `reason` is for people and holds the numbers that were used."""
+
+    yes: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.yes
 
 
 class Turn:

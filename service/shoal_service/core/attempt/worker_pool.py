@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from shoal_service.core.attempt import nodes
-from shoal_service.core.attempt.code import update
+from shoal_service.core.attempt import code_update, departures, memory_snapshots
 from shoal_service.core.attempt.commands import StartWorker
-from shoal_service.core.attempt.group import orphaned_snapshots, snapshot_reports
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
@@ -33,7 +31,7 @@ def warm(turn: Turn, index: int, info: WorkerInfo) -> None:
     turn.budgets = replace(turn.budgets, failed_starts=0)
     worker_id, place = info.worker_id, {"node_id": info.node_id, "node_ip": info.node_ip, "rack": info.rack}
     turn.emit(WorkerStarted(worker_id=worker_id, pid=info.pid, **place))
-    snapshot_reports.request_if_useful(turn, index)  # it may serve what workers before it have left on its node
+    memory_snapshots.ask_if_useful(turn, index)  # it may serve what workers before it have left on its node
 
 
 def unreachable(turn: Turn, index: int) -> None:
@@ -49,14 +47,14 @@ def answered(turn: Turn, index: int) -> None:
     if worker is not None and worker.unreachable_since is not None:
         turn.pool = turn.pool.with_worker(replace(worker, unreachable_since=None))
         if not worker.in_run and index not in turn.group.exits:
-            snapshot_reports.request_if_useful(turn, index)
+            memory_snapshots.ask_if_useful(turn, index)
 
 
 def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
     """The task cannot be loaded. Before the first group the job fails; later only this worker is dropped, and so is one
     that failed for a reason outside the task's code."""
     worker = turn.pool.worker(index)
-    if worker is None or update.failed_to_start(turn, worker, error):
+    if worker is None or code_update.failed_to_start(turn, worker, error):
         return
     if error.error_class is not ErrorClass.PLAIN:
         message = f"{error.type}: {error.message}"
@@ -86,7 +84,7 @@ def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
 def start_died(turn: Turn, worker: Worker, message: str) -> None:
     """A worker died before it was warm. Too many in a row end the attempt if no group runs; while one runs, the next
     start is delayed longer each time."""
-    if update.start_died(turn, worker, message):
+    if code_update.start_died(turn, worker, message):
         return
     failed = turn.budgets.failed_starts + 1
     turn.budgets = replace(turn.budgets, failed_starts=failed)
@@ -139,10 +137,10 @@ def _drop_leavers(turn: Turn) -> None:
     """The group runs without them. While the attempt waits they may serve their snapshots, until their deadline."""
     state = turn.state
     for worker in _spare(state):
-        leave = nodes.leave_of(state, worker)
+        leave = departures.leave_of(state, worker)
         if leave is None and worker.slow_until is None:
             continue
-        if state.stage is not Stage.WAITING or nodes.is_due(state, worker, turn.now):
+        if state.stage is not Stage.WAITING or departures.is_due(state, worker, turn.now):
             reason = leave.reason if leave is not None else "it computed too slowly for the others"
             turn.emit(WorkerReleased(worker_id=worker.worker_id, reason=reason))
             turn.kill(worker.index, reason)
@@ -159,7 +157,7 @@ def _start_missing(turn: Turn) -> None:
     for still_missing in range(num_missing, 0, -1):
         index = turn.pool.next_index
         worker_id = worker_name(state.config.job_id, state.config.attempt, index)
-        only_on = orphaned_snapshots.next_node(turn.state)
+        only_on = memory_snapshots.next_node(turn.state)
         code = turn.code.current
         worker = Worker(index=index, worker_id=worker_id, avoids=avoided, only_on=only_on, code=code)
         turn.pool = turn.pool.with_new(worker)
@@ -206,8 +204,8 @@ def _staying(state: Attempt) -> list[Worker]:
     """Workers that count for the target; the others are to be replaced. One that is left out is expected to answer
     again, unless no group can form without it."""
     is_short = state.stage is Stage.WAITING and state.num_usable < state.target.min_workers
-    leaving = nodes.leaving_nodes(state)
-    return [p for p in state.workers if not nodes.has_to_leave(p, leaving) and not (is_short and p.left_out)]
+    leaving = departures.leaving_nodes(state)
+    return [p for p in state.workers if not departures.has_to_leave(p, leaving) and not (is_short and p.left_out)]
 
 
 def _spare(state: Attempt) -> list[Worker]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal_service.core.attempt.faults.table import FAULTS, Blame
-from shoal_service.core.attempt.state.incident import Incident
+from shoal_service.core.attempt.faults import FAULTS, Blame
+from shoal_service.core.attempt.state.attempt import Incident
 from shoal_workers.contract.errors.suspects import Resource, Suspect
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import WorkerExit

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from shoal_service.core.attempt.faults.stacks import place
+from shoal_service.core.attempt.stacks import place
 from shoal_service.core.culprit.links import Ends, whose_link
 from shoal_workers.contract.errors.suspects import Collective, Resource, Suspect
 from shoal_workers.contract.messages import Phase, StackSource, WorkerStack

@@ -19,8 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from shoal_service.core.attempt.state.persistent.int_map import IntMap
-from shoal_service.core.attempt.state.persistent.table import Table
+from shoal_service.core.attempt.state.persistent import IntMap, Table
 
 Change = dict[str, Any]
 

@@ -19,8 +19,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
-from shoal_service.core.attempt.state.persistent.int_map import IntMap
-from shoal_service.core.attempt.state.persistent.table import Table
+from shoal_service.core.attempt.state.persistent import IntMap, Table
 from shoal_service.supervisor.journaling.changes import Change, applied
 from shoal_workers.contract.plain_text import plain
 

@@ -10,8 +10,7 @@ from typing import assert_never
 
 from shoal_service.clock import Clock
 from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.incident import Incident
+from shoal_service.core.attempt.state.attempt import Attempt, Incident
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
 from shoal_service.core.events.generations import GenerationForming, Validated

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal_service.core.attempt import nodes
+from shoal_service.core.attempt import departures
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Running
 from shoal_service.core.attempt.state.worker import Worker
@@ -50,7 +50,7 @@ def _silent(outside: Sequence[Worker]) -> list[Shortage]:
 
 
 def _leaving(state: Attempt, outside: Sequence[Worker]) -> list[Shortage]:
-    leaves = [leave for worker in outside if (leave := nodes.leave_of(state, worker)) is not None]
+    leaves = [leave for worker in outside if (leave := departures.leave_of(state, worker)) is not None]
     reason = leaves[0].reason if leaves else ""
     return [Shortage("Leaving", f"{count_text(len(leaves), 'worker')} about to leave ({reason})")] if leaves else []
 
@@ -64,7 +64,7 @@ def _starting(outside: Sequence[Worker]) -> list[Shortage]:
 
 def _idle(state: Attempt, outside: Sequence[Worker], have: int, now: float) -> list[Shortage]:
     """Warm, and not used."""
-    idle = [w for w in outside if w.is_usable and nodes.leave_of(state, w) is None]
+    idle = [w for w in outside if w.is_usable and departures.leave_of(state, w) is None]
     if not idle or not isinstance(state.current, Running):
         return []
     number = count_text(len(idle), "worker")

@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shoal_service.core import goodput
-from shoal_service.core.attempt import checkpoint_search, nodes
-from shoal_service.core.attempt.faults import hangs
-from shoal_service.core.attempt.group.forming import readiness
-from shoal_service.core.attempt.group.node_loss import node_loss_bound, worker_loss_bound
-from shoal_service.core.attempt.group.orphaned_snapshots import waiting_until
-from shoal_service.core.attempt.group.ranks import next_workers
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.code import short
-from shoal_service.core.attempt.state.incident import Incident
+from shoal_service.core.attempt import checkpoints, departures, hangs
+from shoal_service.core.attempt.deadlines import Wait, wait_of
+from shoal_service.core.attempt.forming import readiness
+from shoal_service.core.attempt.incidents import node_loss_bound, worker_loss_bound
+from shoal_service.core.attempt.memory_snapshots import waiting_until
+from shoal_service.core.attempt.placement import next_workers
+from shoal_service.core.attempt.state.attempt import Attempt, Incident, short
 from shoal_service.core.attempt.state.stages import Stage, Waiting
 from shoal_service.core.attempt.state.worker import Worker
-from shoal_service.core.attempt.waits import Wait, wait_of
 from shoal_service.core.desired import Desired
 from shoal_service.core.quantities import count_text
 from shoal_service.supervisor.reporting.shortage import shortage
@@ -234,7 +231,7 @@ def _worker_state(state: Attempt, worker: Worker) -> WorkerState:
         return WorkerState.TRAINING
     if not worker.warm:
         return WorkerState.STARTING
-    return WorkerState.WARM if nodes.leave_of(state, worker) is None else WorkerState.STOPPING
+    return WorkerState.WARM if departures.leave_of(state, worker) is None else WorkerState.STOPPING
 
 
 def _reason(state: Attempt) -> str:
@@ -256,7 +253,7 @@ def _message(state: Attempt, now: float) -> str:
     if state.target.is_preempted:
         return "Another job gets its workers: the job saves its state and returns to the queue."
     if state.stage in (Stage.OPENING, Stage.FALLING_BACK):
-        return checkpoint_search.waits_for(state)
+        return checkpoints.waits_for(state)
     if isinstance(state.current, Waiting) and state.current.refused:
         return state.current.refused
     if state.stage in (Stage.STARTING, Stage.WAITING):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from shoal_service.cluster import gcs
 from shoal_service.cluster.errors import GcsUnavailable
 from shoal_service.core.attempt.commands import StartWorker
-from shoal_service.core.attempt.group.placement.node_choice import NodeRoom, choose_node
+from shoal_service.core.attempt.node_choice import NodeRoom, choose_node
 from shoal_workers.contract.placing import Placement
 
 _READ_S = 1.0

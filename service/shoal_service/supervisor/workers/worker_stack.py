@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from shoal_service.core.attempt.faults.large_groups import later_s
+from shoal_service.core.attempt.large_groups import later_s
 from shoal_workers import stacks
 from shoal_workers.contract.messages import Frame, StackSource, WorkerInfo, WorkerStack
 

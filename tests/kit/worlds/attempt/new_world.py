@@ -11,12 +11,9 @@ from kit.worlds.attempt.parts import (
 )
 from kit.worlds.attempt.world import World
 from shoal_service.core.attempt import machine
-from shoal_service.core.attempt.faults.cluster_loss import incident_of
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.checkpoints import CheckpointIndex
-from shoal_service.core.attempt.state.history import History
+from shoal_service.core.attempt.incidents import incident_of
+from shoal_service.core.attempt.state.attempt import Attempt, AttemptConfig, CheckpointIndex, History, Target
 from shoal_service.core.attempt.state.stages import Opening
-from shoal_service.core.attempt.state.target import AttemptConfig, Target
 from shoal_service.core.lost_attempt import LostAttempt
 from shoal_workers.contract.spec import ElasticitySpec, JobSpec
 

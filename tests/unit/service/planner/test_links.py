@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.worlds.placements import layouts_of_16
-from shoal_service.core.attempt.group.placement.rank_order import Candidate, rank_order
+from shoal_service.core.attempt.placement import Candidate, rank_order
 from shoal_service.core.hardware_profile import HardwareProfile, LinkClass, Racks
 from shoal_service.planner.candidates import Candidates
 from shoal_service.planner.gpus import PROFILES

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pickle
 
-from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.attempt import Attempt, AttemptConfig, Target
 from shoal_service.core.attempt.state.stages import Opening
-from shoal_service.core.attempt.state.target import AttemptConfig, Target
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports, SuspectedNode

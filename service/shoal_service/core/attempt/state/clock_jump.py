@@ -15,8 +15,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-from shoal_service.core.attempt.state.persistent.int_map import IntMap
-from shoal_service.core.attempt.state.persistent.table import Table
+from shoal_service.core.attempt.state.persistent import IntMap, Table
 from shoal_service.core.attempt.state.worker import AvoidedNode
 
 T = TypeVar("T")

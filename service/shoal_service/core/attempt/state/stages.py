@@ -86,7 +86,7 @@ class Starting(_AnyStage):
 class Waiting(_AnyStage):
     orphans_until: float | None = None
     """Until then the next group waits for workers that were started on nodes with unreported snapshots; None: none
-    were. See group/orphaned_snapshots.py."""
+    were. See memory_snapshots.py."""
     refused: str = ""
     """Why the usable workers do not form a group: what they need of the memory of a node; "": they are too few."""
     stage: Literal[Stage.WAITING] = Stage.WAITING

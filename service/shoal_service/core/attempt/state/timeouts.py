@@ -1,4 +1,7 @@
-"""How long an attempt waits for what. The journal keeps them with the state; tests shorten them."""
+"""How long an attempt waits for what. The journal keeps them with the state; tests shorten them.
+
+A module of its own: configurations of earlier releases, which a restarted supervisor unpickles, name it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from shoal_workers.contract.spec import TimeoutsSpec
 
 class Timeouts(Frozen):
     """Seconds. Each waiting stage ends after one of these, so no stage waits without a deadline. Some are in the
-    spec. Answers of workers may take longer in large groups, see `faults/large_groups.py`."""
+    spec. Answers of workers may take longer in large groups, see `large_groups.py`."""
 
     quiesce_s: float = 3.0
     """A worker of a lost group that has acknowledged the interrupt but has not left `run` within this time is killed
@@ -46,7 +49,7 @@ class Timeouts(Frozen):
     no supervisor reads them, and must never end a group whose slowest rank still makes progress."""
     orphans_s: float = 15.0
     """For a worker on a node whose memory may hold snapshots that no live worker serves; see
-    group/orphaned_snapshots.py."""
+    memory_snapshots.py."""
     commit_s: float = 120.0
     """For a commit marker."""
     switch_s: float = 900.0
@@ -55,7 +58,7 @@ class Timeouts(Frozen):
     """The group switches away from a node this long, plus two steps, before the node goes away."""
 
     level_trial_s: float = 300.0
-    """A group that has trained this long tries the shard levels that may be faster; see group/levels.py."""
+    """A group that has trained this long tries the shard levels that may be faster; see levels.py."""
 
     def with_spec(self, spec: TimeoutsSpec) -> Timeouts:
         """With the values that the user has set."""

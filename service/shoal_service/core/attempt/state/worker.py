@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shoal_service.core.attempt.state.persistent.table import Table
+from shoal_service.core.attempt.state.persistent import Table
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.messages import WorkerInfo
 
@@ -60,7 +60,7 @@ class Worker:
     unreachable_since: float | None = None
     """Calls to it have failed since then, and it has not answered since."""
     left_out: LeftOut | None = None
-    """Its node is suspected to be gone: no group takes it until it answers. See faults/silent_nodes.py."""
+    """Its node is suspected to be gone: no group takes it until it answers. See witnesses.py."""
     leave: AvoidedNode | None = None
     """The worker (not its whole node) is about to be taken away."""
     slow_until: float | None = None

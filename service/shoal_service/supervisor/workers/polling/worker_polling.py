@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 from collections import deque
 
+from shoal_service.core.attempt import hangs
 from shoal_service.core.attempt.events import ProgressReported, ReportArrived
-from shoal_service.core.attempt.faults import hangs
-from shoal_service.core.attempt.faults.large_groups import poll_wait_s
+from shoal_service.core.attempt.large_groups import poll_wait_s
 from shoal_service.supervisor.protocols import WorkerCallError, WorkerUnavailable
 from shoal_service.supervisor.workers.context import SupervisorContext, unreachable
 from shoal_workers.contract.messages import Phase, PollRequest, Progress, WorkerPoll

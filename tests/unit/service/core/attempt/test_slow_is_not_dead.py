@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from shoal_service.core.attempt.deadlines import Deadline, wait_of
 from shoal_service.core.attempt.events import DesiredChanged, ProgressReported
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.timeouts import Timeouts
-from shoal_service.core.attempt.waits import Deadline, wait_of
 from shoal_service.core.desired import Desired
 from shoal_service.supervisor.reporting.status import Readings, status_of
 from shoal_workers.contract.job import EndReason, IncidentCause

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_service.core.attempt.state.incident import GroupBefore, Incident
+from shoal_service.core.attempt.state.attempt import GroupBefore, Incident
 from shoal_service.core.culprit.incident_suspects import suspect_of
 from shoal_workers.contract.errors.suspects import Resource, Suspect
 from shoal_workers.contract.job import IncidentCause

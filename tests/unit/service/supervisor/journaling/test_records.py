@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from shoal_service.core.attempt.state.persistent.int_map import IntMap
-from shoal_service.core.attempt.state.persistent.table import Table
+from shoal_service.core.attempt.state.persistent import IntMap, Table
 from shoal_service.supervisor.journaling.changes import changes
 from shoal_service.supervisor.journaling.records import digest_of, encode, is_entry_due, replayed
 

@@ -8,15 +8,19 @@ import pytest
 
 from shoal_service.clock import SystemClock
 from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.checkpoints import CheckpointIndex
-from shoal_service.core.attempt.state.group import Group
-from shoal_service.core.attempt.state.history import History
-from shoal_service.core.attempt.state.incident import GroupBefore, Incident
-from shoal_service.core.attempt.state.persistent.table import Table
-from shoal_service.core.attempt.state.progress import GroupProgress
+from shoal_service.core.attempt.state.attempt import (
+    Attempt,
+    AttemptConfig,
+    CheckpointIndex,
+    Group,
+    GroupBefore,
+    GroupProgress,
+    History,
+    Incident,
+    Target,
+)
+from shoal_service.core.attempt.state.persistent import Table
 from shoal_service.core.attempt.state.stages import Running
-from shoal_service.core.attempt.state.target import AttemptConfig, Target
 from shoal_service.core.attempt.state.worker import Worker, WorkerPool
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.catalogue import describe

@@ -13,6 +13,7 @@ from doubles.fake_nodes import FakeProbe
 from doubles.fake_workers import FakeWorker, FakeWorkers
 from kit.contracts.fleet import assignment
 from kit.contracts.journal import CONFIG
+from shoal_service.core.attempt import hangs
 from shoal_service.core.attempt.commands import RequestSnapshotParts, StartWorker
 from shoal_service.core.attempt.events import (
     DeathDated,
@@ -28,7 +29,6 @@ from shoal_service.core.attempt.events import (
     WorkerUnreachable,
     WorkerWarm,
 )
-from shoal_service.core.attempt.faults import hangs
 from shoal_service.supervisor.new_attempt import new_attempt
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from kit.worlds.attempt.parts import error_of
-from shoal_service.core.attempt import deadlines
+from shoal_service.core.attempt import deadlines, hangs, large_groups, witnesses
 from shoal_service.core.attempt.commands import Interrupt, KillWorker, SuspectNode
+from shoal_service.core.attempt.deadlines import wait_of
 from shoal_service.core.attempt.events import (
     CodeChanged,
     DesiredChanged,
@@ -19,12 +20,9 @@ from shoal_service.core.attempt.events import (
     Tick,
     WorkerUnreachable,
 )
-from shoal_service.core.attempt.faults import hangs, large_groups
-from shoal_service.core.attempt.group import silent_nodes
-from shoal_service.core.attempt.state.persistent.table import Table
+from shoal_service.core.attempt.state.persistent import Table
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import Worker, WorkerPool
-from shoal_service.core.attempt.waits import wait_of
 from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ExitKind
@@ -337,7 +335,7 @@ def test_answers_of_a_thousand_workers_may_take_longer(new_world: NewWorld) -> N
     assert large_groups.quiesce_s(large) == large_groups.quiesce_s(small) + queued_s
     assert wait_of(large).until == wait_of(small).until + queued_s
     assert hangs.silent_s(large) == hangs.silent_s(small) + queued_s + large_groups.poll_wait_s(1024) - 1.0
-    assert silent_nodes.fresh_s(1024) > large_groups.poll_wait_s(1024)
+    assert witnesses.fresh_s(1024) > large_groups.poll_wait_s(1024)
     [unreachable] = [replace(workers[0], unreachable_since=world.now)]
     limit_s = small.config.timeouts.unreachable_s
     assert deadlines.is_given_up(small, unreachable, world.now + limit_s)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from kit.worlds.attempt.world import World
-from shoal_service.core.attempt.code.trial import TRIAL_S, TRIAL_STEPS
+from shoal_service.core.attempt.code_update import TRIAL_S, TRIAL_STEPS
 from shoal_service.core.attempt.commands import Commit
 from shoal_service.core.attempt.events import CodeChanged, DesiredChanged, ReportArrived
 from shoal_service.core.attempt.state.stages import Stage

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from shoal_service.core.attempt import hangs
 from shoal_service.core.attempt.commands import Interrupt, KillWorker, Run
 from shoal_service.core.attempt.events import GrantChanged
-from shoal_service.core.attempt.faults import hangs
-from shoal_service.core.attempt.state.attempt import essential
-from shoal_service.core.attempt.state.progress import GroupProgress
+from shoal_service.core.attempt.state.attempt import GroupProgress, essential
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.job import IncidentCause

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal_service.core.attempt.faults.table import CAUSE_OF_EXIT, FAULTS, Blame, Memory, Probation, action_of
+from shoal_service.core.attempt.faults import CAUSE_OF_EXIT, FAULTS, Blame, Memory, Probation, action_of
 from shoal_workers.contract.job import IncidentCause
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.attempt.group.buddies import buddies
+from shoal_service.core.attempt.placement import buddies
 from shoal_workers.contract.layout import Layout, fully_sharded
 from shoal_workers.contract.messages import WorkerInfo
 from shoal_workers.contract.snapshots import SnapshotServer

@@ -10,8 +10,8 @@ import pytest
 
 from shoal_service.core.attempt.commands import Emit
 from shoal_service.core.attempt.events import ReportArrived
-from shoal_service.core.attempt.group.node_loss import node_loss_bound, worker_loss_bound
-from shoal_service.core.attempt.group.replicas import lonely_ranks
+from shoal_service.core.attempt.incidents import node_loss_bound, worker_loss_bound
+from shoal_service.core.attempt.placement import lonely_ranks
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.events.incidents import IncidentOpened
 from shoal_service.core.node_loss import Protection

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.group.ranks import next_workers
+from shoal_service.core.attempt.placement import next_workers
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.persistent.table import Table
+from shoal_service.core.attempt.state.persistent import Table
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker, WorkerPool
 from shoal_workers.contract.messages import WorkerInfo
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from kit.worlds.attempt.parts import from_journal
-from shoal_service.core.attempt import machine
+from shoal_service.core.attempt import machine, switching
 from shoal_service.core.attempt.events import Event, GrantChanged, ParallelismChanged, Tick
-from shoal_service.core.attempt.group import switching
 from shoal_service.core.attempt.plan_layout import PlannedLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import PlanInputs, Running, Stage

@@ -9,8 +9,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
+from shoal_service.core.attempt.departures import is_due
 from shoal_service.core.attempt.events import ClockJumped, ReportArrived
-from shoal_service.core.attempt.nodes import is_due
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.clock_jump import is_time, moved
 from shoal_service.core.attempt.state.stages import Stage

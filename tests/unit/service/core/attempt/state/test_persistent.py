@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from shoal_service.core.attempt.state.persistent.int_map import LEAF, IntMap
-from shoal_service.core.attempt.state.persistent.table import Table
+from shoal_service.core.attempt.state.persistent import LEAF, IntMap, Table
 
 
 @dataclass(frozen=True)

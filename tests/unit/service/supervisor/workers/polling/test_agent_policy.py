@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 
 from kit.contracts.journal import CONFIG
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.group import Group
-from shoal_service.core.attempt.state.persistent.table import Table
-from shoal_service.core.attempt.state.progress import GroupProgress
+from shoal_service.core.attempt.state.attempt import Attempt, Group, GroupProgress
+from shoal_service.core.attempt.state.persistent import Table
 from shoal_service.core.attempt.state.stages import Quiescing, Running, Switching
 from shoal_service.core.attempt.state.worker import Worker, WorkerPool
 from shoal_service.supervisor.new_attempt import new_attempt

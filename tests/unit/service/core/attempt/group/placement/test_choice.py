@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from shoal_service.core.attempt import switching
+from shoal_service.core.attempt.deadlines import wait_of
 from shoal_service.core.attempt.events import GrantChanged
-from shoal_service.core.attempt.group import switching
 from shoal_service.core.attempt.state.stages import Running, Stage
-from shoal_service.core.attempt.waits import wait_of
 from shoal_service.planner import plan
 from shoal_workers.contract.job import EndReason
 

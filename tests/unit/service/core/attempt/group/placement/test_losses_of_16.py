@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.worlds.placements import layout_for, layouts_of_16, most_that_keep_their_rank, usual_order
-from shoal_service.core.attempt.group.placement.rank_order import Candidate, fewest_crossing, num_crossing, rank_order
+from shoal_service.core.attempt.placement import Candidate, fewest_crossing, num_crossing, rank_order
 from shoal_workers.contract.layout import Layout
 
 NODES, PER_NODE = 4, 4

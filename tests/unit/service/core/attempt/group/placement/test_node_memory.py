@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_service.core.attempt.group.placement.node_memory import verdict
+from shoal_service.core.attempt.placement import memory_verdict
 from shoal_service.core.attempt.plan_layout import HostNeed
 from shoal_workers.contract.messages import WorkerInfo
 from shoal_workers.contract.snapshots import SnapshotServer
@@ -37,12 +37,12 @@ def kept_by(*keepers: WorkerInfo) -> list[SnapshotServer]:
 
 def test_what_fits_is_neither_refused_nor_remarked() -> None:
     four = workers(4, memory_gib=6.25)
-    assert verdict(four, [None] * 4, NEED).refusal == ""
-    assert verdict(four, [None] * 4, NEED).remark == ""
+    assert memory_verdict(four, [None] * 4, NEED).refusal == ""
+    assert memory_verdict(four, [None] * 4, NEED).remark == ""
 
 
 def test_a_refusal_has_the_numbers_of_the_fullest_node_and_the_ways_out() -> None:
-    found = verdict(workers(2, 5, memory_gib=7), [None] * 7, NEED)
+    found = memory_verdict(workers(2, 5, memory_gib=7), [None] * 7, NEED)
     assert found.refusal == (
         "10.0.0.2 has 7.0 GiB of memory, and 5 workers need 7.8 GiB: process 0.2 GiB + 5 x (training 1.0 GiB + "
         "snapshots 0.5 GiB). Ways out: at most 4 workers on a node; snapshot.enabled: false, which saves 2.5 GiB; more "
@@ -51,13 +51,13 @@ def test_a_refusal_has_the_numbers_of_the_fullest_node_and_the_ways_out() -> Non
 
 
 def test_an_excess_within_the_error_of_predictions_is_not_refused() -> None:
-    assert verdict(workers(4, memory_gib=5.7), [None] * 4, NEED).refusal == ""
-    assert verdict(workers(4, memory_gib=5.6), [None] * 4, NEED).refusal != ""
+    assert memory_verdict(workers(4, memory_gib=5.7), [None] * 4, NEED).refusal == ""
+    assert memory_verdict(workers(4, memory_gib=5.6), [None] * 4, NEED).refusal != ""
 
 
 def test_a_model_that_each_worker_builds_counts_before_it_trains() -> None:
     whole = NEED.model_copy(update={"build": 4 * GIB})
-    found = verdict(workers(4, memory_gib=9), [None] * 4, whole)
+    found = memory_verdict(workers(4, memory_gib=9), [None] * 4, whole)
     assert "need 16.2 GiB: process 0.2 GiB + 4 x (the whole model, which each worker builds 4.0 GiB)" in found.refusal
     assert "at most 2 workers on a node; deferred_init = True in the task" in found.refusal
     assert "snapshot.enabled" not in found.refusal
@@ -67,8 +67,8 @@ def test_copies_are_remarked_where_they_are_kept() -> None:
     """3 ranks of one node and 1 of the other: the single one keeps three copies and logs."""
     infos = workers(3, 1, memory_gib=12)
     by_rank = kept_by(infos[3], infos[3], infos[3], infos[0])
-    assert verdict(infos, by_rank, NEED).remark == ""
-    tight = verdict(workers(3, 1, memory_gib=11.5), by_rank, NEED)
+    assert memory_verdict(infos, by_rank, NEED).remark == ""
+    tight = memory_verdict(workers(3, 1, memory_gib=11.5), by_rank, NEED)
     assert tight.refusal == ""
     assert tight.remark == (
         "10.0.0.2 has 11.5 GiB of memory, and 1 worker with the copies that they send and keep for 3 ranks of other "
@@ -78,10 +78,10 @@ def test_copies_are_remarked_where_they_are_kept() -> None:
 
 def test_the_nodes_of_one_machine_share_its_memory() -> None:
     apart, together = workers(2, 2, memory_gib=4), workers(2, 2, memory_gib=4, machine="m")
-    assert verdict(apart, [None] * 4, NEED).refusal == ""
-    assert "4 workers need 6.2 GiB" in verdict(together, [None] * 4, NEED).refusal
+    assert memory_verdict(apart, [None] * 4, NEED).refusal == ""
+    assert "4 workers need 6.2 GiB" in memory_verdict(together, [None] * 4, NEED).refusal
 
 
 def test_without_a_known_need_or_a_known_memory_nothing_is_said() -> None:
-    assert verdict(workers(9, memory_gib=1), [None] * 9, HostNeed()).refusal == ""
-    assert verdict(workers(9, memory_gib=0), [None] * 9, NEED).refusal == ""
+    assert memory_verdict(workers(9, memory_gib=1), [None] * 9, HostNeed()).refusal == ""
+    assert memory_verdict(workers(9, memory_gib=0), [None] * 9, NEED).refusal == ""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.worlds.placements import layouts_of_16
-from shoal_service.core.attempt.group.placement.rank_order import Candidate, fewest_crossing, num_crossing, rank_order
+from shoal_service.core.attempt.placement import Candidate, fewest_crossing, num_crossing, rank_order
 from shoal_workers.contract.layout import Layout
 
 RACKS = {"A": "r1", "B": "r2", "C": "r1", "D": "r2"}

@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.worlds.placements import layouts_of_16, usual_order
-from shoal_service.core.attempt.group.placement.rank_order import (
-    Candidate,
-    fewest_crossing,
-    num_crossing,
-    rank_order,
-)
+from shoal_service.core.attempt.placement import Candidate, fewest_crossing, num_crossing, rank_order
 from shoal_workers.contract.layout import Layout
 
 Problem = tuple[list[Candidate], list[int], Layout]

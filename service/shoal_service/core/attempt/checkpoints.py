@@ -1,0 +1,265 @@
+"""Durable checkpoints: the search for the one to start from, parts that workers have saved, commits, and which is the
+newest.
+
+A storage that does not answer is asked again until `checkpoint.wait_s` is over: an outage of seconds must not end a job
+that waits for nothing else. Damaged checkpoints are reported, and never silently replaced by step 0.
+
+After wrong results only what is older than the last clean comparison of the replicas is trusted:
+
+    checkpoint 40   comparison 50: equal   checkpoint 60   a bit flips   checkpoint 80   comparison 100: they differ
+    trusted                                not trusted                   not trusted     back to 40
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shoal_service.core.attempt import forming
+from shoal_service.core.attempt.commands import Commit, FindCheckpoint, ForgetDamaged, NoteCommit
+from shoal_service.core.attempt.events import CheckpointFound
+from shoal_service.core.attempt.memory_snapshots import best_source
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.persistent import IntMap
+from shoal_service.core.attempt.state.stages import FallingBack, Opening, Search, Stage, Starting
+from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.events.checkpoints import (
+    CheckpointCommitted,
+    CheckpointDamaged,
+    CheckpointFailed,
+    CheckpointFallback,
+    StorageAway,
+)
+from shoal_workers.contract.job import EndReason
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.spec import DamagePolicy
+from shoal_workers.contract.worker_reports import (
+    GroupFormed,
+    ReplicasEqual,
+    SavedPart,
+    SaveFailed,
+)
+
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 15.0
+"""Pauses between two requests to a storage that does not answer: 1, 2, 4, 8 and 15 s."""
+_MOST_UNVERIFIED = 256
+
+
+def found(turn: Turn, event: CheckpointFound) -> None:
+    if turn.stage not in (Stage.OPENING, Stage.FALLING_BACK):
+        return  # the second answer to a repeated request
+    for name, message in event.damaged:
+        _forget(turn, name, message)
+    remember_newest(turn, event.name)
+    newest, damaged = turn.checkpoints.newest, turn.checkpoints.damaged
+    has_state = newest is not None or best_source(turn.state) is not None or turn.checkpoints.trusts_seed_only
+    if damaged and not has_state and turn.target.spec.checkpoint.all_damaged is DamagePolicy.STOP:
+        turn.end(EndReason.DAMAGED_CHECKPOINT, _why_it_ends(turn.state))
+        return
+    if turn.stage is Stage.FALLING_BACK or damaged:
+        turn.emit(CheckpointFallback(to=newest))
+    if turn.stage is Stage.OPENING:
+        turn.enter(Starting(since=turn.now))
+    else:
+        forming.plan_next(turn)
+
+
+def storage_is_away(turn: Turn, message: str) -> None:
+    """The search failed: it is repeated after a pause."""
+    current = turn.current
+    if not isinstance(current, (Opening, FallingBack)) or current.search.retry_at is not None:
+        return  # another answer to a repeated request
+    failures = current.search.num_failures + 1
+    pause_s = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(10, failures - 1))
+    if failures == 1:
+        turn.emit(StorageAway(message=message, until=search_deadline(turn.state)))
+    turn.stay(replace(current, search=Search(num_failures=failures, error=message, retry_at=turn.now + pause_s)))
+
+
+def search_again(turn: Turn) -> None:
+    """After every event: ask again once the pause is over; end the attempt at the deadline."""
+    current = turn.current
+    if not isinstance(current, (Opening, FallingBack)):
+        return
+    if turn.now > search_deadline(turn.state):
+        turn.end(EndReason.STORAGE_FAILED, _search_overdue(turn.state, current.search, turn.now))
+    elif current.search.retry_at is not None and turn.now >= current.search.retry_at:
+        turn.stay(replace(current, search=replace(current.search, retry_at=None)))
+        turn.do(FindCheckpoint(excluding=turn.checkpoints.damaged))
+
+
+def search_deadline(state: Attempt) -> float:
+    """Of a search: when the attempt ends without an answer."""
+    return state.current.since + state.target.spec.checkpoint.wait_s
+
+
+def waits_for(state: Attempt) -> str:
+    """For people; the same text as long as the storage fails in the same way."""
+    root, current = state.config.checkpoint_root, state.current
+    if isinstance(current, (Opening, FallingBack)) and current.search.error:
+        return f"the checkpoint storage {root} does not answer and is asked again: {current.search.error}"
+    return f"looks for the newest checkpoint in {root}"
+
+
+def _search_overdue(state: Attempt, search: Search, now: float) -> str:
+    root, limit_s = state.config.checkpoint_root, state.target.spec.checkpoint.wait_s
+    last = f" Last error: {search.error}" if search.error else ""
+    waited_s = now - state.current.since
+    return f"{root} did not answer for {waited_s:.0f} s (checkpoint.wait_s is {limit_s:g}).{last}"
+
+
+def _forget(turn: Turn, name: str, message: str) -> None:
+    if name not in turn.checkpoints.damaged:
+        turn.checkpoints = replace(turn.checkpoints, damaged=(*turn.checkpoints.damaged, name))
+        turn.emit(CheckpointDamaged(name=name, message=message))
+        turn.do(ForgetDamaged(name, message))
+
+
+def _why_it_ends(state: Attempt) -> str:
+    damaged = state.checkpoints.damaged
+    shown = ", ".join(damaged[-3:]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
+    return (
+        f"every checkpoint in {state.config.checkpoint_root} is damaged ({shown}), and checkpoint.all_damaged is stop: "
+        "training does not start over without being asked. Submit the job again to train from step 0, or with "
+        "checkpoint.all_damaged start_over."
+    )
+
+
+def part_saved(turn: Turn, part: SavedPart) -> None:
+    """A part may arrive twice: in its own report and with the worker's exit, or again after a restart."""
+    state = turn.state
+    name = str(CheckpointName(part.step, state.config.attempt, part.generation))
+    if name == state.checkpoints.newest or name in (*state.checkpoints.committing, *state.checkpoints.failed):
+        return
+    parts = state.checkpoints.parts.get(name, IntMap()).with_item(part.rank, part)
+    turn.checkpoints = replace(turn.checkpoints, parts={**turn.checkpoints.parts, name: parts})
+    commit_whole(turn)
+
+
+def commit_whole(turn: Turn) -> None:
+    """Those of which every part is there. While new code is on trial, its checkpoints wait: they are not wanted if it
+    is rolled back."""
+    is_on_trial = turn.code.trial is not None and turn.stage is Stage.RUNNING and not turn.state.is_finishing
+    for name, parts in turn.checkpoints.parts.items():
+        is_whole = len(parts) == next(iter(parts.values())).world_size
+        if is_whole and not is_on_trial and name not in turn.checkpoints.committing:
+            turn.checkpoints = replace(turn.checkpoints, committing=(*turn.checkpoints.committing, name))
+            turn.do(Commit(name, tuple(parts[rank] for rank in sorted(parts))))
+
+
+def note_last_commit(turn: Turn, generation: int, step: int, error: str = "") -> None:
+    """The checkpoint of this step is committed, or could not be."""
+    state = turn.state
+    if generation == state.group.generation and step == state.history.total_steps:
+        turn.do(*(NoteCommit(index, generation, step, error) for index in state.in_run))
+
+
+def committed(turn: Turn, name: str, generation: int, step: int) -> None:
+    _answered(turn, name)
+    if turn.checkpoints.is_distrusted(name):
+        distrust(turn, name)
+        return
+    remember_newest(turn, name)
+    _note_unverified(turn, name)
+    if turn.history.skip_steps and step >= max(turn.history.skip_steps):
+        turn.budgets = replace(turn.budgets, rollbacks=0)
+    turn.emit(CheckpointCommitted(name=name, step=step, generation=generation))
+    note_last_commit(turn, generation, step)
+
+
+def commit_failed(turn: Turn, name: str, generation: int, message: str) -> None:
+    _answered(turn, name)
+    turn.checkpoints = replace(turn.checkpoints, failed=(*turn.checkpoints.failed, name))
+    turn.emit(CheckpointFailed(name=name, generation=generation, message=message))
+    parsed = CheckpointName.parse(name)
+    if parsed is not None:
+        note_last_commit(turn, generation, parsed.step, message)
+
+
+def remember_newest(turn: Turn, name: str | None) -> None:
+    """A checkpoint that can be restored. Commits and searches of the storage may be answered in any order."""
+    state = turn.state
+    this = CheckpointName.parse(name) if name else None
+    newest = CheckpointName.parse(state.checkpoints.newest) if state.checkpoints.newest else None
+    if this is not None and name not in state.checkpoints.damaged and (newest is None or this > newest):
+        turn.checkpoints = replace(turn.checkpoints, newest=name)
+
+
+def _answered(turn: Turn, name: str) -> None:
+    turn.checkpoints = replace(
+        turn.checkpoints,
+        committing=tuple(n for n in turn.checkpoints.committing if n != name),
+        parts={n: p for n, p in turn.checkpoints.parts.items() if n != name},
+    )
+
+
+def save_failed(turn: Turn, item: SaveFailed) -> None:
+    state = turn.state
+    name = str(CheckpointName(item.step, state.config.attempt, item.generation))
+    parts = {n: p for n, p in turn.checkpoints.parts.items() if n != name}
+    turn.checkpoints = replace(turn.checkpoints, parts=parts)
+    if name not in state.checkpoints.failed:
+        turn.checkpoints = replace(turn.checkpoints, failed=(*turn.checkpoints.failed, name))
+        turn.emit(
+            CheckpointFailed(
+                name=name,
+                generation=item.generation,
+                rank=item.rank,
+                step=item.step,
+                message=item.error,
+                stalled=item.is_stalled,
+            )
+        )
+
+
+def replicas_equal(turn: Turn, item: ReplicasEqual) -> None:
+    """The state of this step and of all earlier ones is trusted."""
+    known = turn.checkpoints
+    turn.checkpoints = replace(
+        known,
+        clean_step=max(item.step, known.clean_step or 0),
+        verified_step=max(item.step, known.verified_step or 0),
+        unverified=tuple(name for name in known.unverified if _step(name) > item.step),
+    )
+
+
+def group_formed(turn: Turn, item: GroupFormed) -> None:
+    """A group that has read a checkpoint, or the seed, holds the same state everywhere."""
+    if turn.group.source is None or turn.checkpoints.clean_step is None:
+        turn.checkpoints = replace(turn.checkpoints, clean_step=item.start_step)
+
+
+def _note_unverified(turn: Turn, name: str) -> None:
+    """A checkpoint was committed."""
+    known = turn.checkpoints
+    if _step(name) > (known.clean_step or 0) and name not in known.unverified:
+        turn.checkpoints = replace(known, unverified=(*known.unverified, name)[-_MOST_UNVERIFIED:])
+
+
+def distrust(turn: Turn, name: str) -> None:
+    """A committed checkpoint is not read again."""
+    known = turn.checkpoints
+    assert known.distrusted is not None
+    message = f"not trusted: the state was found wrong later, and step {known.distrusted[1]} is the last that was not"
+    turn.emit(CheckpointDamaged(name=name, message=message))
+    turn.do(ForgetDamaged(name, message))
+    is_newest = known.newest == name
+    turn.checkpoints = replace(
+        known,
+        damaged=(*known.damaged, name),
+        unverified=tuple(other for other in known.unverified if other != name),
+        newest=None if is_newest else known.newest,
+        must_search=known.must_search or is_newest,
+    )
+
+
+def distrust_later_than(turn: Turn, clean_step: int) -> None:
+    """Also what is committed from now on, if it is of this generation."""
+    turn.checkpoints = replace(turn.checkpoints, distrusted=(turn.group.generation, clean_step))
+    for name in turn.checkpoints.unverified:
+        if turn.checkpoints.is_distrusted(name):
+            distrust(turn, name)
+
+
+def _step(name: str) -> int:
+    parsed = CheckpointName.parse(name)
+    return parsed.step if parsed is not None else 0

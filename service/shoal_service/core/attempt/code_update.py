@@ -1,0 +1,315 @@
+"""Another version of the job's code takes over from the one that trains, without a pause, and is on trial at first.
+
+    wanted -> as many workers as the group has, each on the node of one of them -> the model is compared -> ready
+        refused: a worker cannot load the code, ends before it is warm, or builds another model; or it takes too long
+    takes over      at a step boundary, from the snapshot of that step in memory; the workers with the code before are
+                    kept until the trial is over
+    accepted        after TRIAL_STEPS steps and TRIAL_S seconds that were not slower, or after the last step
+    rolled back     it raises, its worker ends or hangs, or a step is not finite: the code before goes on from the step
+                    at which the new one took over, as if there had been no update
+                    its median step is slower: the code before takes over at the next step boundary; no step is lost
+
+Whatever happens to the group meanwhile is handled as ever. A refused update changes nothing, and the loss of a node is
+not the code's fault: the trial goes on with the workers that are left. Called by `machine`, `worker_pool`, `reports`,
+`planning`, `forming` and `switching`. It never ends the attempt.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from statistics import median
+
+from shoal_service.core.attempt import memory_snapshots
+from shoal_service.core.attempt.commands import CompareModels, StartWorker
+from shoal_service.core.attempt.state.attempt import Attempt, Code, CodeUpdate, Discarded, UpdatePhase, short
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.attempt.turn import Decision, Turn
+from shoal_service.core.attempt.verdict import Outcome, OutcomeDecision
+from shoal_service.core.events.code import CodeRefused, CodeRolledBack, CodeUpdated, CodeUpdating
+from shoal_service.core.quantities import count_text
+from shoal_workers.contract.ids import next_generation, worker_name
+from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.messages import ErrorReport, ExitKind
+from shoal_workers.contract.worker_reports import StepReport, StepSkipped
+
+
+def wanted(turn: Turn, version: str) -> None:
+    """By a directive. While the new code is on trial, the next version waits for the verdict."""
+    turn.target = turn.target.with_code(version)
+    turn.code = replace(turn.code, wanted=version, refused="")
+    update = turn.code.warming
+    if update is not None and update.version != version:
+        _give_up(turn, update, "another version is wanted")
+
+
+def consider(turn: Turn) -> None:
+    """In RUNNING, after every event. A group that was lost is formed again first."""
+    if turn.stage is not Stage.RUNNING or turn.incident is not None or turn.target.ends_saved:
+        return
+    code, update = turn.code, turn.code.warming
+    if code.update is None and code.wanted not in (None, code.current, code.refused):
+        assert code.wanted is not None
+        update = CodeUpdate(version=code.wanted, since=turn.now)
+        turn.code = replace(code, update=update)
+        turn.emit(CodeUpdating(version=update.version, before=code.current))
+    if update is None:
+        return
+    if turn.now - update.since > turn.config.timeouts.start_s:
+        waited = f"its workers were not ready within timeouts.start_s ({turn.config.timeouts.start_s:g} s)"
+        refuse(turn, f"{waited}: {readiness(turn.state).reason}")
+        return
+    _start_missing(turn, update)
+    _compare(turn, update)
+
+
+def readiness(state: Attempt) -> Decision:
+    """Whether the new code takes over at the next step boundary."""
+    update = state.code.warming
+    if update is None:
+        return Decision(False, "no code is to be updated")
+    cohort = _cohort(state, update)
+    num_ready, num_needed = sum(worker.is_usable for worker in cohort), _num_needed(state)
+    if num_ready < num_needed:
+        return Decision(
+            False, f"{num_ready} of {count_text(num_needed, 'worker')} with code {short(update.version)} became warm"
+        )
+    if not update.is_same_model:
+        return Decision(False, "one of them builds the model")
+    if state.progress.step <= state.group.start_step:
+        return Decision(False, "the group has completed no step yet")
+    return Decision(True, f"code {short(state.code.current)} -> {short(update.version)}")
+
+
+def failed_to_start(turn: Turn, worker: Worker, error: ErrorReport) -> bool:
+    """False: the worker belongs to no update."""
+    return _failed(turn, worker, f"a worker could not load it: {error.sentence}")
+
+
+def start_died(turn: Turn, worker: Worker, message: str) -> bool:
+    """The same for one that ended before it was warm."""
+    return _failed(turn, worker, f"a worker ended before it was warm: {message}")
+
+
+def models_compared(turn: Turn, index: int, difference: str) -> None:
+    """`difference`: in words; empty: there is none."""
+    update, worker = turn.code.warming, turn.pool.worker(index)
+    if update is None or worker is None or worker.code != update.version:
+        return  # of an update that is over
+    if difference:
+        refuse(turn, difference)
+    else:
+        turn.code = replace(turn.code, update=replace(update, comparing=False, is_same_model=True))
+
+
+def refuse(turn: Turn, reason: str) -> None:
+    """The group trains on with its code."""
+    update = turn.code.warming
+    assert update is not None
+    turn.emit(CodeRefused(version=update.version, before=turn.code.current, reason=reason))
+    _give_up(turn, update, "its code was refused")
+
+
+def _failed(turn: Turn, worker: Worker, reason: str) -> bool:
+    update = turn.code.warming
+    if update is None or worker.code != update.version:
+        return False
+    refuse(turn, reason)
+    return True
+
+
+def _give_up(turn: Turn, update: CodeUpdate, why: str) -> None:
+    for worker in _cohort(turn.state, update):
+        turn.kill(worker.index, why)
+    refused = update.version if turn.code.wanted == update.version else ""
+    turn.code = Code(current=turn.code.current, wanted=turn.code.wanted, refused=refused)
+
+
+def _cohort(state: Attempt, update: CodeUpdate) -> list[Worker]:
+    return [worker for worker in state.pool.workers if worker.code == update.version]
+
+
+def _num_needed(state: Attempt) -> int:
+    return min(len(state.group.workers), state.target.granted)
+
+
+def _start_missing(turn: Turn, update: CodeUpdate) -> None:
+    """Each one on the node of a worker of the group whose place it will take; it needs no room there."""
+    state = turn.state
+    cohort = _cohort(state, update)
+    nodes = Counter(state.group.nodes) - Counter(worker.only_on for worker in cohort)
+    for node_id in list(nodes.elements())[: max(0, _num_needed(state) - len(cohort))]:
+        index = turn.pool.next_index
+        worker_id = worker_name(state.config.job_id, state.config.attempt, index)
+        worker = Worker(index=index, worker_id=worker_id, only_on=node_id, code=update.version, is_beside=True)
+        turn.pool = turn.pool.with_new(worker)
+        turn.do(StartWorker(index, worker_id, (), node_id, False, update.version, True))
+
+
+def _compare(turn: Turn, update: CodeUpdate) -> None:
+    """The first worker with the new code that is warm builds the model. If it is lost meanwhile, the update is refused
+    or another one is asked."""
+    if update.is_same_model or update.comparing:
+        return
+    first = next((worker for worker in _cohort(turn.state, update) if worker.is_usable), None)
+    if first is not None:
+        turn.code = replace(turn.code, update=replace(update, comparing=True))
+        turn.do(CompareModels(first.index, turn.group.workers[0]))
+
+
+TRIAL_STEPS = 5
+"""Measured steps; the first one after the take-over is not measured."""
+TRIAL_S = 1.0
+SLOWER_FACTOR = 1.5
+SLOWER_S = 0.01
+"""A step counts as slower only if it is also slower by this much: steps of a few milliseconds vary by themselves."""
+_KEPT_TIMES = 100
+_NOT_OF_CODE = (
+    IncidentCause.NODE_DIED,
+    IncidentCause.NODE_UNREACHABLE,
+    IncidentCause.UNREACHABLE,
+    IncidentCause.PREEMPTED,
+    IncidentCause.CORRUPTED,
+    IncidentCause.SNAPSHOT_LOST,
+    IncidentCause.DAMAGED_CHECKPOINT,
+)
+
+
+def why_back(state: Attempt) -> str:
+    """Why the code before shall take over at the next step boundary; empty: it shall not."""
+    trial = state.code.trial
+    return trial.fault if trial is not None else ""
+
+
+def turn_over(turn: Turn) -> None:
+    """A group has stopped at a step boundary, and the next one is about to form: with which code?"""
+    trial = turn.code.trial
+    if trial is not None and trial.fault:
+        roll_back(turn, trial.fault, keeps_steps=trial.keeps_steps)
+    elif turn.stage in (Stage.SWITCHING, Stage.COMMITTING) and not turn.target.ends_saved and readiness(turn.state):
+        _take_over(turn)
+
+
+def trial_formed(turn: Turn) -> None:
+    trial = turn.code.trial
+    if trial is not None and trial.pause_s is None:
+        pause_s = max(0.0, turn.now - trial.paused_at)
+        turn.code = replace(turn.code, update=replace(trial, pause_s=pause_s))
+
+
+def trial_step_done(turn: Turn, report: StepReport) -> None:
+    """The verdict, once it is due."""
+    trial = turn.code.trial
+    if trial is None or trial.fault:
+        return
+    if report.step > turn.group.start_step + 1:
+        trial = replace(trial, step_times=(*trial.step_times, report.step_s)[-_KEPT_TIMES:])
+        turn.code = replace(turn.code, update=trial)
+    if turn.state.is_finishing:
+        accept(turn)
+    elif len(trial.step_times) >= TRIAL_STEPS and turn.now - trial.trial_since >= TRIAL_S:
+        if slower := _why_slower(trial):
+            turn.code = replace(turn.code, update=replace(trial, fault=slower))
+        else:
+            accept(turn)
+
+
+def trial_step_skipped(turn: Turn, report: StepSkipped) -> None:
+    """`health.non_finite` skips a step whose loss is not finite; a loss scale that was too large is no fault."""
+    trial = turn.code.trial
+    if trial is not None and not trial.fault and report.loss is None:
+        fault = f"the loss of step {report.step} is not finite"
+        turn.code = replace(turn.code, update=replace(trial, fault=fault, keeps_steps=False))
+
+
+def accept(turn: Turn) -> None:
+    """The workers with the code before are not needed any more: `worker_pool` ends them."""
+    trial = turn.code.trial
+    if trial is None:
+        return
+    turn.code = Code(current=turn.code.current, wanted=turn.code.wanted)
+    turn.emit(
+        CodeUpdated(
+            version=trial.version,
+            before=trial.before,
+            step=trial.step,
+            pause_s=trial.pause_s,
+            step_s=median(trial.step_times) if trial.step_times else None,
+            step_s_before=trial.median_before_s,
+        )
+    )
+
+
+def fault_of_the_new_code(state: Attempt, ended: OutcomeDecision) -> str:
+    """What the new code has done wrong, if its group has ended by it; empty: the end has another reason."""
+    if state.code.trial is None:
+        return ""
+    match ended.outcome:
+        case Outcome.USER_ERROR | Outcome.ENGINE_ERROR | Outcome.EVERY_WORKER_FAILED | Outcome.NON_FINITE:
+            error = ended.exits[0].error
+            words = error.sentence if error is not None else ended.reason
+            return f"{ended.reason}: {words}" if ended.outcome is Outcome.NON_FINITE else words
+        case Outcome.LOST if state.incident is not None and state.incident.cause not in _NOT_OF_CODE:
+            is_of_memory = any(one.kind is ExitKind.SNAPSHOT_LOST for one in ended.exits)
+            return "" if is_of_memory else f"{state.incident.cause}: {state.incident.message}"
+        case _:
+            return ""
+
+
+def roll_back(turn: Turn, reason: str, *, keeps_steps: bool) -> None:
+    """The next group forms of workers with the code before. Without `keeps_steps` from the step at which the new code
+    took over, if its state is still whole; else from the newest state, which the new code has trained."""
+    trial = turn.code.trial
+    assert trial is not None
+    refused = trial.version if turn.code.wanted == trial.version else ""
+    turn.code = Code(current=trial.before, wanted=turn.code.wanted, refused=refused)
+    step = turn.progress.step
+    if not keeps_steps and _can_restore(turn, trial):
+        step = trial.step
+        turn.progress = replace(turn.progress, step=step)
+        turn.history = replace(turn.history, standing=trial.standing)
+    turn.emit(CodeRolledBack(version=trial.version, before=trial.before, step=step, reason=reason))
+
+
+def _take_over(turn: Turn) -> None:
+    warming, state = turn.code.warming, turn.state
+    assert warming is not None
+    times = state.progress.step_times
+    trial = CodeUpdate(
+        version=warming.version,
+        since=warming.since,
+        phase=UpdatePhase.TRIAL,
+        before=turn.code.current,
+        trial_since=turn.now,
+        generation=next_generation(state.group.generation, state.life),
+        step=state.progress.step,
+        standing=state.history.standing,
+        paused_at=state.progress.advanced_at,
+        median_before_s=median(times) if len(times) >= TRIAL_STEPS else None,
+    )
+    turn.code = replace(turn.code, current=warming.version, update=trial)
+
+
+def _why_slower(trial: CodeUpdate) -> str:
+    before_s = trial.median_before_s
+    if before_s is None:
+        return ""
+    after_s = median(trial.step_times)
+    if after_s <= max(SLOWER_FACTOR * before_s, before_s + SLOWER_S):
+        return ""
+    times = f"{after_s / before_s:.1f} times that of the code before ({before_s:.3g} s)"
+    return f"its median step of {after_s:.3g} s is {times}"
+
+
+def _can_restore(turn: Turn, trial: CodeUpdate) -> bool:
+    """Whether the state of the step at which the new code took over is there. If so, the snapshots that the new code
+    has made are not used any more. Its checkpoints are committed only once it is accepted."""
+    known = turn.snapshots
+    turn.snapshots = replace(known, discarded=Discarded(trial.generation, turn.group.generation))
+    found = memory_snapshots.best_source(turn.state)
+    newest = found.step if found is not None else turn.checkpoints.durable_step
+    if newest == trial.step:
+        return True
+    turn.snapshots = known
+    return False

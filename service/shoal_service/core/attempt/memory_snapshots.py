@@ -1,0 +1,352 @@
+"""Snapshots in the memory of nodes: who is asked for them, which one is whole, for which nodes it is worth waiting.
+
+    newest whole snapshot in memory     lost: nothing, or the one step that was not complete
+    newest durable checkpoint           if it is newer, or no snapshot is whole
+    the seed                            if there is neither
+
+A snapshot is whole when the parts of all its shards lie on nodes where a live worker of the job serves them. Any worker
+of the node can: shared memory outlives its writer, and a buddy's copy equals the original. Workers of the group report
+what they hold when they leave `run`; workers outside it are asked.
+
+When workers of a group die together, all workers of a node may be gone while their parts still lie there. Starting a
+worker takes a second or two; going back to a durable checkpoint would cost all steps since:
+
+    workers of the group die ............. `note_lost_worker` remembers their nodes
+    the group has ended .................. `start_waiting`, if more than a step would be lost: WAITING, and workers
+                                           start on these very nodes
+    they report what lies there, or timeouts.orphans_s has passed .... the next group forms from the best known source
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from shoal_service.core.attempt.commands import RequestSnapshotParts
+from shoal_service.core.attempt.faults import FAULTS, Memory
+from shoal_service.core.attempt.large_groups import quiesce_s
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.persistent import IntMap
+from shoal_service.core.attempt.state.stages import Stage, Waiting
+from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.attempt.turn import Decision, Turn
+from shoal_service.core.desired import Desired
+from shoal_service.core.events.incidents import SnapshotsLacking, SnapshotsRecovering
+from shoal_service.core.quantities import count_text
+from shoal_workers.contract.ids import life_of
+from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.snapshots import SnapshotPart, SnapshotServer, SnapshotSource
+from shoal_workers.contract.worker_reports import SnapshotsStopped
+
+_BEFORE_FORMING = (Stage.QUIESCING, Stage.WAITING, Stage.FALLING_BACK)
+_UNLESS_REOPENED = (Stage.STARTING, Stage.COMMITTING)
+"""The next group forms here, too, and all is known: no group has trained yet, or all its workers have reported."""
+
+
+def ask(turn: Turn, *indexes: int) -> None:
+    """The answer is waited for, but no longer than Timeouts.quiesce_s, and only while it could help."""
+    if not turn.target.keeps_snapshots:
+        return
+    asked = [index for index in indexes if _is_serving(turn.pool.worker(index))]
+    requested = turn.snapshots.requested
+    for index in asked:
+        requested = requested.with_item(index, turn.now)
+    turn.snapshots = replace(turn.snapshots, requested=requested)
+    turn.do(*(RequestSnapshotParts(index) for index in asked))
+
+
+def _is_serving(worker: Worker | None) -> bool:
+    return worker is not None and worker.is_usable and worker.info is not None and worker.info.snapshot_port != 0
+
+
+def ask_if_useful(turn: Turn, index: int) -> None:
+    """From a worker that could not be asked before: while the source of the next group is not chosen yet."""
+    if turn.stage in _BEFORE_FORMING or (turn.stage in _UNLESS_REOPENED and _may_be_outdated(turn.state)):
+        ask(turn, index)
+
+
+def ask_others(turn: Turn) -> None:
+    """The group is lost: warm workers outside it may serve what lies on the node of a worker that has died."""
+    turn.snapshots = replace(turn.snapshots, requested=IntMap(), reported=IntMap())
+    group = turn.group
+    reporting = set(group.ranks) - (set(group.exits) if _may_be_outdated(turn.state) else set())
+    ask(turn, *(worker.index for worker in turn.pool.warm if worker.index not in reporting))
+
+
+def ask_again(turn: Turn) -> None:
+    """The supervisor was restarted. Its predecessor may have formed groups that trained on and are not in the journal:
+    what workers have reported before may be outdated."""
+    for worker in turn.pool.warm:
+        if not worker.in_run:
+            ask_if_useful(turn, worker.index)
+
+
+def _may_be_outdated(state: Attempt) -> bool:
+    """What is known of the last group comes from another supervisor, and so would that of the first one."""
+    return max(1, life_of(state.group.generation)) < state.life
+
+
+def parts_reported(turn: Turn, index: int, parts: tuple[SnapshotPart, ...]) -> None:
+    if index in turn.snapshots.requested:
+        turn.snapshots = replace(
+            turn.snapshots,
+            requested=turn.snapshots.requested.without(index),
+            reported=turn.snapshots.reported.with_item(index, parts),
+        )
+
+
+def snapshots_stopped(turn: Turn, item: SnapshotsStopped) -> None:
+    """A rank of the group has no memory for snapshots. Reported once for each rank and generation."""
+    if item.rank in turn.progress.stopped:
+        return
+    turn.progress = replace(turn.progress, stopped={**turn.progress.stopped, item.rank: item})
+    turn.emit(
+        SnapshotsLacking(
+            generation=item.generation,
+            step=item.step,
+            rank=item.rank,
+            only_copies=item.only_copies,
+            message=item.message,
+        )
+    )
+
+
+def note_workers_without_memory(turn: Turn, workers: Sequence[Worker]) -> None:
+    """The group forms: a worker that could not open its shared memory keeps no snapshots. The worker's log says why."""
+    if not turn.target.keeps_snapshots:
+        return
+    for rank, worker in enumerate(workers):
+        if worker.info is not None and worker.info.snapshot_port == 0:
+            text = f"worker {worker.worker_id} could not use shared memory when it started; its log says why"
+            generation, step = turn.group.generation, turn.progress.step
+            snapshots_stopped(
+                turn,
+                SnapshotsStopped(
+                    generation=generation, step=step, at=turn.now, rank=rank, only_copies=False, message=text
+                ),
+            )
+
+
+def are_awaited(state: Attempt, now: float) -> Decision:
+    """Whether a worker that was asked may still report a newer snapshot than the best one that is known."""
+    patience_s = quiesce_s(state)
+    usable = {worker.index for worker in state.pool.usable}
+    silent = [i for i, since in state.snapshots.requested.items() if i in usable and now < since + patience_s]
+    if not silent:
+        return Decision(False, "every worker that was asked has reported its snapshots, or had its time")
+    known = best_source(state)
+    if known is not None and known.step >= state.progress.step and not _may_be_outdated(state):
+        return Decision(False, f"the snapshot of step {known.step} is whole, and none can be newer")
+    return Decision(True, f"waits for {count_text(len(silent), 'worker')} to report their snapshots")
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """A whole snapshot. `nodes`: by rank, the nodes from which its part can be read."""
+
+    step: int
+    generation: int
+    world_size: int
+    nodes: tuple[tuple[str, ...], ...]
+
+
+def best_source(state: Attempt, next_group: Sequence[Worker] = ()) -> SnapshotSource | None:
+    """The snapshot to restore from, served by workers of the next group where possible; None: no snapshot is whole, or
+    the newest checkpoint is newer."""
+    snapshot = max(_whole(state), key=lambda s: (s.step, s.generation), default=None)
+    if snapshot is None or snapshot.step < state.checkpoints.durable_step:
+        return None
+    return SnapshotSource(
+        generation=snapshot.generation,
+        world_size=snapshot.world_size,
+        step=snapshot.step,
+        parts=_parts(
+            snapshot, _servers(state, next_group), [worker.info.node_id for worker in next_group if worker.info]
+        ),
+    )
+
+
+def newest_kept(state: Attempt) -> int | None:
+    """Step of the newest snapshot of which a part was reported, whole or not; None: none was."""
+    trusted = (h.step for h in _snapshot_parts(state) if _is_trusted(state, h.generation, h.step))
+    return max(trusted, default=None)
+
+
+def is_served(state: Attempt, source: SnapshotSource) -> bool:
+    """Whether every worker that was to serve the source is still alive. If so, a part that could not be read is missing
+    or damaged."""
+    alive = {_endpoint(p) for p in _serving(state)}
+    return set(source.parts) <= alive
+
+
+def _whole(state: Attempt) -> Iterator[_Snapshot]:
+    servers = {p.info.node_id for p in _serving(state) if p.info}
+    found: dict[tuple[int, int, int], dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for holding in _snapshot_parts(state):
+        if holding.node_id in servers:
+            key = (holding.step, holding.generation, holding.world_size)
+            found[key][holding.rank].add(holding.node_id)
+    for (step, generation, world_size), by_rank in found.items():
+        if _is_trusted(state, generation, step) and set(by_rank) >= set(range(world_size)):
+            nodes = tuple(tuple(sorted(by_rank[rank])) for rank in range(world_size))
+            yield _Snapshot(step, generation, world_size, nodes)
+
+
+def _is_trusted(state: Attempt, generation: int, step: int) -> bool:
+    known = state.snapshots
+    if known.discarded is not None and known.discarded.first <= generation <= known.discarded.last:
+        return False
+    return generation >= known.oldest_generation and (generation, step) not in known.unreadable
+
+
+def _snapshot_parts(state: Attempt) -> Iterator[SnapshotPart]:
+    for worker_exit in state.group.exits.values():
+        yield from worker_exit.snapshot_parts
+    for snapshot_parts in state.snapshots.reported.values():
+        yield from snapshot_parts
+
+
+def _serving(state: Attempt) -> list[Worker]:
+    return [p for p in state.pool.usable if p.info is not None and p.info.snapshot_port != 0]
+
+
+def _servers(state: Attempt, next_group: Sequence[Worker]) -> dict[str, Worker]:
+    """By node: the worker that serves it, one of the next group if there is one."""
+    chosen = {worker.index for worker in next_group}
+    best = sorted(_serving(state), key=lambda p: (p.index not in chosen, p.index))
+    return {p.info.node_id: p for p in reversed(best) if p.info}
+
+
+def _parts(snapshot: _Snapshot, servers: dict[str, Worker], new_nodes: list[str]) -> tuple[SnapshotServer, ...]:
+    """One worker per part: on the node of the new rank that needs most of it, else the one that serves fewest."""
+    served: Counter[str] = Counter()
+    parts, new = [], frozenset(new_nodes)
+    for rank, nodes in enumerate(snapshot.nodes):
+        near = new_nodes[rank * len(new_nodes) // snapshot.world_size] if new_nodes else ""
+        node = min(nodes, key=lambda n: (n != near, n not in new, served[n], n))
+        served[node] += 1
+        parts.append(_endpoint(servers[node]))
+    return tuple(parts)
+
+
+def _endpoint(worker: Worker) -> SnapshotServer:
+    info = worker.info
+    assert info is not None
+    return SnapshotServer(node_id=info.node_id, host=info.node_ip, port=info.snapshot_port)
+
+
+_MOST_WAITS = 4
+"""A worker that makes progress is waited for at most this many times timeouts.orphans_s."""
+_BEARABLE = 1
+"""Steps that are done again rather than waited for."""
+
+
+def note_lost_worker(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
+    """A worker of the group was lost before it reported the snapshots on its node."""
+    known = turn.snapshots.unreported_nodes
+    if FAULTS[cause].memory is not Memory.ON_NODE or worker.info is None:
+        return
+    if worker.info.node_id not in known:
+        turn.snapshots = replace(turn.snapshots, unreported_nodes=(*known, worker.info.node_id))
+
+
+def node_is_gone(turn: Turn, node: str) -> None:
+    """What lay in its memory can no longer be read."""
+    turn.snapshots = replace(
+        turn.snapshots, unreported_nodes=tuple(one for one in turn.snapshots.unreported_nodes if one != node)
+    )
+
+
+def is_worth_waiting(state: Attempt) -> Decision:
+    """Whether steps would be lost that a node without workers may still hold."""
+    target = state.target
+    if target.desired is not Desired.RUN or target.ends_saved or not target.keeps_snapshots:
+        return Decision(False, "no snapshot is needed")
+    if state.snapshots.oldest_generation > state.group.generation:
+        return Decision(False, f"the snapshots of generation {state.group.generation} may be wrong")
+    return _could_gain(state)
+
+
+def start_waiting(turn: Turn) -> None:
+    """Once per group that was lost."""
+    until = turn.now + turn.config.timeouts.orphans_s
+    turn.enter(Waiting(since=turn.now, orphans_until=until))
+    turn.emit(SnapshotsRecovering(nodes=_silent_nodes(turn.state), steps=_steps_lost(turn.state), until=until))
+
+
+def is_waiting(state: Attempt, now: float) -> Decision:
+    """Whether the next group waits for such a node."""
+    until = waiting_until(state)
+    if until is None:
+        return Decision(False, "no worker was started for its node's snapshots")
+    if now >= until:
+        return Decision(False, f"no worker has reported the snapshots within {state.config.timeouts.orphans_s:g} s")
+    return _could_gain(state)
+
+
+def waiting_until(state: Attempt) -> float | None:
+    """None: no worker was started for its node's snapshots. While such a worker makes progress, the deadline moves on,
+    but a few steps are not worth a long wait."""
+    until = state.current.orphans_until if isinstance(state.current, Waiting) else None
+    if until is None:
+        return None
+    there = {worker.index for worker in state.pool.workers if _is_for_snapshots(worker)}
+    seen = [stamp.seen_at for index, stamp in state.progress.starting.items() if index in there]
+    orphans_s = state.config.timeouts.orphans_s
+    later = max(seen, default=until - orphans_s) + orphans_s
+    return min(max(until, later), until + (_MOST_WAITS - 1) * orphans_s)
+
+
+def next_node(state: Attempt) -> str:
+    """The one node on which the next worker is to be started; empty: any node with room."""
+    if waiting_until(state) is None:
+        return ""
+    reached = {worker.only_on for worker in state.pool.workers}
+    return next((node for node in _silent_nodes(state) if node not in reached), "")
+
+
+def stop_waiting(turn: Turn) -> None:
+    """A worker that is not warm by then may wait for room on its node without end: it is started anew elsewhere."""
+    turn.snapshots = replace(turn.snapshots, unreported_nodes=())
+    if isinstance(turn.current, Waiting):
+        turn.stay(replace(turn.current, orphans_until=None))
+    for worker in turn.pool.workers:
+        if _is_for_snapshots(worker):
+            turn.kill(worker.index, f"the snapshots on node {worker.only_on} are not waited for any longer")
+
+
+def _is_for_snapshots(worker: Worker) -> bool:
+    """It starts for the snapshots on its node."""
+    return bool(worker.only_on) and not worker.warm and not worker.is_beside
+
+
+def _silent_nodes(state: Attempt) -> tuple[str, ...]:
+    """Nodes with unreported snapshots on which no worker answers, and which may be used."""
+    answering = {worker.info.node_id for worker in state.pool.usable if worker.info is not None}
+    avoided = {node.node_id for node in state.target.avoided}
+    return tuple(node for node in state.snapshots.unreported_nodes if node not in answering and node not in avoided)
+
+
+def _could_gain(state: Attempt) -> Decision:
+    """Survivors keep their parts of the same steps as the dead. If those are no newer than what is whole, no node holds
+    newer ones; if none has survived to report, a node may."""
+    nodes = _silent_nodes(state)
+    if not nodes:
+        return Decision(False, "every node with snapshots has a worker that answers, or must not be used")
+    lost, newest = _steps_lost(state), newest_kept(state)
+    if lost <= _BEARABLE:
+        return Decision(False, f"without them the job loses {count_text(lost, 'step')}")
+    if newest is not None and newest <= _known_step(state):
+        return Decision(False, f"no survivor has a part of a snapshot newer than step {_known_step(state)}")
+    where = count_text(len(nodes), "node")
+    return Decision(True, f"starts workers on {where} whose memory may hold the last {count_text(lost, 'step')}")
+
+
+def _steps_lost(state: Attempt) -> int:
+    return state.progress.step - _known_step(state)
+
+
+def _known_step(state: Attempt) -> int:
+    known = best_source(state)
+    return known.step if known is not None else state.checkpoints.durable_step

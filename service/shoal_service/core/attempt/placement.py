@@ -1,0 +1,504 @@
+"""The workers of the next group, its layout, and which worker gets which rank. Pure.
+
+`forming` and `switching` call `choose`:
+
+    candidates    survivors in their order, warm spares in the places of lost workers
+    layout        planned for their number and for the nodes that they are on, or a rival that is to be measured
+    rank order    so that the busiest axes do not leave a node
+    memory        whether the workers of each machine fit into it, with snapshots and copies
+    buddies       which worker keeps a copy of which rank's snapshots: always one on another machine
+
+tp communicates in every layer, cp and ep in every block, pp between stages, and the data axes once a step. Links inside
+a node are the fastest, those inside a rack faster than those between racks. So a first group is filled rack by rack,
+and each rack node by node: as many whole blocks as fit of the largest size, then of the next smaller one.
+
+    pp2 x fsdp2 x tp2              rank   0   1 | 2   3 | 4   5 | 6   7
+    node A has workers 0 to 3    worker   0   1 | 4   5 | 2   3 | 6   7
+    node B has workers 4 to 7      node     A   |   B   |   A   |   B      both stages of a pipeline are on one node
+
+A later group keeps the usual order while that lets no more tp groups cross nodes than necessary. Otherwise the tp
+groups are given to nodes again. A node keeps the groups of which it has the most survivors, and each of these keeps its
+rank.
+
+    fsdp2 x tp2     before 0 1 | 2 3     worker 1 is lost; spares 8 on node B, 9 on node A
+    node A: 0 1     usual  0 8 | 2 3     the first tp group would cross nodes
+    node B: 2 3     so     0 9 | 2 3
+
+Whole groups go to nodes first. Groups for which no node has enough workers are formed inside a machine if possible,
+which may run several nodes, then inside a rack, and the rest across racks. The sizes divide each other, so this order
+of choices never costs a whole group: no order of the candidates has fewer tp groups that cross nodes. Time:
+O(n log n) for n workers.
+
+What a group cannot start without is refused only if it exceeds a machine's memory by the error of predictions; copies
+and the gradient log are only remarked, since workers do without them when there is no shared memory for them:
+
+    8 workers on a machine of 14 GiB, process 0.3 GiB, each: training 1.2, snapshots 0.8
+    0.3 + 8 x (1.2 + 0.8) = 16.3 GiB    refused: more than 14 GiB and a tenth
+    0.3 + 7 x (1.2 + 0.8) = 14.3 GiB    not refused; copies that they keep for others are remarked
+
+A rank whose shard is also trained on another machine needs no copy. On one machine no rank needs one: the memory
+outlives each of its nodes, and a copy on it would not outlive the machine.
+
+    machine A   machine B   machine C          ranks 0 1 | 2 | 3
+    0 1         2           3                  0 -> 2    1 -> 3    2 -> 0    3 -> 1
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import product
+
+from shoal_service.core.attempt import departures, levels
+from shoal_service.core.attempt.plan_layout import HostNeed, PlanLayout, PlannedLayout
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.hardware_profile import GIB, Racks
+from shoal_service.core.quantities import count_text
+from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.messages import WorkerInfo
+from shoal_workers.contract.snapshots import SnapshotServer
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    planned: PlannedLayout
+    levels: tuple[Layout, ...]
+    """The planned layout and its rivals, see levels.py."""
+    workers: tuple[Worker, ...]
+    """In rank order."""
+    buddies: tuple[SnapshotServer | None, ...]
+    """By rank: who keeps a copy of its snapshots."""
+    refusal: str
+    """Why the group cannot start: what its workers need of the memory of a node; "": it can."""
+    remark: str
+    """That tp groups cross nodes, or that a node lacks memory for copies, and why; "": neither."""
+
+
+def choose(state: Attempt, usual: Sequence[Worker], now: float, plan: PlanLayout) -> Choice:
+    """`usual`: the workers of the next group in the usual order; the layout may use fewer."""
+    known = {worker.index for worker in usual}
+    spares = [worker for worker in candidates(state, now) if worker.index not in known]
+    racks, refused = racks_of([*usual, *spares]), state.history.refused_layouts
+    best = plan(state.target.spec, len(usual), state.config.profile, racks, *([refused] if refused else []))
+    chosen = levels.preferred(state, best)
+    choice = _placed(state, chosen, best, usual, spares)
+    return choice if chosen is best or not choice.refusal else _placed(state, best, best, usual, spares)
+
+
+def _placed(
+    state: Attempt, planned: PlannedLayout, best: PlannedLayout, usual: Sequence[Worker], spares: Sequence[Worker]
+) -> Choice:
+    layout, family = planned.layout, tuple(one.layout for one in (best, *best.rivals))
+    workers = {worker.index: worker for worker in (*usual, *(spares if layout.tp > 1 else ()))}
+    order = rank_order([_candidate(worker) for worker in workers.values()], state.group.workers, layout)
+    chosen = tuple(workers[candidate.index] for candidate in order)
+    infos = [worker.info for worker in chosen if worker.info is not None]
+    by_rank = buddies(infos, layout) if state.target.keeps_snapshots else (None,) * len(infos)
+    memory = memory_verdict(infos, by_rank, planned.host)
+    remarks = filter(None, (_crossing(order, layout), memory.remark))
+    return Choice(planned, family, chosen, by_rank, memory.refusal, "; ".join(remarks))
+
+
+def _crossing(order: Sequence[Candidate], layout: Layout) -> str:
+    crossing, num_groups = num_crossing([c.node for c in order], layout.tp), layout.world_size // layout.tp
+    if not crossing:
+        return ""
+    return (
+        f"{crossing} of {count_text(num_groups, 'tensor-parallel group')} across nodes, because the workers on the "
+        f"nodes fill {count_text(num_groups - crossing, 'group')} of {layout.tp}"
+    )
+
+
+def _candidate(worker: Worker) -> Candidate:
+    info = worker.info
+    assert info is not None, "only usable workers are candidates, and they have described themselves"
+    return Candidate(worker.index, info.node_id, machine_of(info), info.rack, info.slot)
+
+
+def next_workers(state: Attempt, now: float) -> tuple[Worker, ...]:
+    """Workers up to the grant, in the usual rank order. `placement.choice` may take other candidates, and in another
+    order, once the layout is known."""
+    return _in_order(state, {p.index: p for p in candidates(state, now)})
+
+
+def candidates(state: Attempt, now: float) -> list[Worker]:
+    """Usable workers, also more than the grant. Stragglers are taken only if the group is smaller without them.
+    Workers that have to leave are taken only if the group would be below elasticity.min_workers without them, and not
+    at all once their deadline has come."""
+    order = state.group.ranks
+    usable = sorted(state.usable, key=lambda p: (order.get(p.index, len(order)), p.index))
+    leaving = departures.leaving_nodes(state)
+    staying = [p for p in usable if p.leave is None and p.info is not None and p.info.node_id not in leaving]
+    chosen = [p for p in staying if p.slow_until is None]
+    if len(chosen) < state.target.granted:
+        chosen += [p for p in staying if p.slow_until is not None][: state.target.granted - len(chosen)]
+    missing = min(state.target.min_workers, state.target.granted) - len(chosen)
+    if missing > 0:
+        stay = {p.index for p in staying}
+        chosen += [p for p in usable if p.index not in stay and not departures.is_due(state, p, now)][:missing]
+    return chosen
+
+
+def racks_of(workers: Iterable[Worker]) -> Racks:
+    """How many of these workers each node has, by rack. Nodes whose rack is not known count as one rack."""
+    racks: dict[str, Counter[str]] = defaultdict(Counter)
+    for worker in workers:
+        if worker.info is not None:
+            racks[worker.info.rack][worker.info.node_id] += 1
+    return tuple(tuple(nodes.values()) for nodes in racks.values())
+
+
+def is_settled(state: Attempt, now: float) -> bool:
+    """No worker is missing, or none has become warm for a while: the first group waits longer than others."""
+    workers, timeouts = state.workers, state.config.timeouts
+    if len(workers) >= state.target.granted and all(worker.warm for worker in workers):
+        return True
+    newest = max((worker.warm_at or 0.0 for worker in workers if worker.warm), default=now)
+    return now - newest >= (timeouts.gather_s if state.stage is Stage.STARTING else timeouts.settle_s)
+
+
+def _in_order(state: Attempt, available: dict[int, Worker]) -> tuple[Worker, ...]:
+    size = min(state.target.granted, len(available))
+    ranks = state.group.ranks
+    staying = set([index for index in state.group.workers if index in available][:size])
+    spares = deque(sorted(index for index in available if index not in ranks)[: size - len(staying)])
+    order = []
+    for index in state.group.workers:
+        if index in staying:
+            order.append(index)
+        elif spares and index not in available:
+            order.append(spares.popleft())
+    return tuple(available[index] for index in [*order, *spares])
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker that may get a rank, and where it runs."""
+
+    index: int
+    node: str
+    machine: str
+    rack: str = ""
+    """Empty: unknown. All such candidates count as one rack."""
+    slot: int = -1
+    """Number of its GPU on the node; -1: it has none, or its number is not known."""
+
+
+def rank_order(candidates: Sequence[Candidate], previous: Sequence[int], layout: Layout) -> tuple[Candidate, ...]:
+    """By rank, one candidate each.
+
+    candidates: at least layout.world_size, in the usual order: the first of them without regard to nodes.
+    previous: indexes of the last group's workers, in rank order.
+    """
+    usual = tuple(candidates[: layout.world_size])
+    if layout.world_size == layout.dp_shard and layout.ep == 1:
+        return usual
+    former = {index: rank for rank, index in enumerate(previous)}
+    survives = any(candidate.index in former for candidate in candidates)
+    if survives and num_crossing([c.node for c in usual], layout.tp) == fewest_crossing(candidates, layout):
+        return usual
+    return _Allotment(candidates, {i: rank for i, rank in former.items() if rank < layout.world_size}, layout).order()
+
+
+def num_crossing(nodes: Sequence[str], tp: int) -> int:
+    """Number of tp groups that are on several nodes. `nodes`: by rank."""
+    return sum(len(set(nodes[first : first + tp])) > 1 for first in range(0, len(nodes), tp))
+
+
+def fewest_crossing(candidates: Sequence[Candidate], layout: Layout) -> int:
+    """The least number of tp groups that any order of the candidates leaves on several nodes."""
+    inside = sum(size // layout.tp for size in Counter(c.node for c in candidates).values())
+    return max(0, layout.world_size // layout.tp - inside)
+
+
+class _Allotment:
+    """Gives all tp groups to places: first to nodes, then to machines, to racks and to the whole cluster."""
+
+    def __init__(self, candidates: Sequence[Candidate], former: dict[int, int], layout: Layout) -> None:
+        self._layout = layout
+        self._former = former
+        """By worker index: its rank in the last group."""
+        self._waiting = _neighbours_together(candidates)
+        """Candidates without a rank: node by node, in each by slot, then in the usual order."""
+        self._ranks: list[Candidate | None] = [None] * layout.world_size
+        self._groups = _by_locality(layout)
+        """All tp groups; group g has the ranks from g * tp on."""
+        self._position = {group: position for position, group in enumerate(self._groups)}
+        self._open = self._groups
+        """Those without workers."""
+
+    def order(self) -> tuple[Candidate, ...]:
+        for place_of in (_node, _machine, _rack, _cluster):
+            if self._open:
+                self._fill(place_of, self._homes(place_of))
+        return tuple(candidate for candidate in self._ranks if candidate is not None)
+
+    def _homes(self, place_of: PlaceOf) -> dict[int, str]:
+        """By tp group: the place that has workers for all of it."""
+        tp, is_open = self._layout.tp, set(self._open)
+        room = {place: size // tp for place, size in Counter(place_of(c) for c in self._waiting).items()}
+        homes = self._homes_of_survivors(place_of, is_open, room)
+        racks = {place_of(c): "" if place_of is _cluster else c.rack for c in self._waiting}
+        room_of_rack: dict[str, dict[str, int]] = {}
+        for place, number in room.items():
+            room_of_rack.setdefault(racks[place], {})[place] = number
+        totals = {rack: sum(rooms.values()) for rack, rooms in room_of_rack.items()}
+        groups_of: dict[str, set[int]] = {rack: set() for rack in totals}
+        for group, rack in self._in_blocks(is_open - homes.keys(), totals).items():
+            groups_of[rack].add(group)
+        for rack, rooms in room_of_rack.items():
+            homes |= self._in_blocks(groups_of[rack], rooms)
+        return homes
+
+    def _homes_of_survivors(self, place_of: PlaceOf, groups: Set[int], room: dict[str, int]) -> dict[int, str]:
+        """Each of these tp groups where most of its survivors are. If several groups want one place, those first that
+        would keep the fewest survivors elsewhere. `room` is used up."""
+        found: dict[int, Counter[str]] = defaultdict(Counter)
+        for candidate in self._waiting:
+            rank = self._former.get(candidate.index)
+            if rank is not None and rank // self._layout.tp in groups:
+                found[rank // self._layout.tp][place_of(candidate)] += 1
+        homes: dict[int, str] = {}
+
+        def dispensable(group: int) -> tuple[int, int]:
+            most = [number for _, number in found[group].most_common(2)]
+            return sum(most[1:]) - most[0], group
+
+        for group in sorted(found, key=dispensable):
+            home = next((place for place, _ in found[group].most_common() if room[place]), None)
+            if home is not None:
+                homes[group] = home
+                room[home] -= 1
+        return homes
+
+    def _in_blocks(self, groups: Set[int], room: dict[str, int]) -> dict[int, str]:
+        """The place of each of these tp groups, or of as many as there is room for, in blocks as large as possible.
+        `room`: by place, in tp groups; it is used up."""
+        homes: dict[int, str] = {}
+        remaining = sorted(self._position[group] for group in groups)
+        for size in _block_sizes(self._layout):
+            number_in = Counter(position // size for position in remaining)
+            blocks = deque(block for block, number in number_in.items() if number == size)
+            given = set()
+            for place in room:
+                while blocks and room[place] >= size:
+                    given.add(block := blocks.popleft())
+                    homes.update(dict.fromkeys(self._groups[block * size : (block + 1) * size], place))
+                    room[place] -= size
+            remaining = [position for position in remaining if position // size not in given]
+        return homes
+
+    def _fill(self, place_of: PlaceOf, homes: dict[int, str]) -> None:
+        """Workers of its place for each group that has one: survivors on their ranks, then the others in order."""
+        tp = self._layout.tp
+        others: dict[str, deque[Candidate]] = defaultdict(deque)
+        for candidate in self._waiting:
+            rank = self._former.get(candidate.index)
+            if rank is not None and homes.get(rank // tp) == place_of(candidate):
+                self._ranks[rank] = candidate
+            else:
+                others[place_of(candidate)].append(candidate)
+        for group in self._open:
+            for rank in range(group * tp, group * tp + tp):
+                if group in homes and self._ranks[rank] is None:
+                    self._ranks[rank] = others[homes[group]].popleft()
+        self._waiting = [candidate for remaining in others.values() for candidate in remaining]
+        self._open = [group for group in self._open if group not in homes]
+
+
+PlaceOf = Callable[[Candidate], str]
+
+
+def _node(candidate: Candidate) -> str:
+    return candidate.node
+
+
+def _machine(candidate: Candidate) -> str:
+    return candidate.machine
+
+
+def _rack(candidate: Candidate) -> str:
+    return candidate.rack
+
+
+def _cluster(_: Candidate) -> str:
+    return ""
+
+
+def _neighbours_together(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The nodes of a machine and the machines of a rack together, each kind of place in the usual order; on a node by
+    slot, because GPUs with neighbouring numbers often have the shorter path to each other."""
+    racks, machines, nodes = ({place_of(c): None for c in candidates} for place_of in (_rack, _machine, _node))
+    places = [{name: number for number, name in enumerate(names)} for names in (racks, machines, nodes)]
+    return sorted(candidates, key=lambda c: (places[0][c.rack], places[1][c.machine], places[2][c.node], c.slot))
+
+
+def _block_sizes(layout: Layout) -> list[int]:
+    """In tp groups, largest first: what had better be on one node as a whole."""
+    sizes = [1]
+    for degree in (layout.cp, layout.ep, layout.pp, layout.dp_shard // layout.ep, layout.dp_replicate):
+        if degree > 1:
+            sizes.append(sizes[-1] * degree)
+    return sizes[::-1]
+
+
+def _by_locality(layout: Layout) -> list[int]:
+    """All tp groups, so that those that communicate most are next to each other: cp, ep, pp, dp_shard, dp_replicate."""
+    axes = (layout.dp_replicate, layout.dp_shard // layout.ep, layout.pp, layout.ep, layout.cp)
+    return [
+        (((pp * layout.dp_replicate + replica) * layout.dp_shard) + outer * layout.ep + inner) * layout.cp + cp
+        for replica, outer, pp, inner, cp in product(*(range(degree) for degree in axes))
+    ]
+
+
+TOLERANCE = 1.1
+"""Predictions of memory are off by up to a tenth."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryVerdict:
+    refusal: str = ""
+    """Why the group cannot start, with the numbers and the ways out; "": it can, or the need is not known."""
+    remark: str = ""
+    """What there is not enough memory for while it trains."""
+
+
+def memory_verdict(
+    workers: Sequence[WorkerInfo], buddies: Sequence[SnapshotServer | None], need: HostNeed
+) -> MemoryVerdict:
+    """Of the machine with the least room. `workers`, `buddies`: by rank."""
+    places = {(info.node_ip, info.snapshot_port): machine_of(info) for info in workers}
+    kept = Counter(places.get((buddy.host, buddy.port), "") for buddy in buddies if buddy is not None)
+    sending = Counter(machine_of(info) for info, buddy in zip(workers, buddies, strict=True) if buddy is not None)
+    on_machine = Counter(machine_of(info) for info in workers)
+    memory = {machine_of(info): info.memory_bytes for info in workers if info.memory_bytes}
+    hosts = {machine_of(info): info.node_ip for info in workers}
+    refusals: list[tuple[float, str]] = []
+    remarks: list[tuple[float, str]] = []
+    for machine, has in memory.items():
+        number = on_machine[machine]
+        alone = need.of(number)
+        if alone > TOLERANCE * has:
+            refusals.append((alone / has, _refusal(hosts[machine], has, number, need)))
+        copies = sending[machine] * need.sent + kept[machine] * (need.kept + need.log)
+        if copies and alone + copies > has:
+            remarks.append(((alone + copies) / has, _remark(hosts[machine], has, number, kept[machine], need, copies)))
+    return MemoryVerdict(max(refusals, default=(0, ""))[1], max(remarks, default=(0, ""))[1])
+
+
+def _refusal(host: str, has: int, number: int, need: HostNeed) -> str:
+    parts = {"training": need.training, "snapshots": need.snapshots}
+    if need.build > need.training + need.snapshots:
+        parts = {"the whole model, which each worker builds": need.build}
+    fitting = max(0, int((TOLERANCE * has - need.process) // need.own))
+    ways = [f"at most {count_text(fitting, 'worker')} on a node"] if fitting else []
+    if "snapshots" in parts and need.of(number) - number * need.snapshots <= TOLERANCE * has:
+        ways.append(f"snapshot.enabled: false, which saves {_gib(number * need.snapshots)}")
+    if "snapshots" not in parts:
+        ways.append("deferred_init = True in the task, so that no worker builds the whole model (docs/tasks.md)")
+    else:
+        ways.append("more workers on other nodes, so that each has a smaller part of the model")
+    return (
+        f"{host} has {_gib(has)} of memory, and {_workers(number)} need {_gib(need.of(number))}: process "
+        f"{_gib(need.process)} + {number} x "
+        f"({' + '.join(f'{words} {_gib(size)}' for words, size in parts.items() if size)}). "
+        f"Ways out: {'; '.join(ways)}"
+    )
+
+
+def _remark(host: str, has: int, number: int, num_kept: int, need: HostNeed, copies: int) -> str:
+    log = f", snapshot.gradient_log: off saves {_gib(num_kept * need.log)}" if need.log else ""
+    return (
+        f"{host} has {_gib(has)} of memory, and {_workers(number)} with the copies that they send and keep for "
+        f"{count_text(num_kept, 'rank')} of other nodes need {_gib(need.of(number) + copies)}{log}"
+    )
+
+
+def _workers(number: int) -> str:
+    return count_text(number, "worker")
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= 0.05 * GIB else f"{num_bytes / (1 << 20):.0f} MiB"
+
+
+def buddies(workers: Sequence[WorkerInfo], layout: Layout) -> tuple[SnapshotServer | None, ...]:
+    """By rank: the buddy's endpoint; None where a copy is not needed, or no other machine has a worker that keeps
+    snapshots.
+
+    The ranks of the fullest machines choose first. Each takes the worker with the fewest copies; among equal ones the
+    next along the ring of machines. A choice takes logarithmic time.
+    """
+    machines = [machine_of(info) for info in workers]
+    place = {machine: number for number, machine in enumerate(dict.fromkeys(machines))}
+    crowd = Counter(machines)
+    shelves = _Shelves()
+    for rank, info in enumerate(workers):
+        if info.snapshot_port != 0:
+            shelves.put(0, place[machines[rank]], rank)
+    chosen: list[SnapshotServer | None] = [None] * len(workers)
+    for rank in sorted(lonely_ranks(layout, machines), key=lambda r: (-crowd[machines[r]], r)):
+        other = shelves.take_elsewhere(place[machines[rank]])
+        if other is not None:
+            info = workers[other]
+            chosen[rank] = SnapshotServer(node_id=info.node_id, host=info.node_ip, port=info.snapshot_port)
+    return tuple(chosen)
+
+
+class _Shelves:
+    """Workers by the number of copies that they keep, then by machine, then by rank."""
+
+    def __init__(self) -> None:
+        self._ranks: list[dict[int, list[int]]] = []
+        """For each number of copies, by machine: a heap of ranks."""
+        self._machines: list[list[int]] = []
+        """The same machines, in the order of the ring."""
+
+    def put(self, copies: int, machine: int, rank: int) -> None:
+        if copies == len(self._ranks):
+            self._ranks.append({})
+            self._machines.append([])
+        if machine not in self._ranks[copies]:
+            self._ranks[copies][machine] = []
+            insort(self._machines[copies], machine)
+        heappush(self._ranks[copies][machine], rank)
+
+    def take_elsewhere(self, here: int) -> int | None:
+        """One of those with the fewest copies that is on another machine gets one more; None: there is none."""
+        for copies, ring in enumerate(self._machines):
+            if not ring or ring == [here]:
+                continue
+            machine = ring[bisect_right(ring, here) % len(ring)]
+            rank = heappop(self._ranks[copies][machine])
+            if not self._ranks[copies][machine]:
+                del self._ranks[copies][machine]
+                ring.remove(machine)
+            self.put(copies + 1, machine, rank)
+            return rank
+        return None
+
+
+def machine_of(info: WorkerInfo) -> str:
+    """Equal for workers that share one memory."""
+    return info.machine_id or info.node_id
+
+
+def lonely_ranks(layout: Layout, machines: Sequence[str]) -> tuple[int, ...]:
+    """`machines`: by rank. One rank for each shard whose replicas are all on one machine: the lowest."""
+    holders: dict[int, list[int]] = defaultdict(list)
+    for rank in range(len(machines)):
+        holders[layout.shard_of(rank)].append(rank)
+    return tuple(sorted(ranks[0] for ranks in holders.values() if len({machines[rank] for rank in ranks}) == 1))
+
+
+def covered_ranks(layout: Layout, machines: Sequence[str]) -> frozenset[int]:
+    """Ranks whose shard outlives their machine without a copy that they send themselves. None if there is one
+    machine."""
+    if len(set(machines)) <= 1:
+        return frozenset()
+    return frozenset(range(len(machines))) - frozenset(lonely_ranks(layout, machines))
