@@ -22,7 +22,7 @@ from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.engine import Engine
 from shoal_workers.engine.errors import TaskFailed
-from shoal_workers.engine.group.store.generation_store import GenerationStore
+from shoal_workers.engine.group.store.client import GenerationStore
 from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.snapshot_store.store import SnapshotStore

@@ -27,13 +27,11 @@ from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import GroupFormed
 from shoal_workers.engine.errors import Fenced, StorageFailed
-from shoal_workers.engine.group.collective_wait import interruptible_waits, replace_wait
-from shoal_workers.engine.group.connecting import replace_constructor
+from shoal_workers.engine.group.collectives import interruptible_waits, replace_functional_all_reduce, replace_wait
 from shoal_workers.engine.group.fence import Fence
-from shoal_workers.engine.group.functional_collectives import replace_functional_all_reduce
-from shoal_workers.engine.group.generation_scope import GenerationScope
+from shoal_workers.engine.group.gloo import replace_constructor
 from shoal_workers.engine.group.network_interface import choose_interface
-from shoal_workers.engine.group.process_group import Group
+from shoal_workers.engine.group.process_group import GenerationScope, Group
 from shoal_workers.engine.group.rendezvous import StoreConnections
 from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.model.build import build_runtime, shape_of

@@ -10,7 +10,7 @@ Exception
 │   ├── LayoutRefused       a proof has shown that the layout trains another model
 │   ├── DataDiffers         ranks read different data, or the data is not that of the job's checkpoint
 │   └── StorageFailed       storage could not be read or written, and training cannot continue without it
-└── (torch) RuntimeError, DistError: a broken collective, recognised by `group/collective_errors.py`
+└── (torch) RuntimeError, DistError: a broken collective, recognised by `group/collectives.py`
 """
 
 from __future__ import annotations

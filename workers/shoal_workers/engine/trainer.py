@@ -23,7 +23,7 @@ from shoal_workers.contract.spec import NonFinitePolicy
 from shoal_workers.contract.worker_reports import StepReport, StepSkipped
 from shoal_workers.engine.errors import NonFinite
 from shoal_workers.engine.extent import is_due, total_steps
-from shoal_workers.engine.group.collective_wait import waited_s
+from shoal_workers.engine.group.collectives import waited_s
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.process.cpu_wait import CpuWait
 from shoal_workers.engine.process.exits import GenerationEnd

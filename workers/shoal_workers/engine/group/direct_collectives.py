@@ -10,7 +10,7 @@ process that wakes up finds the messages of many others. `python bench/group/dir
 
 Each of them holds as many bytes again as its larger tensor, so tensors above a limit go around the ring, as those on a
 GPU do; the limit of a reduce-scatter is higher. All ranks decide alike, because sizes are equal on all. These are plain
-collectives, whose waits can be timed and left (see collective_wait.py), and unlike gloo's reduce-scatter they need no
+collectives, whose waits can be timed and left (see collectives.py), and unlike gloo's reduce-scatter they need no
 other thread for that. Called by `collective_order` for FSDP, and by the vote.
 """
 

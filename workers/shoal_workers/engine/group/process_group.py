@@ -1,11 +1,16 @@
-"""The process group of one generation: formed, woken and destroyed, any number of times per worker.
+"""The process group of one generation: formed, woken and destroyed, any number of times per worker. Hides in
+which order torch's groups, their store and DTensor's caches are made and dropped.
 
     training thread   form() ........ collectives ........ destroy()
     control thread            wake() wake() wake() ...
 
 The training thread owns it; other threads may only call `wake` and `connections`. Nothing may refer to the group after
 `destroy`: a mesh, a model or a cache that still points to it keeps its sockets and threads alive, and may make DTensor
-resolve a group by a name that by then belongs to another one. Called by the engine and by `GenerationScope`.
+resolve a group by a name that by then belongs to another one.
+
+`GenerationScope` is a generation as the control thread sees it. After an interrupt its sweeper, a thread, wakes the
+training thread every 20 ms until that has left. The sweeper is joined before the next generation begins, so it can
+never touch a socket of the next one. Called by the engine.
 """
 
 from __future__ import annotations
@@ -14,7 +19,10 @@ import functools
 import gc
 import json
 import os
+import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -29,14 +37,12 @@ from shoal_workers.contract.errors.suspects import Link
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.engine.errors import EngineError, Fenced, FormFailed
-from shoal_workers.engine.group.collective_log import CollectiveLog
-from shoal_workers.engine.group.connecting import bounded_connecting, shorten_addresses
-from shoal_workers.engine.group.gloo_sockets import Address, GlooSockets
-from shoal_workers.engine.group.links import LinkMeter
+from shoal_workers.engine.group.collectives import CollectiveLog
+from shoal_workers.engine.group.gloo import Address, GlooSockets, LinkMeter, bounded_connecting, shorten_addresses
 from shoal_workers.engine.group.mesh import Meshes, build_mesh
 from shoal_workers.engine.group.network_interface import choose_interface
 from shoal_workers.engine.group.rendezvous import Rendezvous, StoreConnections
-from shoal_workers.engine.group.store.generation_store import GenerationStore
+from shoal_workers.engine.group.store.client import GenerationStore
 
 _CLEAN_END_S = 2.0
 _DROP_S = 0.1
@@ -238,3 +244,57 @@ def _clear_mesh_caches() -> None:
     for value in vars(redistribute).values():
         if isinstance(value, functools._lru_cache_wrapper):
             value.cache_clear()
+
+
+_SWEEP_S = 0.02
+_STUCK_S = 1.0
+"""Waking takes some tens of milliseconds; after the supervisor's `quiesce_s` the worker is killed."""
+
+
+class GenerationScope:
+    """Created and left by the training thread, woken by the control thread.
+
+    Args:
+        log: writes a line into the job's log; called on any thread.
+    """
+
+    def __init__(self, generation: int, group: Group, log: Callable[[str], None]) -> None:
+        self.generation = generation
+        self.group = group
+        self._log = log
+        self._training_thread_id = threading.get_ident()
+        self._lock = threading.Lock()
+        self._left = threading.Event()
+        self._sweeper: threading.Thread | None = None
+
+    def wake_until_left(self) -> None:
+        """Idempotent; returns at once."""
+        with self._lock:
+            if self._sweeper is None and not self._left.is_set():
+                self._sweeper = threading.Thread(target=self._sweep, name="shoal-sweeper", daemon=True)
+                self._sweeper.start()
+
+    def leave(self) -> None:
+        """After this call no thread touches the group's sockets any more."""
+        with self._lock:
+            self._left.set()
+        if self._sweeper is not None:
+            self._sweeper.join()
+
+    def _sweep(self) -> None:
+        stuck_at = time.monotonic() + _STUCK_S
+        is_logged = False
+        while True:
+            self.group.wake()
+            if self._left.wait(_SWEEP_S):
+                return
+            if not is_logged and time.monotonic() > stuck_at:
+                is_logged = True
+                self._log_where_it_is_stuck()
+
+    def _log_where_it_is_stuck(self) -> None:
+        connections = ", ".join(self.group.connections()) or "none"
+        self._log(f"cannot be woken out of generation {self.generation}; open connections of the group: {connections}")
+        frame = sys._current_frames().get(self._training_thread_id)
+        for line in "".join(traceback.format_stack(frame)).splitlines() if frame is not None else ():
+            self._log(line)

@@ -19,8 +19,7 @@ from torch.distributed import DistError
 
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.engine.errors import FormFailed
-from shoal_workers.engine.group.store.connection import StoreConnection
-from shoal_workers.engine.group.store.generation_store import GenerationStore
+from shoal_workers.engine.group.store.client import GenerationStore, StoreConnection
 from shoal_workers.engine.group.store.messages import Space
 
 _PAUSE_S = 0.02

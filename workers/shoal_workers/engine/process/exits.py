@@ -27,7 +27,7 @@ from shoal_workers.engine.errors import (
     StorageFailed,
     TaskFailed,
 )
-from shoal_workers.engine.group.collective_errors import is_collective_error
+from shoal_workers.engine.group.collectives import is_collective_error
 from shoal_workers.engine.task.user_code import report_of
 from shoal_workers.snapshot_store.errors import SnapshotLost
 

@@ -24,7 +24,7 @@ from shoal_workers.contract.errors.classes import ErrorClass
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 from shoal_workers.engine.errors import Fenced, LayoutRefused, TaskFailed
-from shoal_workers.engine.group.collective_errors import is_collective_error
+from shoal_workers.engine.group.collectives import is_collective_error
 from shoal_workers.engine.parallel.assemble import assemble
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.names import fits

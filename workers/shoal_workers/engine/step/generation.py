@@ -14,7 +14,7 @@ from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.engine.group.collective_log import CollectiveLog
+from shoal_workers.engine.group.collectives import CollectiveLog
 from shoal_workers.engine.group.fence import GenerationFence
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.compression import compute_dtype

@@ -100,7 +100,7 @@ _COMMUNICATING = (
 _FOR_THEIR_CALLER = (
     _TORCH,
     *(f"{path}typing_extensions.py" for path in INSTALLED),  # marks functions of torch as deprecated
-    str(Path(ENGINE) / "engine" / "group" / "functional_collectives.py"),
+    str(Path(ENGINE) / "engine" / "group" / "collectives.py"),
     __file__,
     "<",
 )

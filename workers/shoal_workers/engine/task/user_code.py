@@ -32,7 +32,7 @@ from shoal_workers.contract.errors.mistakes import REFUSED, Recognised, Seen, re
 from shoal_workers.contract.messages import ErrorReport, Phase
 from shoal_workers.contract.plain_text import text_of
 from shoal_workers.engine.errors import EngineError, Fenced, TaskFailed
-from shoal_workers.engine.group.collective_errors import is_collective_error
+from shoal_workers.engine.group.collectives import is_collective_error
 from shoal_workers.engine.task.code_owner import ENGINE, TASKS, line_in, owner_of
 from shoal_workers.engine.task.process_settings import ProcessSettings
 from shoal_workers.engine.task.task_collectives import enter_task, leave_task

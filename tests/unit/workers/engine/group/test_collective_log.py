@@ -6,8 +6,8 @@ import socket
 
 import torch
 
-from shoal_workers.engine.group.collective_log import CollectiveLog
-from shoal_workers.engine.group.links import LinkMeter
+from shoal_workers.engine.group.collectives import CollectiveLog
+from shoal_workers.engine.group.gloo import LinkMeter
 
 SMALL, LARGE = torch.zeros(2), torch.zeros(100)
 

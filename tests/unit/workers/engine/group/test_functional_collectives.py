@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-from shoal_workers.engine.group.functional_collectives import replace_functional_all_reduce
+from shoal_workers.engine.group.collectives import replace_functional_all_reduce
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from shoal_workers.engine.group.collective_wait import _WaitingThread
+from shoal_workers.engine.group.collectives import _WaitingThread
 
 
 class _Operation:
