@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed import DistStoreError
 
-from shoal_workers.engine.errors import Fenced, FormFailed
+from shoal_workers.engine.generation_ends import Fenced, FormFailed
 from shoal_workers.engine.group.fence import Fence
 from shoal_workers.engine.group.gloo import bounded_connecting, listening_addresses, replace_constructor
 from shoal_workers.engine.group.store.client import GenerationStore, StoreConnection

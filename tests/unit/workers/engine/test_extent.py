@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shoal_workers.contract.spec import StopSpec
-from shoal_workers.engine.extent import is_due, total_steps
+from shoal_workers.engine.schedule import is_due, total_steps
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ from typing import Any
 from torch._C._distributed_c10d import ProcessGroupGloo
 
 from shoal_workers.contract.errors.suspects import Link
-from shoal_workers.engine.errors import FormFailed
+from shoal_workers.engine.generation_ends import FormFailed
 from shoal_workers.sockets import own_sockets
 
 _SLICE_S = 0.02

@@ -36,7 +36,7 @@ from torch.distributed.tensor import _redistribute as redistribute
 from shoal_workers.contract.errors.suspects import Link
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment
-from shoal_workers.engine.errors import EngineError, Fenced, FormFailed
+from shoal_workers.engine.generation_ends import EngineError, Fenced, FormFailed
 from shoal_workers.engine.group.collectives import CollectiveLog
 from shoal_workers.engine.group.gloo import Address, GlooSockets, LinkMeter, bounded_connecting, shorten_addresses
 from shoal_workers.engine.group.mesh import Meshes, build_mesh

@@ -18,9 +18,8 @@ from torch.distributed.tensor import DTensor
 
 from shoal_workers.contract.layout import Layout
 from shoal_workers.engine.parallel.collective_order import CollectiveOrder
-from shoal_workers.engine.parallel.context_call import ContextCall
-from shoal_workers.engine.parallel.stage_forward import StageForward
-from shoal_workers.engine.parallel.stages import owner_of
+from shoal_workers.engine.parallel.context import ContextCall
+from shoal_workers.engine.parallel.stages import StageForward, owner_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ up gradients of different parameters without an error (pytorch#158719). Two orde
 `used_parameters` says what had a gradient at all on this rank: torch's optimizers skip a parameter that has none, so
 the vote has to find out what no rank has used.
 
-Uses what FSDP2 keeps private, as dtype_groups.py, parameter_hooks.py and model/runtime.py do; test_branches.py
-fails if a torch version changes it. Made by `assemble`; training thread, and on a GPU autograd's thread.
+What it uses of FSDP2 is private; test_branches.py fails if a torch version changes it. Made by `assemble`; training thread, and on a GPU autograd's thread.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ class CollectiveOrder:
         assert isinstance(root, nn.Module)
         is_cpu = self._mesh.device_type == "cpu"
         for number, group in enumerate(self._groups):
-            # not through FSDP's setters: they refuse a unit with several groups, see dtype_groups.py
+            # not through FSDP's setters: they refuse a unit with several groups, see sharding.py
             group._all_gather_comm = _Gather(DirectAllGather() if is_cpu else DefaultAllGather(), self, number)
             group._reduce_scatter_comm = _Scatter(
                 DirectReduceScatter() if is_cpu else DefaultReduceScatter(), self, number

@@ -17,7 +17,7 @@ from shoal_workers.contract.errors.suspects import Suspect
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.contract.worker_reports import SavedPart
-from shoal_workers.engine.errors import (
+from shoal_workers.engine.generation_ends import (
     ComputesWrong,
     DataDiffers,
     Fenced,

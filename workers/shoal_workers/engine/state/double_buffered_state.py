@@ -36,8 +36,7 @@ from torch.distributed.tensor import DTensor
 from shoal_workers.checkpoint.save_plan import SavePlan, local_tensor, plan_save
 from shoal_workers.contract.snapshots import SnapshotSource
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.state.state_view import StateView
-from shoal_workers.engine.state.training_state import parameters_of
+from shoal_workers.engine.state.training_state import StateView, parameters_of
 from shoal_workers.engine.step.double_buffered_adamw import ParameterBuffers
 from shoal_workers.engine.step.update import Update
 from shoal_workers.snapshot_store.errors import SharedMemoryFull

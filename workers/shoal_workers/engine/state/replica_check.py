@@ -34,9 +34,9 @@ from torch.distributed.tensor import DTensor
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.worker_reports import ReplicaMismatch, ReplicasEqual
-from shoal_workers.engine.extent import is_due
 from shoal_workers.engine.group.mesh import TP
-from shoal_workers.engine.state.state_view import StateView
+from shoal_workers.engine.schedule import is_due
+from shoal_workers.engine.state.training_state import StateView
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.replay import wait_for_removal
 

@@ -32,9 +32,8 @@ from shoal_workers.contract.layout import Recompute, Schedule
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.pipeline_feed import micro_batches_fed
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.parallel.stage_forward import Generators, Handover
-from shoal_workers.engine.parallel.stages import Stage, owner_of
-from shoal_workers.engine.parallel.tensor_rules import cuts_sequence
+from shoal_workers.engine.parallel.stages import Generators, Handover, Stage, owner_of
+from shoal_workers.engine.parallel.tensor import cuts_sequence
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.buffers import StepBuffers
 from shoal_workers.engine.step.generation import Generation

@@ -23,8 +23,8 @@ import torch.distributed as dist
 
 from shoal_workers.contract.batch_partition import micro_batches_of_rank
 from shoal_workers.contract.worker_reports import ReplayMismatch
-from shoal_workers.engine.errors import ComputesWrong
-from shoal_workers.engine.extent import is_due
+from shoal_workers.engine.generation_ends import ComputesWrong
+from shoal_workers.engine.schedule import is_due
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_workers.engine.deterministic.grid import NUM_RUNGS, grid_of, round_to_grid, rung_of
+from shoal_workers.engine.deterministic.exact_gradients import NUM_RUNGS, grid_of, round_to_grid, rung_of
 
 
 @pytest.mark.parametrize(

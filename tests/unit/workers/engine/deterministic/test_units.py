@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 
-from shoal_workers.engine.deterministic.units import Slot, chunk_numel
+from shoal_workers.engine.deterministic.exact_gradients import Slot, chunk_numel
 
 NONE: Any = None
 

@@ -1,4 +1,4 @@
-"""engine/model/build_progress.py: a whole model that does not fit is refused while it is built."""
+"""engine/model/build.py: a whole model that does not fit is refused while it is built."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal_workers.engine.model.build_progress import ModelTooLarge, refused_if_too_large
+from shoal_workers.engine.model.build import ModelTooLarge, refused_if_too_large
 
 MIB = 1 << 20
 

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from shoal_workers.contract.spec import Precision
-from shoal_workers.engine.parallel.compression import mixed_precision
+from shoal_workers.engine.parallel.sharding import mixed_precision
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal_workers.engine.parallel.context_call import ContextCall
+from shoal_workers.engine.parallel.context import ContextCall
 
 B, T = 2, 8
 

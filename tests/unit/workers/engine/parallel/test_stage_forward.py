@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from kit.tasks.stage_tasks import LENGTH, PLAN, VOCABULARY, WIDTH, Sequences, Staged
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.model.plan import ParallelPlan
-from shoal_workers.engine.parallel.stage_forward import Generators, Handover
-from shoal_workers.engine.parallel.stages import all_stages
+from shoal_workers.engine.parallel.stages import Generators, Handover, all_stages
 from shoal_workers.engine.task.model_calls import ModelCalls
 from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
 from shoal_workers.engine.task.returned import Returned, read_returned

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_workers.engine.state.buddy_copies import BuddyCopies
+from shoal_workers.engine.state.snapshots import BuddyCopies
 from shoal_workers.engine.step.vote import NO_BUDDY, NOTHING_ARRIVED
 from shoal_workers.snapshot_store.transfer.sender import SendCost
 

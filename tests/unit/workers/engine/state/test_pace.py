@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.engine.state.pace import Pace, SnapshotPace
+from shoal_workers.engine.state.snapshots import Pace, SnapshotPace
 
 
 def noted(budget: float, step_s: float, cost_s: float, times: int = 20) -> Pace:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.engine.step.group_settings import changes, differing, is_plain, plain_settings, restored
+from shoal_workers.engine.step.update import changes, differing, is_plain, plain_settings, restored
 
 
 def test_only_what_a_run_has_changed_is_saved_with_the_value_that_was_built() -> None:

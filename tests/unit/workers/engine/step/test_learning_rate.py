@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_workers.contract.spec import ScheduleSpec
-from shoal_workers.engine.step.learning_rate import lr_factor
+from shoal_workers.engine.schedule import lr_factor
 
 SCHEDULES = st.builds(
     ScheduleSpec,

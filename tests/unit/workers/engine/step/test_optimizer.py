@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from shoal_workers.contract.spec import OptimizerSpec
-from shoal_workers.engine.step.optimizer import adamw
+from shoal_workers.engine.step.update import adamw
 
 
 def _is_fused(settings: dict[str, Any], *, deterministic: bool = False) -> bool:

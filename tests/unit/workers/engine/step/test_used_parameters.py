@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.engine.step.used_parameters import UseCounts
+from shoal_workers.engine.step.gradients import UseCounts
 
 
 @given(st.integers(1, 70), st.integers(0, 90), st.data())

@@ -23,7 +23,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistStoreError
 
-from shoal_workers.engine.errors import Fenced
+from shoal_workers.engine.generation_ends import Fenced
 from shoal_workers.engine.group.store.messages import (
     Operation,
     Outcome,
