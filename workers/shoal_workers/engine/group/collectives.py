@@ -32,11 +32,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import ProcessGroup, Work
-from torch.distributed import DistError
+from torch.distributed import DistError, ProcessGroup, Work
 
 from shoal_workers.contract.errors.suspects import Collective
 from shoal_workers.contract.plain_text import text_of
+from shoal_workers.torch_internals import group_named
 
 _SLICE = timedelta(milliseconds=50)
 _END_OF_SLICE = "Operation timed out!"
@@ -288,7 +288,7 @@ def replace_functional_all_reduce() -> None:
 
 def _all_reduce(tensor: Tensor, reduce_op: str, group_name: str) -> Tensor:
     reduced = tensor.clone(memory_format=torch.contiguous_format)
-    group = dist.distributed_c10d._resolve_process_group(group_name)  # type: ignore[attr-defined, arg-type]
+    group = group_named(group_name)
     dist.all_reduce(reduced, _OPERATIONS[reduce_op.lower()], group=group)
     return reduced
 

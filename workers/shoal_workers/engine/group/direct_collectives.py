@@ -21,7 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+
+from shoal_workers.torch_internals import DefaultAllGather, DefaultReduceScatter
 
 MAX_BYTES = 4 << 20
 """Of the larger tensor. Up to here both are faster with every number of ranks that was measured (4 to 32)."""

@@ -39,11 +39,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import ProcessGroupGloo
-
 from shoal_workers.contract.errors.suspects import Link
 from shoal_workers.engine.generation_ends import FormFailed
 from shoal_workers.sockets import own_sockets
+from shoal_workers.torch_internals import ProcessGroupGloo
 
 _SLICE_S = 0.02
 _own = threading.local()

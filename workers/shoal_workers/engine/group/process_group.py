@@ -15,7 +15,6 @@ never touch a socket of the next one. Called by the engine.
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import os
@@ -28,10 +27,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed import DistError
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor import _redistribute as redistribute
+from torch.distributed import DistError, PrefixStore
 
 from shoal_workers.contract.errors.suspects import Link
 from shoal_workers.contract.layout import Layout
@@ -43,6 +39,7 @@ from shoal_workers.engine.group.mesh import Meshes, build_mesh
 from shoal_workers.engine.group.network_interface import choose_interface
 from shoal_workers.engine.group.rendezvous import Rendezvous, StoreConnections
 from shoal_workers.engine.group.store.client import GenerationStore
+from shoal_workers.torch_internals import abort_nccl, all_groups, clear_dtensor_caches, forget_group_names
 
 _CLEAN_END_S = 2.0
 _DROP_S = 0.1
@@ -137,7 +134,7 @@ class Group:
         self._sockets.sweep()
         if self._device.type == "cuda" and self.is_formed and not self._is_aborted:
             self._is_aborted = True
-            _abort_nccl()
+            abort_nccl()
 
     def connections(self) -> list[str]:
         """Any thread: the connections that `wake` shuts down and that are still open, as text for people."""
@@ -173,13 +170,13 @@ class Group:
         """Training thread, after every end, once nothing on its stack refers to the model any more."""
         groups: list[dist.ProcessGroup] = []
         if dist.is_initialized():
-            groups += dist.distributed_c10d._world.pg_map
+            groups += all_groups()
             dist.destroy_process_group()
         # Names of groups are counted. A rank whose first group failed has counted it, and destroys nothing; other ranks
         # may have made theirs. In the next generation they would wait for each other under different names.
-        dist.distributed_c10d._world.group_count = 0
+        forget_group_names()
         store = self._rendezvous.close()
-        _clear_mesh_caches()
+        clear_dtensor_caches()
         gc.collect()
         _drop(groups, store, self.wake if not is_clean else None)  # last, because it may have to wait
 
@@ -224,26 +221,6 @@ def _configure_nccl() -> None:
     """A broken communicator ends a generation, not the worker: NCCL cleans up only, without an aborting watchdog."""
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-
-
-def _abort_nccl() -> None:
-    for group in list(dist.distributed_c10d._world.pg_map):
-        group._get_backend(torch.device("cuda")).abort()
-
-
-def _clear_mesh_caches() -> None:
-    """DTensor caches by mesh, and a mesh equals that of the next generation although its groups are different.
-
-    The sharding caches are per thread, so this must run on the training thread.
-    """
-    propagator = DTensor._op_dispatcher.sharding_propagator
-    propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
-    propagator._propagate_tensor_meta_cached.cache_clear()
-    torch._C._clear_DTensor_sharding_propagator_cache()
-    redistribute.clear_redistribute_planner_cache()
-    for value in vars(redistribute).values():
-        if isinstance(value, functools._lru_cache_wrapper):
-            value.cache_clear()
 
 
 _SWEEP_S = 0.02

@@ -24,7 +24,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # documented, but not exported for mypy
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from shoal_workers.contract.layout import fully_sharded

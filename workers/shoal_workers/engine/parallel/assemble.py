@@ -48,6 +48,7 @@ from shoal_workers.engine.parallel.stages import Stage, all_stages, split_into_s
 from shoal_workers.engine.parallel.tensor import apply_tensor, checked_plan
 from shoal_workers.engine.parallel.ties import find_ties, refuse_mixed_cuts, stages_with
 from shoal_workers.tasks.router import Router
+from shoal_workers.torch_internals import overlaps_itself
 
 
 def assemble(
@@ -179,7 +180,7 @@ def make_plain(model: nn.Module, line: str) -> None:
 def _refused(parameter: Tensor) -> str | None:
     if parameter.layout is not torch.strided:
         return "is not dense and cannot be sharded; build it with .to_dense()"
-    if torch._debug_has_internal_overlap(parameter) == 1:
+    if overlaps_itself(parameter):
         return "is expanded: several of its elements are one number in memory; build it with .clone()"
     return None
 

@@ -20,6 +20,7 @@ from shoal_workers.contract.layout import Layout
 from shoal_workers.engine.parallel.collective_order import CollectiveOrder
 from shoal_workers.engine.parallel.context import ContextCall
 from shoal_workers.engine.parallel.stages import StageForward, owner_of
+from shoal_workers.torch_internals import fsdp_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class Assembly:
         for part in self.parts:
             for module in part.modules():
                 if isinstance(module, FSDPModule):
-                    yield from module._get_fsdp_state()._fsdp_param_groups
+                    yield from fsdp_groups(module)
 
     def share(self, parameter: nn.Parameter) -> float:
         """1 / the number of ranks of this pipeline stage that hold the same values.

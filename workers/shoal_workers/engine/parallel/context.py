@@ -31,7 +31,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_leaves, tree_map
 
 from shoal_workers.contract.layout import ContextMethod
 from shoal_workers.contract.model.plan import ParallelPlan
@@ -39,6 +38,7 @@ from shoal_workers.engine.parallel.exchange import gather_same, gather_sum, swap
 from shoal_workers.engine.parallel.head_tail import by_rank, chunks_of, in_order, own_part
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.parallel.split_output import Split, SplitOutput, split_output
+from shoal_workers.torch_internals import tree_leaves, tree_map
 
 
 def apply_context(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, method: ContextMethod) -> None:

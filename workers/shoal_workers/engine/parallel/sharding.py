@@ -31,13 +31,23 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor, Shard
 
 from shoal_workers.contract.layout import Layout, ShardLevel
 from shoal_workers.contract.spec import Precision
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.collective_order import CollectiveOrder
+from shoal_workers.torch_internals import (
+    FSDPParamGroup,
+    collectives_of,
+    fsdp_groups,
+    gathered,
+    gradient_hooks,
+    has_hooks_after_accumulation,
+    module_of,
+    set_collectives,
+    set_fsdp_groups,
+)
 
 
 def shard_model(
@@ -161,9 +171,8 @@ def compute_dtype(compute: Precision) -> torch.dtype:
 
 def split_by_dtype(module: FSDPModule) -> None:
     """After fully_shard and its settings of communication, before anything runs."""
-    state = module._get_fsdp_state()
     groups: list[FSDPParamGroup] = []
-    for group in state._fsdp_param_groups:
+    for group in fsdp_groups(module):
         dtypes = dict.fromkeys(parameter.sharded_param.dtype for parameter in group.fsdp_params)
         parts = [group, *(_empty_like(group) for _ in list(dtypes)[1:])]
         parameters = group.fsdp_params
@@ -172,7 +181,7 @@ def split_by_dtype(module: FSDPModule) -> None:
             if not dtype.is_floating_point:
                 part.mp_policy = MixedPrecisionPolicy()
         groups += parts
-    state._fsdp_param_groups = groups
+    set_fsdp_groups(module, groups)
 
 
 def _empty_like(group: FSDPParamGroup) -> FSDPParamGroup:
@@ -186,7 +195,7 @@ def _empty_like(group: FSDPParamGroup) -> FSDPParamGroup:
         group.mp_policy,
         group.offload_policy,
     )
-    made._all_gather_comm, made._reduce_scatter_comm = group._all_gather_comm, group._reduce_scatter_comm
+    set_collectives(made, *collectives_of(group))
     return made
 
 
@@ -208,13 +217,13 @@ def hooked_parameters(model: nn.Module) -> list[HookedParameter]:
     """Raises ValueError with the name of a parameter whose hook cannot have a result that is the same at any size."""
     found = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if parameter._post_accumulate_grad_hooks:
+        if has_hooks_after_accumulation(parameter):
             raise ValueError(
                 f"{name} has a hook of register_post_accumulate_grad_hook, which would see the gradients of one "
                 "worker's micro-batches only. Use register_hook, which sees that of each micro-batch; or change "
                 "gradients in the step() of an optimizer that build_optimizer returns."
             )
-        hooks = tuple((parameter._backward_hooks or {}).values())
+        hooks = gradient_hooks(parameter)
         if hooks:
             found.append(HookedParameter(name, parameter, hooks))
     return found
@@ -249,20 +258,20 @@ def move_hooks(places: Mapping[Place, tuple[Hook, ...]], part: nn.Module) -> Non
     for module in part.modules():
         if not isinstance(module, FSDPModule):
             continue
-        for group in module._get_fsdp_state()._fsdp_param_groups:
+        for group in fsdp_groups(module):
             records: list[Any] = group.fsdp_params
             for record in records:
-                info = record._module_info
-                if (hooks := places.get((id(info.module), info.param_name))) is not None:
+                owner, attribute = module_of(record)
+                if (hooks := places.get((id(owner), attribute))) is not None:
                     record.init_unsharded_param = _hooking(record, record.init_unsharded_param, hooks)
 
 
 def _hooking(record: Any, init: Callable[[], None], hooks: tuple[Hook, ...]) -> Callable[[], None]:
     def init_unsharded_param() -> None:
-        is_first = not hasattr(record, "_unsharded_param")
+        is_first = gathered(record) is None
         init()
         if is_first:
             for hook in hooks:
-                record._unsharded_param.register_hook(hook)
+                gathered(record).register_hook(hook)
 
     return init_unsharded_param

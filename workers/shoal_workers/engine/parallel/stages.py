@@ -30,13 +30,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.engine.parallel.split_output import SplitOutput
 from shoal_workers.engine.parallel.ties import shallow_copy, untie_parts
+from shoal_workers.torch_internals import tree_leaves
 
 
 @dataclass(frozen=True, slots=True)

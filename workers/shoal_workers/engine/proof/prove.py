@@ -61,6 +61,7 @@ from shoal_workers.engine.task.model_calls import ModelCalls
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.task import LoadedTask
 from shoal_workers.tasks.balance import forget_load, share_of_step
+from shoal_workers.torch_internals import Dropout
 
 T = TypeVar("T")
 
@@ -450,7 +451,7 @@ def _num_parameters(module: nn.Module) -> int:
 def _switch_off_dropout(model: nn.Module) -> None:
     """Ranks that hold parts of an activation draw other masks than a process that holds it whole."""
     for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, Dropout):
             module.p = 0.0
         for name in _DROPOUTS:
             if isinstance(vars(module).get(name), float):

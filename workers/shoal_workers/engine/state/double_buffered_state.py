@@ -19,8 +19,8 @@ A parameter has no optimizer state before its first gradient. The state that app
 buffers if the restored one had room for it; otherwise the buffer that was just written gets a new layout before it is
 marked, and the other one before it is written the next time, so that one buffer is complete all the time.
 
-Uses private attributes of torch.distributed.fsdp; tests/dist/state/test_double_buffered_state.py fails if a torch
-version changes them. Called by the trainer and by `Snapshots`.
+What it uses of FSDP2 is private; tests/dist/state/test_double_buffered_state.py fails if a torch version changes it.
+Called by the trainer and by `Snapshots`.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from shoal_workers.snapshot_store.slots.live_slots import LiveSlot
 from shoal_workers.snapshot_store.slots.shape import with_rooms
 from shoal_workers.snapshot_store.slots.slot import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore
+from shoal_workers.torch_internals import local_of, set_shard_memory, shard_memory
 
 _MAX_COPIED_SHARE = 0.02
 """Largest share of the state's bytes that is copied at each step."""
@@ -123,7 +124,7 @@ class DoubleBufferedState:
             share = num_bytes / plan.total_bytes
             self.why_copies = f"{share:.0%} of the state are buffers and other tensors that cannot be moved"
             return False
-        rooms = {parameter.names[0]: parameter.sharded._sharded_param_data.nbytes for parameter in movable}
+        rooms = {parameter.names[0]: shard_memory(parameter.sharded).nbytes for parameter in movable}
         slot = slot_for(with_rooms(plan, rooms))
         self._set_moved(movable, plan)
         self._add(slot)
@@ -323,7 +324,7 @@ class DoubleBufferedState:
             moved = _MovedParameter(
                 names=(f"model.{name}", *(f"optim.{name}.{key}" for key in own_state)),
                 sharded=sharded[id(parameter)],
-                local=parameter._local_tensor,
+                local=local_of(parameter),
                 local_parameter=local_parameter,
                 state=own_state,
             )
@@ -373,7 +374,7 @@ class _MovedParameter:
     def has_expected_layout(self) -> bool:
         """All of its tensors are laid out as this module assumes."""
         flat, tensors = (
-            self.sharded._sharded_param_data,
+            shard_memory(self.sharded),
             (self.local, self.local_parameter, *self.state.values()),
         )
         return (
@@ -383,7 +384,7 @@ class _MovedParameter:
         )
 
     def buffers_in(self, slot: LiveSlot) -> _SlotBuffers:
-        source = self.sharded._sharded_param_data
+        source = shard_memory(self.sharded)
         flat = slot.room(self.names[0], source.nbytes).view(source.dtype)
         shard = flat[: self.local.numel()].view(self.local.shape)
         state = {key: slot.view(name) for key, name in zip(self.state, self.names[1:], strict=True)}
@@ -398,7 +399,7 @@ class _MovedParameter:
                 place.copy_(tensor)
 
     def point_to(self, target: _SlotBuffers) -> None:
-        self.sharded._sharded_param_data = target.flat
+        set_shard_memory(self.sharded, target.flat)
         self.local.data = self.local_parameter.data = target.parameter
         for key, tensor in self.state.items():
             tensor.data = target.state[key]

@@ -24,8 +24,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
-from torch._C._distributed_c10d import Store
-from torch.distributed import DistError
+from torch.distributed import DistError, Store
 
 from shoal_workers.checkpoint.commit import marker_of, write_marker
 from shoal_workers.checkpoint.writer import CheckpointWriter

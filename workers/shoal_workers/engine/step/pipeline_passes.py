@@ -43,6 +43,7 @@ from shoal_workers.engine.task.model_calls import ModelCall, ModelCalls
 from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
 from shoal_workers.engine.task.returned import Returned
 from shoal_workers.tasks.balance import share_of_step
+from shoal_workers.torch_internals import run_schedule
 
 _SINGLE: dict[Schedule, type[ScheduleGPipe | Schedule1F1B]] = {
     Schedule.GPIPE: ScheduleGPipe,
@@ -100,12 +101,12 @@ class PipelinePasses:
             self._handed.clear()
             self._shares.clear()
             try:
-                schedule._step_microbatches(
+                run_schedule(
+                    schedule,
                     [(fed.call.first,) if assembly.is_first else () for fed in self._fed],
                     [{} for _ in self._fed],
                     [None for _ in self._fed],
                     [] if assembly.is_last else None,
-                    return_outputs=False,
                 )
             except RuntimeError:
                 for stage in self._stages:

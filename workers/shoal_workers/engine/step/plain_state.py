@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.generation import Generation
+from shoal_workers.torch_internals import is_compiled, without_torch_function
 
 _WATCHED_PASSES = 3
 _COPIED_BYTES = 64 << 10
@@ -54,7 +55,7 @@ class _Watched(Tensor):
             for one in args:
                 if isinstance(one, _Watched):
                     one.__dict__["was_read"] = True
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             return func(*args, **(kwargs or {}))
 
 
@@ -78,7 +79,7 @@ class PlainState:
         self._num_passes = 0
         self._remarked: set[str] = set()
         modules = [module for part in assembly.parts for module in part.modules()]
-        self._is_compiled = generation.spec.compile or any(_is_compiled(module) for module in modules)
+        self.is_compiled = generation.spec.compile or any(is_compiled(module) for module in modules)
 
     def begin(self) -> None:
         """Before the first micro-batch of a pass."""
@@ -87,7 +88,7 @@ class PlainState:
     @contextmanager
     def watched(self, part: int) -> Iterator[None]:
         """Around the forward pass of a micro-batch. Raises ValueError for state that no checkpoint holds."""
-        if self._num_passes > _WATCHED_PASSES or self._is_compiled:
+        if self._num_passes > _WATCHED_PASSES or self.is_compiled:
             yield
             return
         attributes = list(_attributes_of(self._parts[part]))
@@ -133,10 +134,6 @@ class PlainState:
         return f"{f'{prefix}.{attribute}' if prefix else attribute!s} of {kind}"
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    return getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
-
-
 def _is_of_torch(module: nn.Module) -> bool:
     """torch's modules, and the engine's own, keep no state there."""
     return all(one.__module__.startswith(("torch.", "shoal_workers.")) for one in type(module).__mro__[:-1])
@@ -175,5 +172,5 @@ def _equal(now: Tensor, before: Tensor) -> bool:
     """nan equals nan."""
     if now.shape != before.shape or now.dtype != before.dtype or now.device != before.device:
         return False
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_torch_function():
         return torch.equal(now, before) or bool(((now == before) | ((now != now) & (before != before))).all())

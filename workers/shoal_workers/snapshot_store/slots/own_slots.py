@@ -23,9 +23,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.distributed.tensor import DTensor
 
-from shoal_workers.checkpoint.save_plan import SavePlan, plan_key, plan_save
+from shoal_workers.checkpoint.save_plan import SavePlan, local_tensor, plan_key, plan_save
 from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slots import retention
 from shoal_workers.snapshot_store.slots.pool import SlotPool, at, fitting
@@ -286,7 +285,7 @@ def _copy(views: _Views, state: Mapping[str, torch.Tensor], plan: SavePlan) -> N
     targets, sources = [], []
     for item, view, address in zip(plan.items, views.tensors, views.addresses, strict=True):
         tensor = state[item.fqn]
-        source = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        source = local_tensor(tensor)
         if source.is_cpu and source.is_contiguous() and source.nbytes == item.nbytes:
             ctypes.memmove(address, source.data_ptr(), item.nbytes)
         else:

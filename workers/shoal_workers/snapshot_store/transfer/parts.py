@@ -17,12 +17,11 @@ import json
 import mmap
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch.distributed._shard._utils import narrow_tensor_by_index
 
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex
 from shoal_workers.checkpoint.loading.load_plan import Fill, ItemRead
@@ -82,7 +81,7 @@ class LocalPart:
                     continue
                 item = read.item
                 saved = window.at(start + item.file_offset, item.nbytes).view(read.dtype).view(item.sizes)
-                fill.target.copy_(narrow_tensor_by_index(saved, fill.source_offsets, fill.lengths))
+                fill.target.copy_(_narrowed(saved, fill.source_offsets, fill.lengths))
         return num_bytes
 
     def _read_into(self, memory: memoryview, offset: int) -> None:
@@ -208,7 +207,7 @@ def _box(rows: torch.Tensor, item: IndexItem, fill: Fill) -> torch.Tensor:
     if not item.sizes:
         return rows.view(())
     shaped = rows.view(fill.lengths[0], *item.sizes[1:])
-    return narrow_tensor_by_index(shaped, (0, *fill.source_offsets[1:]), fill.lengths)
+    return _narrowed(shaped, (0, *fill.source_offsets[1:]), fill.lengths)
 
 
 def _index(index: bytes, extra: bytes, *, rank: int, world: int, generation: int, step: int) -> ShardIndex:
@@ -219,3 +218,11 @@ def _index(index: bytes, extra: bytes, *, rank: int, world: int, generation: int
     except ValueError as error:
         raise PeerRefused(f"its index cannot be read ({error})") from None
     return known.model_copy(update=values)
+
+
+def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    """The box of a tensor that begins at `offsets`."""
+    for dim, (offset, length) in enumerate(zip(offsets, lengths, strict=False)):
+        if length < tensor.size(dim):
+            tensor = tensor.narrow(dim, offset, length)
+    return tensor
