@@ -29,7 +29,7 @@ from shoal_workers.engine.generation_ends import (
 )
 from shoal_workers.engine.group.collectives import is_collective_error
 from shoal_workers.engine.task.user_code import report_of
-from shoal_workers.snapshot_store.errors import SnapshotLost
+from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 
 _SAVING = (Phase.SAVING, Phase.COMMITTING)
 

@@ -24,8 +24,7 @@ from shoal_workers.contract.spec import GradientLogMode, Precision
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.step.double_buffered_adamw import settings_of
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.snapshot_store.log.head import head_of
-from shoal_workers.snapshot_store.log.records import Commit, CommitBlob, LoggedGroup, LogHead, encode
+from shoal_workers.snapshot_store.log.records import Commit, CommitBlob, LoggedGroup, LogHead, encode, head_of
 from shoal_workers.snapshot_store.log.rules import names_of
 from shoal_workers.snapshot_store.slots.slot import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore

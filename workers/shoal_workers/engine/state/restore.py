@@ -25,7 +25,7 @@ from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.training_state import Recent, apply_extra, grown_state, may_be_absent, parameters_of
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.task.data_identity import DataChange, RankData, change_since, difference, differing_rank
-from shoal_workers.snapshot_store.errors import SnapshotLost
+from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import Loaded, SnapshotStore
 
 _NOTE_EVERY_S = 0.5

@@ -38,9 +38,9 @@ from shoal_workers.engine.state.gradient_log import GradientLog
 from shoal_workers.engine.state.training_state import Extra
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.vote import NO_BUDDY, NO_LOG, NOTHING_ARRIVED, Verdict
-from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.log.entry_slots import STEPS_PER_COPY
 from shoal_workers.snapshot_store.slots.slot import Stamp
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.snapshot_store.transfer.sender import SendCost
 

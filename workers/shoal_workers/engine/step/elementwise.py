@@ -46,7 +46,7 @@ from torch.optim import (
     SparseAdam,
 )
 
-from shoal_workers.snapshot_store.log.optimizers import plain_settings_of_groups, rebuild, settings_of_groups
+from shoal_workers.snapshot_store.log.rules import plain_settings_of_groups, rebuild, settings_of_groups
 from shoal_workers.torch_internals import OpOverload, TorchDispatchMode, schema_of, tree_leaves
 
 _ELEMENTWISE = frozenset({ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop})

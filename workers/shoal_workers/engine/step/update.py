@@ -40,8 +40,8 @@ from shoal_workers.engine.parallel.cutting import local, shard_like
 from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
 from shoal_workers.engine.step.elementwise import is_held, why_not_elementwise
 from shoal_workers.engine.task.task import LoadedTask
-from shoal_workers.snapshot_store.log.optimizers import describe, rebuild, settings_of_groups
 from shoal_workers.snapshot_store.log.records import LoggedOptimizer
+from shoal_workers.snapshot_store.log.rules import describe, rebuild, settings_of_groups
 
 
 class Update:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slots import retention
 from shoal_workers.snapshot_store.slots.pool import SlotPool, at
 from shoal_workers.snapshot_store.slots.slot import Regions, SlotFile
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 _HEADROOM_BYTES = 64 << 10
 """A new slot is larger by this much, so that a copy whose plain values are a few digits longer still fits."""

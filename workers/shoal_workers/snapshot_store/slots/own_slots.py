@@ -25,11 +25,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from shoal_workers.checkpoint.save_plan import SavePlan, local_tensor, plan_key, plan_save
-from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slots import retention
 from shoal_workers.snapshot_store.slots.pool import SlotPool, at, fitting
 from shoal_workers.snapshot_store.slots.shape import Shape, view_of
 from shoal_workers.snapshot_store.slots.slot import SlotFile, Stamp
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 _log = logging.getLogger(__name__)
 

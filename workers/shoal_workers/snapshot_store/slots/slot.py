@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal_workers.snapshot_store.errors import SharedMemoryFull
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 PAGE_BYTES = 4096
 _MAGIC = b"SHOALRM1"

@@ -15,14 +15,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.log.comparison import Comparison
 from shoal_workers.snapshot_store.log.entry_slots import EntrySlots
-from shoal_workers.snapshot_store.log.head import platform
-from shoal_workers.snapshot_store.log.records import LogHead
+from shoal_workers.snapshot_store.log.records import LogHead, platform
 from shoal_workers.snapshot_store.log.replay import Replayer, ReplayFailed
 from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, OutdatedCopy
 from shoal_workers.snapshot_store.slots.slot import Regions, SlotFile, Stamp
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 from shoal_workers.snapshot_store.transfer.requests import Answer, LogKind, LogMessage, Part
 from shoal_workers.snapshot_store.transfer.wire import CHUNK_BYTES, Wire
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_workers.snapshot_store.log.chains import Link, chain, replayable
+from shoal_workers.snapshot_store.log.replay import Link, chain, replayable
 
 
 def _links(*steps: int) -> list[Link]:

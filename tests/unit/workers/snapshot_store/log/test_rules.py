@@ -10,10 +10,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, AdamW, Optimizer, RMSprop
 
-from shoal_workers.snapshot_store.log.head import head_of
-from shoal_workers.snapshot_store.log.optimizers import class_of, describe, rebuild
-from shoal_workers.snapshot_store.log.records import Commit
-from shoal_workers.snapshot_store.log.rules import keep_tensors, rule_of
+from shoal_workers.snapshot_store.log.records import Commit, head_of
+from shoal_workers.snapshot_store.log.rules import class_of, describe, keep_tensors, rebuild, rule_of
 
 STEPS = 5
 CASES: list[tuple[type[Optimizer], dict[str, Any]]] = [

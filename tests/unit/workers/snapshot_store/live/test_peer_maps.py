@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.snapshot_store.slots.peer_maps import PeerMaps
+from shoal_workers.snapshot_store.live.peer_maps import PeerMaps
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry
 from shoal_workers.snapshot_store.slots.slot import PAGE_BYTES, SlotFile
 

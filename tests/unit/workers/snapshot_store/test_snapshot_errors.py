@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from shoal_workers.snapshot_store.errors import SharedMemoryFull, SnapshotLost, SnapshotStoreError
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull, SnapshotLost, SnapshotStoreError
 
 
 @pytest.mark.parametrize(
