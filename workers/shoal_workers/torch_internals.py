@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import ProcessGroupGloo
+from torch._ops import OpOverload
 from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -47,6 +48,7 @@ __all__ = [
     "Dropout",
     "FSDPParamGroup",
     "InstanceNorm",
+    "OpOverload",
     "ProcessGroupGloo",
     "TorchDispatchMode",
     "functional_collectives",
@@ -85,14 +87,12 @@ written in place. Public: named_buffers() and others list them, but nothing repl
 # TorchDispatchMode        why: to see every operation of a trial or of a build. without: no elementwise optimizer but
 #                          those of torch, and a build that writes the whole model. public: none; its documentation
 #                          names this path
+# OpOverload               why: the type of what a dispatch mode gets. without: Any. public: none
 # tree_leaves, tree_map,   why: tensors in nested arguments. without: 30 lines. public: torch.utils.pytree since 2.10
 # tree_map_only
 # RECOMPUTE                why: a zero-bubble schedule recomputes a block several times, so the mark that a result is to
 #                          be recomputed must stay. without: no selective recomputation with these schedules. public:
 #                          none
-
-OpOverload = torch._ops.OpOverload
-"""Why: the type of what a dispatch mode gets. Without: Any. Public: none."""
 
 without_torch_function = torch._C.DisableTorchFunctionSubclass
 """Why: a tensor subclass calls torch on itself. Without: endless recursion. Public: none; torch's documentation on
@@ -121,7 +121,7 @@ def forget_group_names() -> None:
 
 def group_named(name: str) -> dist.ProcessGroup:
     """Why: a functional collective has the name of its group only. Public: none."""
-    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type, no-any-return]
+    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
 
 
 def abort_nccl() -> None:

@@ -28,7 +28,7 @@ from shoal_workers.engine.process.cpu_wait import CpuWait
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.profiling.profiling import Profiling
 from shoal_workers.engine.schedule import is_due, lr_factor, total_steps
-from shoal_workers.engine.state.gradient_log import Factors
+from shoal_workers.engine.state.device_state import Factors
 from shoal_workers.engine.state.non_finite import NonFiniteCheck, finite, not_finite_ranks, suspect_of, whose
 from shoal_workers.engine.state.replica_check import ReplicaCheck
 from shoal_workers.engine.state.restore import Restored, is_restoring, restore

@@ -104,7 +104,7 @@ class SnapshotStore:
 
     @property
     def node_directory(self) -> Path:
-        """Of this attempt on this node; it is removed with the attempt."""
+        """The directory of this attempt on this node; it is removed with the attempt."""
         return self._registry.node
 
     def snapshot_parts(self) -> tuple[SnapshotPart, ...]:
@@ -217,7 +217,7 @@ class SnapshotStore:
 
     @property
     def plan(self) -> SavePlan:
-        """Of the newest own snapshot."""
+        """The plan of the newest own snapshot."""
         return self._own.plan
 
     def wait_until_sent(self, check: Callable[[], None], *, patience_s: float) -> None:

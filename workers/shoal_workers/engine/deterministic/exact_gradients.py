@@ -307,7 +307,7 @@ def chunk_numel(shape: torch.Size, world_size: int) -> int:
 
 
 def real_view(tensor: Tensor) -> Tensor:
-    """Of a complex tensor: real and imaginary parts, in one more dimension."""
+    """A view of a complex tensor that has real and imaginary parts in one more dimension; any other tensor as it is."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 

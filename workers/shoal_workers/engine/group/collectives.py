@@ -256,7 +256,7 @@ def _words(call: _Call) -> str:
 
 
 def _num_bytes(arguments: tuple[Any, ...]) -> int:
-    """Of the tensors in the first two arguments: one, a list, or a list of lists."""
+    """The bytes of the tensors in the first two arguments: one, a list, or a list of lists."""
     return sum(_bytes_of(one) for one in arguments[:2])
 
 

@@ -27,7 +27,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import DistError, PrefixStore
+from torch.distributed import DistError
+from torch.distributed.distributed_c10d import PrefixStore
 
 from shoal_workers.contract.errors.suspects import Link
 from shoal_workers.contract.layout import Layout

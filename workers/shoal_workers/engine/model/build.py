@@ -30,6 +30,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.model.shape import ModelShape
 from shoal_workers.contract.spec import OptimizerSpec, Precision
+from shoal_workers.engine.cpu.double_buffered_state import state_of
 from shoal_workers.engine.group.mesh import build_mesh
 from shoal_workers.engine.group.process_group import backend_of
 from shoal_workers.engine.model.draw import Distribution
@@ -41,7 +42,6 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.sharding import mixed_precision, shard_model
 from shoal_workers.engine.process.memory_limit import available_bytes
 from shoal_workers.engine.process.warm_memory import keep_freed_memory
-from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.update import build_update, default_update, groups_of
@@ -97,7 +97,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         meshes=generation.meshes,
         calls=calls,
         update=update,
-        state=DoubleBufferedState(assembly, update),
+        state=state_of(assembly, update),
         shape=shape,
         num_parameters=num_parameters,
         trained=trained,

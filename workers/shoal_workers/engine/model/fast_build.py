@@ -120,8 +120,8 @@ class _SkipFills(TorchDispatchMode):
         self._filled: dict[int, Distribution | None] = {}
         """By their memory: those whose fill was skipped. None: it is no distribution of all elements."""
         self._copies: dict[int, Tensor] = {}
-        """Of parameters whose fill was skipped, by their memory: `copy.deepcopy` of a module makes parameters of
-        them."""
+        """Copies of parameters whose fill was skipped, by their memory: `copy.deepcopy` of a module makes parameters
+        of them."""
 
     def know(self, parameter: nn.Parameter | None) -> None:
         """A module has this parameter; code may fill it through its `data`."""

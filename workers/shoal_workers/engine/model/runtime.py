@@ -26,7 +26,7 @@ from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.model.shape import ModelShape
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
+from shoal_workers.engine.state.device_state import DeviceState
 from shoal_workers.engine.step.update import Update
 from shoal_workers.engine.task.model_calls import ModelCalls
 from shoal_workers.torch_internals import (
@@ -51,11 +51,11 @@ class ModelRuntime:
     """The meshes that the model was built on; it refers to them as long as it exists."""
     calls: ModelCalls
     update: Update
-    state: DoubleBufferedState
+    state: DeviceState
     shape: ModelShape
-    """Of the whole model."""
+    """The shape of the whole model."""
     num_parameters: int
-    """The same."""
+    """The number of the whole model's parameters."""
     trained: tuple[str, ...] = ()
     """Names of the whole model's parameters that need a gradient; the same on every rank."""
 

@@ -49,7 +49,7 @@ class Assembly:
     shared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Parameters that several stages have a copy of, by first name -> all those stages, ascending."""
     forward_passes: tuple[StageForward, ...] = ()
-    """Of each part, if the model is split into stages."""
+    """The forward pass of each part, if the model is split into stages."""
     context: ContextCall | None = None
     """None: without a context axis."""
     partial: tuple[tuple[nn.Module, str], ...] = ()
@@ -58,7 +58,7 @@ class Assembly:
     """For each part, the order of its collectives over the data axes."""
 
     has_buffers: bool = False
-    """Of the whole model, on any rank; those of routers are not counted."""
+    """The whole model has buffers, on any rank; those of routers are not counted."""
 
     @property
     def module(self) -> nn.Module:

@@ -265,7 +265,7 @@ class CollectiveOrder:
             self._passes.expect(call)
 
     def replicas(self, number: int) -> dist.ProcessGroup | None:
-        """Among whom FSDP sums the sums over shards of this record's parameters, if it does so now."""
+        """The ranks among which FSDP sums the sums over shards of this record's parameters, if it does so now."""
         return replicas_of(self._groups[number])
 
 
@@ -296,7 +296,7 @@ class _Call:
     """Empty; of the type and on the device of the tensors."""
     run: Callable[[Tensor, Tensor], Any]
     replicas: dist.ProcessGroup | None
-    """Among them the sum is summed afterwards."""
+    """The ranks among which the sum is summed afterwards."""
 
     @property
     def code(self) -> int:

@@ -40,12 +40,12 @@ class Split:
     tp: DeviceMesh | None = None
     """The last dim is split as torch.chunk splits it."""
     width: int = 0
-    """Of the last dim, if tp splits it."""
+    """The whole width of the last dim, if tp splits it."""
     cp: DeviceMesh | None = None
     """Dim 1 is split, see head_tail.py."""
 
     def shape(self, part: Sequence[int]) -> torch.Size:
-        """Of the whole."""
+        """The shape of the whole."""
         whole = list(part)
         if self.tp is not None:
             whole[-1] = self.width

@@ -435,7 +435,7 @@ def _experts(model: nn.Module, plan: ParallelPlan) -> list[str]:
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """Of the modules around a module, the nearest first; without the model itself."""
+    """The names of the modules around a module, the nearest first; without the model itself."""
     while "." in name:
         name = name.rpartition(".")[0]
         yield name

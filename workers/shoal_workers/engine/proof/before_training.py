@@ -117,7 +117,7 @@ def key_of(spec: JobSpec, layout: Layout) -> str:
 
 
 def _own_version() -> list[str]:
-    """Of this package's files, for those who change Shoal itself."""
+    """The age and number of this package's files, for those who change Shoal itself."""
     package = Path(__file__).parents[2]
     stamps = [file.stat() for folder in ("engine", "tasks") for file in (package / folder).rglob("*.py")]
     return [str(max((stamp.st_mtime_ns for stamp in stamps), default=0)), str(len(stamps))]

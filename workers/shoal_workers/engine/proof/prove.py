@@ -222,7 +222,7 @@ class _Proof:
         return Whole(loss, metrics, gradients)
 
     def _first_differing(self, split: _Split) -> Differing | None:
-        """Of all ranks. Each computes its own micro-batch whole."""
+        """The first module that differs on any rank. Each rank computes its own micro-batch whole."""
         generation = self._generation
         first = generation.own_micro_batches()[0].index
         expected, found = Outputs(), Outputs()
@@ -351,12 +351,12 @@ def run_whole(model: nn.Module, task: LoadedTask, spec: JobSpec, batches: Batche
 LARGEST = 50_000_000
 """Parameters of a model that is proven whole."""
 _LARGEST_SHRUNK = 500_000_000
-"""Of one without most of its blocks: each copy takes 8 bytes for each."""
+"""Parameters of a model that is proven without most of its blocks: each copy takes 8 bytes for each parameter."""
 _NOISE = 0.02
 _STREAM = 0x50524F4F
 """Separates these random numbers from all others."""
 _SAMPLES = 2
-"""Of a micro-batch: one sample would hide what mixes samples."""
+"""Samples of a micro-batch: one alone would hide what mixes samples."""
 _DROPOUTS = ("dropout", "drop_prob", "dropout_p", "attention_dropout", "hidden_dropout", "resid_dropout", "p_dropout")
 
 
@@ -459,7 +459,8 @@ def _switch_off_dropout(model: nn.Module) -> None:
 
 
 _FLOOR = 1e-3
-"""Of the whole gradient's norm. A small gradient is a sum of large terms, and has their rounding."""
+"""Smallest share of the whole gradient's norm that counts: a small gradient is a sum of large terms, and has their
+rounding."""
 
 
 @torch.no_grad()

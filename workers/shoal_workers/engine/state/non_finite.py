@@ -38,7 +38,7 @@ class Pass:
     loss_bits: int
     is_loss_finite: bool
     is_norm_finite: bool
-    """Of its shard of the reduced gradient."""
+    """The norm of its shard of the reduced gradient is finite."""
 
     @property
     def is_finite(self) -> bool:

@@ -231,8 +231,8 @@ def combine(totals: Iterable[int]) -> int:
 
 
 def host_sum(tensor: Tensor) -> int:
-    """Of its memory as 8-byte words, and then bytes. 120 MB take 7 ms on one core: numpy adds at the speed of memory,
-    outside the interpreter's lock and without threads of its own."""
+    """The sum of its memory as 8-byte words, and then bytes. 120 MB take 7 ms on one core: numpy adds at the speed of
+    memory, outside the interpreter's lock and without threads of its own."""
     octets = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     length = octets.size // 8 * 8
     words = octets[:length].view(np.uint64).sum(dtype=np.uint64)

@@ -21,7 +21,7 @@ from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.group.process_group import Group
-from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
+from shoal_workers.engine.state.device_state import DeviceState
 from shoal_workers.engine.state.training_state import Recent, apply_extra, grown_state, may_be_absent, parameters_of
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.task.data_identity import DataChange, RankData, change_since, difference, differing_rank
@@ -63,7 +63,7 @@ def is_restoring(assignment: Assignment) -> bool:
     return assignment.restore_snapshot is not None or assignment.restore_from is not None
 
 
-def restore(generation: Generation, state: DoubleBufferedState, store: SnapshotStore | None) -> Restored:
+def restore(generation: Generation, state: DeviceState, store: SnapshotStore | None) -> Restored:
     """Read into the live tensors what they do not hold already. No collective.
 
     The optimizer's state must exist (`materialise_state`). Afterwards it is that of the source: a parameter that had

@@ -24,7 +24,8 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
-from torch.distributed import DistError, Store
+from torch.distributed import DistError
+from torch.distributed.distributed_c10d import Store
 
 from shoal_workers.checkpoint.commit import marker_of, write_marker
 from shoal_workers.checkpoint.writer import CheckpointWriter

@@ -4,7 +4,7 @@ cost, and which step's copies have arrived everywhere.
     step s+1:  backward | vote | update | copy into memory | ---- step s+2 ---->
                                                             | sender thread: to the buddy
 
-If the state is in shared memory (double_buffered_state.py), a snapshot only marks the buffer with its step. Copies are
+If the state is in shared memory (device_state.py), a snapshot only marks the buffer with its step. Copies are
 then taken only to be sent.
 
 Rank 0 sets the pace, because a snapshot is complete only if all ranks take it after the same step. Its requests reach
@@ -32,9 +32,7 @@ from collections.abc import Sequence
 
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.worker_reports import ReplicaMismatch, SnapshotCost, SnapshotsStopped
-from shoal_workers.engine.process.warm_memory import return_freed_memory
-from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
-from shoal_workers.engine.state.gradient_log import GradientLog
+from shoal_workers.engine.state.device_state import DeviceState
 from shoal_workers.engine.state.training_state import Extra
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.vote import NO_BUDDY, NO_LOG, NOTHING_ARRIVED, Verdict
@@ -52,9 +50,7 @@ _PATIENCE_S = 3.0
 class Snapshots:
     """Takes the snapshots of one generation, and sets their pace. Training thread only."""
 
-    def __init__(
-        self, generation: Generation, store: SnapshotStore | None, state: DoubleBufferedState, extra: Extra
-    ) -> None:
+    def __init__(self, generation: Generation, store: SnapshotStore | None, state: DeviceState, extra: Extra) -> None:
         self._generation = generation
         self._assignment = generation.assignment
         self._outbox = generation.outbox
@@ -70,11 +66,11 @@ class Snapshots:
         self._num_reported = 0
         self._num_since_freed = -1
         """Steps since older snapshots were freed; -1: they were not."""
-        self.log = GradientLog(generation, store, state)
+        self.log = state.step_log(generation, store)
         self._lag = 0
         self._has_waited_for_copy = False
         self._log_lag: int | None = None
-        """Of the last vote."""
+        """The lag that the last vote found."""
         self._log_costs = Pace(1.0)
         self._has_senders = False
         """Some ranks send copies. A rank without a buddy then keeps copies of the same steps: a step is whole only with
@@ -274,7 +270,7 @@ class Snapshots:
 
     def _move_to_shared_memory(self, store: SnapshotStore, step: int, *, is_restoring: bool = False) -> bool:
         try:
-            is_moved = self._state.move_to_shared_memory(
+            return self._state.move_to_shared_memory(
                 store,
                 owns_replicated=self._assignment.layout.is_first_of_stage(self._assignment.rank),
                 extra_bytes=len(self._extra.encoded(step)),
@@ -284,9 +280,6 @@ class Snapshots:
         except SharedMemoryFull as error:
             self._outbox.log_text(f"shared memory cannot hold the state twice, so snapshots are copies: {error}")
             return False
-        if is_moved and not is_restoring:
-            return_freed_memory()  # of the state: no later state of this worker is in private memory
-        return is_moved
 
     def _copy(self, store: SnapshotStore, step: int) -> float:
         """Copy the state. Returns the seconds that it took."""

@@ -81,7 +81,7 @@ class Identity:
 
     seed: int
     content_hash: str
-    """Of the training data; empty: not known."""
+    """The hash of the training data; empty: not known."""
 
 
 class Extra:
@@ -178,7 +178,7 @@ class StateView:
 _NUM_KEPT = 64
 """More steps than a polling supervisor lags behind. If it was away for longer, the oldest reports are lost."""
 _MAX_CHARS = 32_000
-"""Of all reports together, half of the room that a snapshot has for plain values: with many metrics fewer are kept."""
+"""Longest text of all reports: half of the room that a snapshot has for plain values. With many metrics fewer stay."""
 
 
 class Recent:

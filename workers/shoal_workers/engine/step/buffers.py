@@ -595,8 +595,8 @@ def _total(slot: _Slot) -> Tensor:
 
 
 def _differ(pairs: Sequence[tuple[Tensor | None, Tensor, bool]]) -> list[bool]:
-    """Of each two tensors whether their values differ; the third says that both may share their memory, so that a
-    version was the only witness. One wait for all of a GPU's."""
+    """Whether the values of each two tensors differ. The third says that both may share their memory, so that a version
+    was the only witness. It waits once for all tensors of a GPU."""
     known: list[bool | Tensor] = []
     for now, before, is_shared in pairs:
         if now is None or now.shape != before.shape or now.dtype != before.dtype or (is_shared and now is before):

@@ -74,7 +74,7 @@ class PipelinePasses:
         self._own = _fed(generation)
         self._fed: list[_Fed] = []
         self._shares: list[Share] = []
-        """Of the step that runs, so far."""
+        """The shares of the step that runs, so far."""
         self._handed: dict[tuple[int, int], Tensor] = {}
         """(stage, micro-batch) -> the state of the random generators that the stage before has left, on the device."""
         self._schedule: PipelineScheduleSingle | PipelineScheduleMulti | None = None
@@ -165,7 +165,7 @@ class PipelinePasses:
         return self._calls.loss_of(whole, batch, call, generator_states(), is_training=is_training)
 
     def _loss(self, output: Any, fed: _Fed) -> Tensor:
-        """Of the last stage; the schedule differentiates what this returns."""
+        """The last stage's loss; the schedule differentiates what this returns."""
         returned = self._returned(output, fed.batch, fed.call)
         if fed.weight:
             self._shares.append(share_of(self._generation, returned, fed.weight))

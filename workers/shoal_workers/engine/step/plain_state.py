@@ -34,7 +34,7 @@ _NOT_READS = frozenset(
         *("is_meta", "is_leaf", "grad_fn", "nbytes", "itemsize", "is_quantized", "_version", "type"),
     }
 )
-"""Of which values do not depend."""
+"""Reads of these tell nothing about the values."""
 
 
 class _Watched(Tensor):
@@ -71,7 +71,7 @@ class _Attribute:
 
 
 class PlainState:
-    """Of one rank's part of the model in one generation. Training thread only."""
+    """Watches one rank's part of the model in one generation. Training thread only."""
 
     def __init__(self, generation: Generation, assembly: Assembly) -> None:
         self._generation = generation

@@ -67,7 +67,7 @@ _METHODS = (
     "scatter",
     "send",
 )
-"""Of torch's ProcessGroup: everything that communicates; all of torch.distributed ends there."""
+"""The methods of torch's ProcessGroup that communicate; all of torch.distributed ends there."""
 _FUNCTIONAL = (
     "all_gather_into_tensor_coalesced",
     "all_gather_single",
@@ -122,7 +122,7 @@ class CollectiveRefused(BaseException):
 
 
 class _State:
-    """Of this process. Written by the training thread, except a refusal."""
+    """What this process knows of its calls into the task. Written by the training thread, except a refusal."""
 
     def __init__(self) -> None:
         self.is_installed = False

@@ -102,7 +102,7 @@ class LiveSlots:
         self._next: SlotFile | None = None
         """Has memory for the second slot; it may hold what the group was restored from."""
         self._num_slots = retention.NUM_LIVE_SLOTS
-        """That stay allocated: one more once a third was needed."""
+        """Slots that stay allocated: one more once a third was needed."""
         self._restored: tuple[int, int] | None = None
 
     def make(self, plan: SavePlan, *, extra_bytes: int, restoring: tuple[int, int] | None = None) -> LiveSlot:

@@ -29,7 +29,8 @@ from shoal_workers.snapshot_store.slots.slot import SlotFile
 CHECK_S = 5.0
 """Longest time for which the memory of a removed file is kept."""
 MOST_BYTES = 64 << 30
-"""Of all maps; their page tables take 128 MiB then, and the thread some seconds. Other slots are read as files."""
+"""The limit for all maps; their page tables take 128 MiB then, and the thread some seconds. Other slots are read as
+files."""
 MOST_MAPS = 128
 """Each holds a file descriptor."""
 _MADV_POPULATE_READ = 22
@@ -66,7 +67,7 @@ class PeerMaps:
 
     @property
     def num_bytes(self) -> int:
-        """Of all maps: they count as resident memory of this process, but belong to others."""
+        """The bytes of all maps: they count as resident memory of this process, but belong to others."""
         with self._lock:
             return sum(len(mapped.memory) for mapped in self._maps.values())
 

@@ -63,16 +63,16 @@ class LogHead(Frozen):
     """All that the commits of one log have in common."""
 
     groups: tuple[LoggedGroup, ...]
-    """Of the built-in AdamW."""
+    """The settings of the built-in AdamW."""
     optimizer: LoggedOptimizer | None = None
     """None: the built-in AdamW."""
     parameters: tuple[LoggedParameter, ...]
     num_elements: Count
-    """Of all parameters: the most that an entry contains."""
+    """The elements of all parameters: the most that an entry contains."""
     commit_room: Count
     """Bytes that are reserved for a commit."""
     num_threads: int
-    """Of torch in the writing process. The replay needs the same: they divide long loops into other vectors."""
+    """Threads of torch in the writing process. The replay needs as many: they divide long loops into other vectors."""
     torch_version: str
     cpu_capability: str
 
@@ -189,5 +189,5 @@ def views_of(
 
 
 def platform() -> tuple[int, str, str]:
-    """Of this process, as `LogHead.platform`."""
+    """This process's platform, as `LogHead.platform`."""
     return torch.get_num_threads(), str(torch.__version__), torch.backends.cpu.get_cpu_capability()

@@ -152,7 +152,7 @@ class Replayer:
         return tuple(name for name, span in spans.items() if not torch.equal(payload[span], expected[span]))
 
     def newest_step(self, generation: int, rank: int) -> int | None:
-        """Of the parts that exist or can be made."""
+        """The newest step of the parts that exist or can be made."""
         steps = [h.step for _, h in self._registry.parts() if (h.generation, h.rank) == (generation, rank)]
         known = self._links().get((generation, rank), {})
         return max([*steps, *replayable(steps, known)], default=None)

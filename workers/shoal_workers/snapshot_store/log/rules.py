@@ -164,7 +164,7 @@ def class_of(path: str) -> type[Optimizer]:
 
 
 def settings_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Of each group, without its parameters; with its peak rate."""
+    """The settings of each group, without its parameters; with its peak rate."""
     return [{**_settings(group), "lr": group["lr"]} for group in optimizer.param_groups]
 
 

@@ -81,7 +81,7 @@ class BuddySlots:
             self._pool.close()
 
     def newest_step(self, generation: int, rank: int) -> int | None:
-        """Of the copies of this rank."""
+        """The newest step of the copies of this rank."""
         headers = [slot.header for slot in self._pool.slots]
         steps = [h.step for h in headers if h is not None and (h.generation, h.rank) == (generation, rank)]
         return max(steps, default=None)

@@ -90,7 +90,7 @@ class OwnSlots:
 
     @property
     def plan(self) -> SavePlan:
-        """Of the newest snapshot, of which there is one: asserted."""
+        """The plan of the newest snapshot; there must be one."""
         assert self._shape is not None
         return self._shape.plan
 

@@ -76,7 +76,7 @@ class PartHeader:
     world_size: int
     step: int
     num_bytes: int
-    """Of the payload."""
+    """The bytes of the payload."""
     payload_offset: int
     index_offset: int
     index_bytes: int

@@ -89,7 +89,7 @@ class _Log:
         )
         self._slot: SlotFile | None = None
         self._num_bytes = 0
-        """Of the gradients in it."""
+        """The bytes of the gradients in the entry."""
         self._cpu_s = time.thread_time()
 
     def refusal(self) -> str:

@@ -20,7 +20,8 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from torch.distributed import DistStoreError, Store
+from torch.distributed import DistStoreError
+from torch.distributed.distributed_c10d import Store
 
 from shoal_workers.engine.generation_ends import Fenced
 from shoal_workers.engine.group.store.messages import (

@@ -19,7 +19,7 @@ Client = TypeVar("Client", bound=Hashable)
 
 @dataclass(slots=True)
 class _Contents:
-    """Of one generation."""
+    """The contents of one generation."""
 
     keys: dict[bytes, bytes] = field(default_factory=dict)
     gatherings: dict[bytes, Gathering] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class KeyValues(Generic[Client]):
 
     @property
     def num_keys(self) -> int:
-        """Of all generations, with the values of gatherings. Any thread."""
+        """The keys of all generations, and the values of gatherings. Any thread."""
         return sum(
             len(one.keys) + sum(gathering.num_values for gathering in tuple(one.gatherings.values()))
             for one in tuple(self._contents.values())
@@ -144,7 +144,7 @@ class KeyValues(Generic[Client]):
                 self._ended.append((client, answer))
 
     def _values(self, request: StoreRequest, contents: _Contents) -> tuple[bytes, ...]:
-        """Of a request that does not wait. ValueError: the operands do not fit the operation."""
+        """The values that answer a request that does not wait. ValueError: the operands do not fit the operation."""
         keys, space = contents.keys, request.space
         match request.operation, request.operands:
             case Operation.SET, operands if len(operands) % 2 == 0:
@@ -189,7 +189,7 @@ def _misfit(request: StoreRequest) -> ValueError:
 
 
 class Gathering:
-    """Of `num_ranks` ranks, numbered from 0."""
+    """One exchange among `num_ranks` ranks, numbered from 0."""
 
     def __init__(self, num_ranks: int) -> None:
         if num_ranks < 1:

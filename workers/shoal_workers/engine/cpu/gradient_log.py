@@ -8,7 +8,7 @@ between the vote and its commit, about a millisecond: then the group goes back b
 
 Works on a CPU for the built-in AdamW, and for an optimizer of the task that is pure and elementwise: the buddy must
 replay the same operations. If the log breaks, training goes on without it, and the next whole copy begins another one.
-Called by the trainer and by `Snapshots`.
+Made by the state that it logs.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from shoal_workers.checkpoint.save_plan import SavePlan, local_tensor
-from shoal_workers.contract.spec import GradientLogMode, Precision
-from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
+from shoal_workers.contract.spec import Precision
+from shoal_workers.engine.state.device_state import Factors, why_no_log
+from shoal_workers.engine.state.training_state import StateView
 from shoal_workers.engine.step.double_buffered_adamw import settings_of
 from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.step.update import Update
 from shoal_workers.snapshot_store.log.records import Commit, CommitBlob, LoggedGroup, LogHead, encode, head_of
 from shoal_workers.snapshot_store.log.rules import names_of
 from shoal_workers.snapshot_store.slots.slot import Stamp
@@ -34,17 +36,6 @@ _PATIENCE_S = 3.0
 """Longest wait for the buddy in a step; then the log is broken."""
 _COMMIT_ROOM_BYTES = 64 << 10
 _COUNTER_BYTES = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Factors:
-    """What the update does to the gradients, and the learning rate."""
-
-    unscale: float
-    """1 / loss scale."""
-    clip: float
-    lr: float
-    """Factor on the peak learning rate of each group."""
 
 
 @dataclass(slots=True)
@@ -68,7 +59,7 @@ class _Logged:
 @dataclass(frozen=True, slots=True)
 class _ParameterState:
     names: tuple[str, ...]
-    """Of the parameter, and of its optimizer state of the same shape."""
+    """The names of the parameter, and of its optimizer state of the same shape."""
     count: int
     counters: dict[str, Tensor]
 
@@ -80,12 +71,12 @@ class _Broken(Exception):
 class GradientLog:
     """Training thread only. All methods do nothing while no log is open."""
 
-    def __init__(self, generation: Generation, store: SnapshotStore | None, state: DoubleBufferedState) -> None:
+    def __init__(self, generation: Generation, store: SnapshotStore | None, view: StateView, update: Update) -> None:
         self._generation = generation
         self._store = store
-        self._state = state
-        self._update = state.update
-        self._impossible = _impossible(generation, store, state)
+        self._view = view
+        self._update = update
+        self._impossible = why_no_log(generation, store, update)
         self._why_broken = ""
         self._owns_nothing = generation.assignment.is_covered
         self._log: LogSender | None = None
@@ -102,10 +93,6 @@ class GradientLog:
         self._present: list[_Logged] = []
         self._cpu_s = 0.0
 
-    @property
-    def is_possible(self) -> bool:
-        return not self._impossible
-
     def reason(self, arrived_step: float) -> str:
         """Why no log is in force; empty: one is. `arrived_step`: of the newest whole copy at the buddy."""
         if self._impossible or self._owns_nothing:
@@ -121,7 +108,7 @@ class GradientLog:
         return self._open_log() is not None
 
     def lag(self, step: int) -> int:
-        """Of `step` completed steps, how many the buddy cannot replay yet, if a log is in force."""
+        """The number of the `step` completed steps that the buddy cannot replay yet, if a log is in force."""
         if self._log is None or self._log.acknowledged >= self._previous:
             return 0
         return step - self._log.acknowledged
@@ -245,7 +232,7 @@ class GradientLog:
             self._parameters.append(_Logged(own, parameter, found.count, found.counters))
             rows.append((name, index, items[f"model.{name}"].sizes))
             known |= {*found.names, *(f"optim.{name}.{key}" for key in ("step", *found.counters))}
-        tensors = self._state.view.tensors()
+        tensors = self._view.tensors()
         self._others = {name: local_tensor(tensors[name]).clone() for name in items if name not in known}
         room = _COMMIT_ROOM_BYTES * 2 + sum(tensor.nbytes for tensor in self._others.values())
         logged = self._update.logged
@@ -306,28 +293,13 @@ class GradientLog:
 
     def _changed(self) -> list[tuple[str, bytes]]:
         changed = []
-        tensors = self._state.view.tensors()
+        tensors = self._view.tensors()
         for name, known in self._others.items():
             current = local_tensor(tensors[name])
             if not torch.equal(current, known):
                 known.copy_(current)
                 changed.append((name, known.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()))
         return changed
-
-
-def _impossible(generation: Generation, store: SnapshotStore | None, state: DoubleBufferedState) -> str:
-    """Why this generation can have no log; empty: it can."""
-    if store is None:
-        return "there are no snapshots in memory"
-    if generation.spec.snapshot.gradient_log is GradientLogMode.OFF:
-        return "snapshot.gradient_log is off"
-    if generation.assignment.buddy is None and not generation.assignment.is_covered:
-        return "no other machine keeps copies"
-    if generation.device.type != "cpu":
-        return "the state is on a GPU"
-    if state.update.double_buffered is None and state.update.logged is None:
-        return state.update.not_logged or "the optimizer is not the built-in AdamW, so the buddy cannot repeat it"
-    return ""
 
 
 def _settings(group: dict[str, object]) -> LoggedGroup:

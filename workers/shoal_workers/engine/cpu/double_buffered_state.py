@@ -20,7 +20,7 @@ buffers if the restored one had room for it; otherwise the buffer that was just 
 marked, and the other one before it is written the next time, so that one buffer is complete all the time.
 
 What it uses of FSDP2 is private; tests/dist/state/test_double_buffered_state.py fails if a torch version changes it.
-Called by the trainer and by `Snapshots`.
+Made by `build_runtime`, if the optimizer allows it (`state_of`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,13 @@ from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.save_plan import SavePlan, local_tensor, plan_save
 from shoal_workers.contract.snapshots import SnapshotSource
+from shoal_workers.engine.cpu.gradient_log import GradientLog
 from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.process.warm_memory import return_freed_memory
+from shoal_workers.engine.state.device_state import CopiedState, DeviceState, StepLog
 from shoal_workers.engine.state.training_state import StateView, parameters_of
 from shoal_workers.engine.step.double_buffered_adamw import ParameterBuffers
+from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.update import Update
 from shoal_workers.snapshot_store.live.live_slots import LiveSlot
 from shoal_workers.snapshot_store.log.rules import keep_tensors
@@ -51,6 +55,12 @@ _MAX_COPIED_SHARE = 0.02
 """Largest share of the state's bytes that is copied at each step."""
 
 
+def state_of(assembly: Assembly, update: Update) -> DeviceState:
+    """The state of a model on its device. An update that is not elementwise is that of a GPU, or refers to tensors in a
+    way that nobody knows."""
+    return DoubleBufferedState(assembly, update) if update.is_elementwise else CopiedState(assembly, update)
+
+
 class DoubleBufferedState:
     """The state of one model and its optimizer; in private memory at first. Training thread only."""
 
@@ -58,11 +68,9 @@ class DoubleBufferedState:
         self.view = StateView(assembly, update)
         self.update = update
         self._assembly = assembly
-        self._can_move = update.is_elementwise
-        self.why_copies = "" if update.is_elementwise else update.not_logged
-        """Why snapshots are copies of the state, once it was to be moved; empty: it is in shared memory."""
+        self._can_move = True
+        self.why_copies = ""
         self.keeps_restored = True
-        """What the group was restored from may still be needed after the first update; set before it."""
         self._store: SnapshotStore | None = None
         self._slots: list[LiveSlot] = []
         """None, or one until the first update, or two."""
@@ -76,11 +84,10 @@ class DoubleBufferedState:
         self._moved_names: frozenset[str] = frozenset()
         self._copied_names: tuple[str, ...] = ()
         self._names: frozenset[str] = frozenset()
-        """Of all tensors of the state, when it was moved or settled."""
+        """The names of all tensors of the state, when it was moved or settled."""
         self._owns_replicated = False
         self._extra_bytes = 0
         self.why_left = ""
-        """Why the state went back to private memory; empty: it did not."""
 
     @property
     def is_in_shared_memory(self) -> bool:
@@ -110,9 +117,12 @@ class DoubleBufferedState:
         self._can_move = False  # a failed attempt is not repeated
         self.why_copies = "shared memory cannot hold the state twice"
         self._store, self._owns_replicated, self._extra_bytes = store, owns_replicated, extra_bytes
-        return self._lay_out(
+        is_moved = self._lay_out(
             lambda plan: store.live_slot(plan, extra_bytes=extra_bytes, restoring=restoring), with_values=with_values
         )
+        if is_moved and with_values:
+            return_freed_memory()  # of the state: no later state of this worker is in private memory
+        return is_moved
 
     def _lay_out(self, slot_for: Callable[[SavePlan], LiveSlot], *, with_values: bool) -> bool:
         """Move the state from private memory into the first slot. False: too much of it cannot be moved."""
@@ -292,6 +302,9 @@ class DoubleBufferedState:
             self._is_filled_anew = True
         return self.view.tensors()
 
+    def step_log(self, generation: Generation, store: SnapshotStore | None) -> StepLog:
+        return GradientLog(generation, store, self.view, self.update)
+
     def _copy_to(self, index: int) -> None:
         old, new = (
             [tensor for buffers in self._buffers[slot] for tensor in buffers.tensors] for slot in (self._current, index)
@@ -360,7 +373,7 @@ class _MovedParameter:
     """One parameter, and everything that refers to its memory and to that of its optimizer state."""
 
     names: tuple[str, ...]
-    """Of the parameter and of its state."""
+    """The names of the parameter and of its state."""
     sharded: Any
     """FSDP's record of the parameter."""
     local: Tensor
