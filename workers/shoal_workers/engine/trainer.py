@@ -23,14 +23,15 @@ from shoal_workers.contract.spec import NonFinitePolicy
 from shoal_workers.contract.worker_reports import StepReport, StepSkipped
 from shoal_workers.engine.generation_ends import NonFinite
 from shoal_workers.engine.group.collectives import waited_s
+from shoal_workers.engine.health.non_finite import NonFiniteCheck, finite, not_finite_ranks, suspect_of, whose
+from shoal_workers.engine.health.replay import Replay
+from shoal_workers.engine.health.replica_check import ReplicaCheck
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.process.cpu_wait import CpuWait
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.profiling.profiling import Profiling
 from shoal_workers.engine.schedule import is_due, lr_factor, total_steps
 from shoal_workers.engine.state.device_state import Factors
-from shoal_workers.engine.state.non_finite import NonFiniteCheck, finite, not_finite_ranks, suspect_of, whose
-from shoal_workers.engine.state.replica_check import ReplicaCheck
 from shoal_workers.engine.state.restore import Restored, is_restoring, restore
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.snapshots import Snapshots
@@ -39,7 +40,6 @@ from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass, clip_factor
 from shoal_workers.engine.step.loss_scale import Scaling
-from shoal_workers.engine.step.replay import Replay
 from shoal_workers.engine.step.validation import validation_of
 from shoal_workers.engine.step.vote import Ballot, Requests, Verdict, hold_vote
 from shoal_workers.snapshot_store.store import SnapshotStore

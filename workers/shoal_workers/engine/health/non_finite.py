@@ -23,11 +23,11 @@ from torch import Tensor
 
 from shoal_workers.contract.errors.suspects import Resource, Suspect
 from shoal_workers.contract.worker_reports import ReplayMismatch, ReplicaMismatch
+from shoal_workers.engine.health.replay import wait_for_removal
+from shoal_workers.engine.health.replica_check import ReplicaCheck
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.state.replica_check import ReplicaCheck
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass
-from shoal_workers.engine.step.replay import wait_for_removal
 from shoal_workers.engine.step.vote import Verdict
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_workers.engine.step.replay import name_the_odd_one
+from shoal_workers.engine.health.replay import name_the_odd_one
 
 
 def honest(world_size: int) -> list[list[int]]:

@@ -1,12 +1,15 @@
-"""What holds of an optimizer's settings after a restore: what is built now, and what the run had changed itself."""
+"""The optimizer that a spec names, and which settings of its groups are state."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from shoal_workers.engine.step.update import changes, differing, is_plain, plain_settings, restored
+from shoal_workers.contract.spec import OptimizerSpec
+from shoal_workers.engine.step.update import adamw, changes, differing, is_plain, plain_settings, restored
 
 
 def test_only_what_a_run_has_changed_is_saved_with_the_value_that_was_built() -> None:
@@ -42,3 +45,20 @@ def test_rates_implementations_and_tensors_are_never_saved() -> None:
 
 def test_settings_that_an_earlier_version_saved_are_named_if_they_differ() -> None:
     assert differing({"betas": [0.9, 0.95], "eps": 1.0}, {"eps": 2.0, "k": 1}) == ("eps",)
+
+
+def _is_fused(settings: dict[str, Any], *, deterministic: bool = False) -> bool:
+    optimizer = adamw(
+        [nn.Parameter(torch.ones(2))], OptimizerSpec.model_validate(settings), deterministic=deterministic
+    )
+    return bool(optimizer.param_groups[0]["fused"])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_auto_is_not_fused_for_parameters_on_the_cpu(deterministic: bool) -> None:
+    assert not _is_fused({}, deterministic=deterministic)
+
+
+def test_an_explicit_fused_setting_is_used() -> None:
+    assert _is_fused({"fused": True})
+    assert not _is_fused({"fused": False})

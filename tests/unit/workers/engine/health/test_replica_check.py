@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shoal_workers.contract.layout import Layout
-from shoal_workers.engine.state.replica_check import Difference, combine, find_difference, groups_of, host_sum
+from shoal_workers.engine.health.replica_check import Difference, combine, find_difference, groups_of, host_sum
 
 
 @pytest.mark.parametrize(

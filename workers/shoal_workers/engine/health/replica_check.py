@@ -7,7 +7,7 @@
     of whole ones on tp    the ranks of the same pp and s: the replicas r and the tp ranks t
 
 All ranks update these tensors with the same numbers, so the bits are equal; a bit that flips in one rank's memory stays
-different. A replay (step/replay.py) cannot find it: its forward passes read what FSDP gathers, the same on every rank.
+different. A replay (replay.py) cannot find it: its forward passes read what FSDP gathers, the same on every rank.
 
     after step s     the sums are computed, on the CPU by a thread of their own     |  step s + 1: forward, backward
     before the vote of step s + 1: one all-gather of two integers per rank; nothing has been changed by then
@@ -35,10 +35,10 @@ from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.worker_reports import ReplicaMismatch, ReplicasEqual
 from shoal_workers.engine.group.mesh import TP
+from shoal_workers.engine.health.replay import wait_for_removal
 from shoal_workers.engine.schedule import is_due
 from shoal_workers.engine.state.training_state import StateView
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.replay import wait_for_removal
 
 _MASK = 2**64 - 1
 _FACTOR = 6364136223846793005

@@ -1,13 +1,37 @@
-"""What the training thread calls, compared with its last step; and what the kernel tells of its connections."""
+"""Collectives are waited for, logged, and replaced where their waits could not be left."""
 
 from __future__ import annotations
 
 import socket
+import weakref
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
 
-from shoal_workers.engine.group.collectives import CollectiveLog
+from shoal_workers.engine.group.collectives import CollectiveLog, _WaitingThread, replace_functional_all_reduce
 from shoal_workers.engine.group.gloo import LinkMeter
+
+
+class _Operation:
+    """Stands for a collective and its tensors, which live as long as it does."""
+
+
+def test_an_operation_is_freed_once_it_was_waited_for() -> None:
+    thread, operation = _WaitingThread(), _Operation()
+    freed = weakref.ref(operation)
+
+    def plain_wait(work: Any) -> bool:
+        return work is freed()
+
+    thread.wait(plain_wait, operation, lambda: None)  # type: ignore[arg-type]
+    del operation
+    assert freed() is None
+    thread.end()
+
 
 SMALL, LARGE = torch.zeros(2), torch.zeros(100)
 
@@ -85,3 +109,21 @@ def test_a_single_step_is_no_measure_of_the_next_one() -> None:
     step(log, ("broadcast", [SMALL]), ("allreduce", [SMALL]))  # the first of a generation agrees on names
     step(log, ("allreduce", [SMALL]))
     assert log.newest.deviation == ""
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("operation", ["sum", "max"])
+def test_the_result_is_a_new_tensor(group: dist.ProcessGroup, operation: str) -> None:
+    replace_functional_all_reduce()
+    replace_functional_all_reduce()
+    given = torch.arange(6.0).view(2, 3).t()
+    reduced = functional.all_reduce(given, operation, group)
+    assert torch.equal(reduced, given)
+    assert reduced.data_ptr() != given.data_ptr()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_workers.engine.state.non_finite import Pass, WrongPass, find_wrong_pass
+from shoal_workers.engine.health.non_finite import Pass, WrongPass, find_wrong_pass
 
 GOOD, OTHER = Pass(7, True, True), Pass(8, True, True)
 BAD_LOSS, BAD_NORM = Pass(0, False, False), Pass(7, True, False)
