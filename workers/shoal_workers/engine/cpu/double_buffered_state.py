@@ -225,6 +225,7 @@ class DoubleBufferedState:
         if len(self._slots) == 1:
             assert self._store is not None
             self._add(self._store.second_live_slot(keep_restored=self.keeps_restored))
+        # Only now may the other buffer be overwritten: the vote has shown that all ranks have the current one complete.
         other = 1 - self._current
         self._slots[other].begin()
         if optimizer is not None:
@@ -233,7 +234,7 @@ class DoubleBufferedState:
             optimizer.parameter_targets = {one.local_parameter: to.parameter for one, to in pairs if not one.state}
             self.update.step(lr_factor)
             self._point_to(other)
-        else:
+        else:  # an optimizer of the task writes where it reads
             self._copy_to(other)
             self._point_to(other)
             self.update.step(lr_factor)

@@ -5,10 +5,8 @@ torch's Python collectives end in `Work.wait`, which is replaced here, once per 
 
 - Each wait is timed: the rest of a step is compute time, which tells a slow rank from one that waits for others. On a
   GPU `wait` only orders streams and takes no time, so it cannot distinguish the two there.
-- On gloo a wait is cut into slices. The collective itself runs in a thread of the process group, so the training thread
-  can leave at the end of any slice. About one time in 30 it must: gloo then keeps waiting to send on a socket that is
-  already closed, until the group's timeout. The `leave` function decides who may leave, and when (see
-  Group.leave_if_lost).
+- On gloo a wait is cut into slices, and the training thread can leave at the end of any slice. The `leave` function
+  decides who may leave, and when (see Group.leave_if_lost).
 - Each call is noted in the generation's `CollectiveLog`: in every step a rank calls the same collectives, in the same
   order, with the same sizes. A rank that leaves this order alone makes the others wait for ever, or exchanges the wrong
   tensors; the comparison with its own step before shows it, even in a group of two.
@@ -109,11 +107,15 @@ def replace_wait() -> None:
         if log is not None:
             log.is_waiting = True
         try:
-            if leave is None or arguments or named:
+            if leave is None or arguments or named:  # a wait with a deadline of its own ends by itself
                 return bool(plain_wait(self, *arguments, **named))
+            # Nothing completes these but the wait itself: a slice that ends would break the connection (send, receive),
+            # and a reduce-scatter, which gloo makes of an all-reduce, ignores its deadline.
             if _own.done_by_waiting and _own.done_by_waiting.pop(id(self), None) is not None:
                 _wait_on_other_thread(plain_wait, self, leave)
                 return True
+            # A thread of the group completes the rest, so this one may give up at the end of any slice. About once in 30
+            # times it must: gloo waits to send on a socket that is already closed, until the group's timeout.
             while True:
                 try:
                     return bool(plain_wait(self, _SLICE))

@@ -17,8 +17,7 @@ with SHUT_RD from a second thread does, within 12 to 60 ms. The rules:
 - Only gloo's connections. gloo opens a new listening port for every group, so its ports are those that listen after
   the groups were made and did not before; the ranks exchange theirs through the store. A connection is gloo's if its
   local address is one of this rank's ports or its remote address one of a peer's.
-- Never a listening socket: gloo's listener thread would abort the whole process.
-- SHUT_RD only: SHUT_RDWR leaves eight times as many ranks blocked.
+- Never a listening socket, and only SHUT_RD.
 - Repeatedly: about one time in 50 a sweep does not wake all ranks.
 
 Measured: round trip times and segments that were sent again, from the kernel (tcp(7), TCP_INFO); on other systems than
@@ -68,6 +67,7 @@ def replace_constructor() -> None:
         if limits is None or "timeout" not in named:
             plain(self, *arguments, **named)
             return
+        # The shorter timeout is for connecting only: the group's collectives get the one that was asked for.
         final, named["timeout"] = named["timeout"], min(timedelta(seconds=limits.timeout_s), named["timeout"])
         _on_helper_thread(lambda: plain(self, *arguments, **named), limits)
         self._set_default_timeout(final)
@@ -150,6 +150,7 @@ class GlooSockets:
         num_shut = 0
         for connection in self.connections():
             try:
+                # Not SHUT_RDWR: gloo may then wait for ever to send, which left eight times as many ranks blocked.
                 connection.shutdown(socket.SHUT_RD)
                 num_shut += 1
             except OSError:  # the peer has closed it already
@@ -179,7 +180,9 @@ class GlooSockets:
         for connection in own_sockets():
             try:
                 local, remote = _plain(connection.getsockname()), _plain(connection.getpeername())
-            except OSError:  # not connected: a listening socket, or already closed
+            except OSError:
+                # Not connected: already closed, or a listening socket. That one must stay: if accept() fails, gloo's
+                # listener thread aborts the whole process.
                 continue
             if _matches(local, own) or _matches(remote, self._peers):
                 yield connection

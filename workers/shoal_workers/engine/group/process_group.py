@@ -171,14 +171,14 @@ class Group:
         """Training thread, after every end, once nothing on its stack refers to the model any more."""
         groups: list[dist.ProcessGroup] = []
         if dist.is_initialized():
-            groups += all_groups()
+            groups += all_groups()  # else torch frees them here, and a lost operation blocks until its timeout
             dist.destroy_process_group()
         # Names of groups are counted. A rank whose first group failed has counted it, and destroys nothing; other ranks
         # may have made theirs. In the next generation they would wait for each other under different names.
         forget_group_names()
         store = self._rendezvous.close()
         clear_dtensor_caches()
-        gc.collect()
+        gc.collect()  # meshes and models are in cycles; each that stays keeps the sockets and threads of its group
         _drop(groups, store, self.wake if not is_clean else None)  # last, because it may have to wait
 
 
