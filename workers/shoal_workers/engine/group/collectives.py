@@ -114,8 +114,8 @@ def replace_wait() -> None:
             if _own.done_by_waiting and _own.done_by_waiting.pop(id(self), None) is not None:
                 _wait_on_other_thread(plain_wait, self, leave)
                 return True
-            # A thread of the group completes the rest, so this one may give up at the end of any slice. Once in 30 times
-            # it must: gloo waits to send on a socket that is already closed, until the group's timeout.
+            # A thread of the group completes the rest, so this one may give up at the end of any slice, and must about
+            # once in 30 times: gloo waits to send on a socket that is already closed, until the group's timeout.
             while True:
                 try:
                     return bool(plain_wait(self, _SLICE))
