@@ -1,4 +1,4 @@
-"""Private names of torch stand in one module, where each says why it is used and what would replace it."""
+"""Private names of torch are in one module, where each says why it is used and what would replace it."""
 
 from __future__ import annotations
 
