@@ -11,6 +11,7 @@ elsewhere: known of torch's own classes, and found out by a trial for all others
 
 What the trial cannot see is refused or rare: a class that treats only parameters of more than some 20,000 elements in
 another way. A task decides itself with `elementwise_optimizer` (docs/tasks.md). An exception in the trial means no.
+Apart from update.py, because it knows of no model and no sharding: it tries any optimizer.
 Called by `build_update`.
 """
 

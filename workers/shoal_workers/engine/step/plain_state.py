@@ -6,7 +6,8 @@
     self.calls += 1                                         a number: nobody sees whether it is read; named in the log
 
 In the first passes of a generation, and only then: each attribute is replaced by a view of a tensor class that notices
-reads. Not if the model is compiled. `StepBuffers` calls it around the forward passes of training.
+reads. Not if the model is compiled. `StepBuffers` calls it around the forward passes of
+training; apart from it, because nothing here is ever summed or restored.
 """
 
 from __future__ import annotations

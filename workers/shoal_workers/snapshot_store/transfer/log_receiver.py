@@ -6,7 +6,8 @@
     abort               ->                  the vote refused the step
 
 Nothing is replayed here, unless there is no slot for the next entry: then the oldest entries are replayed, which makes
-them unnecessary. Called by the server, on the thread of the connection.
+them unnecessary. Called by the server, on the thread of the connection;
+apart from it, because it is the other side of log_sender.py, and only a CPU has a log.
 """
 
 from __future__ import annotations
