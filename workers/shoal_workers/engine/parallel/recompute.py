@@ -4,8 +4,8 @@
     a call     FSDP's hooks gather the parameters  ->  compiled (  forward, recomputed in the backward pass  )
 
 Both replace the forward of each block from outside, so no module is added and no name in a state_dict changes. A copy
-of such a block would run the original's forward, so copies must be made before. One of the axes' steps, as experts.py is: only
-`assemble` calls it, when a model is built.
+of such a block would run the original's forward, so copies must be made before. One step of `assemble`, which alone
+calls it, when a model is built.
 """
 
 from __future__ import annotations

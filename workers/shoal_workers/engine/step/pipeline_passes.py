@@ -3,7 +3,7 @@
 The schedule moves hidden states and their gradients between stages; the state of the random generators goes along with
 each hidden state. Every rank of a pipeline reads the same micro-batches, and calls the task's loss up to its call of
 the model, so that each stage has the model's arguments; the last stage computes the loss. Called by `GradientPass` and
-`Validation`. Apart from passes.py, so that who reads a layout without pp need not read it.
+`Validation`. Apart from passes.py, which is all that a layout without pp needs.
 """
 
 from __future__ import annotations
