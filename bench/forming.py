@@ -34,7 +34,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from measurements.machine import describe
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.messages import Assignment
-from shoal_workers.engine.group.connecting import shorten_addresses
+from shoal_workers.engine.group.gloo import shorten_addresses
 from shoal_workers.engine.group.network_interface import choose_interface
 from shoal_workers.engine.group.rendezvous import Rendezvous, StoreConnections
 from shoal_workers.engine.group.store.server import StoreServer

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.spec import JobSpec, Precision
-from shoal_workers.engine.step.learning_rate import lr_factor
+from shoal_workers.engine.schedule import lr_factor
 from shoal_workers.tasks.lm import LanguageModel
 
 

@@ -39,8 +39,7 @@ from measurements.machine import describe
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.engine.group.rendezvous import Rendezvous, StoreConnections
-from shoal_workers.engine.group.store.connection import StoreConnection
-from shoal_workers.engine.group.store.generation_store import GenerationStore
+from shoal_workers.engine.group.store.client import GenerationStore, StoreConnection
 from shoal_workers.engine.group.store.messages import Space
 from shoal_workers.engine.group.store.server import StoreServer
 

@@ -46,7 +46,7 @@ from shoal_workers.contract.worker_reports import (
     WorkerReport,
 )
 from shoal_workers.engine.engine import Engine
-from shoal_workers.engine.errors import LayoutRefused
+from shoal_workers.engine.generation_ends import LayoutRefused
 from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.engine_error import engine_error
 from shoal_workers.engine.process.outbox import Outbox

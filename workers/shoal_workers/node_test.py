@@ -17,7 +17,7 @@ import zlib
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # mypy does not see TCPStore
 
 from shoal_workers.engine.group.network_interface import choose_interface
 

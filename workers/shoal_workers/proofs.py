@@ -30,9 +30,8 @@ from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
-from shoal_workers.engine.errors import LayoutRefused, TaskFailed
-from shoal_workers.engine.group.collective_errors import is_collective_error
-from shoal_workers.engine.group.collective_log import CollectiveLog
+from shoal_workers.engine.generation_ends import LayoutRefused, TaskFailed
+from shoal_workers.engine.group.collectives import CollectiveLog, is_collective_error
 from shoal_workers.engine.group.fence import Fence
 from shoal_workers.engine.group.mesh import build_mesh
 from shoal_workers.engine.group.network_interface import choose_interface

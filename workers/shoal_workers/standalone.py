@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # mypy sees half
 
 from shoal_workers.checkpoint.commit import checkpoint_names, newest_committed
 from shoal_workers.checkpoint.spec_note import SpecChanged, note_spec
@@ -53,7 +53,7 @@ from shoal_workers.engine.group.network_interface import address_towards
 from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.secrets import read_secrets
-from shoal_workers.engine.state.part_collector import PartCollector
+from shoal_workers.engine.state.saving import PartCollector
 from shoal_workers.training_thread import on_training_thread
 
 _GENERATION = 1

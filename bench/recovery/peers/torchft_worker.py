@@ -27,7 +27,7 @@ sys.path.extend(str(Path(__file__).parents[3] / name) for name in ("bench", "too
 from measurements.stamps import StampWriter
 from recovery.workload import WORKERS
 from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.engine.step.learning_rate import lr_factor
+from shoal_workers.engine.schedule import lr_factor
 from shoal_workers.tasks.lm import LanguageModel
 
 _TIMEOUT_S = 5.0

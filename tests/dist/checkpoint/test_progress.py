@@ -13,7 +13,7 @@ from shoal_workers.checkpoint.reader import load
 from shoal_workers.checkpoint.writer import CheckpointWriter
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.worker_reports import SavedPart, SaveFailed
-from shoal_workers.engine.model.build_progress import noted
+from shoal_workers.engine.model.build import noted
 
 _SIZES = (5 << 20, 3 << 20, 1000)
 _BYTES = 4 * sum(_SIZES)

@@ -11,7 +11,7 @@ import pytest
 
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.messages import Assignment
-from shoal_workers.engine.errors import Fenced, FormFailed
+from shoal_workers.engine.generation_ends import Fenced, FormFailed
 from shoal_workers.engine.group.fence import Fence
 from shoal_workers.engine.group.rendezvous import Rendezvous, StoreConnections
 from shoal_workers.engine.group.store.server import StoreServer

@@ -15,12 +15,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed import DistStoreError
 
-from shoal_workers.engine.errors import Fenced, FormFailed
-from shoal_workers.engine.group.connecting import bounded_connecting, replace_constructor
+from shoal_workers.engine.generation_ends import Fenced, FormFailed
 from shoal_workers.engine.group.fence import Fence
-from shoal_workers.engine.group.gloo_sockets import listening_addresses
-from shoal_workers.engine.group.store.connection import StoreConnection
-from shoal_workers.engine.group.store.generation_store import GenerationStore
+from shoal_workers.engine.group.gloo import bounded_connecting, listening_addresses, replace_constructor
+from shoal_workers.engine.group.store.client import GenerationStore, StoreConnection
 from shoal_workers.engine.group.store.messages import Operation, Space, StoreRequest, pack
 from shoal_workers.engine.group.store.server import StoreServer
 

@@ -6,7 +6,7 @@ import socket
 from typing import Any
 
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.engine.group.gloo_sockets import GlooSockets, listening_addresses
+from shoal_workers.engine.group.gloo import GlooSockets, listening_addresses
 
 ROUNDS = 8
 SPEC: dict[str, Any] = {

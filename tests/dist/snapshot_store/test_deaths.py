@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
-from shoal_workers.snapshot_store.errors import SnapshotLost
+from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import sweep_stale
 
 _PROGRAM = Path(__file__).parents[2] / "kit" / "programs" / "snapshot_process.py"

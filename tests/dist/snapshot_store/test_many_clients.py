@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoal_workers.snapshot_store.log.head import head_of
+from shoal_workers.snapshot_store.log.records import head_of
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.snapshot_store.transfer.requests import Answer, Part, Request, Verb
 from shoal_workers.snapshot_store.transfer.server import MAX_CONNECTIONS

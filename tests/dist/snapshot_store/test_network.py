@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
-from shoal_workers.snapshot_store.errors import SnapshotLost
+from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.snapshot_store.transfer.requests import Answer, Part, Request, Verb
 from shoal_workers.snapshot_store.transfer.wire import CHUNK_BYTES, PeerRefused, Wire, connect

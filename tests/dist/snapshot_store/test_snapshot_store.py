@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotSource
-from shoal_workers.snapshot_store.errors import SharedMemoryFull, SnapshotLost
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull, SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore, sweep_stale
 
 

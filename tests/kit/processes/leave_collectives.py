@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shoal_workers.engine.group.collective_wait import interruptible_waits, replace_wait
+from shoal_workers.engine.group.collectives import interruptible_waits, replace_wait
 
 _TIMEOUT = timedelta(seconds=5)
 

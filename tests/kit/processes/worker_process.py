@@ -21,8 +21,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.engine import Engine
-from shoal_workers.engine.errors import TaskFailed
-from shoal_workers.engine.group.store.generation_store import GenerationStore
+from shoal_workers.engine.generation_ends import TaskFailed
+from shoal_workers.engine.group.store.client import GenerationStore
 from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.snapshot_store.store import SnapshotStore

@@ -19,8 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal_workers.contract.layout import ContextMethod
 from shoal_workers.contract.model.plan import ParallelPlan
-from shoal_workers.engine.parallel.context import apply_context
-from shoal_workers.engine.parallel.context_call import ContextCall
+from shoal_workers.engine.parallel.context import ContextCall, apply_context
 from shoal_workers.engine.parallel.head_tail import own_part
 
 HEADS = ((4, 4), (4, 2), (4, 1), (12, 3))

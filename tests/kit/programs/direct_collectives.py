@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
-from shoal_workers.engine.group.collective_log import CollectiveLog
-from shoal_workers.engine.group.collective_wait import interruptible_waits, replace_wait
+from shoal_workers.engine.group.collectives import CollectiveLog, interruptible_waits, replace_wait
 from shoal_workers.engine.group.direct_collectives import (
     MAX_BYTES,
     DirectAllGather,

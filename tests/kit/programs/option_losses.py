@@ -24,10 +24,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from shoal_workers.contract.layout import ContextMethod, Recompute
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.spec import Precision
-from shoal_workers.engine.parallel.compression import mixed_precision
-from shoal_workers.engine.parallel.context import apply_context
-from shoal_workers.engine.parallel.context_call import ContextCall
+from shoal_workers.engine.parallel.context import ContextCall, apply_context
 from shoal_workers.engine.parallel.recompute import apply_compile, apply_recompute, is_recomputing
+from shoal_workers.engine.parallel.sharding import mixed_precision
 
 PLAN = ParallelPlan(blocks="blocks", attention="blocks.*.core", sequence={"tokens": 1, "labels": 1, "positions": 0})
 NUM_STEPS, BATCH, TOKENS, VOCABULARY, DIM = 5, 4, 16, 40, 32

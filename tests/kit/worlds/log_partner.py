@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from shoal_workers.contract.snapshots import SnapshotServer
 from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW, settings_of
-from shoal_workers.snapshot_store.log.head import head_of
-from shoal_workers.snapshot_store.log.records import Commit, CommitBlob, LoggedGroup, encode
+from shoal_workers.snapshot_store.log.records import Commit, CommitBlob, LoggedGroup, encode, head_of
 from shoal_workers.snapshot_store.slots.slot import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.snapshot_store.transfer.log_sender import LogSender

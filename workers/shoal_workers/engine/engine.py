@@ -26,20 +26,17 @@ from shoal_workers.contract.model.shape import ModelShape
 from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import GroupFormed
-from shoal_workers.engine.errors import Fenced, StorageFailed
-from shoal_workers.engine.group.collective_wait import interruptible_waits, replace_wait
-from shoal_workers.engine.group.connecting import replace_constructor
+from shoal_workers.engine.generation_ends import Fenced, StorageFailed
+from shoal_workers.engine.group.collectives import interruptible_waits, replace_functional_all_reduce, replace_wait
 from shoal_workers.engine.group.fence import Fence
-from shoal_workers.engine.group.functional_collectives import replace_functional_all_reduce
-from shoal_workers.engine.group.generation_scope import GenerationScope
+from shoal_workers.engine.group.gloo import replace_constructor
 from shoal_workers.engine.group.network_interface import choose_interface
-from shoal_workers.engine.group.process_group import Group
+from shoal_workers.engine.group.process_group import GenerationScope, Group
 from shoal_workers.engine.group.rendezvous import StoreConnections
 from shoal_workers.engine.group.store.server import StoreServer
-from shoal_workers.engine.model.build import build_runtime, shape_of
+from shoal_workers.engine.model.build import build_runtime, shape_of, warm_up
 from shoal_workers.engine.model.fast_build import build_for_restore
 from shoal_workers.engine.model.runtime import ModelRuntime
-from shoal_workers.engine.model.warm_up import warm_up
 from shoal_workers.engine.parallel.cutting import replace_detach
 from shoal_workers.engine.process.exits import GenerationEnd, classify
 from shoal_workers.engine.process.node_preparation import prepare_once
@@ -49,15 +46,13 @@ from shoal_workers.engine.process.position import PhaseHook, Position
 from shoal_workers.engine.process.warm_memory import MemoryToucher, keep_freed_memory
 from shoal_workers.engine.profiling.profiling import Profiling
 from shoal_workers.engine.proof.before_training import proof_of
-from shoal_workers.engine.state.all_restored import when_all_have_restored
-from shoal_workers.engine.state.restore import is_restoring
+from shoal_workers.engine.state.restore import is_restoring, when_all_have_restored
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.task.data_identity import RankData, parts_of, refused_change
-from shoal_workers.engine.task.remarks import Remarks
 from shoal_workers.engine.task.task import LoadedTask, load_task
 from shoal_workers.engine.task.task_collectives import guard_collectives
-from shoal_workers.engine.task.user_code import UserCode
+from shoal_workers.engine.task.user_code import Remarks, UserCode
 from shoal_workers.engine.trainer import Trainer
 from shoal_workers.snapshot_store.store import SnapshotStore
 

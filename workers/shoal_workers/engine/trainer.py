@@ -21,28 +21,25 @@ from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, Phase
 from shoal_workers.contract.spec import NonFinitePolicy
 from shoal_workers.contract.worker_reports import StepReport, StepSkipped
-from shoal_workers.engine.errors import NonFinite
-from shoal_workers.engine.extent import is_due, total_steps
-from shoal_workers.engine.group.collective_wait import waited_s
+from shoal_workers.engine.generation_ends import NonFinite
+from shoal_workers.engine.group.collectives import waited_s
+from shoal_workers.engine.health.non_finite import NonFiniteCheck, finite, not_finite_ranks, suspect_of, whose
+from shoal_workers.engine.health.replay import Replay
+from shoal_workers.engine.health.replica_check import ReplicaCheck
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.process.cpu_wait import CpuWait
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.profiling.profiling import Profiling
-from shoal_workers.engine.state.gradient_log import Factors
-from shoal_workers.engine.state.non_finite import NonFiniteCheck, finite, not_finite_ranks, suspect_of, whose
-from shoal_workers.engine.state.recent_reports import Recent
-from shoal_workers.engine.state.replica_check import ReplicaCheck
+from shoal_workers.engine.schedule import is_due, lr_factor, total_steps
+from shoal_workers.engine.state.device_state import Factors
 from shoal_workers.engine.state.restore import Restored, is_restoring, restore
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.snapshots import Snapshots
-from shoal_workers.engine.state.training_state import Extra, Identity
+from shoal_workers.engine.state.training_state import Extra, Identity, Recent
 from shoal_workers.engine.step.batches import Batches
-from shoal_workers.engine.step.clip import clip_factor
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.gradients import GradientPass
-from shoal_workers.engine.step.learning_rate import lr_factor
+from shoal_workers.engine.step.gradients import GradientPass, clip_factor
 from shoal_workers.engine.step.loss_scale import Scaling
-from shoal_workers.engine.step.replay import Replay
 from shoal_workers.engine.step.validation import validation_of
 from shoal_workers.engine.step.vote import Ballot, Requests, Verdict, hold_vote
 from shoal_workers.snapshot_store.store import SnapshotStore

@@ -1,6 +1,7 @@
 """Snapshots of the training state in shared memory: they outlive their process, with a copy on another node.
 
 Inside: `store.py`, the entry point; `slots/`, the shared-memory files and their retention; `transfer/`, reading and
-copying over TCP; `errors.py`. Called by the engine and by the worker's actor.
+copying over TCP; on a CPU also `live/`, the memory that a run trains in, and `log/`, the gradients between two copies.
+Called by the engine and by the worker's actor.
 It never decides when to take a snapshot or from where to restore, writes nothing to storage, and imports no Ray.
 """

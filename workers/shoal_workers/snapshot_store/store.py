@@ -21,15 +21,15 @@ import torch
 
 from shoal_workers.checkpoint.save_plan import SavePlan
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotServer, SnapshotSource
+from shoal_workers.snapshot_store.live.live_slots import LiveSlot, LiveSlots
+from shoal_workers.snapshot_store.live.peer_maps import PeerMaps
 from shoal_workers.snapshot_store.log.comparison import Comparison, Difference
 from shoal_workers.snapshot_store.log.entry_slots import EntrySlots
 from shoal_workers.snapshot_store.log.records import LogHead
 from shoal_workers.snapshot_store.log.replay import Replayer
 from shoal_workers.snapshot_store.slots import registry
 from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots
-from shoal_workers.snapshot_store.slots.live_slots import LiveSlot, LiveSlots
 from shoal_workers.snapshot_store.slots.own_slots import OwnSlots
-from shoal_workers.snapshot_store.slots.peer_maps import PeerMaps
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry, Sweep
 from shoal_workers.snapshot_store.slots.slot import Stamp
 from shoal_workers.snapshot_store.transfer import loading
@@ -104,7 +104,7 @@ class SnapshotStore:
 
     @property
     def node_directory(self) -> Path:
-        """Of this attempt on this node; it is removed with the attempt."""
+        """The directory of this attempt on this node; it is removed with the attempt."""
         return self._registry.node
 
     def snapshot_parts(self) -> tuple[SnapshotPart, ...]:
@@ -217,7 +217,7 @@ class SnapshotStore:
 
     @property
     def plan(self) -> SavePlan:
-        """Of the newest own snapshot."""
+        """The plan of the newest own snapshot."""
         return self._own.plan
 
     def wait_until_sent(self, check: Callable[[], None], *, patience_s: float) -> None:

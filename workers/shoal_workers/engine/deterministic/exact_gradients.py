@@ -1,15 +1,39 @@
 """Gradients of deterministic mode: summed over micro-batches and ranks without rounding, so the order has no effect.
+Hides the grid that gradients are rounded to, and the accumulators' layout.
 
     micro-batch   backward; each parameter's whole gradient, which has the same bits on any rank, is rounded to
-                  multiples of one power of two (grid.py), added to this rank's accumulator, and dropped
+                  multiples of one power of two (the grid), added to this rank's accumulator, and dropped
     step          all-to-all of the accumulators, sum, to the parameter's type: the shards of FSDP's own layout
 
 Sums of such multiples are exact in float64, so they do not depend on which rank ran which micro-batch, on the number of
 ranks, or on earlier failures. Padding of weight zero is not added. FSDP itself reduces nothing here.
 
-Everything is done in pieces that stay in the processor's cache, in memory that is used again.
+The grid is a pure function of the largest gradient element:
 
-It needs memory: 8 bytes for each parameter of the whole model on every rank, and the same for the largest unit.
+    rung    for |gradient| of one micro-batch below    grid: the smallest difference kept
+    0       2**6 = 64                                  2**-45 = 2.8e-14
+    1       2**18                                      2**-33
+    ...     ...                                        2**-51 of the limit
+    11      2**138: all of fp32                        2**87
+
+Multiples of the grid are added in float64 without any rounding as long as no sum exceeds 2**53 of them. The mean over
+the n micro-batches is a sum of terms below limit / n, so no sum exceeds the limit, 2**51 of them, by more than what
+rounding each term has added. Rung 0 holds every fp32 gradient between 2**-21 and 64 exactly, and smaller ones to
+1.4e-14, far below Adam's default eps of 1e-8. The rung must not depend on the world size, so it follows from the
+largest element over all micro-batches, which is known only after the pass. A pass that ran on another rung is repeated.
+That is rare, because a pass begins with the rung of the pass before.
+
+There is one accumulator per FSDP unit, divided among ranks as FSDP divides parameters:
+
+    unit's accumulator, float64, world size 3          parameter of 7 rows: chunks of ceil(7 / 3) = 3 rows
+    rank 0's chunk  | rows 0 1 2 of w | bias ... |
+    rank 1's chunk  | rows 3 4 5 of w | bias ... |     columns beyond the last row stay zero
+    rank 2's chunk  | row  6 - - of w | bias ... |     a complex number has two columns
+
+So an all-to-all of the accumulator's rows brings each rank its own shard, without packing. Everything is done in pieces
+that stay in the processor's cache, in memory that is used again. It needs memory: 8 bytes for each parameter of the
+whole model on every rank, and the same for the largest unit.
+
 `GradientPass` makes one instance for each model and generation; training thread only. docs/determinism.md has the
 arithmetic and the measurements.
 """
@@ -24,12 +48,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils.hooks import RemovableHandle
 
-from shoal_workers.engine.deterministic.grid import NUM_RUNGS, round_to_grid, rung_of
 from shoal_workers.engine.deterministic.integer_sum import NUM_DIGITS, digits_of, row_squares, split_finite, value_of
-from shoal_workers.engine.deterministic.units import PIECE, Slot, Unit, real_view, units_of
 from shoal_workers.engine.parallel.cutting import shard_like
 
 
@@ -183,3 +206,141 @@ class ExactGradients:
 
     def _zeros(self, num: int) -> Tensor:
         return torch.zeros(num, dtype=torch.float64, device=self._device)
+
+
+PIECE = 1 << 17
+"""Elements: few enough for the processor's caches, and enough that the calls cost little."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One trainable parameter's columns in its unit's accumulator."""
+
+    owner: nn.Module
+    name: str
+    """The owner's attribute: the whole parameter while the unit is gathered, the shard otherwise."""
+    shard: DTensor
+    sums: Tensor
+    """View of the accumulator: [world size, elements per rank with FSDP's padding]."""
+    was_touched: bool = False
+    """Whether a micro-batch of this step had a gradient for it on this rank."""
+
+    @property
+    def num_real(self) -> int:
+        """Real numbers in the whole parameter."""
+        return numel_of_real(self.shard, self.shard.numel())
+
+    def pieces(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """`flat`: one real number for each of the whole parameter. Pieces of it, each with its part of the sums."""
+        width = self.sums.shape[1]
+        for rank, sums in enumerate(self.sums):
+            own = flat[rank * width : (rank + 1) * width]
+            for start in range(0, own.numel(), PIECE):
+                piece = own[start : start + PIECE]
+                yield piece, sums[start : start + piece.numel()]
+
+    def clear_if_untouched(self) -> None:
+        """Drop what is left of an earlier pass; what lies beyond the last row is always zero."""
+        if not self.was_touched:
+            self.sums.zero_()
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """An FSDP module and the parameters that it gathers."""
+
+    module: nn.Module
+    slots: list[Slot]
+    sums: Tensor
+    """The accumulator: [world size, elements per rank], contiguous."""
+
+
+def units_of(model: nn.Module) -> list[Unit]:
+    """The units of a model sharded by FSDP2 along dim 0 of every parameter over one mesh axis; accumulators zeroed."""
+    units: list[Unit] = []
+    seen: set[int] = set()
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        found: list[tuple[nn.Module, str, DTensor]] = []
+        for owner, name, shard in _own_parameters(module):
+            if shard.requires_grad and shard.numel() and id(shard) not in seen:
+                seen.add(id(shard))
+                found.append((owner, name, _checked(name, shard)))
+        if found:
+            units.append(_unit(module, found))
+    return units
+
+
+def _own_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """Parameters that no inner unit gathers."""
+    for name, parameter in module.named_parameters(recurse=False):
+        yield module, name, parameter
+    for child in module.children():
+        if not isinstance(child, FSDPModule):
+            yield from _own_parameters(child)
+
+
+def _checked(name: str, parameter: nn.Parameter) -> DTensor:
+    placements = parameter.placements if isinstance(parameter, DTensor) else None
+    if placements != (Shard(0),):
+        raise NotImplementedError(
+            f"deterministic: true needs every parameter sharded by rows over one axis; {name!r} is laid out as "
+            f"{placements or 'a plain tensor'}. Set deterministic to false, or use data-parallel sharding only."
+        )
+    assert isinstance(parameter, DTensor)
+    return parameter
+
+
+def _unit(module: nn.Module, found: list[tuple[nn.Module, str, DTensor]]) -> Unit:
+    world_size = found[0][2].device_mesh.size()
+    device = found[0][2].to_local().device
+    widths = [numel_of_real(shard, chunk_numel(shard.shape, world_size)) for *_, shard in found]
+    sums = torch.zeros(world_size, sum(widths), dtype=torch.float64, device=device)
+    views = torch.split(sums, widths, dim=1)
+    return Unit(module, [Slot(*one, view) for one, view in zip(found, views, strict=True)], sums)
+
+
+def chunk_numel(shape: torch.Size, world_size: int) -> int:
+    """Elements of the largest chunk of rows that FSDP2 gives to a rank."""
+    return -(-shape[0] // world_size) * shape[1:].numel()
+
+
+def real_view(tensor: Tensor) -> Tensor:
+    """A view of a complex tensor that has real and imaginary parts in one more dimension; any other tensor as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def numel_of_real(tensor: Tensor, num_elements: int) -> int:
+    return num_elements * (2 if tensor.is_complex() else 1)
+
+
+NUM_RUNGS = 12
+_LIMIT_BITS = 6
+_STEP_BITS = 12
+_BITS = 51
+"""A value just below the limit is this many powers of two above the grid."""
+
+
+def grid_of(rung: int) -> float:
+    """What all gradients on this rung become multiples of."""
+    return float(2.0 ** (_LIMIT_BITS + _STEP_BITS * rung - _BITS))
+
+
+def round_to_grid(values: Tensor, rung: int) -> Tensor:
+    """In place. Float64, each below the rung's limit; to the nearest multiple, halfway to the even one.
+
+    Next to 1.5 x 2**52 of them, float64 has no numbers between the multiples."""
+    constant = 1.5 * 2.0**52 * grid_of(rung)
+    return values.add_(constant).sub_(constant)
+
+
+def rung_of(largest: float) -> int | None:
+    """The rung for a step whose largest gradient element of any micro-batch, unweighted, is `largest`.
+
+    None: it is not finite, or above the range of fp32.
+    """
+    for rung in range(NUM_RUNGS):
+        if largest < 2.0 ** (_LIMIT_BITS + _STEP_BITS * rung):  # false for nan
+            return rung
+    return None

@@ -24,7 +24,7 @@ class Agreement:
     """The same on every rank."""
 
     text: str
-    """That of the first rank that has one; empty if none has."""
+    """The text of the first rank that has one; empty if none has."""
     rank: int
     """That rank."""
     is_common: bool

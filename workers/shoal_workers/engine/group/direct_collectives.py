@@ -10,7 +10,7 @@ process that wakes up finds the messages of many others. `python bench/group/dir
 
 Each of them holds as many bytes again as its larger tensor, so tensors above a limit go around the ring, as those on a
 GPU do; the limit of a reduce-scatter is higher. All ranks decide alike, because sizes are equal on all. These are plain
-collectives, whose waits can be timed and left (see collective_wait.py), and unlike gloo's reduce-scatter they need no
+collectives, whose waits can be timed and left (see collectives.py), and unlike gloo's reduce-scatter they need no
 other thread for that. Called by `collective_order` for FSDP, and by the vote.
 """
 
@@ -21,15 +21,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+
+from shoal_workers.torch_internals import DefaultAllGather, DefaultReduceScatter
 
 MAX_BYTES = 4 << 20
-"""Of the larger tensor. Up to here both are faster with every number of ranks that was measured (4 to 32)."""
+"""The limit for the larger tensor. Up to it both are faster with every number of ranks that was measured (4 to 32)."""
 MAX_SCATTERED_BYTES = 32 << 20
-"""Of what is reduced and scattered: gloo's ring moves a whole all-reduce for it. Direct, it takes half of the CPU time
+"""The limit for a reduce-scatter, for which gloo's ring moves a whole all-reduce. Direct, it takes half of the CPU time
 at 6 and 16 MiB (3, 4 and 8 ranks), two thirds at 48 MiB. A gather gains nothing above MAX_BYTES."""
 _MAX_REPEATED_BYTES = 1 << 20
-"""Of all copies of what is reduced in one round."""
+"""The limit for all copies of what is reduced in one round."""
 _MIN_RANKS = 3
 """The ring of two ranks is one round, too."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-from shoal_workers.engine.errors import Fenced
+from shoal_workers.engine.generation_ends import Fenced
 
 
 class Fence:

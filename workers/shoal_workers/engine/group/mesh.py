@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal_workers.checkpoint.save_plan import REPLICATE
 from shoal_workers.contract.layout import Layout
+from shoal_workers.torch_internals import all_groups, set_group_timeout, unflatten
 
 PP, SHARDS, TP = "pp", "shards", "tp"
 DP_SHARD, CP = "dp_shard", "cp"
@@ -52,12 +53,12 @@ def build_mesh(layout: Layout, device_type: str, timeout_s: float, rank: int) ->
     # even if nothing is split.
     sizes = {name: degree for name, degree in degrees.items() if degree > 1 or name == SHARDS}
     root = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    by_tokens = root._unflatten(SHARDS, (layout.dp_shard, layout.cp), (DP_SHARD, CP)) if layout.cp > 1 else root
+    by_tokens = unflatten(root, SHARDS, (layout.dp_shard, layout.cp), (DP_SHARD, CP)) if layout.cp > 1 else root
     by_experts = root
     if layout.ep > 1:
-        by_experts = root._unflatten(SHARDS, (layout.num_shards // layout.ep, layout.ep), (EXPERT_SHARDS, EP))
-    for group in list(dist.distributed_c10d._world.pg_map):
-        dist.distributed_c10d._set_pg_timeout(timeout, group)
+        by_experts = unflatten(root, SHARDS, (layout.num_shards // layout.ep, layout.ep), (EXPERT_SHARDS, EP))
+    for group in all_groups():
+        set_group_timeout(timeout, group)
     return Meshes(
         layout=layout,
         rank=rank,

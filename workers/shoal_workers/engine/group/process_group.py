@@ -1,42 +1,46 @@
-"""The process group of one generation: formed, woken and destroyed, any number of times per worker.
+"""The process group of one generation: formed, woken and destroyed, any number of times per worker. Hides in
+which order torch's groups, their store and DTensor's caches are made and dropped.
 
     training thread   form() ........ collectives ........ destroy()
     control thread            wake() wake() wake() ...
 
 The training thread owns it; other threads may only call `wake` and `connections`. Nothing may refer to the group after
 `destroy`: a mesh, a model or a cache that still points to it keeps its sockets and threads alive, and may make DTensor
-resolve a group by a name that by then belongs to another one. Called by the engine and by `GenerationScope`.
+resolve a group by a name that by then belongs to another one.
+
+`GenerationScope` is a generation as the control thread sees it. After an interrupt its sweeper, a thread, wakes the
+training thread every 20 ms until that has left. The sweeper is joined before the next generation begins, so it can
+never touch a socket of the next one. Called by the engine.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import os
+import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import DistError
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor import _redistribute as redistribute
+from torch.distributed.distributed_c10d import PrefixStore
 
 from shoal_workers.contract.errors.suspects import Link
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment
-from shoal_workers.engine.errors import EngineError, Fenced, FormFailed
-from shoal_workers.engine.group.collective_log import CollectiveLog
-from shoal_workers.engine.group.connecting import bounded_connecting, shorten_addresses
-from shoal_workers.engine.group.gloo_sockets import Address, GlooSockets
-from shoal_workers.engine.group.links import LinkMeter
+from shoal_workers.engine.generation_ends import EngineError, Fenced, FormFailed
+from shoal_workers.engine.group.collectives import CollectiveLog
+from shoal_workers.engine.group.gloo import Address, GlooSockets, LinkMeter, bounded_connecting, shorten_addresses
 from shoal_workers.engine.group.mesh import Meshes, build_mesh
 from shoal_workers.engine.group.network_interface import choose_interface
 from shoal_workers.engine.group.rendezvous import Rendezvous, StoreConnections
-from shoal_workers.engine.group.store.generation_store import GenerationStore
+from shoal_workers.engine.group.store.client import GenerationStore
+from shoal_workers.torch_internals import abort_nccl, all_groups, clear_dtensor_caches, forget_group_names
 
 _CLEAN_END_S = 2.0
 _DROP_S = 0.1
@@ -131,7 +135,7 @@ class Group:
         self._sockets.sweep()
         if self._device.type == "cuda" and self.is_formed and not self._is_aborted:
             self._is_aborted = True
-            _abort_nccl()
+            abort_nccl()
 
     def connections(self) -> list[str]:
         """Any thread: the connections that `wake` shuts down and that are still open, as text for people."""
@@ -167,14 +171,14 @@ class Group:
         """Training thread, after every end, once nothing on its stack refers to the model any more."""
         groups: list[dist.ProcessGroup] = []
         if dist.is_initialized():
-            groups += dist.distributed_c10d._world.pg_map
+            groups += all_groups()  # else torch frees them here, and a lost operation blocks until its timeout
             dist.destroy_process_group()
         # Names of groups are counted. A rank whose first group failed has counted it, and destroys nothing; other ranks
         # may have made theirs. In the next generation they would wait for each other under different names.
-        dist.distributed_c10d._world.group_count = 0
+        forget_group_names()
         store = self._rendezvous.close()
-        _clear_mesh_caches()
-        gc.collect()
+        clear_dtensor_caches()
+        gc.collect()  # meshes and models are in cycles; each that stays keeps the sockets and threads of its group
         _drop(groups, store, self.wake if not is_clean else None)  # last, because it may have to wait
 
 
@@ -220,21 +224,55 @@ def _configure_nccl() -> None:
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
 
 
-def _abort_nccl() -> None:
-    for group in list(dist.distributed_c10d._world.pg_map):
-        group._get_backend(torch.device("cuda")).abort()
+_SWEEP_S = 0.02
+_STUCK_S = 1.0
+"""Waking takes some tens of milliseconds; after the supervisor's `quiesce_s` the worker is killed."""
 
 
-def _clear_mesh_caches() -> None:
-    """DTensor caches by mesh, and a mesh equals that of the next generation although its groups are different.
+class GenerationScope:
+    """Created and left by the training thread, woken by the control thread.
 
-    The sharding caches are per thread, so this must run on the training thread.
+    Args:
+        log: writes a line into the job's log; called on any thread.
     """
-    propagator = DTensor._op_dispatcher.sharding_propagator
-    propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
-    propagator._propagate_tensor_meta_cached.cache_clear()
-    torch._C._clear_DTensor_sharding_propagator_cache()
-    redistribute.clear_redistribute_planner_cache()
-    for value in vars(redistribute).values():
-        if isinstance(value, functools._lru_cache_wrapper):
-            value.cache_clear()
+
+    def __init__(self, generation: int, group: Group, log: Callable[[str], None]) -> None:
+        self.generation = generation
+        self.group = group
+        self._log = log
+        self._training_thread_id = threading.get_ident()
+        self._lock = threading.Lock()
+        self._left = threading.Event()
+        self._sweeper: threading.Thread | None = None
+
+    def wake_until_left(self) -> None:
+        """Idempotent; returns at once."""
+        with self._lock:
+            if self._sweeper is None and not self._left.is_set():
+                self._sweeper = threading.Thread(target=self._sweep, name="shoal-sweeper", daemon=True)
+                self._sweeper.start()
+
+    def leave(self) -> None:
+        """After this call no thread touches the group's sockets any more."""
+        with self._lock:
+            self._left.set()
+        if self._sweeper is not None:
+            self._sweeper.join()
+
+    def _sweep(self) -> None:
+        stuck_at = time.monotonic() + _STUCK_S
+        is_logged = False
+        while True:
+            self.group.wake()
+            if self._left.wait(_SWEEP_S):
+                return
+            if not is_logged and time.monotonic() > stuck_at:
+                is_logged = True
+                self._log_where_it_is_stuck()
+
+    def _log_where_it_is_stuck(self) -> None:
+        connections = ", ".join(self.group.connections()) or "none"
+        self._log(f"cannot be woken out of generation {self.generation}; open connections of the group: {connections}")
+        frame = sys._current_frames().get(self._training_thread_id)
+        for line in "".join(traceback.format_stack(frame)).splitlines() if frame is not None else ():
+            self._log(line)

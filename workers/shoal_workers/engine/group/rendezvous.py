@@ -18,9 +18,8 @@ from typing import TypeVar
 from torch.distributed import DistError
 
 from shoal_workers.contract.messages import Assignment
-from shoal_workers.engine.errors import FormFailed
-from shoal_workers.engine.group.store.connection import StoreConnection
-from shoal_workers.engine.group.store.generation_store import GenerationStore
+from shoal_workers.engine.generation_ends import FormFailed
+from shoal_workers.engine.group.store.client import GenerationStore, StoreConnection
 from shoal_workers.engine.group.store.messages import Space
 
 _PAUSE_S = 0.02

@@ -3,31 +3,48 @@
 Every rank builds the whole model, but writes only its own part of it, unless the task's weights must be drawn by its
 own code: see fast_build.py. Never restores: if the generation starts from a snapshot or a checkpoint, the parameters
 hold arbitrary values afterwards.
+
+A build of many billions of parameters takes minutes. torch calls a hook for each parameter that a module registers, so
+its progress is known without the help of the task. Where each parameter is written at once, the memory that is left is
+compared with the next one, so that a model that cannot be built ends in words, not in a kill.
+
+`warm_up` builds a tiny model once, in `prepare`: a standby that has never trained needs 0.8 s more than a survivor to
+form its first group and to take its first step, nearly all of it for imports (FSDP, the optimizer's torch._dynamo) and
+caches.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # documented, but not exported for mypy
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.model.shape import ModelShape
-from shoal_workers.engine.model.build_progress import noted, refused_if_too_large
+from shoal_workers.contract.spec import OptimizerSpec, Precision
+from shoal_workers.engine.cpu.double_buffered_state import state_of
+from shoal_workers.engine.group.mesh import build_mesh
+from shoal_workers.engine.group.process_group import backend_of
 from shoal_workers.engine.model.draw import Distribution
 from shoal_workers.engine.model.fast_build import build_for_restore, build_undrawn
 from shoal_workers.engine.model.initial_weights import InitialWeights, draw_weights
 from shoal_workers.engine.model.runtime import ModelRuntime
-from shoal_workers.engine.parallel.assemble import assemble
-from shoal_workers.engine.parallel.plain_parameters import make_plain
+from shoal_workers.engine.parallel.assemble import assemble, make_plain
+from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.parallel.sharding import mixed_precision, shard_model
 from shoal_workers.engine.process.memory_limit import available_bytes
 from shoal_workers.engine.process.warm_memory import keep_freed_memory
-from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.parameter_groups import groups_of
-from shoal_workers.engine.step.update import build_update
+from shoal_workers.engine.step.update import build_update, default_update, groups_of
 from shoal_workers.engine.task.model_calls import ModelCalls
 
 _NOTABLE_BYTES = 256 << 20
@@ -80,7 +97,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         meshes=generation.meshes,
         calls=calls,
         update=update,
-        state=DoubleBufferedState(assembly, update),
+        state=state_of(assembly, update),
         shape=shape,
         num_parameters=num_parameters,
         trained=trained,
@@ -121,3 +138,83 @@ def _choose_kernels(*, deterministic: bool) -> None:
     torch.use_deterministic_algorithms(deterministic, warn_only=False)
     # Else the mode also writes to every new tensor, which costs a pass over memory each time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+_TIMEOUT_S = 30.0
+
+
+def warm_up(device: torch.device) -> None:
+    """Training thread, before the first generation; leaves no group and no random state behind."""
+    layout = fully_sharded(1)
+    backend = backend_of(device.type, layout)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=_TIMEOUT_S))
+        try:
+            meshes = build_mesh(layout, device.type, _TIMEOUT_S, 0)
+            model = build_for_restore(lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).to(device))
+            shard_model(model, meshes, mixed_precision(Precision.FP32), list(model.children()))
+            update = default_update(Assembly(layout, (model,)), OptimizerSpec())
+            torch.autograd.backward(model(torch.ones(2, 8, device=device)).square().mean())
+            update.step(1.0)
+        finally:
+            dist.destroy_process_group()
+
+
+_LOOK_BYTES = 64 << 20
+"""Created between two looks at the memory that is left."""
+_MARGIN_BYTES = 128 << 20
+_MIB = 1 << 20
+
+
+class ModelTooLarge(Exception):
+    """The whole model does not fit into the memory that is left for this worker."""
+
+
+@contextmanager
+def refused_if_too_large(available: Callable[[], int]) -> Iterator[None]:
+    """Around code that writes all parameters of a model. `available`: bytes that this process may still take.
+
+    Workers of one node build at the same time, and each sees what the others have written. Raises ModelTooLarge."""
+    created = since = 0
+
+    def look(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal created, since
+        size = parameter.nbytes if parameter is not None and parameter.layout is torch.strided else 0
+        since += size
+        if since >= _LOOK_BYTES:
+            since = 0
+            left = available()
+            if size + _MARGIN_BYTES > left:
+                raise ModelTooLarge(
+                    f"the whole model does not fit into this worker's memory: after {created / _MIB:,.0f} MiB of "
+                    f"parameters, {name} of {type(module).__name__} takes {size / _MIB:,.0f} MiB and "
+                    f"{_MARGIN_BYTES / _MIB:,.0f} MiB are kept free, but {left / _MIB:,.0f} MiB are left. Every worker "
+                    "builds the whole model before it keeps its part. Set deferred_init = True in the task "
+                    "(docs/tasks.md), or run fewer workers on a node."
+                )
+        created += size
+
+    handle = register_module_parameter_registration_hook(look)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def noted(note: Callable[[str], None], *, every_s: float = 0.5) -> Iterator[None]:
+    """Within it, `note` gets the number of parameters that were created, at most once in `every_s` seconds."""
+    created, noted_mono = 0, time.monotonic()
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal created, noted_mono
+        created += parameter.numel() if parameter is not None else 0
+        if time.monotonic() - noted_mono >= every_s:
+            noted_mono = time.monotonic()
+            note(f"building the model: {created:,} parameters so far")
+
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()

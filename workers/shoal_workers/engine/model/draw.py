@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 _CHUNK = 1 << 15
 """Elements at a time: what is computed in between stays in the cache."""
 _WORDS = 4
-"""Of one Philox counter."""
+"""Words that one Philox counter gives."""
 
 
 @dataclass(frozen=True, slots=True)

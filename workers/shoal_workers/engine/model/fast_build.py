@@ -28,10 +28,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from shoal_workers.engine.model.draw import Constant, Distribution, Normal, Uniform
+from shoal_workers.torch_internals import (
+    OpOverload,
+    TorchDispatchMode,
+    replace_truncated_normal,
+    schema_of,
+    storage_id,
+    tree_leaves,
+    truncated_normal,
+)
 
 _LARGE_BYTES = 64 << 10
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -85,16 +92,16 @@ def _skipped_fills() -> Iterator[_SkipFills]:
 def _skipped_truncation(mode: _SkipFills) -> Iterator[None]:
     """A vision transformer has its weights from `trunc_normal_`, which would look like a read of each. torch has no
     hook for it, so its inner function is replaced meanwhile; test_fast_build.py fails if a torch version has none."""
-    original = nn.init._no_grad_trunc_normal_
+    original = truncated_normal()
 
     def skipped(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return tensor if mode.truncate(tensor) else original(tensor, *args, **kwargs)
 
-    nn.init._no_grad_trunc_normal_ = skipped
+    replace_truncated_normal(skipped)
     try:
         yield
     finally:
-        nn.init._no_grad_trunc_normal_ = original
+        replace_truncated_normal(original)
 
 
 class _SkipFills(TorchDispatchMode):
@@ -113,8 +120,8 @@ class _SkipFills(TorchDispatchMode):
         self._filled: dict[int, Distribution | None] = {}
         """By their memory: those whose fill was skipped. None: it is no distribution of all elements."""
         self._copies: dict[int, Tensor] = {}
-        """Of parameters whose fill was skipped, by their memory: `copy.deepcopy` of a module makes parameters of
-        them."""
+        """Copies of parameters whose fill was skipped, by their memory: `copy.deepcopy` of a module makes parameters
+        of them."""
 
     def know(self, parameter: nn.Parameter | None) -> None:
         """A module has this parameter; code may fill it through its `data`."""
@@ -147,12 +154,12 @@ class _SkipFills(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload[..., Any],
+        func: OpOverload[..., Any],
         types: Sequence[type],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs, name = kwargs or {}, func._schema.name
+        kwargs, name = kwargs or {}, schema_of(func).name
         if torch.Tag.nondeterministic_seeded in func.tags:
             if name in _FILLS and self._is_parameter(args[0]):
                 self._fill(args[0], _distribution(name, args, kwargs))
@@ -187,22 +194,22 @@ class _SkipFills(TorchDispatchMode):
             distribution = None
         self._filled[_memory(tensor)] = distribution
 
-    def _used(self, func: torch._ops.OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _used(self, func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a function with a parameter that was not drawn among its arguments."""
         self.used_undrawn = True
         result = func(*args, **kwargs)
-        if func._schema.name == "aten::clone":
+        if schema_of(func).name == "aten::clone":
             self._copies[_memory(result)] = result
         elif not self._stays_within(func, result, args, kwargs):
             self._reached_others = True
         return result
 
     def _stays_within(
-        self, func: torch._ops.OpOverload[..., Any], result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, func: OpOverload[..., Any], result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> bool:
         """Whether it has written such parameters only, and returned nothing but views of them."""
-        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs)
-        written = [given.get(one.name) for one in func._schema.arguments if one.is_write]
+        given = dict(zip((argument.name for argument in schema_of(func).arguments), args, strict=False)) | dict(kwargs)
+        written = [given.get(one.name) for one in schema_of(func).arguments if one.is_write]
         leaves = [leaf for leaf in tree_leaves((result, written)) if leaf is not None]
         return bool(leaves) and all(self._has_undrawn(leaf) for leaf in leaves)
 
@@ -236,7 +243,7 @@ def _attributes(module: nn.Module) -> Iterator[Any]:
 
 
 def _memory(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return storage_id(tensor)
 
 
 def _distribution(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Distribution | None:

@@ -9,8 +9,8 @@ the old generation find the groups of the next. Only FSDP2 holds the groups them
 so that a group can be destroyed completely while the model stays, and `revive` resolves them again. Nothing may run in
 between.
 
-Uses private attributes of torch.distributed. No other file does so for re-forming, and tests/dist/model/test_runtime.py
-fails if a torch version changes them. Called by the engine on the training thread.
+What it uses of torch.distributed is private; tests/dist/model/test_runtime.py fails if a torch version changes it.
+Called by the engine on the training thread.
 """
 
 from __future__ import annotations
@@ -26,9 +26,17 @@ from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.model.shape import ModelShape
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
+from shoal_workers.engine.state.device_state import DeviceState
 from shoal_workers.engine.step.update import Update
 from shoal_workers.engine.task.model_calls import ModelCalls
+from shoal_workers.torch_internals import (
+    forget_gather,
+    forget_gradients,
+    group_names,
+    groups_by_name,
+    has_run,
+    root_mesh,
+)
 
 _GROUPS = ("shard_process_group", "reduce_scatter_process_group", "replicate_process_group")
 
@@ -43,11 +51,11 @@ class ModelRuntime:
     """The meshes that the model was built on; it refers to them as long as it exists."""
     calls: ModelCalls
     update: Update
-    state: DoubleBufferedState
+    state: DeviceState
     shape: ModelShape
-    """Of the whole model."""
+    """The shape of the whole model."""
     num_parameters: int
-    """The same."""
+    """The number of the whole model's parameters."""
     trained: tuple[str, ...] = ()
     """Names of the whole model's parameters that need a gradient; the same on every rank."""
 
@@ -60,21 +68,19 @@ class ModelRuntime:
         for order in self.assembly.orders:
             order.end_generation()
         for group in self.assembly.param_groups():
-            group._all_gather_result = None  # else it would be waited for, in a group that may be broken
+            forget_gather(group)
         for part in _fsdp_modules(self.assembly):
-            if part._get_fsdp_state()._is_root is not None:  # else it has never run, and has nothing to reset
+            if has_run(part):
                 part.reset_iter_state()
         for group in self.assembly.param_groups():
-            for parameter in group.fsdp_params:  # else the next backward pass adds to these, without an error
-                parameter.unsharded_accumulated_grad = None
-                if (unsharded := getattr(parameter, "_unsharded_param", None)) is not None:
-                    unsharded.grad = None
+            for record in group.fsdp_params:
+                forget_gradients(record)
             for info in _mesh_infos(group):
                 for name in _GROUPS:
                     if hasattr(info, name):
                         setattr(info, name, None)
-                info.mesh._get_root_mesh()._pg_registry.clear()
-        self.meshes.root._pg_registry.clear()
+                groups_by_name(root_mesh(info.mesh)).clear()
+        groups_by_name(self.meshes.root).clear()
         for parameter in self.assembly.parameters():
             parameter.grad = None
 
@@ -82,7 +88,7 @@ class ModelRuntime:
         """Put the model onto the groups of new meshes. False: their shapes or names differ from the old ones."""
         if [_names(mesh) for mesh in _all_meshes(self.meshes)] != [_names(mesh) for mesh in _all_meshes(meshes)]:
             return False
-        self.meshes.root._pg_registry.update(meshes.root._pg_registry)
+        groups_by_name(self.meshes.root).update(groups_by_name(meshes.root))
         for info in (info for group in self.assembly.param_groups() for info in _mesh_infos(group)):
             info.__post_init__()
         for part in _fsdp_modules(self.assembly):
@@ -112,4 +118,4 @@ def _mesh_infos(group: Any) -> list[Any]:
 
 
 def _names(mesh: DeviceMesh) -> tuple[tuple[int, ...], list[str]]:
-    return mesh.shape, [str(name) for name in mesh._dim_group_names]
+    return mesh.shape, group_names(mesh)

@@ -1,5 +1,6 @@
 """From a whole model to one rank's part of it under a layout: one function per axis, in this order.
 
+    0 plain        each parameter a dense block of memory of its own: `make_plain`
     1 pipeline     the rank's stages                    stages.py
     2 tensor       layers over tp                       tensor.py
     3 experts      whole experts over ep                experts.py
@@ -8,6 +9,12 @@
     6 compile      blocks' forwards as one graph        recompute.py
     7 data         parameters over the shards           sharding.py
 
+What every axis expects of a parameter:
+
+    transposed, channels_last, a slice      copied to a contiguous one: the same values, names and shapes
+    without elements                        frozen: FSDP2 cannot reduce its gradient, and there is nothing to train
+    expanded, sparse, two in one memory     refused by name: they cannot be trained in parts
+
 The model's code is not involved: everything is applied from outside, by the names in its ParallelPlan. Needs no
 communication, because every rank has built the same weights. A task without a plan has the data axes only. Called by
 `build_runtime`.
@@ -15,9 +22,10 @@ communication, because every rank has built the same weights. A task without a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from shoal_workers.contract.layout import Recompute
 from shoal_workers.contract.model.plan import ParallelPlan
@@ -25,19 +33,22 @@ from shoal_workers.contract.pipeline_feed import num_stages
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.parallel.compression import mixed_precision
-from shoal_workers.engine.parallel.context import apply_context
-from shoal_workers.engine.parallel.context_call import ContextCall
+from shoal_workers.engine.parallel.context import ContextCall, apply_context
 from shoal_workers.engine.parallel.experts import apply_experts
 from shoal_workers.engine.parallel.names import matching
-from shoal_workers.engine.parallel.parameter_hooks import hooked_parameters, move_hooks, places_of
 from shoal_workers.engine.parallel.recompute import apply_compile, apply_recompute
-from shoal_workers.engine.parallel.sharding import shard_model
+from shoal_workers.engine.parallel.sharding import (
+    hooked_parameters,
+    mixed_precision,
+    move_hooks,
+    places_of,
+    shard_model,
+)
 from shoal_workers.engine.parallel.stages import Stage, all_stages, split_into_stages
-from shoal_workers.engine.parallel.tensor import apply_tensor
-from shoal_workers.engine.parallel.tensor_rules import checked_plan
+from shoal_workers.engine.parallel.tensor import apply_tensor, checked_plan
 from shoal_workers.engine.parallel.ties import find_ties, refuse_mixed_cuts, stages_with
 from shoal_workers.tasks.router import Router
+from shoal_workers.torch_internals import overlaps_itself
 
 
 def assemble(
@@ -144,3 +155,64 @@ def _owners(stages: Sequence[Stage], parameters: Sequence[nn.Parameter]) -> tupl
         for name, parameter in module.named_parameters(recurse=False)
         if id(parameter) in wanted
     )
+
+
+@torch.no_grad()
+def make_plain(model: nn.Module, line: str) -> None:
+    """In place. Raises ValueError with the name of a parameter that cannot be trained in parts. `line`: of the task,
+    where the model is built."""
+    named = list(model.named_parameters())
+    for name, parameter in named:
+        if (what := _refused(parameter)) is not None:
+            raise ValueError(f"{line}: the parameter {name}, {_shown(parameter)}, {what}.")
+    for name, other in _overlapping(named):
+        raise ValueError(
+            f"{line}: the parameters {name} and {other} share memory but are two parameters, so each would be trained "
+            "on its own. Assign the same nn.Parameter to both modules if the weights are tied, else clone one of them."
+        )
+    for _, parameter in named:
+        if not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
+        if not parameter.numel():
+            parameter.requires_grad_(False)
+
+
+def _refused(parameter: Tensor) -> str | None:
+    if parameter.layout is not torch.strided:
+        return "is not dense and cannot be sharded; build it with .to_dense()"
+    if overlaps_itself(parameter):
+        return "is expanded: several of its elements are one number in memory; build it with .clone()"
+    return None
+
+
+def _shown(parameter: Tensor) -> str:
+    return f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
+
+
+def _overlapping(named: list[tuple[str, nn.Parameter]]) -> Iterator[tuple[str, str]]:
+    spans = sorted(
+        (parameter.data_ptr(), parameter.data_ptr() + _span_bytes(parameter), name, parameter)
+        for name, parameter in named
+        if parameter.numel() and not parameter.is_meta
+    )
+    earlier: list[tuple[int, str, nn.Parameter]] = []
+    for start, end, name, parameter in spans:
+        earlier = [one for one in earlier if one[0] > start]
+        for _, other, before in earlier:
+            are_blocks = before.is_contiguous() and parameter.is_contiguous()
+            if are_blocks or _places(before) & _places(parameter):
+                yield other, name
+        earlier.append((end, name, parameter))
+
+
+def _span_bytes(tensor: Tensor) -> int:
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (reach + 1) * tensor.element_size()
+
+
+def _places(tensor: Tensor) -> set[int]:
+    """Addresses of the elements. Only for two that lie within each other, of which one is not contiguous."""
+    places = torch.tensor(tensor.data_ptr())
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        places = places.unsqueeze(-1) + torch.arange(size) * (stride * tensor.element_size())
+    return set(places.reshape(-1).tolist())

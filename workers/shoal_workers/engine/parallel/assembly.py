@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor
 
 from shoal_workers.contract.layout import Layout
 from shoal_workers.engine.parallel.collective_order import CollectiveOrder
-from shoal_workers.engine.parallel.context_call import ContextCall
-from shoal_workers.engine.parallel.stage_forward import StageForward
-from shoal_workers.engine.parallel.stages import owner_of
+from shoal_workers.engine.parallel.context import ContextCall
+from shoal_workers.engine.parallel.stages import StageForward, owner_of
+from shoal_workers.torch_internals import fsdp_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Assembly:
     shared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Parameters that several stages have a copy of, by first name -> all those stages, ascending."""
     forward_passes: tuple[StageForward, ...] = ()
-    """Of each part, if the model is split into stages."""
+    """The forward pass of each part, if the model is split into stages."""
     context: ContextCall | None = None
     """None: without a context axis."""
     partial: tuple[tuple[nn.Module, str], ...] = ()
@@ -58,7 +58,7 @@ class Assembly:
     """For each part, the order of its collectives over the data axes."""
 
     has_buffers: bool = False
-    """Of the whole model, on any rank; those of routers are not counted."""
+    """The whole model has buffers, on any rank; those of routers are not counted."""
 
     @property
     def module(self) -> nn.Module:
@@ -152,7 +152,7 @@ class Assembly:
         for part in self.parts:
             for module in part.modules():
                 if isinstance(module, FSDPModule):
-                    yield from module._get_fsdp_state()._fsdp_param_groups
+                    yield from fsdp_groups(module)
 
     def share(self, parameter: nn.Parameter) -> float:
         """1 / the number of ranks of this pipeline stage that hold the same values.

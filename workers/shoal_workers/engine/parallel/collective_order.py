@@ -16,8 +16,8 @@ up gradients of different parameters without an error (pytorch#158719). Two orde
 `used_parameters` says what had a gradient at all on this rank: torch's optimizers skip a parameter that has none, so
 the vote has to find out what no rank has used.
 
-Uses what FSDP2 keeps private, as dtype_groups.py, parameter_hooks.py and model/runtime.py do; test_branches.py
-fails if a torch version changes it. Made by `assemble`; training thread, and on a GPU autograd's thread.
+What it uses of FSDP2 is private; test_branches.py fails if a torch version changes it. Made by `assemble`;
+training thread, and on a GPU autograd's thread.
 """
 
 from __future__ import annotations
@@ -32,10 +32,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from shoal_workers.engine.group.direct_collectives import DirectAllGather, DirectReduceScatter, all_reduce_small
+from shoal_workers.torch_internals import (
+    DefaultAllGather,
+    DefaultReduceScatter,
+    at_end_of_backward,
+    forget_gradients,
+    forget_partial_sums,
+    fsdp_groups,
+    gathered,
+    is_in_backward,
+    mark_backward_done,
+    parameter_name,
+    replicas_of,
+    run_fsdp_hook_first,
+    set_collectives,
+)
 
 _END = -1
 T = TypeVar("T")
@@ -59,9 +72,7 @@ class CollectiveOrder:
         assert isinstance(root, FSDPModule)
         self._root: FSDPModule = root
         self._units = [module for module in root.modules() if isinstance(module, FSDPModule)]
-        self._groups: list[Any] = [
-            group for unit in reversed(self._units) for group in unit._get_fsdp_state()._fsdp_param_groups
-        ]
+        self._groups: list[Any] = [group for unit in reversed(self._units) for group in fsdp_groups(unit)]
         """FSDP's records of the units, in the order in which gradients are summed."""
         # with one shard no parameter is ever gathered: only sums must be in order
         self._layout_is_whole = self.is_whole = is_whole or mesh.size(mesh.ndim - 1) == 1
@@ -117,7 +128,7 @@ class CollectiveOrder:
         written to a gathered parameter is lost, and only this rank would have it."""
         versions, self._versions = self._versions, {}
         return next(
-            (one._param_fqn for one, version in versions.values() if one._unsharded_param._version != version), None
+            (parameter_name(one) for one, version in versions.values() if gathered(one)._version != version), None
         )
 
     def any_deviated(self) -> bool:
@@ -145,11 +156,9 @@ class CollectiveOrder:
         self._num_calls.clear()
         self._num_summed = 0
         for group in self._groups:
-            group._partial_reduce_output = None
+            forget_partial_sums(group)
             for one in group.fsdp_params:
-                one.unsharded_accumulated_grad = None
-                if (whole := getattr(one, "_unsharded_param", None)) is not None:
-                    whole.grad = None
+                forget_gradients(one)
 
     def _hook(self) -> None:
         root = self._root
@@ -157,25 +166,22 @@ class CollectiveOrder:
         assert isinstance(root, nn.Module)
         is_cpu = self._mesh.device_type == "cpu"
         for number, group in enumerate(self._groups):
-            # not through FSDP's setters: they refuse a unit with several groups, see dtype_groups.py
-            group._all_gather_comm = _Gather(DirectAllGather() if is_cpu else DefaultAllGather(), self, number)
-            group._reduce_scatter_comm = _Scatter(
-                DirectReduceScatter() if is_cpu else DefaultReduceScatter(), self, number
+            # not through FSDP's setters: they refuse a unit with several groups, see sharding.py
+            set_collectives(
+                group,
+                _Gather(DirectAllGather() if is_cpu else DefaultAllGather(), self, number),
+                _Scatter(DirectReduceScatter() if is_cpu else DefaultReduceScatter(), self, number),
             )
             self._sums[id(group)] = group.post_backward
             group.post_backward = partial(self._after_backward, group)
         for index, unit in enumerate(self._units):
             assert isinstance(unit, nn.Module)
-            state: Any = unit._get_fsdp_state()
-            finish = state._root_post_backward_final_callback
-            state._root_post_backward_final_callback = partial(self._end_backward, finish)
-            groups = state._fsdp_param_groups
-            unit.register_forward_pre_hook(partial(self._enter, groups), prepend=True)
+            at_end_of_backward(unit, lambda finish: partial(self._end_backward, finish))
+            unit.register_forward_pre_hook(partial(self._enter, fsdp_groups(unit)), prepend=True)
             if id(unit) == id(root):
                 unit.register_forward_pre_hook(self._gather_all, prepend=True)
             # FSDP's own hook comes first, since it sets everything up; those of the task come last
-            hooks: Any = unit._forward_pre_hooks
-            hooks.move_to_end(state._pre_forward_hook_handle.id, last=False)
+            run_fsdp_hook_first(unit)
             if self._streams and id(unit) != id(root):
                 unit.register_forward_pre_hook(partial(self._gather_before, index), prepend=True)
         if self._streams:
@@ -211,9 +217,9 @@ class CollectiveOrder:
         pass has ended."""
         for group in groups:
             for one in group.fsdp_params:
-                self._versions.setdefault(id(one), (one, one._unsharded_param._version))
+                self._versions.setdefault(id(one), (one, gathered(one)._version))
         if torch.is_grad_enabled():
-            again = 2 if torch._C._current_graph_task_id() != -1 else 1
+            again = 2 if is_in_backward() else 1
             for group in groups:
                 self._num_calls[id(group)] = self._num_calls.get(id(group), 0) + again
 
@@ -222,7 +228,7 @@ class CollectiveOrder:
         if not group.reduce_grads or not self.is_whole:
             self._sum(group)
             return
-        group._training_state = TrainingState.POST_BACKWARD
+        mark_backward_done(group)
         if self._streams and self._num_calls.get(id(group)) == 1:
             self._ended.add(id(group))
             while self._num_summed < len(self._groups) and id(self._groups[self._num_summed]) in self._ended:
@@ -242,12 +248,12 @@ class CollectiveOrder:
 
     def _sum(self, group: Any) -> None:
         """FSDP's own `post_backward`: drops, keeps or sums the gradients of a unit."""
-        parameters = [one for one in group.fsdp_params if hasattr(one, "_unsharded_param")]
+        parameters = [one for one in group.fsdp_params if gathered(one) is not None]
         for one in parameters:
-            if one.unsharded_accumulated_grad is not None or one._unsharded_param.grad is not None:
+            if one.unsharded_accumulated_grad is not None or gathered(one).grad is not None:
                 self._used.add(id(one))
         if not parameters:  # level full: a unit that no pass has used
-            group._training_state = TrainingState.POST_BACKWARD
+            mark_backward_done(group)
             return
         if group.reduce_grads:
             _equalise(parameters)
@@ -259,26 +265,22 @@ class CollectiveOrder:
             self._passes.expect(call)
 
     def replicas(self, number: int) -> dist.ProcessGroup | None:
-        """Among whom FSDP sums the sums over shards of this record's parameters, if it does so now."""
-        group = self._groups[number]
-        found: dist.ProcessGroup | None = None
-        if group._is_hsdp and group.all_reduce_grads:
-            found = group._all_reduce_process_group
-        return found
+        """The ranks among which FSDP sums the sums over shards of this record's parameters, if it does so now."""
+        return replicas_of(self._groups[number])
 
 
 def _equalise(parameters: list[Any]) -> None:
     """With mixed precision FSDP keeps sums over micro-batches in the dtype of the reduction, and refuses a gradient of
     another dtype beside them: that of a parameter which only the last micro-batch has used, or none."""
     for one in parameters:
-        if one.reduce_dtype is None or not one._unsharded_param.requires_grad:
+        if one.reduce_dtype is None or not gathered(one).requires_grad:
             continue
         if one.unsharded_accumulated_grad is not None:
             one.accumulate_unsharded_grad_if_needed()
-        elif one._unsharded_param.grad is not None:
+        elif gathered(one).grad is not None:
             one.to_accumulated_grad_if_needed()
-        elif one._unsharded_param.dtype != one.reduce_dtype:
-            one.unsharded_accumulated_grad = torch.zeros_like(one._unsharded_param, dtype=one.reduce_dtype)
+        elif gathered(one).dtype != one.reduce_dtype:
+            one.unsharded_accumulated_grad = torch.zeros_like(gathered(one), dtype=one.reduce_dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +296,7 @@ class _Call:
     """Empty; of the type and on the device of the tensors."""
     run: Callable[[Tensor, Tensor], Any]
     replicas: dist.ProcessGroup | None
-    """Among them the sum is summed afterwards."""
+    """The ranks among which the sum is summed afterwards."""
 
     @property
     def code(self) -> int:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from shoal_workers.torch_internals import concatenate, local_of, replace_dtensor_operation, spec_of
+
 
 def cut(parameter: nn.Parameter, cuts: Sequence[tuple[DeviceMesh, int]]) -> nn.Parameter:
     """This rank's part of a parameter that every rank has built whole.
@@ -25,7 +27,7 @@ def cut(parameter: nn.Parameter, cuts: Sequence[tuple[DeviceMesh, int]]) -> nn.P
     meshes = [mesh for mesh, _ in cuts]
     shard = DTensor.from_local(
         part.clone(memory_format=torch.contiguous_format),  # a view would keep the whole parameter in memory
-        meshes[0] if len(meshes) == 1 else DeviceMesh._concatenate(meshes),
+        meshes[0] if len(meshes) == 1 else concatenate(meshes),
         [Shard(dim) for _, dim in cuts],
         run_check=False,
         shape=parameter.shape,
@@ -39,7 +41,7 @@ def shard_like(owner: DTensor, local_part: Tensor) -> DTensor:
     if (
         local_part.dtype == owner.dtype
     ):  # skips the computation of the layout, which `from_local` repeats for each tensor
-        return DTensor(local_part.detach(), owner._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        return DTensor(local_part.detach(), spec_of(owner), requires_grad=False)  # type: ignore[no-untyped-call]
     return DTensor.from_local(
         local_part, owner.device_mesh, owner.placements, run_check=False, shape=owner.shape, stride=owner.stride()
     )
@@ -49,12 +51,12 @@ def replace_detach() -> None:
     """DTensors are detached without planning: torch plans each operation once for every mesh and shape, with tensors
     without memory, and a group that has lost a rank has other meshes and shapes. Building and restoring a model detach
     all of its parameters and of the optimizer's state, and need little else of DTensor. Idempotent."""
-    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.detach.default] = _detached
+    replace_dtensor_operation(torch.ops.aten.detach.default, _detached)
 
 
 def _detached(op_call: object, args: tuple[Any, ...], kwargs: dict[str, object]) -> DTensor:
     (tensor,) = args
-    return DTensor(tensor._local_tensor.detach(), tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return DTensor(local_of(tensor).detach(), spec_of(tensor), requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def local(parameter: Tensor) -> Tensor:

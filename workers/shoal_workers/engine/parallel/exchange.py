@@ -12,7 +12,7 @@
 All ranks of a 1-D mesh call them in the same order. Every call looks up the mesh's group again: a model may outlive its
 generation, and then its mesh refers to the groups of the next one.
 
-These are plain collectives of torch.distributed, whose waits can be timed and left (see group/collective_wait.py);
+These are plain collectives of torch.distributed, whose waits can be timed and left (see group/collectives.py);
 those of DTensor and functional collectives cannot. For the same reason none of them becomes part of a compiled graph.
 Called by what the tensor, expert and context axes install in a model.
 """

@@ -4,8 +4,8 @@
     a call     FSDP's hooks gather the parameters  ->  compiled (  forward, recomputed in the backward pass  )
 
 Both replace the forward of each block from outside, so no module is added and no name in a state_dict changes. A copy
-of such a block would run the original's forward, so copies must be made before. Called by `assemble` when a model is
-built.
+of such a block would run the original's forward, so copies must be made before. One step of `assemble`, which alone
+calls it, when a model is built.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import (
-    _RECOMPUTE,
     CheckpointPolicy,
     SelectiveCheckpointContext,
     checkpoint,
@@ -27,6 +26,7 @@ from torch.utils.checkpoint import (
 
 from shoal_workers.contract.layout import Recompute
 from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.torch_internals import RECOMPUTE, is_in_backward, skip_side_effects_of_recomputation
 
 _aten = torch.ops.aten
 _KEPT = frozenset(
@@ -81,7 +81,7 @@ def apply_compile(model: nn.Module, plan: ParallelPlan, backend: str = "inductor
     Raises:
         ValueError: plan.blocks names no modules.
     """
-    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True  # else a counter in a block is an error
+    skip_side_effects_of_recomputation()
     for block in _blocks(model, plan, "compile"):
         block.forward = torch.compile(block.forward, backend=backend)
 
@@ -91,7 +91,7 @@ def is_recomputing() -> bool:
 
     For modules that count their inputs. In compiled code it is False; side effects are left out there in any case.
     """
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    return not torch.compiler.is_compiling() and is_in_backward()
 
 
 def _recomputed(forward: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,7 +115,7 @@ class _Calls(dict[int, Any]):
         self.setdefault(index, value)
 
     def get(self, index: int, default: Any = None) -> Any:
-        return super().get(index, _RECOMPUTE if default is None else default)
+        return super().get(index, RECOMPUTE if default is None else default)
 
 
 class _CallsByOperation(defaultdict[Any, _Calls]):

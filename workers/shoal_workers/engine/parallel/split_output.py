@@ -24,10 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_map
 
 from shoal_workers.engine.parallel.exchange import gather_same, total
 from shoal_workers.engine.parallel.head_tail import in_order, own_part
+from shoal_workers.torch_internals import tree_map, without_torch_function, wrapper_tensor
 
 _TOKENS = 1
 """The dim of the sequence."""
@@ -40,12 +40,12 @@ class Split:
     tp: DeviceMesh | None = None
     """The last dim is split as torch.chunk splits it."""
     width: int = 0
-    """Of the last dim, if tp splits it."""
+    """The whole width of the last dim, if tp splits it."""
     cp: DeviceMesh | None = None
     """Dim 1 is split, see head_tail.py."""
 
     def shape(self, part: Sequence[int]) -> torch.Size:
-        """Of the whole."""
+        """The shape of the whole."""
         whole = list(part)
         if self.tp is not None:
             whole[-1] = self.width
@@ -109,7 +109,7 @@ class SplitOutput(Tensor):
     @staticmethod
     def __new__(cls, part: Tensor, split: Split, view: str) -> SplitOutput:
         shape = _shape_of(split.shape(part.shape), view)
-        found: SplitOutput = Tensor._make_wrapper_subclass(
+        found: SplitOutput = wrapper_tensor(
             cls, shape, dtype=part.dtype, device=part.device, requires_grad=part.requires_grad
         )
         return found
@@ -124,7 +124,7 @@ class SplitOutput(Tensor):
         if is_attribute:
             name = getattr(getattr(func, "__self__", None), "__name__", "")
         if name in _OF_THE_WRAPPER or (is_attribute and name not in _VALUES):
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_torch_function():
                 return func(*args, **kwargs)
         first = args[0] if args else None
         own = first if name in _ON_PARTS and isinstance(first, SplitOutput) else None

@@ -8,34 +8,46 @@
 Without `gather` and `sequence` in the plan, activations between the split layers are whole on every rank.
 
 Split parameters become DTensors over the axis, so that FSDP2 and checkpoints know their layout; forward passes compute
-on their local parts. Every rank has built the same weights, so splitting needs no communication. Called by `assemble`.
+on their local parts. Every rank has built the same weights, so splitting needs no communication.
+
+What a model's modules must be so that they can be split as `plan.tensor` says is checked first (`checked_plan`), and
+everything else is refused by the name of the module:
+
+    modules     each pattern names at least one; nn.Linear and nn.Embedding that compute as torch's own do
+    pairs       a column layer has a row layer to sum its outputs; one weight is cut in one way
+    sequence    with `gather` or `sequence` the stream is split from an `embedding` to a `head`, and column and row
+                layers are inside a `gather`
+
+What these rules cannot see (arithmetic between a column and a row layer, what a reshape makes of features) is for the
+proof of the layout (engine/proof). Called by `assemble`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
+import torch.nn.utils.parametrize as parametrize
 from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from shoal_workers.contract.model.plan import ParallelPlan, TensorStyle
 from shoal_workers.engine.parallel.cutting import cut, local
 from shoal_workers.engine.parallel.exchange import copy, gather_same, gather_sum, own_part, sum_scatter, total
-from shoal_workers.engine.parallel.names import matching
+from shoal_workers.engine.parallel.names import fits, matching
 from shoal_workers.engine.parallel.split_output import Split, split_output
-from shoal_workers.engine.parallel.stage_forward import Elsewhere
-from shoal_workers.engine.parallel.tensor_rules import cuts_sequence, is_below, modules_of, plain
+from shoal_workers.engine.parallel.stages import Elsewhere
 
 _SEQUENCE_DIM = 1
 
 
 def apply_tensor(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> list[nn.Parameter]:
-    """Split the modules that `plan.tensor` names over the 1-D `mesh`, in place. `plan` has passed `tensor_rules`.
+    """Split the modules that `plan.tensor` names over the 1-D `mesh`, in place. `plan` comes from `checked_plan`.
 
     Returns:
         Parameters that are whole on every rank but were applied to a part of the sequence, or of the heads, only:
@@ -214,3 +226,221 @@ _apply_scaled_gradient: Callable[..., Tensor] = torch.compiler.disable(_ScaledGr
 def _scaled_gradient(rows: Tensor, factor: Tensor) -> Tensor:
     """`rows` (..., D); their gradient is multiplied by `factor` (...)."""
     return _apply_scaled_gradient(rows, factor)
+
+
+M = TypeVar("M", bound=nn.Module)
+
+_KINDS: dict[TensorStyle, type[nn.Module]] = {
+    TensorStyle.COLUMN: nn.Linear,
+    TensorStyle.ROW: nn.Linear,
+    TensorStyle.HEAD: nn.Linear,
+    TensorStyle.EMBEDDING: nn.Embedding,
+}
+_CUT_DIM = {TensorStyle.COLUMN: 0, TensorStyle.ROW: 1, TensorStyle.HEAD: 0, TensorStyle.EMBEDDING: 0}
+
+
+def checked_plan(model: nn.Module, plan: ParallelPlan) -> ParallelPlan:
+    """`plan`, with a style also for each layer that shares the weight of a split one (a tied head).
+
+    `model` is whole: no stage of a pipeline, and nothing is split.
+
+    Raises:
+        TypeError, ValueError: the tensor axis would compute something else than the model does.
+    """
+    _refuse_patterns_without_module(model, plan)
+    plan = _with_tied_layers(model, plan)
+    cut: dict[str, TensorStyle] = {}
+    for pattern, style in plan.tensor.items():
+        for name, module in matching(model, pattern):
+            if style in _KINDS:
+                plain(module, _KINDS[style], name, style)
+                if name in cut:
+                    raise ValueError(
+                        f"plan.tensor gives {name!r} the styles {cut[name]!r} and {style!r}, by two patterns. One "
+                        "module is split in one way: take it out of one of them."
+                    )
+                cut[name] = style
+    _refuse_unpaired(cut)
+    if cuts_sequence(plan):
+        _refuse_uncut_sequence(model, plan, cut)
+    return plan
+
+
+def cuts_sequence(plan: ParallelPlan) -> bool:
+    """Whether each rank has only a part of the sequence between the split layers."""
+    return not {TensorStyle.SEQUENCE, TensorStyle.GATHER}.isdisjoint(plan.tensor.values())
+
+
+def modules_of(model: nn.Module, plan: ParallelPlan, style: TensorStyle) -> set[str]:
+    """Names of the modules with a style."""
+    return {name for pattern, one in plan.tensor.items() if one is style for name, _ in matching(model, pattern)}
+
+
+def is_below(name: str, owners: Collection[str]) -> bool:
+    """Whether a module is one of `owners`, or inside one."""
+    return name in owners or any(prefix in owners for prefix in _prefixes(name))
+
+
+def plain(module: nn.Module, kind: type[M], name: str, style: TensorStyle) -> M:
+    """`module`, if it computes what a `kind` of torch computes from `weight` and `bias`: a split module's forward is
+    replaced.
+
+    Raises:
+        TypeError, ValueError: it is another module, or computes something else.
+    """
+    where = f"plan.tensor gives {name!r} the style {str(style)!r}, which is for {kind.__name__}"
+    if not isinstance(module, kind):
+        raise TypeError(f"{where}; it is a {type(module).__name__}.")
+    if found := _difference(module, kind):
+        raise ValueError(
+            f"{where} as torch has it: the engine computes a part of it on each rank, and would drop the rest. This "
+            f"{type(module).__name__} {found}. Leave {name!r} out of plan.tensor (it is then computed whole), put the "
+            "rest into a module of its own around it, or set parallelism.tp to 1."
+        )
+    return module
+
+
+def _difference(module: nn.Module, kind: type[nn.Module]) -> str:
+    """What a module has that torch's own `kind` has not; empty: nothing."""
+    if parametrize.is_parametrized(module):
+        names = ", ".join(map(repr, module.parametrizations))  # type: ignore[arg-type]
+        return f"computes {names} by a parametrization (weight_norm, spectral_norm, pruning)"
+    if type(module).forward is not kind.forward or type(module).__call__ is not nn.Module.__call__:
+        return "has a forward of its own"
+    if "forward" in vars(module):
+        return "has a forward that was set on the module"
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return "is a part of nn.MultiheadAttention, which reads its weight and never calls it"
+    if module._parameters.get("weight") is None:
+        return "computes its weight before each call (weight_norm, spectral_norm, pruning)"
+    if further := [name for name, _ in module.named_parameters() if name not in ("weight", "bias")]:
+        return f"has further parameters: {', '.join(map(repr, further))}"
+    return ""
+
+
+def _refuse_patterns_without_module(model: nn.Module, plan: ParallelPlan) -> None:
+    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    for pattern, style in plan.tensor.items():
+        if not any(fits(name, pattern) for name in names):
+            raise ValueError(
+                f"plan.tensor gives {pattern!r} the style {str(style)!r}, and the model has no module with this name. "
+                "Correct the name (model.named_modules() has all of them), or take it out of the plan."
+            )
+
+
+def _with_tied_layers(model: nn.Module, plan: ParallelPlan) -> ParallelPlan:
+    """A weight that is cut is cut for every module that has it."""
+    styles = {
+        name: (pattern, style)
+        for pattern, style in plan.tensor.items()
+        if style in _KINDS
+        for name, _ in matching(model, pattern)
+    }
+    holders: dict[int, list[tuple[str, str]]] = {}
+    for full_name, parameter in model.named_parameters(remove_duplicate=False):
+        module_name, _, attribute = full_name.rpartition(".")
+        holders.setdefault(id(parameter), []).append((module_name, attribute))
+    tied = [both for both in holders.values() if len(both) > 1]
+    tied += [[_split_name(alias), _split_name(owner)] for alias, owner in plan.tied.items()]
+    modules = dict(model.named_modules(remove_duplicate=False))
+    further: dict[str, TensorStyle] = {}
+    for group in tied:
+        cuts = {name: styles[name][1] for name, _ in group if name in styles}
+        dims = {_CUT_DIM[style] for style in cuts.values()}
+        if not cuts:
+            continue
+        if len(dims) > 1:
+            listed = " and ".join(f"{name!r} {style!s}" for name, style in cuts.items())
+            raise ValueError(
+                f"plan.tensor cuts one weight along both of its dims: {listed} share it. Give them styles that cut "
+                "the same dim (embedding, head and column), or leave both out."
+            )
+        for name, attribute in group:
+            module = modules.get(name)
+            if name in cuts or name in further or module is None or any(module is modules.get(one) for one in cuts):
+                continue
+            if attribute == "weight" and isinstance(module, nn.Linear) and TensorStyle.EMBEDDING in cuts.values():
+                further[name] = TensorStyle.HEAD
+            elif attribute == "weight" and isinstance(module, nn.Embedding) and TensorStyle.HEAD in cuts.values():
+                further[name] = TensorStyle.EMBEDDING
+            else:
+                owner = next(iter(cuts))
+                raise ValueError(
+                    f"plan.tensor splits {owner!r}, and {name or 'the model itself'!r} ({type(module).__name__}) uses "
+                    f"the same parameter as {attribute!r}, which would then be a part. Give it a style, or leave "
+                    f"{owner!r} out of plan.tensor."
+                )
+    return plan.model_copy(update={"tensor": {**plan.tensor, **further}}) if further else plan
+
+
+def _refuse_unpaired(cut: dict[str, TensorStyle]) -> None:
+    rows = [name for name, style in cut.items() if style is TensorStyle.ROW]
+    columns = [name for name, style in cut.items() if style is TensorStyle.COLUMN]
+    for name in columns:
+        if not rows:
+            raise ValueError(
+                f"plan.tensor gives {name!r} the style 'column', and no module the style 'row': nothing would sum what "
+                "the ranks compute from its outputs. Give the layer that gets them the style 'row', or leave both out."
+            )
+    for name in rows:
+        if not columns:
+            raise ValueError(
+                f"plan.tensor gives {name!r} the style 'row', and no module the style 'column': its inputs would not "
+                "be split. Give the layers before it the style 'column', or leave it out."
+            )
+
+
+def _refuse_uncut_sequence(model: nn.Module, plan: ParallelPlan, cut: dict[str, TensorStyle]) -> None:
+    """With sequence parallelism every rank has a part of the sequence from the embedding to the head."""
+    for style in (TensorStyle.EMBEDDING, TensorStyle.HEAD):
+        if style not in cut.values():
+            raise ValueError(
+                f"plan.tensor has the styles 'gather' or 'sequence', which split the sequence over tp, and no module "
+                f"with the style {str(style)!r}, which {_ENDS[style]}. Add it, or leave 'gather' and 'sequence' out: "
+                "then every rank has the whole sequence between the split layers."
+            )
+    gathers = modules_of(model, plan, TensorStyle.GATHER)
+    wholes = modules_of(model, plan, TensorStyle.WHOLE)
+    for name, style in cut.items():
+        if style in (TensorStyle.COLUMN, TensorStyle.ROW) and not is_below(name, gathers):
+            raise ValueError(
+                f"plan.tensor gives {name!r} the style {str(style)!r} outside of a module with the style 'gather'. "
+                "With sequence parallelism its input is a part of the sequence, and each rank would sum other tokens. "
+                "Give the module around the column and row layers the style 'gather'."
+            )
+        if is_below(name, wholes):
+            raise ValueError(
+                f"plan.tensor gives {name!r} the style {str(style)!r} inside a module with the style 'whole', which "
+                "every rank computes whole. Use 'gather' for the module around it, or leave it out."
+            )
+    for name in gathers:
+        if any(prefix in gathers for prefix in _prefixes(name)):
+            raise ValueError(f"plan.tensor gives {name!r} the style 'gather' inside a module that has it already.")
+        splits_output = [one for one, style in cut.items() if style is not TensorStyle.COLUMN and is_below(one, {name})]
+        if not splits_output and not (plan.experts and any(is_below(one, {name}) for one in _experts(model, plan))):
+            raise ValueError(
+                f"plan.tensor gives {name!r} the style 'gather', and no layer in it the style 'row', which would split "
+                "the sequence again. Give its last layer the style 'row', or use 'whole' to compute it on every rank."
+            )
+
+
+_ENDS = {
+    TensorStyle.EMBEDDING: "splits it first",
+    TensorStyle.HEAD: "gives the loss all of it",
+}
+
+
+def _experts(model: nn.Module, plan: ParallelPlan) -> list[str]:
+    return [name for name, _ in matching(model, plan.experts)]
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """The names of the modules around a module, the nearest first; without the model itself."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _split_name(parameter: str) -> tuple[str, str]:
+    module, _, attribute = parameter.rpartition(".")
+    return module, attribute

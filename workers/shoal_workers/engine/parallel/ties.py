@@ -4,7 +4,7 @@
                 and must not name others
     name        the first one, in the model's order, in every layout; checkpoints hold the tensor once under it
     in a stage  it stays one tensor object
-    on stages   each stage has a copy; their gradients are summed by name (step/partial_gradients.py). The same holds
+    on stages   each stage has a copy; their gradients are summed by name (step/gradients.py). The same holds
                 for a tensor of a module that no stage owns, so that each stage has the module
 
 Pure functions of modules; every rank has built the same model, so all ranks find the same. Called by `assemble`.

@@ -17,7 +17,7 @@ from shoal_workers.contract.errors.suspects import Suspect
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.contract.worker_reports import SavedPart
-from shoal_workers.engine.errors import (
+from shoal_workers.engine.generation_ends import (
     ComputesWrong,
     DataDiffers,
     Fenced,
@@ -27,9 +27,9 @@ from shoal_workers.engine.errors import (
     StorageFailed,
     TaskFailed,
 )
-from shoal_workers.engine.group.collective_errors import is_collective_error
+from shoal_workers.engine.group.collectives import is_collective_error
 from shoal_workers.engine.task.user_code import report_of
-from shoal_workers.snapshot_store.errors import SnapshotLost
+from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 
 _SAVING = (Phase.SAVING, Phase.COMMITTING)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoal_workers.contract.messages import WorkerConfig
 from shoal_workers.contract.snapshots import SnapshotScope
-from shoal_workers.snapshot_store.machine import machine_id
+from shoal_workers.snapshot_store.slots.registry import machine_id
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 

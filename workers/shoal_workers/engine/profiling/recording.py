@@ -14,7 +14,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from shoal_workers.contract.profiling.messages import ProfileRequest, StepTimes
-from shoal_workers.engine.group.collective_wait import waited_s
+from shoal_workers.engine.group.collectives import waited_s
 from shoal_workers.engine.process.position import Position
 from shoal_workers.engine.profiling.digest import MARKS, RAW, Mark, Marks
 from shoal_workers.engine.profiling.phase_clock import PhaseClock, Reading, Span

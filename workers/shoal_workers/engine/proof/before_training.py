@@ -1,20 +1,35 @@
 """The proof of a generation's layout, before its model is built. Called by the engine on all ranks.
 
-rank 0 knows it already      the others learn it, and nothing is computed
-otherwise                    `prove`, and rank 0 remembers what it has found
+    rank 0 knows it already      the others learn it, and nothing is computed
+    otherwise                    `prove`, and rank 0 remembers what it has found: one small file on this node
+
+A file's name covers what a proof depends on: the files of the task's code, the spec's sections, the axes of the layout,
+and the versions of Shoal and torch. A file that cannot be read or written costs a proof, and nothing else.
 """
 
 from __future__ import annotations
 
 import gc
+import hashlib
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
 
+import torch
+
+from shoal_workers.contract.errors.classes import FrameOwner
+from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import ProofDemand
-from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
-from shoal_workers.engine.errors import LayoutRefused
+from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.engine.generation_ends import LayoutRefused
 from shoal_workers.engine.group.process_group import Group
-from shoal_workers.engine.proof import remembered
 from shoal_workers.engine.proof.prove import prove
 from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.task.code_owner import owner_of
+from shoal_workers.version import VERSION
 
 
 def proof_of(generation: Generation, group: Group) -> LayoutProof | None:
@@ -28,7 +43,7 @@ def proof_of(generation: Generation, group: Group) -> LayoutProof | None:
     if demand is ProofDemand.NONE:
         return None
     generation.position.note(f"proving the layout {generation.layout.describe()}")
-    known = remembered.find(generation.spec, generation.layout) if generation.rank == 0 else None
+    known = _find(generation.spec, generation.layout) if generation.rank == 0 else None
     text = group.decide("proof", known.model_dump_json() if known else "", lambda texts: texts[0])
     if text:
         proof = LayoutProof.model_validate_json(text)
@@ -39,7 +54,7 @@ def proof_of(generation: Generation, group: Group) -> LayoutProof | None:
             proof = refused.proof
         gc.collect()  # the copies refer to the group, which must not outlive its generation
         if generation.rank == 0:
-            remembered.keep(generation.spec, proof)
+            _keep(generation.spec, proof)
     if proof.outcome is ProofOutcome.REFUSED:
         raise LayoutRefused(proof)
     if proof.outcome is ProofOutcome.UNPROVEN:
@@ -49,3 +64,60 @@ def proof_of(generation: Generation, group: Group) -> LayoutProof | None:
         if generation.rank == 0:
             generation.outbox.log_text(f"{words}. It is used because the spec fixes it.")
     return proof
+
+
+DIRECTORY = "SHOAL_PROOFS"
+"""Names another directory than ~/.cache/shoal/proofs; empty: nothing is remembered."""
+_SECTIONS = {"task", "model", "data", "plan", "batch", "seed"}
+
+
+def _find(spec: JobSpec, layout: Layout) -> LayoutProof | None:
+    """None: it was not proven or refused yet."""
+    with suppress(OSError, ValueError):
+        file = _file(spec, layout)
+        if file is not None:
+            found = LayoutProof.model_validate_json(file.read_text())
+            return found.model_copy(update={"is_cached": True, "layout": layout})
+    return None
+
+
+def _keep(spec: JobSpec, proof: LayoutProof) -> None:
+    """Only what is certain is kept."""
+    if proof.outcome is ProofOutcome.UNPROVEN:
+        return
+    with suppress(OSError):
+        file = _file(spec, proof.layout)
+        if file is None:
+            return
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_text(proof.model_dump_json())
+        part.rename(file)
+
+
+def _file(spec: JobSpec, layout: Layout) -> Path | None:
+    directory = os.environ.get(DIRECTORY)
+    if directory == "":
+        return None
+    root = Path(directory) if directory else Path.home() / ".cache" / "shoal" / "proofs"
+    return root / f"{key_of(spec, layout)}.json"
+
+
+def key_of(spec: JobSpec, layout: Layout) -> str:
+    """After the task was loaded: the modules that it has imported count as its code."""
+    digest = hashlib.sha256()
+    described = spec.model_dump(mode="json", include=_SECTIONS)
+    versions = [VERSION, torch.__version__, *_own_version()]
+    digest.update(json.dumps([described, sorted(kind_of(layout)), versions], sort_keys=True).encode())
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    for name in sorted(name for name in files if isinstance(name, str) and owner_of(name) is FrameOwner.TASK):
+        with suppress(OSError):
+            digest.update(hashlib.sha256(Path(name).read_bytes()).digest())
+    return digest.hexdigest()[:32]
+
+
+def _own_version() -> list[str]:
+    """The age and number of this package's files, for those who change Shoal itself."""
+    package = Path(__file__).parents[2]
+    stamps = [file.stat() for folder in ("engine", "tasks") for file in (package / folder).rglob("*.py")]
+    return [str(max((stamp.st_mtime_ns for stamp in stamps), default=0)), str(len(stamps))]

@@ -1,44 +1,67 @@
-"""One micro-batch whole against split, and what is said of the layout. All ranks of a group call it together.
+"""One micro-batch whole against split, and what is said of the layout. All ranks of a group call it together. Hides how
+the two are made equal, run, and compared.
 
-    the first ranks    the whole model, a micro-batch each: loss, metrics, gradients; all ranks get their sum
+    the first ranks    the whole model, a micro-batch each, in a plain loop without any of the engine's passes: loss,
+                       metrics, gradients; all ranks get their sum
     all ranks          their part of the split model, by the same passes as in training; one all-reduce of differences
-    if needed          both once more, on all ranks, with every module's output
+    if needed          both once more, on all ranks, with every module's output, to name the first one that differs
+
+The models are copies: equal on every rank, small, without dropout, and with no weight that hides a fault. A new model
+hides faults: a bias of zero has no effect, and a last layer of zeros stops all gradients before it. So each parameter
+gets a little noise, the same in every copy.
+
+A split output is compared with the part of the whole one that this rank should have: equal shapes as they are, a
+DTensor by its place, and a dim that is shorter by the degree of tp or cp as that axis cuts it. What is cut in another
+way (inside an operation that the plan does not know) is left out.
 
 Every rank comes to the same answer. The trained model, its random numbers and its position are not touched. Called by
-the engine and by `shoal_workers.proofs`, on the training thread.
+`proof_of` and by `shoal_workers.proofs`, on the training thread.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from shoal_workers.checkpoint.save_plan import local_tensor
+from shoal_workers.contract.batch_partition import randomness_seed
 from shoal_workers.contract.errors.classes import ErrorClass
 from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.pipeline_feed import num_stages
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
-from shoal_workers.engine.errors import Fenced, LayoutRefused, TaskFailed
-from shoal_workers.engine.group.collective_errors import is_collective_error
+from shoal_workers.contract.spec import JobSpec, Precision
+from shoal_workers.engine.generation_ends import Fenced, LayoutRefused, TaskFailed
+from shoal_workers.engine.group.collectives import is_collective_error
+from shoal_workers.engine.group.mesh import Meshes
+from shoal_workers.engine.model.fast_build import build_for_restore
+from shoal_workers.engine.model.initial_weights import box_of
 from shoal_workers.engine.parallel.assemble import assemble
 from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.parallel.head_tail import own_part
 from shoal_workers.engine.parallel.names import fits
-from shoal_workers.engine.parallel.tensor_rules import cuts_sequence
+from shoal_workers.engine.parallel.split_output import SplitOutput
+from shoal_workers.engine.parallel.stages import Elsewhere
+from shoal_workers.engine.parallel.tensor import cuts_sequence
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.position import Position
-from shoal_workers.engine.proof.copies import Shrunk, TooLarge, copy_of, shrunk, spec_of_proof
-from shoal_workers.engine.proof.gradients import gradient_differences
-from shoal_workers.engine.proof.outputs import Differing, Outputs, first_differing
-from shoal_workers.engine.proof.whole import Whole, run_whole
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass
 from shoal_workers.engine.task.model_calls import ModelCalls
+from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.engine.task.task import LoadedTask
+from shoal_workers.tasks.balance import forget_load, share_of_step
+from shoal_workers.torch_internals import Dropout
 
 T = TypeVar("T")
 
@@ -199,7 +222,7 @@ class _Proof:
         return Whole(loss, metrics, gradients)
 
     def _first_differing(self, split: _Split) -> Differing | None:
-        """Of all ranks. Each computes its own micro-batch whole."""
+        """The first module that differs on any rank. Each rank computes its own micro-batch whole."""
         generation = self._generation
         first = generation.own_micro_batches()[0].index
         expected, found = Outputs(), Outputs()
@@ -287,3 +310,296 @@ def _relative(expected: float, found: float) -> float:
 
 def _real(value: Tensor) -> Tensor:
     return torch.view_as_real(value) if value.is_complex() else value
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What a step over the global batch gives, before the update."""
+
+    loss: float
+    metrics: dict[str, float]
+    gradients: dict[str, Tensor | None]
+    """By name, without tied names; None: the step does not reach it."""
+
+
+def run_whole(model: nn.Module, task: LoadedTask, spec: JobSpec, batches: Batches, own: Sequence[int]) -> Whole:
+    """Forward and backward passes of some micro-batches, one after the other: their shares of the step's mean.
+
+    Each begins with the buffers of the step's begin, as in training."""
+    num = spec.batch.num_micro_batches
+    buffers = [
+        (module, key, buffer.clone())
+        for module in model.modules()
+        for key, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    loss, metrics = 0.0, dict[str, float]()
+    forget_load(model)
+    for index in own:
+        for module, key, value in buffers:  # a forward pass may also have put another tensor there
+            module._buffers[key] = value.clone()
+        share_of_step(model, 1 / num)
+        seed_everything(randomness_seed(spec.seed, 0, index))
+        returned = task.evaluate(model, batches.training(spec, 0, index))
+        torch.autograd.backward(returned.loss / num)
+        loss += float(returned.loss.detach()) / num
+        for name, value in returned.metrics.items():
+            metrics[name] = metrics.get(name, 0.0) + float(value) / num
+    return Whole(loss, metrics, {name: one.grad for name, one in model.named_parameters() if one.requires_grad})
+
+
+LARGEST = 50_000_000
+"""Parameters of a model that is proven whole."""
+_LARGEST_SHRUNK = 500_000_000
+"""Parameters of a model that is proven without most of its blocks: each copy takes 8 bytes for each parameter."""
+_NOISE = 0.02
+_STREAM = 0x50524F4F
+"""Separates these random numbers from all others."""
+_SAMPLES = 2
+"""Samples of a micro-batch: one alone would hide what mixes samples."""
+_DROPOUTS = ("dropout", "drop_prob", "dropout_p", "attention_dropout", "hidden_dropout", "resid_dropout", "p_dropout")
+
+
+def spec_of_proof(spec: JobSpec, num_micro_batches: int) -> JobSpec:
+    """The same task in fp32, so that rounding does not hide or make a difference, with a small global batch."""
+    micro_size = min(spec.batch.micro_size, _SAMPLES)
+    batch = spec.batch.model_copy(update={"micro_size": micro_size, "global_size": micro_size * num_micro_batches})
+    return spec.model_copy(
+        update={
+            "batch": batch,
+            "precision": Precision.FP32,
+            "reduce_precision": Precision.FP32,
+            "deterministic": False,
+            "compile": False,
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """A large model without most of its blocks."""
+
+    blocks: str
+    """The nn.ModuleList."""
+    kept: tuple[int, ...]
+    """Numbers of the blocks that stay."""
+
+
+def shrunk(
+    build: Callable[[], nn.Module], plan: ParallelPlan, layout: Layout, *, largest: int = LARGEST
+) -> Shrunk | None:
+    """What is left out of a model that is too large to be proven whole; None: nothing. Needs no communication.
+
+    Raises:
+        TooLarge: it cannot be made smaller, or not enough.
+    """
+    model = build_for_restore(build)
+    total = _num_parameters(model)
+    if total <= largest:
+        return None
+    blocks = dict(model.named_modules()).get(plan.blocks)
+    if not plan.blocks or not isinstance(blocks, nn.ModuleList):
+        raise TooLarge(f"it has {total:,} parameters, and its plan names no blocks that could be left out")
+    if any(name.startswith(f"{plan.blocks}.") for pair in plan.tied.items() for name in pair):
+        raise TooLarge(f"it has {total:,} parameters, and parameters of its blocks are tied")
+    num = max(2, num_stages(layout))
+    # the first, and the last ones: a mixture of experts may begin with blocks without experts
+    kept = tuple(sorted({0, *range(max(0, len(blocks) - num + 1), len(blocks))}))
+    left = total - sum(_num_parameters(block) for number, block in enumerate(blocks) if number not in kept)
+    if left > _LARGEST_SHRUNK:
+        raise TooLarge(f"it has {total:,} parameters, and {left:,} with {len(kept)} blocks")
+    return Shrunk(plan.blocks, kept)
+
+
+class TooLarge(Exception):
+    """The model cannot be proven on this machine; the message continues `the model is too large: `."""
+
+
+def copy_of(
+    build: Callable[[], nn.Module], seed: int, device: torch.device, smaller: Shrunk | None = None
+) -> nn.Module:
+    """A copy of the model that `build` makes, in training mode. The same values on every rank and in every copy."""
+    model = build() if smaller is None else build_for_restore(build)
+    if smaller is not None:
+        blocks = model.get_submodule(smaller.blocks)
+        assert isinstance(blocks, nn.ModuleList)
+        for number in reversed(range(len(blocks))):
+            if number not in smaller.kept:
+                del blocks[number]
+    model = model.to(device)
+    _switch_off_dropout(model)
+    generator = torch.Generator().manual_seed(randomness_seed(seed ^ _STREAM, 0, 0))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point() or parameter.is_complex():
+                noise = torch.empty(parameter.shape, dtype=torch.float32).uniform_(-1, 1, generator=generator)
+                noise = noise.to(parameter.device, parameter.dtype)
+                if smaller is None:
+                    parameter.add_(noise, alpha=_NOISE)
+                elif parameter.ndim < 2:  # nothing was drawn: norms begin near one
+                    parameter.copy_(1 + _NOISE * noise)
+                else:
+                    parameter.copy_(noise * (3 / parameter[0].numel()) ** 0.5)
+    model.train()
+    return model
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _switch_off_dropout(model: nn.Module) -> None:
+    """Ranks that hold parts of an activation draw other masks than a process that holds it whole."""
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.p = 0.0
+        for name in _DROPOUTS:
+            if isinstance(vars(module).get(name), float):
+                setattr(module, name, 0.0)
+
+
+_FLOOR = 1e-3
+"""Smallest share of the whole gradient's norm that counts: a small gradient is a sum of large terms, and has their
+rounding."""
+
+
+@torch.no_grad()
+def gradient_differences(
+    whole: Mapping[str, Tensor], aliases: Mapping[str, str], assembly: Assembly, device: torch.device
+) -> dict[str, float]:
+    """All ranks: of each parameter, the norm of the difference, relative to that of its gradient. Equal on all ranks.
+
+    Infinite: no rank has all of the parameter.
+
+    Args:
+        whole: gradients by name, zeros for those that the step does not reach; the same on every rank.
+        aliases: other names of the same parameters.
+    """
+    names = [*whole, *aliases]
+    numbers = {name: number for number, name in enumerate(names)}
+    copies = assembly.copies()
+    sums = torch.zeros(len(names), 2, dtype=torch.float64, device=device)
+    for name, parameter in assembly.all_parameters():
+        box = box_of(parameter)
+        if box is None or name not in numbers:
+            continue
+        slices = tuple(slice(offset, offset + size) for offset, size in zip(box.offsets, box.sizes, strict=True))
+        expected = whole[aliases.get(name, name)][slices]
+        own = torch.zeros_like(expected) if parameter.grad is None else local_tensor(parameter.grad)
+        share = assembly.share(parameter)
+        delta = torch.linalg.vector_norm((own.to(expected.dtype) - expected).flatten()).double()
+        sums[numbers[name], 0] += share * delta * delta
+        sums[numbers[name], 1] += 0.0 if id(parameter) in copies else share * expected.numel()
+    dist.all_reduce(sums)
+    deltas, present = sums.sqrt()[:, 0].tolist(), sums[:, 1].tolist()
+    norms = {name: float(torch.linalg.vector_norm(gradient.flatten()).double()) for name, gradient in whole.items()}
+    floor = _FLOOR * sum(norm**2 for norm in norms.values()) ** 0.5
+    found = {}
+    for name, delta in zip(names, deltas, strict=True):
+        scale = norms[aliases.get(name, name)] + floor
+        found[name] = delta / scale if scale else delta
+    for name, gradient in whole.items():
+        held = present[numbers[name]] + sum(present[numbers[a]] for a, owner in aliases.items() if owner == name)
+        if held < gradient.numel() * 0.999:
+            found[name] = float("inf")
+    return found
+
+
+@dataclass(slots=True)
+class Outputs:
+    """The first output of each module, in the order in which they were computed."""
+
+    by_name: dict[str, Tensor] = field(default_factory=dict)
+
+    @contextmanager
+    def recorded(self, *models: nn.Module) -> Iterator[None]:
+        """While the models run."""
+        handles = [
+            module.register_forward_hook(self._hook(name))
+            for model in models
+            for name, module in model.named_modules()
+            if name and not isinstance(module, Elsewhere)  # another stage computes it
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            if name in self.by_name or not isinstance(output, Tensor) or not output.is_floating_point():
+                return
+            if isinstance(output, SplitOutput):
+                output = output.whole()
+            if not torch.isnan(output).all():  # else of what a pipeline's stage does not know: see parallel/stages.py
+                self.by_name[name] = output.detach().clone()
+
+        return record
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """A module whose output differs, on one rank."""
+
+    number: int
+    """In the order of the whole model."""
+    name: str
+    difference: float
+
+
+def first_differing(whole: Outputs, split: Outputs, meshes: Meshes) -> Differing | None:
+    """The first one on this rank; None: no output that can be compared differs."""
+    for number, (name, expected) in enumerate(whole.by_name.items()):
+        if name not in split.by_name:
+            continue
+        found = difference_of(expected, split.by_name[name], meshes)
+        if found is not None and not found <= TOLERANCE:
+            return Differing(number, name, found)
+    return None
+
+
+def difference_of(whole: Tensor, split: Tensor, meshes: Meshes) -> float | None:
+    """Relative, of the part that this rank has; None: it is not known which part that is."""
+    own = local_tensor(split)
+    if isinstance(split, DTensor):
+        box = box_of(split)
+        if box is None or tuple(split.shape) != tuple(whole.shape):
+            return None
+        slices = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
+        parts = [whole[slices]]
+    else:
+        parts = list(_parts(whole, tuple(own.shape), meshes))
+    found = [_relative_norm(part, own) for part in parts if part.shape == own.shape]
+    return min(found, default=None)
+
+
+def _parts(whole: Tensor, shape: tuple[int, ...], meshes: Meshes) -> Iterator[Tensor]:
+    """What a rank may have of `whole` if its own part has this shape."""
+    if len(shape) != whole.ndim:
+        return
+    if tuple(whole.shape) == shape:
+        yield whole
+        return
+    tp = meshes.tp.size() if meshes.tp is not None else 1
+    cp = meshes.cp.size() if meshes.cp is not None else 1
+    for dim in range(whole.ndim):
+        if meshes.cp is not None and whole.shape[dim] % (2 * cp) == 0:
+            part = own_part(whole, meshes.cp.get_local_rank(), cp, dim)
+            yield part
+            yield from (cut for cut in _cuts(part, meshes, tp))
+    yield from _cuts(whole, meshes, tp)
+
+
+def _cuts(whole: Tensor, meshes: Meshes, tp: int) -> Iterator[Tensor]:
+    if meshes.tp is None:
+        return
+    for dim in range(whole.ndim):
+        if whole.shape[dim] % tp == 0:
+            yield whole.chunk(tp, dim)[meshes.tp.get_local_rank()]
+
+
+def _relative_norm(expected: Tensor, found: Tensor) -> float:
+    difference = torch.linalg.vector_norm((expected.double() - found.double()).flatten())
+    scale = torch.linalg.vector_norm(expected.double().flatten())
+    return float(difference / scale) if scale > 0 else float(difference)

@@ -1,13 +1,17 @@
-"""Fills a generation's state from the source that its assignment names: a snapshot in memory, or a checkpoint.
+"""Fills a generation's state from the source that its assignment names: a snapshot in memory, or a checkpoint; and ends
+the forming, once all ranks have restored theirs and read the same data.
 
-Called by the trainer before the first step. Never writes to a store or to a checkpoint.
+Rank 0 gets what each rank has read, and decides; the others get the decision only. If ranks read different data, all of
+them exchange what they read, and raise the same error. Called by the trainer and the engine before the first step.
+Never writes to a store or to a checkpoint.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from torch import Tensor
@@ -16,12 +20,12 @@ from shoal_workers.checkpoint.reader import Filled, fill
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.worker_reports import StepReport
-from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
-from shoal_workers.engine.state.recent_reports import Recent
-from shoal_workers.engine.state.training_state import apply_extra, grown_state, may_be_absent, parameters_of
+from shoal_workers.engine.group.process_group import Group
+from shoal_workers.engine.state.device_state import DeviceState
+from shoal_workers.engine.state.training_state import Recent, apply_extra, grown_state, may_be_absent, parameters_of
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.task.data_identity import DataChange, change_since
-from shoal_workers.snapshot_store.errors import SnapshotLost
+from shoal_workers.engine.task.data_identity import DataChange, RankData, change_since, difference, differing_rank
+from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import Loaded, SnapshotStore
 
 _NOTE_EVERY_S = 0.5
@@ -59,7 +63,7 @@ def is_restoring(assignment: Assignment) -> bool:
     return assignment.restore_snapshot is not None or assignment.restore_from is not None
 
 
-def restore(generation: Generation, state: DoubleBufferedState, store: SnapshotStore | None) -> Restored:
+def restore(generation: Generation, state: DeviceState, store: SnapshotStore | None) -> Restored:
     """Read into the live tensors what they do not hold already. No collective.
 
     The optimizer's state must exist (`materialise_state`). Afterwards it is that of the source: a parameter that had
@@ -146,3 +150,55 @@ def _noted(generation: Generation) -> Callable[[int], None]:
             generation.position.note(f"reading the checkpoint: {num_bytes / (1 << 20):,.0f} MiB so far")
 
     return advanced
+
+
+@dataclass(frozen=True, slots=True)
+class AllRestored:
+    """The same on every rank."""
+
+    num_bytes: int
+    remote_bytes: int
+    differing_rank: int | None
+    """See `data_identity.differing_rank`."""
+    frees_source: bool
+    """No rank needs what the group was restored from any more."""
+
+    def __str__(self) -> str:
+        return json.dumps(astuple(self))
+
+    @staticmethod
+    def parse(text: str) -> AllRestored:
+        return AllRestored(*json.loads(text))
+
+
+def when_all_have_restored(
+    group: Group, restored: Restored, own: RankData, parts: Callable[[], Mapping[str, str]]
+) -> AllRestored:
+    """Waits for all ranks: one of them may find a damaged file or lost memory.
+
+    Args:
+        parts: content hashes of the parts of this rank's data; called only if ranks read different data.
+
+    Raises:
+        DataDiffers: on every rank alike, ranks read different data.
+        FormFailed, Fenced: as `Group.form`.
+    """
+    found = AllRestored.parse(group.decide("restored", f"{restored}\n{own}", _sum_up))
+    if found.differing_rank is not None:
+        texts = group.gather("data", json.dumps([str(own), dict(parts())]))
+        data, all_parts = zip(*map(json.loads, texts), strict=True)
+        raise difference([RankData.parse(text) for text in data], all_parts, found.differing_rank)
+    return found
+
+
+def _sum_up(texts: Sequence[str]) -> str:
+    """On rank 0, from the texts of all ranks."""
+    pairs = [text.split("\n") for text in texts]
+    all_restored = [Restored.parse(restored) for restored, _ in pairs]
+    decision = AllRestored(
+        num_bytes=sum(one.num_bytes for one in all_restored),
+        remote_bytes=sum(one.remote_bytes for one in all_restored),
+        differing_rank=differing_rank([RankData.parse(data) for _, data in pairs]),
+        frees_source=all(one.frees_source for one in all_restored),
+    )
+    return str(decision)

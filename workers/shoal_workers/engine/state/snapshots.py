@@ -1,34 +1,46 @@
-"""When snapshots are taken and sent to the buddy: after every step, or as often as the budget allows.
+"""When snapshots are taken and sent to the buddy: after every step, or as often as the budget allows. Hides what they
+cost, and which step's copies have arrived everywhere.
 
     step s+1:  backward | vote | update | copy into memory | ---- step s+2 ---->
                                                             | sender thread: to the buddy
 
-If the state is in shared memory (double_buffered_state.py), a snapshot only marks the buffer with its step. Copies are
+If the state is in shared memory (device_state.py), a snapshot only marks the buffer with its step. Copies are
 then taken only to be sent.
 
 Rank 0 sets the pace, because a snapshot is complete only if all ranks take it after the same step. Its requests reach
-the others through the vote. Without a snapshot store, or once memory is full, everything here does nothing: training
-continues, and an unexpected death costs the steps since the last checkpoint. Called by the trainer.
+the others through the vote. Costs and step times are measured while training, because they change with the world size
+and with other load on the machine.
+
+After the loss of a node only a step of which every rank has a copy elsewhere can be restored. Each rank contributes the
+step of its newest copy to the vote. The step counts once all ranks contribute the same one. It stays whole until the
+next one is, because senders and buddies keep it when a later copy of only some ranks arrives. If there is no memory for
+that, a rank drops its own part, and says so in the next vote: then no step is whole until the next one is.
+
+    rank 0     4 arrived   8 arrived  12 arrived
+    rank 1     4 arrived   8 failed   12 arrived
+    whole      4           4          12
+
+Without a snapshot store, or once memory is full, everything here does nothing: training continues, and an unexpected
+death costs the steps since the last checkpoint. Called by the trainer.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.worker_reports import ReplicaMismatch, SnapshotCost, SnapshotsStopped
-from shoal_workers.engine.process.warm_memory import return_freed_memory
-from shoal_workers.engine.state.buddy_copies import BuddyCopies
-from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
-from shoal_workers.engine.state.gradient_log import GradientLog
-from shoal_workers.engine.state.pace import Pace, SnapshotPace
+from shoal_workers.engine.state.device_state import DeviceState
 from shoal_workers.engine.state.training_state import Extra
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.vote import NO_BUDDY, NO_LOG, Verdict
-from shoal_workers.snapshot_store.errors import SharedMemoryFull
+from shoal_workers.engine.step.vote import NO_BUDDY, NO_LOG, NOTHING_ARRIVED, Verdict
 from shoal_workers.snapshot_store.log.entry_slots import STEPS_PER_COPY
 from shoal_workers.snapshot_store.slots.slot import Stamp
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 from shoal_workers.snapshot_store.store import SnapshotStore
+from shoal_workers.snapshot_store.transfer.sender import SendCost
 
 _REPORT_EVERY = 50
 _PATIENCE_S = 3.0
@@ -38,9 +50,7 @@ _PATIENCE_S = 3.0
 class Snapshots:
     """Takes the snapshots of one generation, and sets their pace. Training thread only."""
 
-    def __init__(
-        self, generation: Generation, store: SnapshotStore | None, state: DoubleBufferedState, extra: Extra
-    ) -> None:
+    def __init__(self, generation: Generation, store: SnapshotStore | None, state: DeviceState, extra: Extra) -> None:
         self._generation = generation
         self._assignment = generation.assignment
         self._outbox = generation.outbox
@@ -56,11 +66,11 @@ class Snapshots:
         self._num_reported = 0
         self._num_since_freed = -1
         """Steps since older snapshots were freed; -1: they were not."""
-        self.log = GradientLog(generation, store, state)
+        self.log = state.step_log(generation, store)
         self._lag = 0
         self._has_waited_for_copy = False
         self._log_lag: int | None = None
-        """Of the last vote."""
+        """The lag that the last vote found."""
         self._log_costs = Pace(1.0)
         self._has_senders = False
         """Some ranks send copies. A rank without a buddy then keeps copies of the same steps: a step is whole only with
@@ -260,7 +270,7 @@ class Snapshots:
 
     def _move_to_shared_memory(self, store: SnapshotStore, step: int, *, is_restoring: bool = False) -> bool:
         try:
-            is_moved = self._state.move_to_shared_memory(
+            return self._state.move_to_shared_memory(
                 store,
                 owns_replicated=self._assignment.layout.is_first_of_stage(self._assignment.rank),
                 extra_bytes=len(self._extra.encoded(step)),
@@ -270,9 +280,6 @@ class Snapshots:
         except SharedMemoryFull as error:
             self._outbox.log_text(f"shared memory cannot hold the state twice, so snapshots are copies: {error}")
             return False
-        if is_moved and not is_restoring:
-            return_freed_memory()  # of the state: no later state of this worker is in private memory
-        return is_moved
 
     def _copy(self, store: SnapshotStore, step: int) -> float:
         """Copy the state. Returns the seconds that it took."""
@@ -376,3 +383,148 @@ class Snapshots:
                 message=str(error),
             )
         )
+
+
+_EMA = 0.2
+_FINENESS = 4
+"""Paces are multiples of a quarter of a step, so that they change rarely."""
+_NUM_COLD = 2
+_CALM = 1.25
+"""A pace stays until the budget requires one that differs by more than this factor: it would alternate otherwise."""
+_COPIES = 0.8
+"""Largest share of the snapshot budget for copies. They go first: they outlive any worker, and only a node's loss loses
+them."""
+
+
+class Pace:
+    """`every_steps` follows from the noted costs; 2.5 means 2 and 3 in turn. A new `budget` applies from the next
+    note."""
+
+    def __init__(self, budget: float) -> None:
+        self.budget = budget
+        self._step_s: float | None = None
+        self._cost_s: float | None = None
+        self._num_costs = 0
+        self.every_steps = 1.0
+        self._is_held = False
+        self._due = 0.0
+
+    @property
+    def cost_s(self) -> float:
+        """Moving average; 0 before the first."""
+        return self._cost_s or 0.0
+
+    @property
+    def share(self) -> float:
+        """Share of the step time, at this pace."""
+        return self.cost_s / (self._step_s * self.every_steps) if self._step_s else 0.0
+
+    def hold(self) -> None:
+        """From now on it is done every step, whatever it costs."""
+        self.every_steps, self._is_held = 1.0, True
+
+    def release(self) -> None:
+        """After `hold`: from now on it is done as seldom as the budget requires."""
+        self._is_held = False
+
+    def is_due(self, step: int) -> bool:
+        return step >= self._due
+
+    def done(self, step: int) -> None:
+        """It was done after this step. If it was late by less than a step, the next is not delayed."""
+        self._due = (self._due if 0 <= step - self._due < 1 else step) + self.every_steps
+
+    def note_step(self, step_s: float) -> None:
+        self._step_s = _blend(self._step_s, step_s)
+        self._adapt()
+
+    def note_cost(self, cost_s: float) -> None:
+        self._num_costs += 1
+        if self._num_costs > _NUM_COLD:
+            self._cost_s = _blend(self._cost_s, cost_s)
+            self._adapt()
+
+    def _adapt(self) -> None:
+        if not self._step_s or not self._cost_s or self._is_held:
+            return
+        desired = self._cost_s / (self.budget * self._step_s)
+        if not self.every_steps / _CALM < max(1.0, desired) <= self.every_steps:
+            self.every_steps = max(1.0, math.ceil(_FINENESS * desired) / _FINENESS)
+
+
+class SnapshotPace:
+    """The paces of copies into memory and of sends to the buddy, which share one budget."""
+
+    def __init__(self, budget: float) -> None:
+        self._budget = budget
+        self.copies = Pace(budget * _COPIES)
+        self.sends = Pace(budget)
+
+    @property
+    def share(self) -> float:
+        """Share of the step time, for both."""
+        return self.copies.share + self.sends.share
+
+    def note(self, step_s: float, copy_s: float, send_s: float) -> None:
+        """Once per step; a cost of 0: there was none."""
+        for pace, cost_s in ((self.copies, copy_s), (self.sends, send_s)):
+            pace.note_step(step_s)
+            if cost_s:
+                pace.note_cost(cost_s)
+        self.sends.budget = max(self._budget * (1 - _COPIES), self._budget - self.copies.share)
+
+
+def _blend(average: float | None, value: float) -> float:
+    return value if average is None else (1 - _EMA) * average + _EMA * value
+
+
+class BuddyCopies:
+    """The copies of one generation. Training thread only."""
+
+    def __init__(self, generation: int, *, has_buddy: bool) -> None:
+        self._generation = generation
+        self._arrived_step = NOTHING_ARRIVED if has_buddy else NO_BUDDY
+        self.whole_step: int | None = None
+        """Newest step of which every rank's copy has arrived; equal on all ranks."""
+        self.flight_steps = 1
+        """Completed steps between the whole step and the vote in which it became whole: the most of this generation."""
+        self._local_copy_s = 0.0
+        self._are_expected = True
+        self._dropped_step = -1
+        """Newest whole step of which a rank has dropped its own part since."""
+
+    def arrived_step(self, *, holds_whole: bool = True) -> float:
+        """For the ballot. `holds_whole`: the memory of this rank still has its own part of the whole step."""
+        return self._arrived_step if holds_whole else NOTHING_ARRIVED
+
+    @property
+    def are_lacking(self) -> bool:
+        """Copies are expected, and none is whole yet: after the loss of a node the snapshot before is needed."""
+        return self._are_expected and self.whole_step is None
+
+    def copied(self, seconds: float) -> None:
+        """A copy was made in order to be sent; its cost is counted as part of the cost of its send."""
+        self._local_copy_s = seconds
+
+    def sent(self, cost: SendCost | None) -> float:
+        """`cost`: of the send that has ended since the last vote. Returns its CPU seconds; 0: nothing has arrived.
+
+        A send of an earlier generation may end in this one. It is neither a cost nor a copy of this one."""
+        if cost is None or cost.generation != self._generation:
+            return 0.0
+        self._arrived_step = float(cost.step)
+        local_copy_s, self._local_copy_s = self._local_copy_s, 0.0
+        return local_copy_s + cost.cpu_s
+
+    def voted(self, arrived_steps: Sequence[float], step: int) -> None:
+        """`arrived_steps`: of all ranks; `step`: the completed one."""
+        arrived = {at for at in arrived_steps if at != NO_BUDDY}
+        self._are_expected = bool(arrived)
+        if NOTHING_ARRIVED in arrived and self.whole_step is not None:
+            self._dropped_step, self.whole_step = self.whole_step, None
+        if len(arrived) != 1 or NOTHING_ARRIVED in arrived:
+            return
+        whole = int(arrived.pop())
+        if whole != self.whole_step and whole > self._dropped_step:
+            self.whole_step = whole
+            self.flight_steps = max(self.flight_steps, step - whole)

@@ -1,18 +1,27 @@
-"""The state of a run as flat names and tensors: the content of a checkpoint.
+"""The state of a run as flat names and tensors: the content of a checkpoint. Hides what is a tensor, what is a plain
+value, and what need not be saved at all.
 
     model.<parameter or buffer>           DTensor or Tensor
     optim.<parameter>.<key>               DTensor or Tensor, for example optim.blocks.0.up.weight.exp_avg
-    extra                                 small JSON: step, seed, data, loss scale, plain optimizer values
+    extra                                 small JSON: step, seed, data, loss scale, plain optimizer values, last reports
 
 Names are the modules' own, so any world size can read what any other wrote, and nothing depends on a rank. Learning
-rate and randomness are pure functions of step and seed, so these two numbers are all that is saved of them. Called by
-the trainer, by `Snapshots` and by `restore`.
+rate and randomness are pure functions of step and seed, so these two numbers are all that is saved of them.
+
+The reports of the last steps are kept by every rank and in every snapshot (`Recent`), because rank 0 may die before it
+sent them. A group that continues from a snapshot does not repeat those steps, so their losses would be missing from the
+job's history. The next rank 0, which may be a worker that has never trained, sends them again with `GroupFormed`.
+
+Snapshots are taken after every step. Naming some hundred tensors and laying the optimizer's shards out as DTensors
+takes longer than copying them, so `StateView` does it once, and notices if an optimizer or a module replaces a tensor
+instead of writing into it. Called by the trainer, by `Snapshots` and by whatever restores.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +30,6 @@ from torch import Tensor
 from shoal_workers.checkpoint.loading.load_plan import Shape
 from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.state.recent_reports import Recent
 from shoal_workers.engine.step.loss_scale import Scaling
 from shoal_workers.engine.step.update import Update
 
@@ -73,7 +81,7 @@ class Identity:
 
     seed: int
     content_hash: str
-    """Of the training data; empty: not known."""
+    """The hash of the training data; empty: not known."""
 
 
 class Extra:
@@ -123,3 +131,82 @@ def apply_extra(extra: dict[str, Any], update: Update, *, is_own: bool = True) -
     if "changed_settings" in extra or not is_own:
         return int(extra["step"]), update.restore_settings(extra.get("changed_settings", [{}] * update.num_groups))
     return int(extra["step"]), update.restore_old_settings(extra.get("param_groups", ()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    identity: tuple[int, ...]
+    held: list[Tensor]
+    """The tensors whose ids are the identity: an id can be reused once its object is gone."""
+    tensors: dict[str, Tensor]
+
+
+class StateView:
+    """The tensors of one model and its optimizer; their memory may alternate between buffers. Training thread only."""
+
+    def __init__(self, assembly: Assembly, update: Update) -> None:
+        self._assembly = assembly
+        self._update = update
+        self._buffer = 0
+        self._known: dict[int, _Known] = {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The same dict as in the last call if its tensors are still the live ones. It shares their memory."""
+        live = list(self._live())
+        identity = tuple(map(id, live))
+        known = self._known.get(self._buffer)
+        if known is None or known.identity != identity:
+            known = self._known[self._buffer] = _Known(identity, live, tensors_of(self._assembly, self._update))
+        return known.tensors
+
+    def turn_to(self, buffer: int) -> None:
+        """The tensors are the same objects, but their memory is now the buffer of this number."""
+        self._buffer = buffer
+
+    def forget(self) -> None:
+        """The memory behind all buffer numbers has changed."""
+        self._known.clear()
+
+    def _live(self) -> Iterator[Tensor]:
+        yield from self._assembly.live_tensors()
+        for state in self._update.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    yield value
+
+
+_NUM_KEPT = 64
+"""More steps than a polling supervisor lags behind. If it was away for longer, the oldest reports are lost."""
+_MAX_CHARS = 32_000
+"""Longest text of all reports: half of the room that a snapshot has for plain values. With many metrics fewer stay."""
+
+
+class Recent:
+    """Training thread only."""
+
+    def __init__(self) -> None:
+        self._reports: deque[tuple[dict[str, Any], str]] = deque(maxlen=_NUM_KEPT)
+
+    def add(self, report: StepReport) -> None:
+        values = _values(report)
+        self._reports.append((values, json.dumps(values, allow_nan=False)))
+        while sum(len(text) for _, text in self._reports) > _MAX_CHARS:
+            self._reports.popleft()
+
+    def values(self) -> list[dict[str, Any]]:
+        return [values for values, _ in self._reports]
+
+    def encoded(self, also: StepReport | None = None) -> str:
+        """The values as JSON, with one more if given; each report is encoded once."""
+        texts = [text for _, text in self._reports]
+        if also is not None:
+            texts = [*texts, json.dumps(_values(also), allow_nan=False)][-_NUM_KEPT:]
+        return f"[{', '.join(texts)}]"
+
+    @staticmethod
+    def parse(values: Iterable[dict[str, Any]]) -> tuple[StepReport, ...]:
+        return tuple(StepReport.model_validate(value) for value in values)
+
+
+def _values(report: StepReport) -> dict[str, Any]:
+    return report.model_dump(exclude={"compute_s", "data_s", "cpu_wait_s", "saving_s", "validating_s"})

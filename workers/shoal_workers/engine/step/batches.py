@@ -9,11 +9,11 @@ import time
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from shoal_workers.contract.batch_partition import sample_at, sample_positions
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.task.task import Dataset, LoadedTask
+from shoal_workers.torch_internals import tree_map_only
 
 
 class Batches:
@@ -46,4 +46,4 @@ class Batches:
         batch = self._task.collate([self._data[index] for index in indices])
         if self._device.type == "cpu":
             return batch
-        return pytree.tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)
+        return tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)

@@ -27,8 +27,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from shoal_workers.contract.batch_partition import MicroBatch
@@ -38,6 +36,7 @@ from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.plain_state import PlainState
 from shoal_workers.tasks.router import Router
+from shoal_workers.torch_internals import BatchNorm, InstanceNorm
 
 _SMALL_BYTES = 64 << 10
 """Up to here values are compared after each micro-batch, because torch does not count writes through `data`. Those of
@@ -165,7 +164,7 @@ class StepBuffers:
                         self._known_places.add((id(module), key))
                         slot.places.append((module, key))
                     if key in ("running_mean", "running_var") and _folds(module):
-                        counter = module._buffers.get("num_batches_tracked") if isinstance(module, _BatchNorm) else None
+                        counter = module._buffers.get("num_batches_tracked") if isinstance(module, BatchNorm) else None
                         slot.norm = norms.setdefault(id(module), _Norm(module, counter))
                         if slot not in slot.norm.slots:
                             slot.norm.slots.append(slot)
@@ -553,7 +552,7 @@ class _Fold:
 def _folds(module: nn.Module) -> bool:
     """Its training outputs do not depend on its statistics. A subclass with a forward of its own is not known."""
     forward = type(module).forward
-    return forward is _BatchNorm.forward or forward is _InstanceNorm.forward
+    return forward is BatchNorm.forward or forward is InstanceNorm.forward
 
 
 def _described(slot: _Slot) -> str:
@@ -596,8 +595,8 @@ def _total(slot: _Slot) -> Tensor:
 
 
 def _differ(pairs: Sequence[tuple[Tensor | None, Tensor, bool]]) -> list[bool]:
-    """Of each two tensors whether their values differ; the third says that both may share their memory, so that a
-    version was the only witness. One wait for all of a GPU's."""
+    """Whether the values of each two tensors differ. The third says that both may share their memory, so that a version
+    was the only witness. It waits once for all tensors of a GPU."""
     known: list[bool | Tensor] = []
     for now, before, is_shared in pairs:
         if now is None or now.shape != before.shape or now.dtype != before.dtype or (is_shared and now is before):

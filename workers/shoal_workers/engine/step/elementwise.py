@@ -11,6 +11,7 @@ elsewhere: known of torch's own classes, and found out by a trial for all others
 
 What the trial cannot see is refused or rare: a class that treats only parameters of more than some 20,000 elements in
 another way. A task decides itself with `elementwise_optimizer` (docs/tasks.md). An exception in the trial means no.
+Apart from update.py, because it knows of no model and no sharding: it tries any optimizer.
 Called by `build_update`.
 """
 
@@ -45,10 +46,9 @@ from torch.optim import (
     Rprop,
     SparseAdam,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from shoal_workers.snapshot_store.log.optimizers import plain_settings_of_groups, rebuild, settings_of_groups
+from shoal_workers.snapshot_store.log.rules import plain_settings_of_groups, rebuild, settings_of_groups
+from shoal_workers.torch_internals import OpOverload, TorchDispatchMode, schema_of, tree_leaves
 
 _ELEMENTWISE = frozenset({ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop})
 _WHOLE = frozenset({Adafactor, LBFGS, Muon, SparseAdam})
@@ -215,19 +215,19 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload[..., Any],
+        func: OpOverload[..., Any],
         types: Sequence[type],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs, name = kwargs or {}, func._schema.name
+        kwargs, name = kwargs or {}, schema_of(func).name
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise _No(f"it draws random numbers ({name})")
         if not self._is_harmless(func, name, (args, kwargs)):
             raise _No(f"it uses {name.removeprefix('aten::')} on whole tensors")
         return func(*args, **kwargs)
 
-    def _is_harmless(self, func: torch._ops.OpOverload[..., Any], name: str, given: Any) -> bool:
+    def _is_harmless(self, func: OpOverload[..., Any], name: str, given: Any) -> bool:
         if torch.Tag.pointwise in func.tags or _PASSING.fullmatch(name):
             return True
         if name.startswith(("aten::_foreach_", "aten::_fused_")):

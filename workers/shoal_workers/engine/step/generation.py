@@ -14,15 +14,14 @@ from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.engine.group.collective_log import CollectiveLog
+from shoal_workers.engine.group.collectives import CollectiveLog
 from shoal_workers.engine.group.fence import GenerationFence
 from shoal_workers.engine.group.mesh import Meshes
-from shoal_workers.engine.parallel.compression import compute_dtype
+from shoal_workers.engine.parallel.sharding import compute_dtype
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.position import Position
-from shoal_workers.engine.task.remarks import Remarks
 from shoal_workers.engine.task.task import LoadedTask
-from shoal_workers.engine.task.user_code import UserCode
+from shoal_workers.engine.task.user_code import Remarks, UserCode
 
 
 @dataclass(frozen=True, slots=True)

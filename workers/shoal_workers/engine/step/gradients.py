@@ -1,36 +1,47 @@
-"""The gradient of a step: accumulated over the local micro-batches; no parameter is changed.
+"""The gradient of a step: accumulated over the local micro-batches; no parameter is changed. Hides which ranks have a
+part of a sum, and what a parameter has that no rank has used.
 
     passes              forward and backward of this rank's micro-batches, one after the other or through a pipeline
-    partial gradients   are summed over the ranks that each have a part of the sum
+    partial gradients   are summed over the ranks that each have a part of the sum, once per step, on this rank's
+                        shards, after FSDP has reduced them: sums over different axes commute
+                          tensor axis   norms on parts of a sequence, routers of split experts: all-reduce over tp
+                          stages        a parameter that several stages of a pipeline have: its ranks exchange summands
     buffers             what forward passes change in them is added up (buffers.py)
     afterwards          `grad` of every parameter is this rank's shard of the gradient of the mean loss, times the loss
                         scale
+    clipping            by the global L2 norm (Pascanu et al. 2013). Squared norms are summed in the vote, so it needs
+                        no collective of its own; the result equals `torch.nn.utils.clip_grad_norm_` on the whole model
+
+A parameter that this rank's micro-batches have not used has zeros as its gradient after the sum over ranks, because all
+ranks take part in that sum. The ballots count the ranks that have used it; if there is none, its gradient is dropped
+before the update: no state, no weight decay, as in a loop of plain torch.
 
 In deterministic mode FSDP reduces nothing; `ExactGradients` does so after the last micro-batch. Called by the trainer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal_workers.contract.batch_partition import randomness_seed
 from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.deterministic.exact_gradients import ExactGradients, ExactSums
 from shoal_workers.engine.deterministic.integer_sum import sums_over_ranks
-from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.group.mesh import Meshes
+from shoal_workers.engine.parallel.assembly import Assembly, SharedParameter
+from shoal_workers.engine.parallel.cutting import local
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.buffers import StepBuffers
-from shoal_workers.engine.step.clip import Gradients
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.partial_gradients import PartialGradients
 from shoal_workers.engine.step.passes import LocalPasses, Passes
 from shoal_workers.engine.step.pipeline_passes import PipelinePasses
-from shoal_workers.engine.step.used_parameters import UseCounts
 from shoal_workers.engine.task.metrics import Share
 from shoal_workers.engine.task.model_calls import ModelCalls
 from shoal_workers.engine.task.randomness import seed_everything
@@ -223,3 +234,194 @@ class GradientPass:
 
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self._generation.device)
+
+
+class PartialGradients:
+    """Sums the partial gradients of one generation."""
+
+    def __init__(self, assembly: Assembly, meshes: Meshes) -> None:
+        self._partial = [getattr(module, name) for module, name in assembly.partial]
+        self._tp = meshes.tp.get_group() if meshes.tp is not None else None
+        self._pp = meshes.pp.get_group() if meshes.pp is not None else None
+        self._shared = _groups(assembly.shared_copies())
+
+    @torch.no_grad()
+    def add_up(self) -> None:
+        """All ranks, once per step."""
+
+        if self._tp is not None:
+            self._over_tp(self._tp)
+        if self._pp is not None and self._shared:
+            self._over_stages(self._pp)
+
+    def _over_tp(self, group: dist.ProcessGroup) -> None:
+        by_dtype: dict[torch.dtype, list[Tensor]] = defaultdict(list)
+        for parameter in self._partial:
+            if parameter.grad is not None:
+                by_dtype[parameter.grad.dtype].append(_gradient(parameter))
+        for gradients in by_dtype.values():
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            dist.all_reduce(flat, group=group)
+            _spread(flat, gradients)
+
+    def _over_stages(self, group: dist.ProcessGroup) -> None:
+        """Every rank adds the same summands in the same order, so that all copies keep the same bits."""
+        own = [_flat(shared.parameters) for shared in self._shared]
+        found = [
+            [flat if rank == group.rank() else torch.empty_like(flat) for rank in shared.ranks]
+            for shared, flat in zip(self._shared, own, strict=True)
+        ]
+        exchange = []
+        for shared, summands in zip(self._shared, found, strict=True):
+            for rank, summand in zip(shared.ranks, summands, strict=True):
+                if rank != group.rank():
+                    peer = dist.get_global_rank(group, rank)
+                    exchange.append(dist.P2POp(dist.isend, summands[shared.ranks.index(group.rank())], peer, group))
+                    exchange.append(dist.P2POp(dist.irecv, summand, peer, group))
+        if exchange:
+            for work in dist.batch_isend_irecv(exchange):
+                work.wait()
+        for shared, summands in zip(self._shared, found, strict=True):
+            flat = summands[0]
+            for summand in summands[1:]:
+                flat = flat + summand
+            _spread_to_copies(flat, shared.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Parameters of one dtype that the same pipeline ranks have."""
+
+    ranks: tuple[int, ...]
+    parameters: tuple[SharedParameter, ...]
+
+
+def _groups(shared: Sequence[SharedParameter]) -> list[_Group]:
+    """In an order that all their ranks agree on."""
+    groups: dict[tuple[tuple[int, ...], str], list[SharedParameter]] = defaultdict(list)
+    for one in shared:
+        groups[one.ranks, str(one.copies[0].dtype)].append(one)
+    return [_Group(ranks, tuple(parameters)) for (ranks, _), parameters in sorted(groups.items(), key=lambda i: i[0])]
+
+
+def _flat(parameters: Sequence[SharedParameter]) -> Tensor:
+    """This rank's summand of every gradient, then for each parameter 1 if it has any: a parameter that no stage has
+    used keeps no gradient."""
+    pieces: list[Tensor] = []
+    is_there: list[float] = []
+    for shared in parameters:
+        present = [_gradient(parameter) for parameter in shared.copies if parameter.grad is not None]
+        summand = present[0] if present else torch.zeros_like(local(shared.copies[0]))
+        for gradient in present[1:]:
+            summand = summand + gradient
+        pieces.append(summand.reshape(-1))
+        is_there.append(1.0 if present else 0.0)
+    return torch.cat([*pieces, pieces[0].new_tensor(is_there)])
+
+
+def _spread_to_copies(flat: Tensor, parameters: Sequence[SharedParameter]) -> None:
+    *pieces, is_there = torch.split(flat, [*(local(one.copies[0]).numel() for one in parameters), len(parameters)])
+    for shared, piece, count in zip(parameters, pieces, is_there.tolist(), strict=True):
+        for parameter in shared.copies if count else ():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradient = _gradient(parameter)
+            gradient.copy_(piece.view_as(gradient))
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    gradient = parameter.grad
+    assert gradient is not None
+    return local(gradient)
+
+
+def _spread(flat: Tensor, gradients: Sequence[Tensor]) -> None:
+    for gradient, part in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+_BITS = 52
+"""A float64 represents every whole number of this many bits exactly."""
+
+
+class UseCounts:
+    """Counts of one generation: for each parameter of the whole model the ranks that have used it in the step."""
+
+    def __init__(self, names: Iterable[str], world_size: int) -> None:
+        """`names`: of all parameters that can have a gradient, in the same order on every rank."""
+        self._names = tuple(names)
+        self._bits = max(1, world_size.bit_length())
+        per_number = _BITS // self._bits
+        self._groups = [self._names[i : i + per_number] for i in range(0, len(self._names), per_number)]
+
+    def encoded(self, used: Collection[str]) -> Tensor:
+        """Float64 of shape (n,), n the same on every rank: what this rank adds to the counts."""
+        numbers = [
+            sum(1 << (self._bits * place) for place, name in enumerate(group) if name in used) for group in self._groups
+        ]
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    def unused(self, sums: Sequence[float]) -> list[str]:
+        """The names that no rank has used, in their order. `sums`: of what all ranks have encoded."""
+        mask = (1 << self._bits) - 1
+        return [
+            name
+            for group, number in zip(self._groups, sums, strict=True)
+            for place, name in enumerate(group)
+            if not int(number) >> (self._bits * place) & mask
+        ]
+
+
+_EPS = 1e-6
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def clip_factor(total_norm: float, max_norm: float | None) -> float:
+    """What all gradients are multiplied by: below 1 if `total_norm` is above `max_norm`. None: they are not clipped."""
+    return 1.0 if max_norm is None else min(1.0, max_norm / (total_norm + _EPS))
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """This rank's shards of all gradients that exist."""
+
+    by_share: dict[float, list[Tensor]]
+    """By their share of a squared norm: 1 / the number of ranks that hold the same values."""
+
+    @staticmethod
+    @torch.no_grad()
+    def of(shares: Iterable[tuple[nn.Parameter, float]]) -> Gradients:
+        by_share: dict[float, list[Tensor]] = defaultdict(list)
+        for parameter, share in shares:
+            gradient = parameter.grad
+            if gradient is not None:
+                by_share[share].append(local(gradient))
+        return Gradients(by_share)
+
+    @torch.no_grad()
+    def squared_norm(self, device: torch.device) -> Tensor:
+        """Scalar float64: this rank's share of the sum of squares; the shares of all ranks add up to the model's."""
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for share, gradients in self.by_share.items():
+            present = [gradient for gradient in gradients if gradient.numel()]
+            if present and share:
+                norms = torch.stack([norm.to(torch.float64) for norm in _norms(present)])
+                total += torch.dot(norms, norms) * share
+        return total
+
+    @torch.no_grad()
+    def scale(self, factor: float) -> None:
+        if factor != 1.0:
+            for gradients in self.by_share.values():
+                torch._foreach_mul_(gradients, factor)
+
+
+def _norms(gradients: list[Tensor]) -> list[Tensor]:
+    """L2 norm of each; of complex ones, of their absolute values. Not in half precision: each shard's norm would be
+    rounded to 8 or 11 bits, and the factor of all gradients would depend on how they are divided."""
+    if not any(gradient.dtype in _HALF for gradient in gradients):
+        return list(torch._foreach_norm(gradients))
+    return [
+        torch.linalg.vector_norm(gradient, dtype=torch.float32 if gradient.dtype in _HALF else None)
+        for gradient in gradients
+    ]

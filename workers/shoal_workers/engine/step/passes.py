@@ -41,13 +41,14 @@ class Passes(Protocol):
     """All micro-batches of a rank in a step, and single forward passes."""
 
     def shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
-        """Of the mean over all micro-batches: of this rank's real ones. Empty if another pipeline rank has the losses.
+        """The shares that this rank's own micro-batches have in the mean over all. Empty if another pipeline rank has
+        the losses.
 
         The gradients, times `scale`, are left where they are collected: in `grad`, or in ExactGradients."""
         ...
 
     def forward_only(self, batch: Any) -> Share:
-        """Of the mean over a whole `batch`, without a gradient.
+        """This rank's share in the mean over a whole `batch`, without a gradient.
 
         Called by all ranks that share the batch; the caller seeds the random generators."""
         ...

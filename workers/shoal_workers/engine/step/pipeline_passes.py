@@ -3,7 +3,7 @@
 The schedule moves hidden states and their gradients between stages; the state of the random generators goes along with
 each hidden state. Every rank of a pipeline reads the same micro-batches, and calls the task's loss up to its call of
 the model, so that each stage has the model's arguments; the last stage computes the loss. Called by `GradientPass` and
-`Validation`.
+`Validation`. Apart from passes.py, which is all that a layout without pp needs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from shoal_workers.contract.layout import Recompute, Schedule
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.pipeline_feed import micro_batches_fed
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.parallel.stage_forward import Generators, Handover
-from shoal_workers.engine.parallel.stages import Stage, owner_of
-from shoal_workers.engine.parallel.tensor_rules import cuts_sequence
+from shoal_workers.engine.parallel.stages import Generators, Handover, Stage, owner_of
+from shoal_workers.engine.parallel.tensor import cuts_sequence
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.buffers import StepBuffers
 from shoal_workers.engine.step.generation import Generation
@@ -44,6 +43,7 @@ from shoal_workers.engine.task.model_calls import ModelCall, ModelCalls
 from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
 from shoal_workers.engine.task.returned import Returned
 from shoal_workers.tasks.balance import share_of_step
+from shoal_workers.torch_internals import run_schedule
 
 _SINGLE: dict[Schedule, type[ScheduleGPipe | Schedule1F1B]] = {
     Schedule.GPIPE: ScheduleGPipe,
@@ -74,7 +74,7 @@ class PipelinePasses:
         self._own = _fed(generation)
         self._fed: list[_Fed] = []
         self._shares: list[Share] = []
-        """Of the step that runs, so far."""
+        """The shares of the step that runs, so far."""
         self._handed: dict[tuple[int, int], Tensor] = {}
         """(stage, micro-batch) -> the state of the random generators that the stage before has left, on the device."""
         self._schedule: PipelineScheduleSingle | PipelineScheduleMulti | None = None
@@ -101,12 +101,12 @@ class PipelinePasses:
             self._handed.clear()
             self._shares.clear()
             try:
-                schedule._step_microbatches(
+                run_schedule(
+                    schedule,
                     [(fed.call.first,) if assembly.is_first else () for fed in self._fed],
                     [{} for _ in self._fed],
                     [None for _ in self._fed],
                     [] if assembly.is_last else None,
-                    return_outputs=False,
                 )
             except RuntimeError:
                 for stage in self._stages:
@@ -165,7 +165,7 @@ class PipelinePasses:
         return self._calls.loss_of(whole, batch, call, generator_states(), is_training=is_training)
 
     def _loss(self, output: Any, fed: _Fed) -> Tensor:
-        """Of the last stage; the schedule differentiates what this returns."""
+        """The last stage's loss; the schedule differentiates what this returns."""
         returned = self._returned(output, fed.batch, fed.call)
         if fed.weight:
             self._shares.append(share_of(self._generation, returned, fed.weight))

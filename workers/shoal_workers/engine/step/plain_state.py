@@ -6,7 +6,8 @@
     self.calls += 1                                         a number: nobody sees whether it is read; named in the log
 
 In the first passes of a generation, and only then: each attribute is replaced by a view of a tensor class that notices
-reads. Not if the model is compiled. `StepBuffers` calls it around the forward passes of training.
+reads. Not if the model is compiled. `StepBuffers` calls it around the forward passes of
+training; apart from it, because nothing here is ever summed or restored.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.generation import Generation
+from shoal_workers.torch_internals import is_compiled, without_torch_function
 
 _WATCHED_PASSES = 3
 _COPIED_BYTES = 64 << 10
@@ -33,7 +35,7 @@ _NOT_READS = frozenset(
         *("is_meta", "is_leaf", "grad_fn", "nbytes", "itemsize", "is_quantized", "_version", "type"),
     }
 )
-"""Of which values do not depend."""
+"""Reads of these tell nothing about the values."""
 
 
 class _Watched(Tensor):
@@ -54,7 +56,7 @@ class _Watched(Tensor):
             for one in args:
                 if isinstance(one, _Watched):
                     one.__dict__["was_read"] = True
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             return func(*args, **(kwargs or {}))
 
 
@@ -70,7 +72,7 @@ class _Attribute:
 
 
 class PlainState:
-    """Of one rank's part of the model in one generation. Training thread only."""
+    """Watches one rank's part of the model in one generation. Training thread only."""
 
     def __init__(self, generation: Generation, assembly: Assembly) -> None:
         self._generation = generation
@@ -78,7 +80,7 @@ class PlainState:
         self._num_passes = 0
         self._remarked: set[str] = set()
         modules = [module for part in assembly.parts for module in part.modules()]
-        self._is_compiled = generation.spec.compile or any(_is_compiled(module) for module in modules)
+        self.is_compiled = generation.spec.compile or any(is_compiled(module) for module in modules)
 
     def begin(self) -> None:
         """Before the first micro-batch of a pass."""
@@ -87,7 +89,7 @@ class PlainState:
     @contextmanager
     def watched(self, part: int) -> Iterator[None]:
         """Around the forward pass of a micro-batch. Raises ValueError for state that no checkpoint holds."""
-        if self._num_passes > _WATCHED_PASSES or self._is_compiled:
+        if self._num_passes > _WATCHED_PASSES or self.is_compiled:
             yield
             return
         attributes = list(_attributes_of(self._parts[part]))
@@ -133,10 +135,6 @@ class PlainState:
         return f"{f'{prefix}.{attribute}' if prefix else attribute!s} of {kind}"
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    return getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
-
-
 def _is_of_torch(module: nn.Module) -> bool:
     """torch's modules, and the engine's own, keep no state there."""
     return all(one.__module__.startswith(("torch.", "shoal_workers.")) for one in type(module).__mro__[:-1])
@@ -175,5 +173,5 @@ def _equal(now: Tensor, before: Tensor) -> bool:
     """nan equals nan."""
     if now.shape != before.shape or now.dtype != before.dtype or now.device != before.device:
         return False
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_torch_function():
         return torch.equal(now, before) or bool(((now == before) | ((now != now) & (before != before))).all())

@@ -1,16 +1,32 @@
-"""An optimizer over a sharded model, and the name of each of its parameters.
+"""An optimizer over a sharded model, and the name of each of its parameters. Hides on which tensors it runs, how its
+state comes into being, and which of its settings are state.
 
 The default optimizer works element by element, so it runs on the local shards: plain tensors that share their memory
 with the model's DTensors. That avoids DTensor's dispatch in every step, and the 0.3 s that filling its caches takes in
 the first step after each re-forming. A task's own optimizer gets the DTensors, because it may need operations on whole
-tensors; one that is elementwise (elementwise.py) runs on the local shards, too. Called by `DoubleBufferedState` and by
-whatever saves or restores the state.
+tensors; one that is elementwise (elementwise.py) runs on the local shards, too.
+
+Settings of parameter groups:
+
+    built by the code and spec of now   betas, weight decay, momentum ... : these act, whatever the source was made with
+    changed by the run that was saved   a counter in the group, a setting that the task's code has changed while it
+                                        trained: these are state, and are restored, unless it is built otherwise now
+
+A source therefore has, for each group, only what differs from what was built, with the value that was built. Rates and
+implementations (`foreach`, `fused`) are always those of now: a rate is a function of the step.
+
+A task divides `model.parameters()` by position, by name, or by depth. A pipeline stage has a part of the parameters,
+and two stages on one rank have other names, so the task would make other groups of them. Therefore its
+`build_optimizer` is asked once with the whole model, before it is split (`groups_of`), and what it makes of the stages
+gets these groups. Called by `build_runtime`, and by whatever steps, saves or restores the state.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,12 +39,9 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.cutting import local, shard_like
 from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
 from shoal_workers.engine.step.elementwise import is_held, why_not_elementwise
-from shoal_workers.engine.step.group_settings import changes, differing, plain_settings, restored
-from shoal_workers.engine.step.optimizer import adamw
-from shoal_workers.engine.step.parameter_groups import NoParameters, ParameterGroup, regroup
 from shoal_workers.engine.task.task import LoadedTask
-from shoal_workers.snapshot_store.log.optimizers import describe, rebuild, settings_of_groups
 from shoal_workers.snapshot_store.log.records import LoggedOptimizer
+from shoal_workers.snapshot_store.log.rules import describe, rebuild, settings_of_groups
 
 
 class Update:
@@ -91,7 +104,7 @@ class Update:
         return len(self._built)
 
     def changed_settings(self) -> list[dict[str, list[Any]]]:
-        """By parameter group: the settings that have changed since the optimizer was built, see `group_settings`."""
+        """By parameter group: the settings that have changed since the optimizer was built, see `changes`."""
         groups = self.optimizer.param_groups
         return [changes(built, plain_settings(group)) for built, group in zip(self._built, groups, strict=False)]
 
@@ -378,3 +391,118 @@ def default_update(assembly: Assembly, settings: OptimizerSpec, *, deterministic
 def _is_shard(value: object, parameter: Tensor) -> bool:
     """Moments have their parameter's shape; counters such as AdamW's `step` do not, and are equal on all ranks."""
     return isinstance(value, Tensor) and value.shape == parameter.shape
+
+
+def adamw(parameters: Sequence[nn.Parameter], settings: OptimizerSpec, *, deterministic: bool = False) -> Optimizer:
+    """AdamW (Loshchilov & Hutter 2019); weight decay on parameters of two or more dimensions only.
+
+    Args:
+        deterministic: never fused.
+    """
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    betas = (settings.beta1, settings.beta2)
+    fused = settings.fused
+    if fused == "auto":
+        fused = not deterministic and all(parameter.is_cuda for parameter in parameters)
+    kind = DoubleBufferedAdamW if not fused and all(parameter.is_cpu for parameter in parameters) else AdamW
+    return kind(
+        groups,  # both, also without parameters: every stage of a pipeline has the same groups, perhaps all frozen
+        lr=settings.lr,
+        betas=betas,
+        eps=settings.eps,
+        foreach=not fused,
+        fused=fused,
+    )
+
+
+_NOT_SAVED = ("params", "param_names", "lr", "foreach", "fused")
+_PLAIN = (bool, int, float, str, type(None))
+
+Group = Mapping[str, Any]
+Change = Sequence[Any]
+"""[built, now], or [now] if nothing was built under this name."""
+
+
+def plain_settings(group: Group) -> dict[str, Any]:
+    """Those that can be saved: JSON values."""
+    return {key: _plain(value) for key, value in group.items() if key not in _NOT_SAVED and is_plain(value)}
+
+
+def changes(built: Group, now: Group) -> dict[str, list[Any]]:
+    """What a run has changed in a group; both as `plain_settings` returns them."""
+    return {
+        key: [built[key], value] if key in built else [value]
+        for key, value in now.items()
+        if key not in built or built[key] != value
+    }
+
+
+def restored(built: Group, changed: Mapping[str, Change]) -> dict[str, Any]:
+    """The plain settings of a group that is built as `built` says now, after a run that had made these changes."""
+    kept = {}
+    for key, (*before, now) in changed.items():
+        if before == ([built[key]] if key in built else []):
+            kept[key] = now
+    return {**built, **kept}
+
+
+def differing(built: Group, saved: Group) -> tuple[str, ...]:
+    """Names of the settings that are saved with another value than they are built with now."""
+    return tuple(sorted(key for key, value in saved.items() if key in built and built[key] != value))
+
+
+def is_plain(value: object) -> bool:
+    return isinstance(value, _PLAIN) or (
+        isinstance(value, list | tuple) and all(isinstance(one, _PLAIN) for one in value)
+    )
+
+
+def _plain(value: Any) -> Any:
+    """As it is read from JSON."""
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """One group of an optimizer of the whole model."""
+
+    names: tuple[str, ...]
+    settings: dict[str, Any]
+
+
+class NoParameters(Optimizer):
+    """In the place of a task's optimizer where a rank's stages are frozen: torch's own refuse to have no parameter."""
+
+    def __init__(self, groups: list[ParameterGroup]) -> None:
+        super().__init__([{"params": [], **group.settings} for group in groups], {})
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Nothing to do."""
+
+
+def groups_of(optimizer: Optimizer, model: nn.Module) -> list[ParameterGroup]:
+    """`optimizer`: of the whole `model`."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [
+        ParameterGroup(
+            tuple(names[id(parameter)] for parameter in group["params"] if id(parameter) in names),
+            {key: value for key, value in group.items() if key not in ("params", "param_names")},
+        )
+        for group in optimizer.param_groups
+    ]
+
+
+def regroup(optimizer: Optimizer, groups: list[ParameterGroup], assembly: Assembly) -> None:
+    """Give an optimizer of this rank's stages the groups of the whole model, in place. Some may have no parameter
+    here."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    by_name: dict[str, list[nn.Parameter]] = defaultdict(list)
+    for name, parameter in assembly.all_parameters():
+        if id(parameter) in own:
+            by_name[name].append(parameter)
+    optimizer.param_groups[:] = [
+        {"params": [one for name in group.names for one in by_name[name]], **group.settings} for group in groups
+    ]

@@ -100,7 +100,7 @@ class Verdict:
     arrived_steps: tuple[float, ...] = ()
     """By rank: as in its ballot."""
     log_lag: int | None = None
-    """Of the rank that is furthest behind; None: not every rank with a buddy has a log in force."""
+    """The lag of the rank that is furthest behind; None: not every rank with a buddy has a log in force."""
     log_s: float = 0.0
     """Mean of all ranks."""
     data_s: tuple[float, ...] = ()

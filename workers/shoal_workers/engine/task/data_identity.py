@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal_workers.engine.errors import DataDiffers
+from shoal_workers.engine.generation_ends import DataDiffers
 
 _SHOWN_PARTS = 3
 

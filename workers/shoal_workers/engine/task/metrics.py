@@ -36,7 +36,7 @@ class Share:
 
 
 class Metrics:
-    """Of the training, or of the validation, of one generation on one rank. Training thread only.
+    """The metrics of one generation's training, or of its validation, on one rank. Training thread only.
 
     Args:
         function: the task's `loss`, for messages.

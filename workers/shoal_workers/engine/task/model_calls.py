@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from shoal_workers.engine.task.randomness import generator_states, set_generator_states
 from shoal_workers.engine.task.returned import Returned
+from shoal_workers.torch_internals import tree_leaves
 
 LossOf = Callable[[nn.Module, Any], Returned]
 _WAY_OUT = "or use a layout without pp."

@@ -31,14 +31,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import ProcessGroup
-from torch.distributed import _functional_collectives, device_mesh
+from torch.distributed import ProcessGroup, device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from shoal_workers.contract.errors.classes import FrameOwner
 from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.task.code_owner import ENGINE, INSTALLED, STANDARD, line_in, owner_of
+from shoal_workers.torch_internals import functional_collectives
 
 _METHODS = (
     "_allgather_base",
@@ -67,7 +67,7 @@ _METHODS = (
     "scatter",
     "send",
 )
-"""Of torch's ProcessGroup: everything that communicates; all of torch.distributed ends there."""
+"""The methods of torch's ProcessGroup that communicate; all of torch.distributed ends there."""
 _FUNCTIONAL = (
     "all_gather_into_tensor_coalesced",
     "all_gather_single",
@@ -100,7 +100,7 @@ _COMMUNICATING = (
 _FOR_THEIR_CALLER = (
     _TORCH,
     *(f"{path}typing_extensions.py" for path in INSTALLED),  # marks functions of torch as deprecated
-    str(Path(ENGINE) / "engine" / "group" / "functional_collectives.py"),
+    str(Path(ENGINE) / "engine" / "group" / "collectives.py"),
     __file__,
     "<",
 )
@@ -122,7 +122,7 @@ class CollectiveRefused(BaseException):
 
 
 class _State:
-    """Of this process. Written by the training thread, except a refusal."""
+    """What this process knows of its calls into the task. Written by the training thread, except a refusal."""
 
     def __init__(self) -> None:
         self.is_installed = False
@@ -144,7 +144,7 @@ def guard_collectives() -> None:
     for name in _METHODS:
         setattr(ProcessGroup, name, _guarded(getattr(ProcessGroup, name), _refuse_call))
     for name in _FUNCTIONAL:
-        _replace(name, _refuse_call, _functional_collectives)
+        _replace(name, _refuse_call, functional_collectives)
     for name in _GROUPS:
         _replace(name, _refuse_group, dist, dist.distributed_c10d, device_mesh)
     _replace("get_world_size", _refuse_world_size, dist)

@@ -3,7 +3,22 @@ whose report says what class of error it is, whose code raised it, and the line 
 sentence instead of the framework's text (contract/errors/mistakes.py).
 
 Never converts a broken collective: FSDP communicates inside the user's forward and backward passes, so a broken
-connection is raised there as a RuntimeError that is not a bug of the task. Used by the engine, the passes and the
+connection is raised there as a RuntimeError that is not a bug of the task.
+
+Settings of the process, or of the training thread, that the task's code may leave changed:
+
+    gradient and inference mode,    refused: Shoal's own tensors, and every later call, would be computed otherwise than
+    default device, autocast        the task's author saw
+    default dtype                   accepted from the import to the last `build_dataset`, so that all later calls have
+                                    it, in every worker; refused later, since ranks and steps would differ
+    number of threads, anomaly      undone after each call, with a remark in the log, once: the spec decides, or the
+    detection, deterministic mode   setting counts in the call that makes it
+
+Everything else is the task's own business: seeds (each micro-batch is seeded anew), the working directory (Shoal's
+paths are absolute), TF32, cuDNN's benchmark. Settings are read before and after each call, which takes 2 us.
+
+`Remarks` are sentences about the task for the job's log: each once per worker, and those of rank 0 only. While a worker
+prepares it has no rank, so what is remarked then waits for its first generation. Used by the engine, the passes and the
 trainer.
 """
 
@@ -14,28 +29,21 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 import torch
 
-from shoal_workers.contract.errors.classes import (
-    ErrorClass,
-    Frame,
-    FrameOwner,
-    Link,
-    Origin,
-    error_class_of,
-    origin_of,
-)
+from shoal_workers.contract.errors.classes import ErrorClass, Frame, FrameOwner, Link, Origin, error_class_of, origin_of
 from shoal_workers.contract.errors.mistakes import REFUSED, Recognised, Seen, recognise
 from shoal_workers.contract.messages import ErrorReport, Phase
 from shoal_workers.contract.plain_text import text_of
-from shoal_workers.engine.errors import EngineError, Fenced, TaskFailed
-from shoal_workers.engine.group.collective_errors import is_collective_error
+from shoal_workers.engine.generation_ends import EngineError, Fenced, TaskFailed
+from shoal_workers.engine.group.collectives import is_collective_error
 from shoal_workers.engine.task.code_owner import ENGINE, TASKS, line_in, owner_of
-from shoal_workers.engine.task.process_settings import ProcessSettings
 from shoal_workers.engine.task.task_collectives import enter_task, leave_task
+from shoal_workers.torch_internals import default_device, enter_inference_mode
 
 _DISTRIBUTED = f"{Path(torch.distributed.__file__).parent}{os.sep}"
 _RAISE = dis.opmap["RAISE_VARARGS"]
@@ -54,7 +62,7 @@ class UserCode:
     """Context manager, reusable: `with user_code: task.loss(...)`.
 
     It also refuses what the task's code may not do to the process: collectives of its own (task_collectives.py), and
-    settings that it leaves changed (process_settings.py).
+    settings that it leaves changed.
 
     Args:
         phase: called at the time of the error.
@@ -231,3 +239,119 @@ def _frames(error: BaseException) -> list[Frame]:
 def _type_of(error: BaseException) -> str:
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+_entered: list[object] = []
+"""Modes that are ended when they are freed."""
+_UNDONE = {
+    "threads": "torch.set_num_threads(), which was undone: worker.cpus decides how many threads a worker has.",
+    "anomaly": "torch.autograd.set_detect_anomaly(), which was undone: called within loss(), it counts for the "
+    "backward pass of that micro-batch.",
+    "deterministic": "torch.use_deterministic_algorithms(), which was undone: deterministic: true in the spec asks "
+    "for equal bits.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """As they are at one moment."""
+
+    has_gradients: bool
+    is_inference: bool
+    dtype: torch.dtype
+    device: torch.device | None
+    autocast: tuple[bool, ...]
+    threads: int
+    anomaly: tuple[bool, bool]
+    deterministic: tuple[bool, bool]
+
+    @staticmethod
+    def now() -> ProcessSettings:
+        return ProcessSettings(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(),
+            default_device(),
+            tuple(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES)),
+            torch.get_num_threads(),
+            (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+            (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        )
+
+    def left_by(self, phase: Phase) -> tuple[str, list[str]]:
+        """What a call that began with these settings has left: why that is refused (empty: it is not), and the remarks
+        on what was undone. Afterwards all are as they were, but for what is accepted."""
+        now = ProcessSettings.now()
+        if now == self:
+            return "", []
+        refused = _refused(self, now, phase)
+        remarks = [
+            f"The task calls {words}" for name, words in _UNDONE.items() if getattr(now, name) != getattr(self, name)
+        ]
+        _restore(self, now, keeps_dtype=not refused)
+        return refused, remarks
+
+
+def _refused(before: ProcessSettings, after: ProcessSettings, phase: Phase) -> str:
+    if after.is_inference != before.is_inference:
+        return "inference mode was left on; write `with torch.inference_mode():` around what needs it."
+    if after.has_gradients != before.has_gradients:
+        state = "on" if after.has_gradients else "off"
+        return (
+            f"gradients were switched {state} and left so (torch.set_grad_enabled({after.has_gradients})); write "
+            "`with torch.no_grad():` around what needs none. Shoal itself validates without gradients."
+        )
+    if after.device != before.device and after.device != torch.device("cpu"):
+        return (
+            f"the default device was left at {after.device} (torch.set_default_device); leave it: build_model() builds "
+            "on the CPU and Shoal moves model and batches, and new tensors take device=batch.device."
+        )
+    if after.autocast != before.autocast:
+        return (
+            "autocast was left on (torch.set_autocast_enabled); set precision: bf16 in the spec, or write "
+            "`with torch.autocast(...):` around what needs it."
+        )
+    if after.dtype != before.dtype and phase is not Phase.PREPARING:
+        return (
+            f"the default dtype was left at {after.dtype} (torch.set_default_dtype), which only calls after this one "
+            "would have; set it where the module is imported, or give tensors and modules a dtype=."
+        )
+    return ""
+
+
+def _restore(before: ProcessSettings, now: ProcessSettings, *, keeps_dtype: bool) -> None:
+    if now.is_inference != before.is_inference:
+        _entered.append(enter_inference_mode(is_on=before.is_inference))
+    torch.set_grad_enabled(before.has_gradients)
+    if not keeps_dtype:
+        torch.set_default_dtype(before.dtype)
+    if now.device != before.device:
+        torch.set_default_device(before.device)
+    for device, is_enabled in zip(_AUTOCAST_DEVICES, before.autocast, strict=True):
+        torch.set_autocast_enabled(device, is_enabled)
+    torch.set_num_threads(before.threads)
+    torch.autograd.set_detect_anomaly(*before.anomaly)
+    is_deterministic, warns_only = before.deterministic
+    torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
+
+
+class Remarks:
+    """Training thread only."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._waiting: list[str] = []
+
+    def add(self, text: str) -> None:
+        """Keep it, unless it is known."""
+        if text not in self._known:
+            self._known.add(text)
+            self._waiting.append(text)
+
+    def say(self, rank: int, log: Callable[[str], None]) -> None:
+        """Log what was added since the last call, if this is rank 0."""
+        waiting, self._waiting = self._waiting, []
+        if rank == 0:
+            for text in waiting:
+                log(text)

@@ -10,10 +10,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slots.buddy_slots import OutdatedCopy
 from shoal_workers.snapshot_store.slots.pool import SlotPool, at
 from shoal_workers.snapshot_store.slots.slot import PartHeader, Regions, SlotFile
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 STEPS_PER_COPY = 20
 """Steps between two whole copies while a log is kept. A copy has three times the size of the gradients, so the buddy

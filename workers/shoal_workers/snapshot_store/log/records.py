@@ -1,20 +1,26 @@
-"""What a gradient log consists of: its head, and one commit for each step. Pure data; imports no torch.
+"""What a gradient log consists of: its head, and one commit for each step. Hides their bytes, and where each gradient
+lies.
 
     entry file   | header: step | index: head | extra: commit, changed tensors, extra JSON | payload: gradients |
 
 The gradients of a step arrive before the vote, the commit right after it. An entry is complete once it has both. Its
 payload has the gradients that existed before the vote, in the order of the head's parameters, without gaps. The
 state after `step` follows from any state whose step is at least `previous` and below `step`: steps in between changed
-nothing. Made by the engine, stored as it is sent, read by `replay`.
+nothing. The head also names the platform on which the gradients have the same effect bit for bit. Made by the engine,
+stored as it is sent, read by `replay` and the receiver.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Annotated
 
+import torch
 from pydantic import Field, ValidationError
+from torch import Tensor
 
 from shoal_workers.contract.base import Frozen
 
@@ -41,7 +47,7 @@ class LoggedGroup(Frozen):
 
 
 class LoggedOptimizer(Frozen):
-    """An optimizer that its task declares elementwise; see `optimizers`."""
+    """An optimizer that its task declares elementwise; see `rules`."""
 
     path: str
     """module:Class"""
@@ -57,16 +63,16 @@ class LogHead(Frozen):
     """All that the commits of one log have in common."""
 
     groups: tuple[LoggedGroup, ...]
-    """Of the built-in AdamW."""
+    """The settings of the built-in AdamW."""
     optimizer: LoggedOptimizer | None = None
     """None: the built-in AdamW."""
     parameters: tuple[LoggedParameter, ...]
     num_elements: Count
-    """Of all parameters: the most that an entry contains."""
+    """The elements of all parameters: the most that an entry contains."""
     commit_room: Count
     """Bytes that are reserved for a commit."""
     num_threads: int
-    """Of torch in the writing process. The replay needs the same: they divide long loops into other vectors."""
+    """Threads of torch in the writing process. The replay needs as many: they divide long loops into other vectors."""
     torch_version: str
     cpu_capability: str
 
@@ -142,3 +148,46 @@ def decode(data: bytes) -> CommitBlob:
     if len(extra) != commit.extra_bytes:
         raise ValueError(f"{len(extra)} bytes of values instead of {commit.extra_bytes}")
     return CommitBlob(commit, tuple(changed), extra)
+
+
+def head_of(
+    groups: Sequence[LoggedGroup],
+    parameters: Sequence[tuple[str, int, Sequence[int]]],
+    *,
+    commit_room: int,
+    optimizer: LoggedOptimizer | None = None,
+) -> LogHead:
+    """`parameters`: name, number of the group, sizes of the shard. `groups`: none with an `optimizer`."""
+    num_threads, torch_version, cpu_capability = platform()
+    return LogHead(
+        groups=tuple(groups),
+        optimizer=optimizer,
+        parameters=tuple(
+            LoggedParameter(name=name, group=group, sizes=tuple(sizes)) for name, group, sizes in parameters
+        ),
+        num_elements=sum(prod(sizes) for _, _, sizes in parameters),
+        commit_room=commit_room,
+        num_threads=num_threads,
+        torch_version=torch_version,
+        cpu_capability=cpu_capability,
+    )
+
+
+def views_of(
+    gradients: Tensor, head: LogHead, counts: Sequence[int], unused: Collection[int] = ()
+) -> list[Tensor | None]:
+    """By parameter: its gradient in the payload of an entry; None: its count is 0 and it is not among `unused`."""
+    views: list[Tensor | None] = []
+    end = 0
+    for number, (one, count) in enumerate(zip(head.parameters, counts, strict=True)):
+        if not count and number not in unused:
+            views.append(None)
+            continue
+        start, end = end, end + prod(one.sizes)
+        views.append(gradients[start:end].view(one.sizes))
+    return views
+
+
+def platform() -> tuple[int, str, str]:
+    """This process's platform, as `LogHead.platform`."""
+    return torch.get_num_threads(), str(torch.__version__), torch.backends.cpu.get_cpu_capability()

@@ -1,6 +1,11 @@
 """Replays log entries on a whole copy, and so makes the part of any logged step: bit for bit what the partner had.
+Hides which entries lead from which copy to which step.
 
     whole copy of step 10 (its file)  --copy-->  a free buddy slot  --entries 11, 12, 13-->  the part of step 13
+
+    whole copies   10                        26
+    entries            11  12  13 ... 25  26     27  28  30     (step 29 was skipped: 30 has previous 28)
+    replayable     10  11  12 ........... 25 26  27  28  30
 
 Reads nothing but files of this node, so any of its processes can do this, also if the process that received them is
 dead. The copy is read before anything else; if it or an entry is overwritten meanwhile, the replay begins again.
@@ -12,7 +17,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +26,20 @@ import torch
 from torch import Tensor
 
 from shoal_workers.checkpoint.index import ShardIndex
-from shoal_workers.snapshot_store.errors import SharedMemoryFull
-from shoal_workers.snapshot_store.log.chains import Link, chain, replayable
-from shoal_workers.snapshot_store.log.head import platform, views_of
-from shoal_workers.snapshot_store.log.records import START_BYTES, Commit, LogHead, decode, previous_of
+from shoal_workers.snapshot_store.log.records import (
+    START_BYTES,
+    Commit,
+    LogHead,
+    decode,
+    platform,
+    previous_of,
+    views_of,
+)
 from shoal_workers.snapshot_store.log.rules import rule_of
 from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, OutdatedCopy
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry
 from shoal_workers.snapshot_store.slots.slot import PartHeader, Regions, SlotFile, Stamp, read_header, read_sequence
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 _TRIES = 3
 _EXTRA_HEADROOM_BYTES = 4096
@@ -141,7 +152,7 @@ class Replayer:
         return tuple(name for name, span in spans.items() if not torch.equal(payload[span], expected[span]))
 
     def newest_step(self, generation: int, rank: int) -> int | None:
-        """Of the parts that exist or can be made."""
+        """The newest step of the parts that exist or can be made."""
         steps = [h.step for _, h in self._registry.parts() if (h.generation, h.rank) == (generation, rank)]
         known = self._links().get((generation, rank), {})
         return max([*steps, *replayable(steps, known)], default=None)
@@ -304,3 +315,40 @@ def _read(fd: int, memory: memoryview, offset: int) -> None:
         if not count:
             raise _Overwritten
         memory, offset = memory[count:], offset + count
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One complete entry: it leads from any state with `previous` <= step < `step` to the state after `step`."""
+
+    step: int
+    previous: int
+
+
+def chain(bases: Collection[int], links: Iterable[Link], wanted: int) -> tuple[int, tuple[Link, ...]] | None:
+    """The newest whole copy from which the wanted step can be reached, and the entries to replay. None: none leads."""
+    known = list(links)
+    for base in sorted((base for base in bases if base <= wanted), reverse=True):
+        path: list[Link] = []
+        for link in _from(base, known):
+            if link.step > wanted:
+                break
+            path.append(link)
+        if (path[-1].step if path else base) == wanted:
+            return base, tuple(path)
+    return None
+
+
+def replayable(bases: Collection[int], links: Iterable[Link]) -> set[int]:
+    """Every step that can be reached from a whole copy by replaying at least one entry, and is none itself."""
+    known = list(links)
+    return {link.step for base in bases for link in _from(base, known)} - set(bases)
+
+
+def _from(base: int, links: list[Link]) -> Iterator[Link]:
+    """The entries that follow a state, in order."""
+    step = base
+    for link in sorted(links, key=lambda link: link.step):
+        if link.previous <= step < link.step:
+            step = link.step
+            yield link

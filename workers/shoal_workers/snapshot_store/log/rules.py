@@ -1,18 +1,27 @@
 """What the update of a log's optimizer does to the tensors of a part: the built-in AdamW, or one that a task declares
-pure and elementwise. Called by `replay`; reads no file."""
+pure and elementwise. Hides how another process makes an equal optimizer.
+
+    class       by its name, "module:Class"; every worker of a job can import the modules of its task
+    settings    of each parameter group; JSON, exact for every number
+
+A task's optimizer gets parameter groups from its constructor, and its defaults by name, as those of torch do
+(docs/tasks.md). Called by `replay`, and by the engine, which writes a log; reads no file.
+"""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from shoal_workers.snapshot_store.log.adamw import AdamWGroup, ParameterBuffers, update
-from shoal_workers.snapshot_store.log.optimizers import class_of, rebuild
-from shoal_workers.snapshot_store.log.records import Commit, LogHead
+from shoal_workers.snapshot_store.log.records import Commit, LoggedOptimizer, LogHead
 
 View = Callable[[str], Tensor]
 """The tensor of a part by its name. KeyError: the part has none."""
@@ -117,3 +126,60 @@ def keep_tensors(state: dict[str, object], tensors: Mapping[str, Tensor]) -> Non
         if isinstance(found, Tensor) and found is not tensor:
             tensor.copy_(found)
             state[key] = tensor
+
+
+_NOT_SETTINGS = ("params", "param_names", "lr", "initial_lr")
+"""A commit has the rates of its step."""
+
+
+def describe(optimizer: Optimizer) -> LoggedOptimizer:
+    """ValueError, with the reason, if no other process can make an equal one."""
+    kind = type(optimizer)
+    path = f"{kind.__module__}:{kind.__qualname__}"
+    if "<locals>" in path or kind.__module__ == "__main__":
+        raise ValueError(f"{kind.__qualname__} is not defined at the top of a module")
+    groups = tuple(_exact(_settings(group)) for group in optimizer.param_groups)
+    return LoggedOptimizer(path=path, defaults=_exact(optimizer.defaults), groups=groups)
+
+
+def rebuild(kind: type[Optimizer], groups: Sequence[dict[str, Any]], defaults: Mapping[str, Any]) -> Optimizer:
+    """Another one of this class. `groups`: with their parameters. Raises what the constructor raises."""
+    taken = inspect.signature(kind).parameters
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
+    return kind(list(groups), **{name: value for name, value in defaults.items() if takes_all or name in taken})
+
+
+def class_of(path: str) -> type[Optimizer]:
+    """ValueError if no such optimizer can be imported here."""
+    module_name, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"the optimizer {path} cannot be imported here: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+        raise ValueError(f"{path} is not a torch.optim.Optimizer")
+    return found
+
+
+def settings_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The settings of each group, without its parameters; with its peak rate."""
+    return [{**_settings(group), "lr": group["lr"]} for group in optimizer.param_groups]
+
+
+def plain_settings_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The same without the rate: what no step and no schedule may change."""
+    return [_settings(group) for group in optimizer.param_groups]
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name not in _NOT_SETTINGS}
+
+
+def _exact(settings: Mapping[str, Any]) -> str:
+    try:
+        text = json.dumps(settings, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"a setting of the optimizer is not plain JSON: {error}") from None
+    return text

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slots import retention
 from shoal_workers.snapshot_store.slots.pool import SlotPool, at
 from shoal_workers.snapshot_store.slots.slot import Regions, SlotFile
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 _HEADROOM_BYTES = 64 << 10
 """A new slot is larger by this much, so that a copy whose plain values are a few digits longer still fits."""
@@ -81,7 +81,7 @@ class BuddySlots:
             self._pool.close()
 
     def newest_step(self, generation: int, rank: int) -> int | None:
-        """Of the copies of this rank."""
+        """The newest step of the copies of this rank."""
         headers = [slot.header for slot in self._pool.slots]
         steps = [h.step for h in headers if h is not None and (h.generation, h.rank) == (generation, rank)]
         return max(steps, default=None)

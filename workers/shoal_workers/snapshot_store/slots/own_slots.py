@@ -23,14 +23,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.distributed.tensor import DTensor
 
-from shoal_workers.checkpoint.save_plan import SavePlan, plan_key, plan_save
-from shoal_workers.snapshot_store.errors import SharedMemoryFull
+from shoal_workers.checkpoint.save_plan import SavePlan, local_tensor, plan_key, plan_save
 from shoal_workers.snapshot_store.slots import retention
 from shoal_workers.snapshot_store.slots.pool import SlotPool, at, fitting
 from shoal_workers.snapshot_store.slots.shape import Shape, view_of
 from shoal_workers.snapshot_store.slots.slot import SlotFile, Stamp
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ class OwnSlots:
 
     @property
     def plan(self) -> SavePlan:
-        """Of the newest snapshot, of which there is one: asserted."""
+        """The plan of the newest snapshot; there must be one."""
         assert self._shape is not None
         return self._shape.plan
 
@@ -286,7 +285,7 @@ def _copy(views: _Views, state: Mapping[str, torch.Tensor], plan: SavePlan) -> N
     targets, sources = [], []
     for item, view, address in zip(plan.items, views.tensors, views.addresses, strict=True):
         tensor = state[item.fqn]
-        source = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        source = local_tensor(tensor)
         if source.is_cpu and source.is_contiguous() and source.nbytes == item.nbytes:
             ctypes.memmove(address, source.data_ptr(), item.nbytes)
         else:

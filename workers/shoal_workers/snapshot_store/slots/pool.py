@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slots.slot import SlotFile
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 T = TypeVar("T")
 

@@ -369,3 +369,12 @@ def _segment(name: str) -> str:
     """The name as one path segment; never hidden, never `.` or `..`."""
     quoted = quote(name, safe="")
     return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
+
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def machine_id(root: Path = Path("/dev/shm")) -> str:
+    """The boot of the machine, and the file system that is mounted at `root`. OSError if there is none."""
+    boot = _BOOT_ID.read_text().strip()
+    return f"{boot}-{root.stat().st_dev:x}"

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal_workers.snapshot_store.errors import SharedMemoryFull
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 PAGE_BYTES = 4096
 _MAGIC = b"SHOALRM1"
@@ -76,7 +76,7 @@ class PartHeader:
     world_size: int
     step: int
     num_bytes: int
-    """Of the payload."""
+    """The bytes of the payload."""
     payload_offset: int
     index_offset: int
     index_bytes: int

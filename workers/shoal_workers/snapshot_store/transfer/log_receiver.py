@@ -6,7 +6,8 @@
     abort               ->                  the vote refused the step
 
 Nothing is replayed here, unless there is no slot for the next entry: then the oldest entries are replayed, which makes
-them unnecessary. Called by the server, on the thread of the connection.
+them unnecessary. Called by the server, on the thread of the connection;
+apart from it, because it is the other side of log_sender.py, and only a CPU has a log.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.log.comparison import Comparison
 from shoal_workers.snapshot_store.log.entry_slots import EntrySlots
-from shoal_workers.snapshot_store.log.head import platform
-from shoal_workers.snapshot_store.log.records import LogHead
+from shoal_workers.snapshot_store.log.records import LogHead, platform
 from shoal_workers.snapshot_store.log.replay import Replayer, ReplayFailed
 from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, OutdatedCopy
 from shoal_workers.snapshot_store.slots.slot import Regions, SlotFile, Stamp
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 from shoal_workers.snapshot_store.transfer.requests import Answer, LogKind, LogMessage, Part
 from shoal_workers.snapshot_store.transfer.wire import CHUNK_BYTES, Wire
 
@@ -90,7 +90,7 @@ class _Log:
         )
         self._slot: SlotFile | None = None
         self._num_bytes = 0
-        """Of the gradients in it."""
+        """The bytes of the gradients in the entry."""
         self._cpu_s = time.thread_time()
 
     def refusal(self) -> str:

@@ -70,7 +70,7 @@ class LogMessage(Frozen):
 
     kind: LogKind
     step: Count
-    """Of the entry: optimizer steps completed with it."""
+    """Optimizer steps that are completed with the entry."""
     num_bytes: Count
     """What follows, raw."""
 

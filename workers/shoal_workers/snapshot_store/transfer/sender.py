@@ -63,7 +63,7 @@ class Sender:
         self._stopped = False
         self._is_broken_off = False
         self.sent_bytes = 0
-        """Of all copies that have arrived."""
+        """The bytes of all copies that have arrived."""
         self._thread: threading.Thread | None = None
 
     @property

@@ -155,7 +155,7 @@ def connect(
 ) -> Wire:
     """OSError if it cannot be reached in time, PeerRefused if it does not have the same key.
 
-    `queue_s`: waits so long, if that is longer, until the server begins to serve this connection after others."""
+    `queue_s`: the server may serve others first for this long, if that is longer than `patience_s`."""
     family, kind, protocol, _, address = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, protocol)
     try:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from shoal_workers.contract.spec import OptimizerSpec
-from shoal_workers.engine.step.clip import Gradients, clip_factor
-from shoal_workers.engine.step.optimizer import adamw
+from shoal_workers.engine.step.gradients import Gradients, clip_factor
+from shoal_workers.engine.step.update import adamw
 
 SIZE = 531
 SETTINGS = OptimizerSpec(lr=0.0123, weight_decay=0.07)

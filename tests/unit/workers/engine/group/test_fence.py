@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_workers.engine.errors import Fenced
+from shoal_workers.engine.generation_ends import Fenced
 from shoal_workers.engine.group.fence import Fence
 
 

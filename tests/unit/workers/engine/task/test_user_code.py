@@ -14,7 +14,7 @@ import torch
 import shoal_workers.engine
 from shoal_workers.contract.errors.classes import ErrorClass, Origin
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
-from shoal_workers.engine.errors import TaskFailed
+from shoal_workers.engine.generation_ends import TaskFailed
 from shoal_workers.engine.process.exits import classify
 from shoal_workers.engine.task.user_code import UserCode
 

@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.snapshot_store.slots.registry import KEEP_S, SlotRegistry, Sweep, remove_attempts, sweep_stale
+from shoal_workers.snapshot_store.slots.registry import (
+    KEEP_S,
+    SlotRegistry,
+    Sweep,
+    machine_id,
+    remove_attempts,
+    sweep_stale,
+)
 
 StartWorker = Callable[..., Any]
 
@@ -256,3 +263,13 @@ def test_the_last_process_to_close_deletes_everything_also_of_dead_processes(
 def test_unusable_root_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         SlotRegistry(tmp_path / "nosuch", job_id="j", attempt=1, memory_id="n", worker_id="s")
+
+
+def test_the_id_is_of_this_boot_and_of_the_file_system() -> None:
+    assert machine_id(Path("/dev/shm")) == machine_id(Path("/dev/shm"))
+    assert machine_id(Path("/dev/shm")) != machine_id(Path("/proc"))
+
+
+def test_a_machine_without_shared_memory_has_none(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="no such place"):
+        machine_id(tmp_path / "no such place")

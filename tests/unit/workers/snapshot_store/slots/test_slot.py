@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slots.slot import (
     PAGE_BYTES,
     PartHeader,
@@ -19,6 +18,7 @@ from shoal_workers.snapshot_store.slots.slot import (
     read_header,
     read_sequence,
 )
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 _REGIONS = Regions.of(index_bytes=10, extra_room=100, num_bytes=5000)
 

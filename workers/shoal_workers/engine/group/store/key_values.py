@@ -2,7 +2,8 @@
 
 A request is answered at once, or waits. `apply` returns the answer or None; `ready` returns the waits that have ended.
 A waiting request is looked at again only when the thing that it lacks is there: with a look at every wait after every
-request, N ranks that wait for each other would cost N^2 looks. Called by `StoreServer`, on its thread.
+request, N ranks that wait for each other would cost N^2 looks. In a `Gathering` each rank gives a value under a name,
+and once all have, each may have all of them. Called by `StoreServer`, on its thread.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from shoal_workers.engine.group.store.gathering import Gathering
-from shoal_workers.engine.group.store.messages import Operation, Outcome, Space, StoreAnswer, StoreRequest
+from shoal_workers.engine.group.store.messages import Operation, Outcome, Space, StoreAnswer, StoreRequest, join
 
 Client = TypeVar("Client", bound=Hashable)
 
 
 @dataclass(slots=True)
 class _Contents:
-    """Of one generation."""
+    """The contents of one generation."""
 
     keys: dict[bytes, bytes] = field(default_factory=dict)
     gatherings: dict[bytes, Gathering] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class KeyValues(Generic[Client]):
 
     @property
     def num_keys(self) -> int:
-        """Of all generations, with the values of gatherings. Any thread."""
+        """The keys of all generations, and the values of gatherings. Any thread."""
         return sum(
             len(one.keys) + sum(gathering.num_values for gathering in tuple(one.gatherings.values()))
             for one in tuple(self._contents.values())
@@ -144,7 +144,7 @@ class KeyValues(Generic[Client]):
                 self._ended.append((client, answer))
 
     def _values(self, request: StoreRequest, contents: _Contents) -> tuple[bytes, ...]:
-        """Of a request that does not wait. ValueError: the operands do not fit the operation."""
+        """The values that answer a request that does not wait. ValueError: the operands do not fit the operation."""
         keys, space = contents.keys, request.space
         match request.operation, request.operands:
             case Operation.SET, operands if len(operands) % 2 == 0:
@@ -186,3 +186,49 @@ def _gathered(request: StoreRequest, gathering: Gathering) -> StoreAnswer:
 
 def _misfit(request: StoreRequest) -> ValueError:
     return ValueError(f"the operation {request.operation} does not have {len(request.operands)} operands")
+
+
+class Gathering:
+    """One exchange among `num_ranks` ranks, numbered from 0."""
+
+    def __init__(self, num_ranks: int) -> None:
+        if num_ranks < 1:
+            raise ValueError(f"{num_ranks} ranks exchange nothing")
+        self._num_ranks = num_ranks
+        self._values: dict[int, bytes] = {}
+        self._joined = b""
+
+    def give(self, rank: int, num_ranks: int, value: bytes) -> bool:
+        """Whether this completes it. A value that replaces an earlier one is ignored once all ranks have given theirs.
+
+        ValueError: the rank does not take part, or another rank has named another number of ranks.
+        """
+        if num_ranks != self._num_ranks:
+            raise ValueError(f"one rank says {num_ranks} ranks, and another one {self._num_ranks}")
+        if not 0 <= rank < num_ranks:
+            raise ValueError(f"there is no rank {rank} among {num_ranks}")
+        if self.is_complete:
+            return False
+        self._values[rank] = value
+        is_last = len(self._values) == num_ranks
+        if is_last:
+            self._joined = join(self._values[one] for one in range(num_ranks))
+        return is_last
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._values) == self._num_ranks
+
+    @property
+    def num_values(self) -> int:
+        return len(self._values)
+
+    @property
+    def joined(self) -> bytes:
+        """All values by rank, see `split`; empty until it is complete."""
+        return self._joined
+
+    @property
+    def absent(self) -> list[int]:
+        """Ranks that have given none, ascending."""
+        return [rank for rank in range(self._num_ranks) if rank not in self._values]

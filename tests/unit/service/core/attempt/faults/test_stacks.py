@@ -13,7 +13,7 @@ def frames(*lines: str) -> tuple[Frame, ...]:
 
 ENGINE = ("shoal_workers/engine/trainer.py:9:_step", "shoal_workers/engine/engine.py:5:run")
 IN_ALL_REDUCE = frames(
-    "shoal_workers/engine/group/collective_wait.py:99:wait",
+    "shoal_workers/engine/group/collectives.py:99:wait",
     "site-packages/torch/distributed/distributed_c10d.py:3000:all_reduce",
     "site-packages/torch/distributed/c10d_logger.py:80:wrapper",
     *ENGINE,

@@ -1,0 +1,419 @@
+"""Keeps a run's state in shared memory that outlives the worker, so that a worker's death costs no completed step.
+
+    first step of a job       the tensors are copied once, and everything that refers to them is pointed to the copy
+    restore                   everything is pointed to a buffer first, and the values are read straight into it
+    every update              reads one of two buffers and writes the other, which is then marked with its step:
+                              one buffer is complete at every moment, whenever a worker is killed
+    re-forming                other ranks read from the buffer what they need; if the layout stays, nothing is read
+
+      buffer 0   | step 4 ........................... | writes step 6 | step 6 ...
+      buffer 1   | step 3 | writes step 5 | step 5 .......................... | writes step 7
+                          vote 5                      vote 6: step 5 is complete on every rank
+
+Works on the CPU, with the default optimizer, which writes its results to the other buffer, and with an elementwise one
+of the task: then the state is copied to the other buffer first, and updated there. Of other optimizers it is not known
+what else refers to their tensors. Tensors that cannot be moved (buffers, counters) are copied at each `finish`. If they
+are more than a small part of the state, nothing is moved, and snapshots are copies, as on a GPU.
+
+A parameter has no optimizer state before its first gradient. The state that appears in an update has room in the
+buffers if the restored one had room for it; otherwise the buffer that was just written gets a new layout before it is
+marked, and the other one before it is written the next time, so that one buffer is complete all the time.
+
+What it uses of FSDP2 is private; tests/dist/state/test_double_buffered_state.py fails if a torch version changes it.
+Made by `build_runtime`, if the optimizer allows it (`state_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shoal_workers.checkpoint.save_plan import SavePlan, local_tensor, plan_save
+from shoal_workers.contract.snapshots import SnapshotSource
+from shoal_workers.engine.cpu.gradient_log import GradientLog
+from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.process.warm_memory import return_freed_memory
+from shoal_workers.engine.state.device_state import CopiedState, DeviceState, StepLog
+from shoal_workers.engine.state.training_state import StateView, parameters_of
+from shoal_workers.engine.step.double_buffered_adamw import ParameterBuffers
+from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.step.update import Update
+from shoal_workers.snapshot_store.live.live_slots import LiveSlot
+from shoal_workers.snapshot_store.log.rules import keep_tensors
+from shoal_workers.snapshot_store.slots.shape import with_rooms
+from shoal_workers.snapshot_store.slots.slot import Stamp
+from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
+from shoal_workers.snapshot_store.store import SnapshotStore
+from shoal_workers.torch_internals import local_of, set_shard_memory, shard_memory
+
+_MAX_COPIED_SHARE = 0.02
+"""Largest share of the state's bytes that is copied at each step."""
+
+
+def state_of(assembly: Assembly, update: Update) -> DeviceState:
+    """The state of a model on its device. An update that is not elementwise is that of a GPU, or refers to tensors in a
+    way that nobody knows."""
+    return DoubleBufferedState(assembly, update) if update.is_elementwise else CopiedState(assembly, update)
+
+
+class DoubleBufferedState:
+    """The state of one model and its optimizer; in private memory at first. Training thread only."""
+
+    def __init__(self, assembly: Assembly, update: Update) -> None:
+        self.view = StateView(assembly, update)
+        self.update = update
+        self._assembly = assembly
+        self._can_move = True
+        self.why_copies = ""
+        self.keeps_restored = True
+        self._store: SnapshotStore | None = None
+        self._slots: list[LiveSlot] = []
+        """None, or one until the first update, or two."""
+        self._is_filled_anew = False
+        """The current buffer was read from other memory in this generation's restore."""
+        self._current = 0
+        """Index of the slot that holds the state."""
+        self._moved: list[_MovedParameter] = []
+        self._buffers: list[list[_SlotBuffers]] = []
+        """By slot, by moved parameter."""
+        self._moved_names: frozenset[str] = frozenset()
+        self._copied_names: tuple[str, ...] = ()
+        self._names: frozenset[str] = frozenset()
+        """The names of all tensors of the state, when it was moved or settled."""
+        self._owns_replicated = False
+        self._extra_bytes = 0
+        self.why_left = ""
+
+    @property
+    def is_in_shared_memory(self) -> bool:
+        return bool(self._slots)
+
+    def move_to_shared_memory(
+        self,
+        store: SnapshotStore,
+        *,
+        owns_replicated: bool,
+        extra_bytes: int,
+        restoring: SnapshotSource | None = None,
+        with_values: bool = True,
+    ) -> bool:
+        """Called once the optimizer's state exists, between two steps or before a restore. False: it cannot be moved.
+
+        Args:
+            restoring: what the group is about to be restored from.
+            with_values: keep the values. Otherwise they are arbitrary afterwards.
+
+        Raises:
+            SharedMemoryFull: nothing was moved, and later calls return False.
+        """
+        assert not self._slots
+        if not self._can_move:
+            return False
+        self._can_move = False  # a failed attempt is not repeated
+        self.why_copies = "shared memory cannot hold the state twice"
+        self._store, self._owns_replicated, self._extra_bytes = store, owns_replicated, extra_bytes
+        is_moved = self._lay_out(
+            lambda plan: store.live_slot(plan, extra_bytes=extra_bytes, restoring=restoring), with_values=with_values
+        )
+        if is_moved and with_values:
+            return_freed_memory()  # of the state: no later state of this worker is in private memory
+        return is_moved
+
+    def _lay_out(self, slot_for: Callable[[SavePlan], LiveSlot], *, with_values: bool) -> bool:
+        """Move the state from private memory into the first slot. False: too much of it cannot be moved."""
+        plan = self._plan()
+        movable = list(self._movable({item.fqn for item in plan.items}))
+        moved_names = frozenset(name for parameter in movable for name in parameter.names)
+        copied = [item for item in plan.items if item.fqn not in moved_names]
+        if (num_bytes := sum(item.nbytes for item in copied)) > _MAX_COPIED_SHARE * plan.total_bytes:
+            share = num_bytes / plan.total_bytes
+            self.why_copies = f"{share:.0%} of the state are buffers and other tensors that cannot be moved"
+            return False
+        rooms = {parameter.names[0]: shard_memory(parameter.sharded).nbytes for parameter in movable}
+        slot = slot_for(with_rooms(plan, rooms))
+        self._set_moved(movable, plan)
+        self._add(slot)
+        if with_values:
+            self._copy_into(0)
+        self.view.forget()
+        self._point_to(0)
+        self.why_copies = ""
+        return True
+
+    def _plan(self) -> SavePlan:
+        return plan_save(self.view.tensors(), owns_replicated=self._owns_replicated, every_replica=True)
+
+    def _set_moved(self, movable: list[_MovedParameter], plan: SavePlan) -> None:
+        self._moved = movable
+        self._moved_names = frozenset(name for parameter in movable for name in parameter.names)
+        self._copied_names = tuple(item.fqn for item in plan.items if item.fqn not in self._moved_names)
+        self._names = frozenset(self.view.tensors())
+
+    def _add(self, slot: LiveSlot) -> None:
+        buffers = [parameter.buffers_in(slot) for parameter in self._moved]
+        with torch.no_grad():
+            for parameter, one in zip(self._moved, buffers, strict=True):
+                one.flat[parameter.local.numel() :].zero_()  # FSDP's padding
+        slot.hold(self._moved_names | frozenset(self._copied_names))
+        self._slots.append(slot)
+        self._buffers.append(buffers)
+
+    def _copy_into(self, index: int) -> None:
+        """The values that are not there yet."""
+        with torch.no_grad():
+            for parameter, buffers in zip(self._moved, self._buffers[index], strict=True):
+                parameter.copy_to(buffers)
+
+    def settle(self) -> None:
+        """After an update or a restore, before `finish`: find the places of the optimizer's state that has appeared,
+        and leave out of the next part what was dropped. If it has no room and there is no memory for any, the whole
+        state is in private memory afterwards."""
+        if not self._slots or self.view.tensors().keys() == self._names:
+            return
+        if self._has_room():
+            self._arrange()
+            return
+        for parameter, buffers in zip(self._moved, self._buffers[self._current], strict=True):
+            parameter.point_to(buffers.in_private_memory())
+        current, store, extra_bytes = self._slots[self._current], self._store, self._extra_bytes
+        assert store is not None
+        self._slots, self._buffers, self._current = [], [], 0
+        self._moved_names, self._copied_names = frozenset(), ()
+        self.view.turn_to(0)
+        self.view.forget()
+        self.why_copies = "shared memory cannot hold the state twice"
+        try:
+            if not self._lay_out(
+                lambda plan: store.live_slot_anew(current, plan, extra_bytes=extra_bytes), with_values=True
+            ):
+                self.why_left = "too much of the state that has appeared cannot be moved"
+        except SharedMemoryFull as error:
+            self.why_left = f"shared memory has no room for the optimizer's state that has appeared: {error}"
+
+    def _has_room(self) -> bool:
+        items = {item.fqn: item for item in self._slots[0].plan.items}
+        return all(
+            (there := items.get(item.fqn)) is not None and replace(item, file_offset=there.file_offset) == there
+            for item in self._plan().items
+        )
+
+    def _arrange(self, *, with_values: bool = True) -> None:
+        """The state's tensors have changed, and all have room in the slots."""
+        plan = self._plan()
+        known = {parameter.names[0] for parameter in self._moved}
+        movable = [one for one in self._movable({item.fqn for item in plan.items}) if one.names[0] in known]
+        self._set_moved(movable, plan)
+        slots, self._slots, self._buffers = self._slots, [], []
+        for slot in slots:
+            self._add(slot)
+        if with_values:
+            self._copy_into(self._current)
+        self.view.forget()
+        self._point_to(self._current)
+
+    def step(self, lr_factor: float) -> None:
+        """One update. The state before it stays complete until the next update."""
+        optimizer = self.update.double_buffered
+        if not self._slots:
+            self.update.step(lr_factor)
+            return
+        if len(self._slots) == 1:
+            assert self._store is not None
+            self._add(self._store.second_live_slot(keep_restored=self.keeps_restored))
+        # Only now may the other buffer be overwritten: the vote has shown that all ranks have the current one complete.
+        other = 1 - self._current
+        self._slots[other].begin()
+        if optimizer is not None:
+            pairs = list(zip(self._moved, self._buffers[other], strict=True))
+            optimizer.targets = {one.local_parameter: to.as_adamw() for one, to in pairs if one.state}
+            optimizer.parameter_targets = {one.local_parameter: to.parameter for one, to in pairs if not one.state}
+            self.update.step(lr_factor)
+            self._point_to(other)
+        else:  # an optimizer of the task writes where it reads
+            self._copy_to(other)
+            self._point_to(other)
+            self.update.step(lr_factor)
+            for parameter in self._moved:
+                if parameter.state:
+                    keep_tensors(self.update.optimizer.state[parameter.local_parameter], parameter.state)
+        self.settle()
+
+    def finish(self, stamp: Stamp, extra_json: bytes) -> bool:
+        """Mark the current buffer as complete. It stays so until the update after the next.
+
+        False: the state is not in shared memory, or its slot was taken away."""
+        if not self._slots:
+            return False
+        slot = self._slots[self._current]
+        slot.begin()
+        if self._copied_names:
+            state = self.view.tensors()
+            with torch.no_grad():
+                torch._foreach_copy_(
+                    [slot.view(name) for name in self._copied_names],
+                    [local_tensor(state[name]) for name in self._copied_names],
+                )
+        return slot.finish(stamp, extra_json)
+
+    def finish_restored(self, stamp: Stamp, extra_json: bytes) -> bool:
+        """After a restore: mark the buffer into which the state was read as complete.
+
+        False: it was not read into another buffer. A buffer that holds the step already keeps its mark, because the
+        others may hold no other snapshot than that one."""
+        return self._is_filled_anew and self.finish(stamp, extra_json)
+
+    def holds(self, source: SnapshotSource | None) -> bool:
+        """One of the buffers is this rank's part of the snapshot. Then the optimizer's state must not be materialised:
+        others may read it at this moment."""
+        return self._slot_of(source) is not None
+
+    def _slot_of(self, source: SnapshotSource | None) -> int | None:
+        if source is None or not self._slots:
+            return None
+        live = self.view.tensors().keys()
+        for index, slot in enumerate(self._slots):
+            if slot.is_of(source.generation, source.step) and slot.held <= live:
+                return index
+        return None
+
+    def tensors_to_restore(self, source: SnapshotSource | None) -> dict[str, Tensor]:
+        """Before a restore: the tensors that must be overwritten.
+
+        If one of the buffers holds the step to restore, it becomes the current one, and only what was not moved is
+        returned. Otherwise all of the state is returned, and the current buffer is marked as incomplete, so that no
+        other rank reads from it."""
+        self._is_filled_anew = False
+        index = self._slot_of(source)
+        if index is not None:
+            lacking = {item.fqn for item in self._plan().items} - self._slots[index].held
+            if lacking:
+                self.update.drop_state(parameters_of(lacking))
+                self._current = index
+                self._arrange(with_values=False)
+            else:
+                self._point_to(index)
+            return {name: tensor for name, tensor in self.view.tensors().items() if name not in self._moved_names}
+        if self._slots:
+            self._slots[self._current].begin()
+            self._is_filled_anew = True
+        return self.view.tensors()
+
+    def step_log(self, generation: Generation, store: SnapshotStore | None) -> StepLog:
+        return GradientLog(generation, store, self.view, self.update)
+
+    def _copy_to(self, index: int) -> None:
+        old, new = (
+            [tensor for buffers in self._buffers[slot] for tensor in buffers.tensors] for slot in (self._current, index)
+        )
+        if new:  # a rank may have no part of any parameter
+            with torch.no_grad():
+                torch._foreach_copy_(new, old)
+
+    def _point_to(self, index: int) -> None:
+        """Point everything that refers to the state to the slot of this index."""
+        self._current = index
+        for parameter, buffers in zip(self._moved, self._buffers[index], strict=True):
+            parameter.point_to(buffers)
+        self.view.turn_to(index)
+
+    def _movable(self, planned: Collection[str]) -> Iterator[_MovedParameter]:
+        """Parameters of which this rank has a part, with their optimizer state."""
+        optimizer = self.update.optimizer
+        sharded = {id(p.sharded_param): p for group in self._assembly.param_groups() for p in group.fsdp_params}
+        for name, parameter in self._assembly.named_parameters():
+            local_parameter = self.update.local_parameter(parameter)
+            state = optimizer.state.get(local_parameter) if local_parameter is not None else None
+            if local_parameter is None or id(parameter) not in sharded or not isinstance(parameter, DTensor):
+                continue
+            own_state = {
+                key: value
+                for key, value in (state or {}).items()
+                if isinstance(value, Tensor) and value.shape == local_parameter.shape
+            }
+            moved = _MovedParameter(
+                names=(f"model.{name}", *(f"optim.{name}.{key}" for key in own_state)),
+                sharded=sharded[id(parameter)],
+                local=local_of(parameter),
+                local_parameter=local_parameter,
+                state=own_state,
+            )
+            if moved.has_expected_layout and all(one in planned for one in moved.names):
+                yield moved
+
+
+@dataclass(frozen=True, slots=True)
+class _SlotBuffers:
+    """The memory of one parameter in one of the slots."""
+
+    flat: Tensor
+    """FSDP's flat, padded shard; `parameter` is its beginning."""
+    parameter: Tensor
+    state: dict[str, Tensor]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.parameter, *self.state.values())
+
+    def in_private_memory(self) -> _SlotBuffers:
+        """A copy."""
+        flat = self.flat.clone()
+        shard = flat[: self.parameter.numel()].view(self.parameter.shape)
+        return _SlotBuffers(flat, shard, {key: tensor.clone() for key, tensor in self.state.items()})
+
+    def as_adamw(self) -> ParameterBuffers:
+        return ParameterBuffers(self.parameter, self.state["exp_avg"], self.state["exp_avg_sq"])
+
+
+@dataclass(frozen=True, slots=True)
+class _MovedParameter:
+    """One parameter, and everything that refers to its memory and to that of its optimizer state."""
+
+    names: tuple[str, ...]
+    """The names of the parameter and of its state."""
+    sharded: Any
+    """FSDP's record of the parameter."""
+    local: Tensor
+    """Local tensor of the model's DTensor."""
+    local_parameter: nn.Parameter
+    """The optimizer's parameter."""
+    state: dict[str, Tensor]
+    """Those of the parameter's shape."""
+
+    @property
+    def has_expected_layout(self) -> bool:
+        """All of its tensors are laid out as this module assumes."""
+        flat, tensors = (
+            shard_memory(self.sharded),
+            (self.local, self.local_parameter, *self.state.values()),
+        )
+        return (
+            all(tensor.is_cpu and tensor.is_contiguous() and tensor.shape == self.local.shape for tensor in tensors)
+            and self.local.data_ptr() == self.local_parameter.data_ptr() == flat.data_ptr()
+            and flat.dtype == self.local.dtype
+        )
+
+    def buffers_in(self, slot: LiveSlot) -> _SlotBuffers:
+        source = shard_memory(self.sharded)
+        flat = slot.room(self.names[0], source.nbytes).view(source.dtype)
+        shard = flat[: self.local.numel()].view(self.local.shape)
+        state = {key: slot.view(name) for key, name in zip(self.state, self.names[1:], strict=True)}
+        return _SlotBuffers(flat, shard, state)
+
+    def copy_to(self, target: _SlotBuffers) -> None:
+        for tensor, place in (
+            (self.local, target.parameter),
+            *((self.state[key], target.state[key]) for key in self.state),
+        ):
+            if tensor.data_ptr() != place.data_ptr():
+                place.copy_(tensor)
+
+    def point_to(self, target: _SlotBuffers) -> None:
+        set_shard_memory(self.sharded, target.flat)
+        self.local.data = self.local_parameter.data = target.parameter
+        for key, tensor in self.state.items():
+            tensor.data = target.state[key]

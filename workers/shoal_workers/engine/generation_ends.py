@@ -1,0 +1,80 @@
+"""What can end a generation, as exceptions that unwind the training thread. They never leave `Engine.run`.
+
+Exception
+├── EngineError
+│   ├── TaskFailed          the user's own code raised; carries the ErrorReport
+│   ├── FormFailed          the group did not form
+│   ├── Fenced              the supervisor fenced this generation
+│   ├── NonFinite           loss or gradient norm is not finite
+│   ├── ComputesWrong       a replay named a rank, and the supervisor did not remove it in time
+│   ├── LayoutRefused       a proof has shown that the layout trains another model
+│   ├── DataDiffers         ranks read different data, or the data is not that of the job's checkpoint
+│   └── StorageFailed       storage could not be read or written, and training cannot continue without it
+└── (torch) RuntimeError, DistError: a broken collective, recognised by `group/collectives.py`
+"""
+
+from __future__ import annotations
+
+from shoal_workers.contract.errors.mistakes import LAYOUT_REFUSED
+from shoal_workers.contract.errors.suspects import Suspect
+from shoal_workers.contract.messages import ErrorReport, Phase
+from shoal_workers.contract.proofs import LayoutProof
+
+
+class EngineError(Exception):
+    """Root of the tree above."""
+
+
+class TaskFailed(EngineError):
+    """Code of the task raised. `report` is what the user reads."""
+
+    def __init__(self, report: ErrorReport) -> None:
+        super().__init__(report)
+        self.report = report
+
+    def __str__(self) -> str:
+        return f"{self.report.type} while {self.report.phase}: {self.report.message}"
+
+
+class FormFailed(EngineError):
+    """Not all ranks of a generation arrived in time, or the rendezvous store could not be reached."""
+
+
+class Fenced(EngineError):
+    """The supervisor has ended the generation; the training thread leaves it as fast as it can."""
+
+
+class NonFinite(EngineError):
+    """Raised after the vote and before anything is changed, on every rank in the same step."""
+
+    def __init__(self, message: str, suspect: Suspect | None) -> None:
+        super().__init__(message)
+        self.suspect = suspect
+
+
+class ComputesWrong(EngineError):
+    """Raised by all ranks, before the step in which a replay named one of them."""
+
+
+class DataDiffers(EngineError):
+    """Raised by every rank before the first step; the message is for the user."""
+
+
+class LayoutRefused(EngineError):
+    """Raised before the first step of a layout, on one rank at least; `proof` says why."""
+
+    def __init__(self, proof: LayoutProof) -> None:
+        super().__init__(proof)
+        self.proof = proof
+
+    def __str__(self) -> str:
+        return self.proof.words
+
+    def report(self, phase: Phase) -> ErrorReport:
+        """What a user reads."""
+        words = self.proof.words
+        return ErrorReport(type="LayoutRefused", message=words, traceback="", phase=phase, mistake=LAYOUT_REFUSED)
+
+
+class StorageFailed(EngineError):
+    """The checkpoint storage failed, and continuing would lose the run."""

@@ -1,0 +1,58 @@
+"""What each step number means for a run: how many there are, their learning rates, and which of them save or validate.
+
+Pure functions of the spec, the step and the size of the data. A rate that depends on the step alone needs no scheduler
+object and no state in the checkpoint, and is right after any resize or rollback. Never depends on wall-clock time or on
+the world size. Called by the trainer and the checks of its ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from shoal_workers.contract.spec import ScheduleSpec, StopSpec
+
+
+def total_steps(stop: StopSpec, *, global_size: int, num_samples: int, tokens_per_sample: int) -> int:
+    """Optimizer steps of the whole run; tokens and epochs are rounded up to whole steps.
+
+    Args:
+        global_size: samples per step.
+        num_samples: length of the training split.
+        tokens_per_sample: 1 for a task without tokens, whose `stop.tokens` counts samples.
+    """
+    if stop.steps is not None:
+        return stop.steps
+    if stop.tokens is not None:
+        return math.ceil(Fraction(stop.tokens, global_size * tokens_per_sample))
+    assert stop.epochs is not None, "StopSpec holds exactly one of the three"
+    # through the decimal spelling: 0.1 epochs of 30 samples are 3 samples, not 3.0000000000000001 and one step more
+    return math.ceil(Fraction(repr(stop.epochs)) * num_samples / global_size)
+
+
+def is_due(step: int, every_steps: int | None) -> bool:
+    """Whether something that happens every `every_steps` completed steps happens after step number `step`."""
+    return every_steps is not None and step % every_steps == 0
+
+
+def lr_factor(schedule: ScheduleSpec, step: int, total_steps: int) -> float:
+    """The factor on the peak learning rate in the update from `step` completed steps to `step` + 1.
+
+    Warm-up reaches 1.0 in update number `warmup_steps`; the decay reaches `min_lr_ratio` in the last update, or in
+    update number `schedule.steps`, and stays there.
+    """
+    total_steps = schedule.steps if schedule.steps is not None else total_steps
+    if step < schedule.warmup_steps:
+        return (step + 1) / schedule.warmup_steps
+    decay_steps = total_steps - schedule.warmup_steps
+    if decay_steps <= 0:
+        return 1.0
+    done = min(1.0, (step + 1 - schedule.warmup_steps) / decay_steps)
+    match schedule.name:
+        case "constant":
+            return 1.0
+        case "linear":
+            remaining = 1.0 - done
+        case "cosine":
+            remaining = 0.5 * (1.0 + math.cos(math.pi * done))
+    return schedule.min_lr_ratio + (1.0 - schedule.min_lr_ratio) * remaining

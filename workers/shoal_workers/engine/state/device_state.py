@@ -1,0 +1,227 @@
+"""The state of a model and its optimizer while it trains, behind one interface for every kind of device.
+
+    a GPU, and most optimizers of a task    `CopiedState`: the tensors stay where they are, and a snapshot is a copy
+    a CPU, with an elementwise optimizer    `engine/cpu`: the tensors are in shared memory, which outlives the worker,
+                                            so a snapshot costs no copy; the buddy gets each step's gradients
+
+`engine/cpu` hides all that only a CPU can do; whoever reads how a GPU trains need not read it. Made by `build_runtime`;
+used by the trainer, by `Snapshots` and by `restore`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from shoal_workers.checkpoint.save_plan import SavePlan
+from shoal_workers.contract.snapshots import SnapshotSource
+from shoal_workers.contract.spec import GradientLogMode
+from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.state.training_state import StateView
+from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.step.update import Update
+from shoal_workers.snapshot_store.slots.slot import Stamp
+from shoal_workers.snapshot_store.store import SnapshotStore
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What the update does to the gradients, and the learning rate."""
+
+    unscale: float
+    """1 / loss scale."""
+    clip: float
+    lr: float
+    """Factor on the peak learning rate of each group."""
+
+
+class StepLog(Protocol):
+    """What the buddy gets of each step between two whole copies. Training thread only. All methods do nothing while no
+    log is open."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def reason(self, arrived_step: float) -> str:
+        """Why no log is in force; empty: one is. `arrived_step`: of the newest whole copy at the buddy."""
+        ...
+
+    def lag(self, step: int) -> int:
+        """How many of `step` completed steps the buddy cannot replay yet, if a log is in force."""
+        ...
+
+    def begin(self, step: int, plan: SavePlan) -> None:
+        """With a whole copy of the state after `step`: begin a log, unless one is open. `plan`: of that copy."""
+
+    def append(self, step: int) -> None:
+        """After the backward pass, before the vote: the gradients of the update to `step`."""
+
+    def wait(self) -> None:
+        """Before the vote: until the buddy has all that was logged, or the log is broken."""
+
+    def commit(self, step: int, factors: Factors, extra_json: bytes) -> None:
+        """Right after the vote, before the update: what the buddy needs to repeat it. Everything else that the step
+        changes must have changed already."""
+
+    def abort(self) -> None:
+        """The vote refused the step."""
+
+    def take_cost(self) -> float:
+        """CPU seconds of this rank and its buddy since the last call."""
+        ...
+
+
+class DeviceState(Protocol):
+    """Training thread only."""
+
+    view: StateView
+    update: Update
+    why_copies: str
+    """Why snapshots are copies of the state, once it was to be moved; empty: it is in shared memory."""
+    why_left: str
+    """Why the state went back to private memory; empty: it did not."""
+    keeps_restored: bool
+    """What the group was restored from may still be needed after the first update; set before it."""
+
+    @property
+    def is_in_shared_memory(self) -> bool: ...
+
+    def move_to_shared_memory(
+        self,
+        store: SnapshotStore,
+        *,
+        owns_replicated: bool,
+        extra_bytes: int,
+        restoring: SnapshotSource | None = None,
+        with_values: bool = True,
+    ) -> bool:
+        """Called once the optimizer's state exists, between two steps or before a restore. False: it cannot be moved.
+
+        Args:
+            restoring: what the group is about to be restored from.
+            with_values: keep the values. Otherwise they are arbitrary afterwards.
+
+        Raises:
+            SharedMemoryFull: nothing was moved, and later calls return False.
+        """
+        ...
+
+    def step(self, lr_factor: float) -> None:
+        """One update."""
+
+    def settle(self) -> None:
+        """After an update or a restore, before `finish`: the optimizer may have more state, or less."""
+
+    def finish(self, stamp: Stamp, extra_json: bytes) -> bool:
+        """Mark the state in shared memory as complete. False: it is not there."""
+        ...
+
+    def finish_restored(self, stamp: Stamp, extra_json: bytes) -> bool:
+        """After a restore: the same, if it was read into shared memory."""
+        ...
+
+    def holds(self, source: SnapshotSource | None) -> bool:
+        """It is this rank's part of the snapshot. Then the optimizer's state must not be materialised: others may read
+        it at this moment."""
+        ...
+
+    def tensors_to_restore(self, source: SnapshotSource | None) -> dict[str, Tensor]:
+        """Before a restore: the tensors that must be overwritten."""
+        ...
+
+    def step_log(self, generation: Generation, store: SnapshotStore | None) -> StepLog:
+        """The log of a generation that begins."""
+        ...
+
+
+class CopiedState:
+    """The tensors stay where the model has them: snapshots are copies, and there is no log."""
+
+    is_in_shared_memory = False
+
+    def __init__(self, assembly: Assembly, update: Update) -> None:
+        self.view = StateView(assembly, update)
+        self.update = update
+        self.why_copies = update.not_logged
+        self.why_left = ""
+        self.keeps_restored = True
+
+    def move_to_shared_memory(
+        self,
+        store: SnapshotStore,
+        *,
+        owns_replicated: bool,
+        extra_bytes: int,
+        restoring: SnapshotSource | None = None,
+        with_values: bool = True,
+    ) -> bool:
+        return False
+
+    def step(self, lr_factor: float) -> None:
+        self.update.step(lr_factor)
+
+    def settle(self) -> None:
+        pass
+
+    def finish(self, stamp: Stamp, extra_json: bytes) -> bool:
+        return False
+
+    def finish_restored(self, stamp: Stamp, extra_json: bytes) -> bool:
+        return False
+
+    def holds(self, source: SnapshotSource | None) -> bool:
+        return False
+
+    def tensors_to_restore(self, source: SnapshotSource | None) -> dict[str, Tensor]:
+        return self.view.tensors()
+
+    def step_log(self, generation: Generation, store: SnapshotStore | None) -> StepLog:
+        return _NoLog(why_no_log(generation, store, self.update))
+
+
+class _NoLog:
+    is_open = False
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def reason(self, arrived_step: float) -> str:
+        return self._why
+
+    def lag(self, step: int) -> int:
+        return 0
+
+    def begin(self, step: int, plan: SavePlan) -> None:
+        pass
+
+    def append(self, step: int) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+    def commit(self, step: int, factors: Factors, extra_json: bytes) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def take_cost(self) -> float:
+        return 0.0
+
+
+def why_no_log(generation: Generation, store: SnapshotStore | None, update: Update) -> str:
+    """Why a generation can have no log; empty: it can."""
+    if store is None:
+        return "there are no snapshots in memory"
+    if generation.spec.snapshot.gradient_log is GradientLogMode.OFF:
+        return "snapshot.gradient_log is off"
+    if generation.assignment.buddy is None and not generation.assignment.is_covered:
+        return "no other machine keeps copies"
+    if generation.device.type != "cpu":
+        return "the state is on a GPU"
+    if update.double_buffered is None and update.logged is None:
+        return update.not_logged or "the optimizer is not the built-in AdamW, so the buddy cannot repeat it"
+    return ""
