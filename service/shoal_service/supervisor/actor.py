@@ -26,8 +26,8 @@ from shoal_service.supervisor.workers.host_probe import HostProbe
 from shoal_service.supervisor.workers.polling.ray_agents import RayAgents
 from shoal_service.supervisor.workers.ray_fleet import RayFleet
 from shoal_workers.actor import WorkerActor
+from shoal_workers.actor_process import exit_with_raylet
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
-from shoal_workers.raylet import exit_with_raylet
 
 
 class SupervisorActor:

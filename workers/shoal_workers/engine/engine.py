@@ -42,7 +42,6 @@ from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.model.warm_up import warm_up
 from shoal_workers.engine.parallel.cutting import replace_detach
 from shoal_workers.engine.process.exits import GenerationEnd, classify
-from shoal_workers.engine.process.node_preparation import prepare_once
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.packages import add_packages
 from shoal_workers.engine.process.position import PhaseHook, Position
@@ -54,11 +53,11 @@ from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.task.data_identity import RankData, parts_of, refused_change
-from shoal_workers.engine.task.remarks import Remarks
 from shoal_workers.engine.task.task import LoadedTask, load_task
 from shoal_workers.engine.task.task_collectives import guard_collectives
-from shoal_workers.engine.task.user_code import UserCode
+from shoal_workers.engine.task.user_code import Remarks, UserCode
 from shoal_workers.engine.trainer import Trainer
+from shoal_workers.node_lock import prepare_once
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 

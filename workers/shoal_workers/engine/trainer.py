@@ -25,8 +25,8 @@ from shoal_workers.engine.errors import NonFinite
 from shoal_workers.engine.extent import is_due, total_steps
 from shoal_workers.engine.group.collective_wait import waited_s
 from shoal_workers.engine.model.runtime import ModelRuntime
-from shoal_workers.engine.process.cpu_wait import CpuWait
 from shoal_workers.engine.process.exits import GenerationEnd
+from shoal_workers.engine.process.use_meter import CpuWait
 from shoal_workers.engine.profiling.profiling import Profiling
 from shoal_workers.engine.state.gradient_log import Factors
 from shoal_workers.engine.state.non_finite import NonFiniteCheck, finite, not_finite_ranks, suspect_of, whose

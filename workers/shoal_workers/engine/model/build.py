@@ -21,7 +21,6 @@ from shoal_workers.engine.model.initial_weights import InitialWeights, draw_weig
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.parallel.assemble import assemble
 from shoal_workers.engine.parallel.plain_parameters import make_plain
-from shoal_workers.engine.process.memory_limit import available_bytes
 from shoal_workers.engine.process.warm_memory import keep_freed_memory
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.restore import is_restoring
@@ -29,6 +28,7 @@ from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.parameter_groups import groups_of
 from shoal_workers.engine.step.update import build_update
 from shoal_workers.engine.task.model_calls import ModelCalls
+from shoal_workers.machine_limits import available_bytes
 
 _NOTABLE_BYTES = 256 << 20
 

@@ -16,7 +16,7 @@ from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.task import LoadedTask
-from shoal_workers.tasks.balance import forget_load, share_of_step
+from shoal_workers.tasks.feed_forward import forget_load, share_of_step
 
 
 @dataclass(frozen=True, slots=True)

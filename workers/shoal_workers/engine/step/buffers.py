@@ -13,7 +13,7 @@ and until the vote nothing is mutated: a step that is skipped or repeated leaves
 
 Which buffers change is agreed by all ranks after the first pass of a generation, and again when a rank meets another
 one: it says so in the vote, and the step is repeated. Only those are exchanged. Buffers of `tasks.router` have a rule
-of their own (tasks/balance.py). Called by the passes, `GradientPass` and, through it, the trainer.
+of their own (tasks/feed_forward.py). Called by the passes, `GradientPass` and, through it, the trainer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.plain_state import PlainState
-from shoal_workers.tasks.router import Router
+from shoal_workers.tasks.feed_forward import Router
 
 _SMALL_BYTES = 64 << 10
 """Up to here values are compared after each micro-batch, because torch does not count writes through `data`. Those of

@@ -20,9 +20,8 @@ from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.compression import compute_dtype
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.position import Position
-from shoal_workers.engine.task.remarks import Remarks
 from shoal_workers.engine.task.task import LoadedTask
-from shoal_workers.engine.task.user_code import UserCode
+from shoal_workers.engine.task.user_code import Remarks, UserCode
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,16 @@
-"""The contract between Shoal and a task, and its defaults. docs/tasks.md explains it to users.
+"""The contract between Shoal and a task, its defaults, and its checks. docs/tasks.md explains it to users.
 
 A task is a plain class that imports nothing from Shoal. It must have the methods of `Task`; everything else has a
-default. An exception of its code becomes a TaskFailed that carries the user's own traceback, without the engine's
-frames (user_code.py). Called by the engine and the passes.
+default. Hidden here: what a task leaves out, and that its signatures are checked before the first call is made: a wrong
+call has no frame of the task on its stack, so its exception alone would not say whose fault it is. An exception of its
+code becomes a TaskFailed that carries the user's own traceback, without the engine's frames (user_code.py). Called by
+the engine and the passes.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
@@ -20,15 +23,8 @@ from torch.utils.data import default_collate
 from shoal_workers.contract.spec import JobSpec, OptimizerSpec
 from shoal_workers.engine.parallel.fsdp_units import default_shard_units
 from shoal_workers.engine.task.data_identity import content_hash_of
-from shoal_workers.engine.task.metrics import Metrics
 from shoal_workers.engine.task.randomness import seed_everything
-from shoal_workers.engine.task.returned import Returned, place_of, read_returned
-from shoal_workers.engine.task.signatures import (
-    REQUIRED,
-    needs_arguments,
-    refuse_constructor,
-    refuse_methods,
-)
+from shoal_workers.engine.task.returned import Metrics, Returned, place_of, read_returned
 from shoal_workers.engine.task.task_collectives import refuse_wrapped
 
 _SHOWN_CLASSES = 12
@@ -278,3 +274,76 @@ def _imported(name: str, spec: JobSpec) -> ModuleType:
 def _kind(value: object) -> str:
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+REQUIRED = ("build_model", "build_dataset", "loss")
+_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "build_model": (),
+    "build_dataset": ("split",),
+    "loss": ("model", "batch"),
+    "prepare": ("progress",),
+    "build_optimizer": ("model", "settings"),
+    "collate": ("samples",),
+    "shard_units": ("model",),
+    "export_config": ("model",),
+}
+"""What each method is called with, besides `self`; all are given by position."""
+
+
+def refuse_constructor(task_class: type) -> None:
+    """TypeError: the class cannot be constructed as Shoal does it."""
+    error = _misfit(task_class, model={}, data={}, seed=0)
+    if error is not None:
+        constructor: Any = vars(task_class).get("__init__")
+        where = f" ({place_of(constructor)})" if hasattr(constructor, "__code__") else ""
+        name = task_class.__name__
+        raise TypeError(
+            f"{name}{where} cannot be constructed as {name}(model=..., data=..., seed=...): {error}. "
+            "Write def __init__(self, model, data, seed)."
+        )
+
+
+def refuse_methods(task: object) -> None:
+    """TypeError: a method of the task cannot be called as Shoal calls it. Members that it lacks are passed over."""
+    for name, parameters in _PARAMETERS.items():
+        method: Any = getattr(task, name, None)
+        if method is None:
+            continue
+        call = f"{name}({', '.join(parameters)})"
+        expected = f"def {name}({', '.join(('self', *parameters))})"
+        if not callable(method):
+            raise TypeError(f"{type(task).__name__}.{name} is {method!r}, and Shoal calls {call}. Write {expected}.")
+        error = _misfit(method, *parameters)
+        if error is not None:
+            where = f"{place_of(method)} in {name}()" if hasattr(method, "__code__") else type(task).__name__
+            raise TypeError(
+                f"{where}: Shoal calls {call}, and the method does not accept that: {error}. Write {expected}."
+            )
+
+
+def needs_arguments(method: Callable[..., Any]) -> bool:
+    """Whether it certainly cannot be called without arguments. What a wrapper wraps counts: torch wraps `step`."""
+    try:
+        inspect.signature(method).bind()
+    except ValueError:
+        return False
+    except TypeError:
+        return True
+    return False
+
+
+def _misfit(function: Callable[..., Any], *args: object, **kwargs: object) -> TypeError | None:
+    """Why it cannot be called so; None also if nothing is known of it."""
+    try:
+        # what a decorator's wrapper takes, not what it wraps: it may add arguments
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (ValueError, TypeError):
+        try:
+            signature = inspect.signature(function)  # functools.cache and others that are written in C
+        except (ValueError, TypeError):
+            return None
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return error
+    return None

@@ -1,10 +1,21 @@
-"""Around every call into the task: its exceptions become a TaskFailed whose traceback begins in the user's code, and
-whose report says what class of error it is, whose code raised it, and the line of the task. A common mistake has one
-sentence instead of the framework's text (contract/errors/mistakes.py).
+"""Around every call into the task: what it raises becomes a report of whose error it is, and what it leaves changed is
+refused or undone.
 
-Never converts a broken collective: FSDP communicates inside the user's forward and backward passes, so a broken
-connection is raised there as a RuntimeError that is not a bug of the task. Used by the engine, the passes and the
-trainer.
+Exceptions become a TaskFailed whose traceback begins in the user's code, and whose report says what class of error it
+is, whose code raised it, and the line of the task. A common mistake has one sentence instead of the framework's text
+(contract/errors/mistakes.py). Settings of the process, or of the training thread:
+
+    gradient and inference mode,    refused: Shoal's own tensors, and every later call, would be computed otherwise than
+    default device, autocast        the task's author saw
+    default dtype                   accepted from the import to the last `build_dataset`, so that all later calls have
+                                    it, in every worker; refused later, since ranks and steps would differ
+    number of threads, anomaly      undone after each call, with a remark in the log, once: the spec decides, or the
+    detection, deterministic mode   setting counts in the call that makes it
+
+Everything else is the task's own business: seeds (each micro-batch is seeded anew), the working directory (Shoal's
+paths are absolute), TF32, cuDNN's benchmark. Never converts a broken collective: FSDP communicates inside the user's
+forward and backward passes, so a broken connection is raised there as a RuntimeError that is not a bug of the task.
+Used by the engine, the passes and the trainer.
 """
 
 from __future__ import annotations
@@ -14,10 +25,12 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 import torch
+from torch.utils import _device
 
 from shoal_workers.contract.errors.classes import (
     ErrorClass,
@@ -34,7 +47,6 @@ from shoal_workers.contract.plain_text import text_of
 from shoal_workers.engine.errors import EngineError, Fenced, TaskFailed
 from shoal_workers.engine.group.collective_errors import is_collective_error
 from shoal_workers.engine.task.code_owner import ENGINE, TASKS, line_in, owner_of
-from shoal_workers.engine.task.process_settings import ProcessSettings
 from shoal_workers.engine.task.task_collectives import enter_task, leave_task
 
 _DISTRIBUTED = f"{Path(torch.distributed.__file__).parent}{os.sep}"
@@ -231,3 +243,121 @@ def _frames(error: BaseException) -> list[Frame]:
 def _type_of(error: BaseException) -> str:
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+_entered: list[object] = []
+"""Modes that are ended when they are freed."""
+_UNDONE = {
+    "threads": "torch.set_num_threads(), which was undone: worker.cpus decides how many threads a worker has.",
+    "anomaly": "torch.autograd.set_detect_anomaly(), which was undone: called within loss(), it counts for the "
+    "backward pass of that micro-batch.",
+    "deterministic": "torch.use_deterministic_algorithms(), which was undone: deterministic: true in the spec asks "
+    "for equal bits.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """As they are at one moment. Read before and after each call into the task, which takes 2 us."""
+
+    has_gradients: bool
+    is_inference: bool
+    dtype: torch.dtype
+    device: torch.device | None
+    autocast: tuple[bool, ...]
+    threads: int
+    anomaly: tuple[bool, bool]
+    deterministic: tuple[bool, bool]
+
+    @staticmethod
+    def now() -> ProcessSettings:
+        return ProcessSettings(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(),
+            _device.CURRENT_DEVICE,
+            tuple(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES)),
+            torch.get_num_threads(),
+            (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+            (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        )
+
+    def left_by(self, phase: Phase) -> tuple[str, list[str]]:
+        """What a call that began with these settings has left: why that is refused (empty: it is not), and the remarks
+        on what was undone. Afterwards all are as they were, but for what is accepted."""
+        now = ProcessSettings.now()
+        if now == self:
+            return "", []
+        refused = _refused(self, now, phase)
+        remarks = [
+            f"The task calls {words}" for name, words in _UNDONE.items() if getattr(now, name) != getattr(self, name)
+        ]
+        _restore(self, now, keeps_dtype=not refused)
+        return refused, remarks
+
+
+def _refused(before: ProcessSettings, after: ProcessSettings, phase: Phase) -> str:
+    if after.is_inference != before.is_inference:
+        return "inference mode was left on; write `with torch.inference_mode():` around what needs it."
+    if after.has_gradients != before.has_gradients:
+        state = "on" if after.has_gradients else "off"
+        return (
+            f"gradients were switched {state} and left so (torch.set_grad_enabled({after.has_gradients})); write "
+            "`with torch.no_grad():` around what needs none. Shoal itself validates without gradients."
+        )
+    if after.device != before.device and after.device != torch.device("cpu"):
+        return (
+            f"the default device was left at {after.device} (torch.set_default_device); leave it: build_model() builds "
+            "on the CPU and Shoal moves model and batches, and new tensors take device=batch.device."
+        )
+    if after.autocast != before.autocast:
+        return (
+            "autocast was left on (torch.set_autocast_enabled); set precision: bf16 in the spec, or write "
+            "`with torch.autocast(...):` around what needs it."
+        )
+    if after.dtype != before.dtype and phase is not Phase.PREPARING:
+        return (
+            f"the default dtype was left at {after.dtype} (torch.set_default_dtype), which only calls after this one "
+            "would have; set it where the module is imported, or give tensors and modules a dtype=."
+        )
+    return ""
+
+
+def _restore(before: ProcessSettings, now: ProcessSettings, *, keeps_dtype: bool) -> None:
+    if now.is_inference != before.is_inference:
+        mode = torch._C._InferenceMode(before.is_inference)
+        mode.__enter__()  # type: ignore[no-untyped-call]
+        _entered.append(mode)
+    torch.set_grad_enabled(before.has_gradients)
+    if not keeps_dtype:
+        torch.set_default_dtype(before.dtype)
+    if now.device != before.device:
+        torch.set_default_device(before.device)
+    for device, is_enabled in zip(_AUTOCAST_DEVICES, before.autocast, strict=True):
+        torch.set_autocast_enabled(device, is_enabled)
+    torch.set_num_threads(before.threads)
+    torch.autograd.set_detect_anomaly(*before.anomaly)
+    is_deterministic, warns_only = before.deterministic
+    torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
+
+
+class Remarks:
+    """Sentences about a task for the job's log: each once per worker, and only on rank 0. Training thread only."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._waiting: list[str] = []
+        """While a worker prepares it has no rank, so what is remarked then waits for its first generation."""
+
+    def add(self, text: str) -> None:
+        if text not in self._known:
+            self._known.add(text)
+            self._waiting.append(text)
+
+    def say(self, rank: int, log: Callable[[str], None]) -> None:
+        """Log what was added since the last call, if this is rank 0."""
+        waiting, self._waiting = self._waiting, []
+        if rank == 0:
+            for text in waiting:
+                log(text)

@@ -6,9 +6,10 @@
     KEY.installing   an install that is not complete
     KEY.deleting     a removal that was interrupted
 
-Only the holder of the exclusive lock of KEY.use may remove files of KEY, that one too: a process that has waited for
-the lock looks whether the file is still the one that it has locked. Called by the engine, and for the service's
-retention in a process on each node (`gateway/packages.py`). Standard library only.
+Hidden here: these files and their locks. Only the holder of the exclusive lock of KEY.use may remove files of KEY, that
+one too: a process that has waited for the lock looks whether the file is still the one that it has locked. Never
+removes what a process uses. Called by the engine, which installs packages, and for the service's retention in a process
+on each node (`gateway/packages.py`). Light: no torch, no Ray.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from shoal_workers.data.lock import has_locked, wait_for_lock
+from shoal_workers.node_lock import has_locked, wait_for_lock
 
 ROOT = "~/.cache/shoal/packages"
 _KEY = re.compile(r"[0-9a-f]{32}")
@@ -60,7 +61,7 @@ def hold(root: Path, key: str, on_wait: Callable[[str], None]) -> IO[bytes]:
 
 
 def unused(root: Path, *, for_s: float) -> list[PackageSet]:
-    """That no process uses, and none has used for so many seconds; the longest unused first."""
+    """Sets that no process uses, nor has used in the last `for_s` seconds; the longest unused first."""
     found = []
     for key in sorted({path.name.partition(".")[0] for path in _entries(root)}):
         with _alone(root, key) as is_alone:
@@ -71,9 +72,9 @@ def unused(root: Path, *, for_s: float) -> list[PackageSet]:
 
 
 def remove(root: Path, key: str, *, for_s: float) -> bool:
-    """False: a process uses it, or has used it meanwhile. Raises ValueError: it is no name of a set."""
+    """False: a process uses it, or has used it meanwhile. Raises ValueError: `key` is not a valid name of a set."""
     if not _KEY.fullmatch(key):
-        raise ValueError(f"{key[:80]!r} is no name of a set of packages")
+        raise ValueError(f"{key[:80]!r} is not a valid name of a set of packages")
     with _alone(root, key) as is_alone:
         one = _look(root, key)
         if not is_alone or one is None or one.unused_s < for_s:
@@ -115,7 +116,8 @@ def _look(root: Path, key: str) -> PackageSet | None:
 
 
 def _last_use(root: Path, key: str) -> float | None:
-    """Of a set of an earlier release, which has no file for it: when it was installed. None: there is no set."""
+    """None: there is no set."""
+    # a set of an earlier release has no file for it: then the time of its install counts
     for name in (f"{key}.use", key, *(f"{key}{part}" for part in _PARTS[1:])):
         with suppress(FileNotFoundError):
             return (root / name).stat().st_mtime

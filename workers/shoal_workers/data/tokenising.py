@@ -8,9 +8,10 @@
                 |  |  |
     encoded    d0 d1 d2 d3 d4 ...      as one process would have made them
 
-Programs of their own instead of forks, because this process has threads; processes instead of threads, because making
-Python objects of tokens needs the interpreter's lock. A process that cannot start, is killed, or raises costs nothing
-but its speed: this process encodes its batch, and meets the same error if the text is to blame.
+Hidden here: the processes, and that one may be lost. They are programs of their own instead of forks, because this
+process has threads; processes instead of threads, because making Python objects of tokens needs the interpreter's lock.
+A process that cannot start, is killed, or raises costs nothing but its speed: this process encodes its batch, and meets
+the same error if the text is to blame. Called by `prepare`; `main` runs in the processes.
 """
 
 from __future__ import annotations
@@ -28,16 +29,13 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from shoal_workers.data.documents import Document
-from shoal_workers.data.errors import DataError
-from shoal_workers.data.tokenise.encoding import DocumentEncoder, EncodedDocument, EncodedText
+from shoal_workers.data.documents import DataError, Document
+from shoal_workers.data.tokenizer import DocumentEncoder, EncodedDocument, EncodedText, load_tokenizer
 
 _BATCH_BYTES = 256 * 1024
 _BATCHES_PER_PROCESS = 2
-_SOURCES = Path(__file__).parents[3]
-_PROGRAM = (
-    "import sys; sys.path.append(sys.argv[1]); from shoal_workers.data.tokenise.child import main; main(sys.argv[2])"
-)
+_SOURCES = Path(__file__).parents[2]
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from shoal_workers.data.tokenising import main; main(sys.argv[2])"
 _LOST = (OSError, EOFError, pickle.UnpicklingError)
 _END_S = 5.0
 
@@ -74,7 +72,6 @@ class TokenisingProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that run."""
         return [process.pid for process in self._all if process.is_alive]
 
     def encode_all(self, documents: Iterable[Document]) -> Iterator[EncodedDocument]:
@@ -169,7 +166,6 @@ class _Process:
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[Sequence[Document]]:
-    """What was read before an error comes first."""
     batch: list[Document] = []
     num_bytes = 0
     try:
@@ -180,8 +176,32 @@ def _batches(documents: Iterable[Document]) -> Iterator[Sequence[Document]]:
                 yield batch
                 batch, num_bytes = [], 0
     except DataError:
-        if batch:
+        if batch:  # what was read before the error comes first
             yield batch
         raise
     if batch:
         yield batch
+
+
+_NICENESS = 5
+"""A third of the share of a training process: other jobs of the node train on the same cores."""
+
+
+def main(settings: str) -> None:
+    """Encodes what another process sends, until its standard input ends. `settings`: JSON with tokenizer and
+    validation_fraction."""
+    os.nice(_NICENESS)
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not get between the answers
+    given = json.loads(settings)
+    tokenizer = load_tokenizer(given["tokenizer"])
+    encoder = DocumentEncoder(tokenizer, given["validation_fraction"])
+    try:
+        pickle.dump(tokenizer.fingerprint, answers)
+        answers.flush()
+        while True:
+            documents = pickle.load(requests)  # both pipes belong to the process that started this one
+            pickle.dump([encoder.encode(document) for document in documents], answers, pickle.HIGHEST_PROTOCOL)
+            answers.flush()
+    except (EOFError, BrokenPipeError):  # the kernel closes the pipe also when the other process is killed
+        os._exit(0)  # nothing is left to flush, and nobody to answer to

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.package_sets.directories import hold, remove, unused
+from shoal_workers.package_sets import hold, remove, unused
 
 DAY = 86_400.0
 USED, OLD, FORMER = "a" * 32, "b" * 32, "c" * 32
 _HOLDER = """
 import sys
 from pathlib import Path
-from shoal_workers.package_sets.directories import hold
+from shoal_workers.package_sets import hold
 file = hold(Path(sys.argv[1]), sys.argv[2], print)
 print("holds", flush=True)
 sys.stdin.read()

@@ -6,8 +6,8 @@ import queue
 import threading
 from pathlib import Path
 
-from shoal_workers.data.lock import node_lock
-from shoal_workers.data.progress import PreparePhase, PrepareProgress
+from shoal_workers.data.prepare import PreparePhase, PrepareProgress
+from shoal_workers.node_lock import node_lock
 
 _PATIENCE_S = 60.0
 

@@ -16,15 +16,11 @@ from typing import Any
 import pytest
 
 from shoal_workers.contract.model.lm import TextDataConfig
-from shoal_workers.data.documents import PIECE_BYTES, Position, read_documents
-from shoal_workers.data.errors import UndecodableTextError
-from shoal_workers.data.index import Corpus
-from shoal_workers.data.prepare import prepare_corpus
-from shoal_workers.data.progress import PrepareProgress
-from shoal_workers.data.sources import find_sources
-from shoal_workers.data.tokenise.encoding import DocumentEncoder
-from shoal_workers.data.tokenise.processes import TokenisingProcesses
-from shoal_workers.data.tokenizer import load_tokenizer
+from shoal_workers.data.corpus import Corpus
+from shoal_workers.data.documents import PIECE_BYTES, Position, UndecodableTextError, find_sources, read_documents
+from shoal_workers.data.prepare import PrepareProgress, prepare_corpus
+from shoal_workers.data.tokenising import TokenisingProcesses
+from shoal_workers.data.tokenizer import DocumentEncoder, load_tokenizer
 
 ConfigOf = Callable[..., TextDataConfig]
 SHARD_BYTES = 100_000

@@ -1,4 +1,4 @@
-"""Descriptions of each token shard and of the whole corpus, stored beside them.
+"""A prepared corpus on disk: writes its token shards durably, and reads what exists.
 
 <cache_dir>/<name>-<fingerprint>/
     tokens-00000.bin     tokens of the training split, then those of the validation split
@@ -6,34 +6,35 @@
     ...
     sources.json         the files that were read, with size and time: input of the fingerprint
     index.json           CorpusIndex, written last: the corpus exists once this file exists
+
+Hidden here: names and form of these files, and that a kill at any moment leaves no file that is believed and wrong.
+Called by `prepare`; `dataset` reads the tokens. Imports no torch, since the processes that tokenise load it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.data.documents import Position
+from shoal_workers.data.tokenizer import Lookahead, Split
 
 FORMAT = 2
-"""Of the files below; part of the fingerprint, so another release reads only what it understands."""
+"""Format of these files. It is part of the fingerprint, so another release reads only what it understands."""
 INDEX_NAME = "index.json"
 SOURCES_NAME = "sources.json"
 _CHUNK_BYTES = 1 << 20
-
-
-class Split(StrEnum):
-    TRAIN = "train"
-    VALIDATION = "validation"
 
 
 class ShardEntry(Frozen):
@@ -87,7 +88,7 @@ class CorpusIndex(Frozen):
 
 
 def content_hash(tokenizer: str, shards: Sequence[ShardEntry]) -> str:
-    """Of a corpus; `tokenizer`: the tokenizer's fingerprint."""
+    """Hash of a corpus; `tokenizer`: the tokenizer's fingerprint."""
     described = [tokenizer, [(shard.tokens_hash, [shard.num_tokens[split] for split in Split]) for shard in shards]]
     return hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
 
@@ -150,3 +151,64 @@ def file_crc32(path: Path) -> int:
         while chunk := file.read(_CHUNK_BYTES):
             crc = zlib.crc32(chunk, crc)
     return crc
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    crc32: int
+    digest: str
+    """BLAKE2b of 16 bytes, in hexadecimal."""
+
+
+def write_shard(
+    path: Path, start: Position, documents: Lookahead, max_bytes: int, on_progress: Callable[[Position], None]
+) -> ShardEntry:
+    """Writes the documents that fit into `max_bytes` (at least one) to `path`, and the entry beside it.
+
+    Durable when it returns. The first document that does not fit is left in `documents`.
+    """
+    tokens: dict[Split, list[NDArray[Any]]] = {split: [] for split in Split}
+    end, num_bytes = start, 0
+    while (document := documents.peek()) is not None:
+        text = document.text
+        if num_bytes and num_bytes + text.tokens.nbytes > max_bytes:
+            break
+        documents.take()
+        tokens[text.split].append(text.tokens)
+        num_bytes += text.tokens.nbytes
+        end = document.end
+        on_progress(end)
+    written = write_durably(path, [array for split in Split for array in tokens[split]])
+    entry = ShardEntry(
+        start=start,
+        end=end,
+        last=document is None,
+        num_tokens={split: sum(map(len, tokens[split])) for split in Split},
+        num_documents={split: len(tokens[split]) for split in Split},
+        num_bytes=num_bytes,
+        crc32=written.crc32,
+        tokens_hash=written.digest,
+    )
+    write_durably(path.with_suffix(".json"), [entry.model_dump_json(indent=1).encode()])
+    return entry
+
+
+def write_durably(path: Path, parts: Iterable[bytes | NDArray[Any]]) -> Written:
+    """Atomically: the file has all of its content, or does not exist under this name."""
+    crc, digest = 0, hashlib.blake2b(digest_size=16)
+    unfinished = path.with_name(path.name + ".tmp")
+    with unfinished.open("wb") as file:
+        for part in parts:
+            data = part if isinstance(part, bytes) else part.tobytes()
+            crc = zlib.crc32(data, crc)
+            digest.update(data)
+            file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    return Written(crc, digest.hexdigest())

@@ -1,7 +1,12 @@
-"""A lock between the processes of one node, whose holder's progress the others see.
+"""Between the processes of one node: a lock whose holder's progress the others see, and work that is done once.
 
-The kernel releases the lock when its holder ends, also by SIGKILL. The holder writes its progress into a file beside
-the lock; a process that waits reads it, so that waiting for a long preparation does not look like standing still.
+    worker 0   | lock | prepare: downloads, tokenises ............. | done |
+    worker 1   | "another worker of this node prepares: 45 %" ..... | prepare: finds everything there |
+    worker 2   | "another worker of this node prepares: 45 %" ..... | prepare: finds everything there |
+
+Hidden here: the files. The kernel releases the lock when its holder ends, also by SIGKILL. The holder writes its
+progress into a file beside the lock; a process that waits reads it, so that waiting for a long preparation does not
+look like standing still. Called by the engine for the task's preparation, for text data and for the packages of a job.
 """
 
 from __future__ import annotations
@@ -12,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from shoal_workers.contract.plain_text import plain_text
 
 _POLL_S = (0.01, 0.2)
 """First and last pause between two looks at the lock."""
@@ -80,3 +87,44 @@ def progress_of_holder(path: Path) -> str:
 
 def _progress_file(path: Path) -> Path:
     return path.with_suffix(".progress")
+
+
+_LOCK = "prepare.lock"
+_DONE = "prepare.done"
+
+Note = Callable[[str], None]
+
+
+def prepare_once(prepare: Callable[[Note], None], note: Note, directory: Path) -> None:
+    """Each worker calls `prepare` in the end, since it may also set attributes of the task: the first one alone, the
+    others together, for whom it is done then. If the first dies, one of the others takes its place.
+
+    Args:
+        directory: this attempt's own on this node, on a file system of this node.
+    """
+    lock, done = directory / _LOCK, directory / _DONE
+
+    def prepare_alone() -> None:
+        say = shown_to_others(lock)
+
+        def note_and_say(text: str) -> None:
+            text = plain_text(text)
+            note(text)
+            say(text)
+
+        prepare(note_and_say)
+        done.touch()
+
+    def show(text: str) -> None:
+        note(f"another worker of this node prepares{': ' if text else ''}{text}")
+
+    while True:
+        with lock.open("ab") as file:
+            if has_locked(file, fcntl.LOCK_EX):
+                prepare_alone()
+                return
+            wait_for_lock(file, fcntl.LOCK_SH, lock, show)
+            if done.exists():
+                prepare(note)
+                return
+        # the one that prepared has died, or its code has raised: one of the others tries
