@@ -38,8 +38,7 @@ from shoal_service.gateway.releases import other_releases
 from shoal_service.home import Home
 from shoal_service.supervisor.actor import SupervisorActor
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.copies.code_package import CodePackage, package_uri, version_of
-from shoal_service.supervisor.copies.stored_config import StoredConfig
+from shoal_service.supervisor.copies import CodePackage, StoredConfig, package_uri, version_of
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal, num_lives
 from shoal_service.supervisor.workers.processes import (
     RESERVED_S,

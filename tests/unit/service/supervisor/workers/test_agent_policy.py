@@ -13,14 +13,17 @@ from shoal_service.core.attempt.state.persistent.table import Table
 from shoal_service.core.attempt.state.progress import GroupProgress
 from shoal_service.core.attempt.state.stages import Quiescing, Running, Switching
 from shoal_service.core.attempt.state.worker import Worker, WorkerPool
-from shoal_service.supervisor.new_attempt import new_attempt
-from shoal_service.supervisor.workers.polling import agent_policy
-from shoal_service.supervisor.workers.polling.agent_policy import (
+from shoal_service.supervisor.supervisor import new_attempt
+from shoal_service.supervisor.workers.agent_pool import (
     CALM_S,
     NODE_WORKERS,
     AgentChanges,
     AgentPhase,
     NodeAgent,
+    due_changes,
+    is_calm,
+    silent_after_s,
+    wanted_nodes,
 )
 from shoal_workers.contract.messages import WorkerInfo
 
@@ -52,40 +55,40 @@ def training(*workers_on: int, since: float = 0.0, steps: int = 1) -> Attempt:
 
 
 def test_a_small_job_has_no_agents_however_many_workers_are_on_one_node() -> None:
-    assert agent_policy.wanted_nodes(attempt(MANY - 1), MANY) == frozenset()
-    assert agent_policy.wanted_nodes(attempt(MANY), MANY) == {"node-0"}
+    assert wanted_nodes(attempt(MANY - 1), MANY) == frozenset()
+    assert wanted_nodes(attempt(MANY), MANY) == {"node-0"}
 
 
 def test_only_nodes_with_several_workers_have_an_agent() -> None:
     state = attempt(MANY, NODE_WORKERS, NODE_WORKERS - 1)
-    assert agent_policy.wanted_nodes(state, MANY) == {"node-0", "node-1"}
+    assert wanted_nodes(state, MANY) == {"node-0", "node-1"}
 
 
 def test_a_worker_that_still_starts_does_not_count() -> None:
-    assert agent_policy.wanted_nodes(attempt(MANY - 1, num_starting=5), MANY) == frozenset()
+    assert wanted_nodes(attempt(MANY - 1, num_starting=5), MANY) == frozenset()
 
 
 def test_agents_can_be_switched_off() -> None:
-    assert agent_policy.wanted_nodes(attempt(1000), 0) == frozenset()
+    assert wanted_nodes(attempt(1000), 0) == frozenset()
 
 
 def test_a_lost_worker_ends_no_agent_and_half_of_them_do() -> None:
     having = {"node-0"}
-    assert agent_policy.wanted_nodes(attempt(NODE_WORKERS - 1, MANY - NODE_WORKERS), MANY, having) == having
-    assert agent_policy.wanted_nodes(attempt(MANY // 2), MANY, having) == having
-    assert agent_policy.wanted_nodes(attempt(MANY // 2 - 1), MANY, having) == frozenset()
+    assert wanted_nodes(attempt(NODE_WORKERS - 1, MANY - NODE_WORKERS), MANY, having) == having
+    assert wanted_nodes(attempt(MANY // 2), MANY, having) == having
+    assert wanted_nodes(attempt(MANY // 2 - 1), MANY, having) == frozenset()
     few = attempt(NODE_WORKERS // 2 - 1, MANY)
-    assert agent_policy.wanted_nodes(few, MANY, having) == {"node-1"}
+    assert wanted_nodes(few, MANY, having) == {"node-1"}
 
 
 def test_nothing_is_started_on_a_node_that_is_silent_and_its_agent_is_not_ended() -> None:
     wanted, serving = frozenset("ab"), NodeAgent(AgentPhase.SERVING, 1.0)
-    assert agent_policy.changes({}, wanted, frozenset("a"), calm=True, now=1.0).start == ("b",)
-    assert agent_policy.changes({"a": serving}, wanted, wanted, calm=True, now=1.0) == AgentChanges()
+    assert due_changes({}, wanted, frozenset("a"), calm=True, now=1.0).start == ("b",)
+    assert due_changes({"a": serving}, wanted, wanted, calm=True, now=1.0) == AgentChanges()
 
 
 @pytest.mark.parametrize(
-    ("state", "now", "is_calm"),
+    ("state", "now", "calm"),
     [
         (training(8, since=100.0), 100.0 + CALM_S, True),
         (training(8, since=100.0), 99.9 + CALM_S, False),
@@ -95,39 +98,39 @@ def test_nothing_is_started_on_a_node_that_is_silent_and_its_agent_is_not_ended(
     ],
     ids=["trains for a while", "has just formed", "has not trained", "is lost", "switches"],
 )
-def test_agents_are_started_only_while_a_group_trains(state: Attempt, now: float, is_calm: bool) -> None:
-    assert agent_policy.is_calm(state, now) is is_calm
-    expected = AgentChanges(start=("a", "b")) if is_calm else AgentChanges()
-    assert agent_policy.changes({}, frozenset("ab"), NONE, calm=is_calm, now=now) == expected
+def test_agents_are_started_only_while_a_group_trains(state: Attempt, now: float, calm: bool) -> None:
+    assert is_calm(state, now) is calm
+    expected = AgentChanges(start=("a", "b")) if calm else AgentChanges()
+    assert due_changes({}, frozenset("ab"), NONE, calm=calm, now=now) == expected
 
 
 def test_an_agent_that_is_there_is_left_alone_and_one_that_is_not_wanted_is_ended() -> None:
     serving = NodeAgent(AgentPhase.SERVING, 1.0)
     starting = NodeAgent(AgentPhase.STARTING, 1.0)
     known = {"a": serving, "b": starting, "c": serving}
-    assert agent_policy.changes(known, frozenset("ab"), NONE, calm=True, now=1e9) == AgentChanges(end=("c",))
-    assert agent_policy.changes(known, NONE, NONE, calm=False, now=1e9) == AgentChanges(end=("a", "b", "c"))
+    assert due_changes(known, frozenset("ab"), NONE, calm=True, now=1e9) == AgentChanges(end=("c",))
+    assert due_changes(known, NONE, NONE, calm=False, now=1e9) == AgentChanges(end=("a", "b", "c"))
 
 
 def test_a_failed_agent_is_started_again_later_each_time() -> None:
-    agent, now, waits = agent_policy.started(None, 0.0), 0.0, []
+    agent, now, waits = NodeAgent.started(None, 0.0), 0.0, []
     for _ in range(8):
-        agent = agent_policy.failed(agent, now)
+        agent = agent.failed(now)
         waits.append(agent.retry_at - now)
-        early = agent_policy.changes({"a": agent}, frozenset("a"), NONE, calm=True, now=agent.retry_at - 0.01)
+        early = due_changes({"a": agent}, frozenset("a"), NONE, calm=True, now=agent.retry_at - 0.01)
         assert early == AgentChanges()
         now = agent.retry_at
-        assert agent_policy.changes({"a": agent}, frozenset("a"), NONE, calm=True, now=now).start == ("a",)
-        agent = agent_policy.serving(agent_policy.started(agent, now), now)
+        assert due_changes({"a": agent}, frozenset("a"), NONE, calm=True, now=now).start == ("a",)
+        agent = NodeAgent.started(agent, now).serving(now)
     assert waits == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
 
 
 def test_an_agent_that_has_served_for_long_is_started_again_soon() -> None:
     agent = NodeAgent(AgentPhase.SERVING, since=100.0, num_failures=6)
-    assert agent_policy.failed(agent, 1000.0).retry_at == 1002.0
-    assert agent_policy.failed(agent, 101.0).retry_at == 161.0
+    assert agent.failed(1000.0).retry_at == 1002.0
+    assert agent.failed(101.0).retry_at == 161.0
 
 
 def test_an_agent_counts_as_silent_a_little_after_its_workers_should_have_answered() -> None:
-    assert agent_policy.silent_after_s(1.0) == 1.5
-    assert agent_policy.silent_after_s(8.0) == 8.5
+    assert silent_after_s(1.0) == 1.5
+    assert silent_after_s(8.0) == 8.5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from doubles.fake_key_values import FakeKeyValueStore
-from shoal_service.supervisor.copies.code_package import CodePackage, package_uri, version_of
+from shoal_service.supervisor.copies import CodePackage, package_uri, version_of
 from shoal_service.supervisor.journal import GcsJournal
 
 ARCHIVE = b"a zip archive"

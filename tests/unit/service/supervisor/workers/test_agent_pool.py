@@ -11,7 +11,7 @@ from doubles.event_loop import run, settle, until
 from doubles.fake_agents import FakeAgentProcess
 from doubles.supervisor_bench import SPEC, SupervisorBench
 from shoal_service.cluster.node_table import NodeTable
-from shoal_service.supervisor.workers.polling.agent_policy import CALM_S
+from shoal_service.supervisor.workers.agent_pool import CALM_S
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import Phase, Progress
 from shoal_workers.contract.spec import JobSpec

@@ -13,8 +13,7 @@ from pydantic import TypeAdapter
 
 from shoal_service.core.attempt.state.persistent.int_map import IntMap
 from shoal_service.core.attempt.state.persistent.table import Table
-from shoal_service.supervisor.journaling.changes import changes
-from shoal_service.supervisor.journaling.records import digest_of, encode, is_entry_due, replayed
+from shoal_service.supervisor.journal_records import changes, digest_of, encode, is_entry_due, replayed
 
 
 @dataclass(frozen=True)

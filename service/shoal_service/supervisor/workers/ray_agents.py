@@ -18,9 +18,9 @@ from ray.exceptions import RayError
 import ray
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.journal import end_replaced_process
-from shoal_service.supervisor.workers.polling.protocol import AgentFailed
+from shoal_service.supervisor.protocols import AgentFailed
 from shoal_service.supervisor.workers.processes import agent_environment
-from shoal_service.supervisor.workers.ray_errors import first_line
+from shoal_service.supervisor.workers.ray_fleet import first_line
 from shoal_workers.contract.ids import NAMESPACE, agent_name
 from shoal_workers.contract.messages import NodePoll, PollRequest, Refused
 from shoal_workers.poll_agent.agent import PollAgent

@@ -9,8 +9,8 @@ from doubles.fake_workers import FakeWorker
 from doubles.supervisor_bench import SPEC, SupervisorBench
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.catalogue import describe
-from shoal_service.supervisor.metrics_hook.forwarder import end_words
-from shoal_service.supervisor.reporting.metric_backlog import MetricBacklog
+from shoal_service.supervisor.metrics_forwarder import end_words
+from shoal_service.supervisor.reporting.series_copies import MetricBacklog
 from shoal_service.views import SeriesPoint
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.metrics.spec import MetricsSpec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_service.supervisor.journaling.head_wait import SLICE_S, HeadWait
+from shoal_service.supervisor.journal import SLICE_S, HeadWait
 
 
 def after(wait: HeadWait, *slices: tuple[float, float]) -> HeadWait:
