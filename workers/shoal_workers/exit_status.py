@@ -4,7 +4,7 @@
     SOCKET.shoal-exits/PID.stack  what the worker's threads did when it crashed, written by faulthandler in the worker
     SOCKET.shoal-exits/PID.stdout, .stderr  the end of its output, unless Ray's log has it (engine/process/tee.py)
 
-Hidden here: these files, how a kill for lack of memory is told from others, and how the place of a crash is found in
+Hidden here: these files, how a kill for lack of memory is recognised, and how the place of a crash is found in
 the stacks. Ray reports no exit status of an actor's process. Only the process that reaps it learns it. Workers that
 were not forked (those with GPUs) leave no such file. `shoal check` uses the words for its own process that tries a
 task.

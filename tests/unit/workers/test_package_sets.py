@@ -109,5 +109,5 @@ def test_a_process_that_waits_for_a_removal_locks_the_file_that_is_there_afterwa
 
 @pytest.mark.parametrize("name", ["..", "a" * 31, "A" * 32, f"{'a' * 32}/x", ""])
 def test_another_name_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="no name of a set"):
+    with pytest.raises(ValueError, match="not a valid name of a set"):
         remove(tmp_path, name, for_s=0)

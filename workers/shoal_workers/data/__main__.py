@@ -38,10 +38,6 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def prepare_with_bar(config: TextDataConfig, console: Console | None = None) -> Corpus:
     """As `prepare_corpus`, with a bar on standard error (or `console`)."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -57,3 +53,7 @@ def prepare_with_bar(config: TextDataConfig, console: Console | None = None) -> 
             )
 
         return prepare_corpus(config, show)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
