@@ -48,6 +48,7 @@ from shoal_workers.engine.process.use_meter import UseMeter
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
 from shoal_workers.machine_limits import total_bytes
 from shoal_workers.metrics_hook.process import HookProcess, job_of
+from shoal_workers.ray_internals import raylet_socket
 from shoal_workers.stacks import is_worker_process
 
 if TYPE_CHECKING:
@@ -82,11 +83,11 @@ class WorkerActor:
         self._meter = UseMeter(config.checkpoint_root, has_gpu=has_gpu, also=self._sample_links)
         self._meter.start()
         exit_with_raylet()
-        self._crash_file = exit_status.record_crashes(exit_status.raylet_socket())
+        self._crash_file = exit_status.record_crashes(raylet_socket())
         on_sigterm(self._give_notice)
         self._mask = Mask()
         self._metrics_hook = HookProcess(spec.metrics.hook or "", job_of(config.job_id, spec), self._say, self._mask)
-        self._output = CapturedOutput(self._outbox, self._mask, exit_status.folder_of(exit_status.raylet_socket()))
+        self._output = CapturedOutput(self._outbox, self._mask, exit_status.folder_of(raylet_socket()))
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._log_fields)
 
     @ray.method(concurrency_group="train")
@@ -263,7 +264,7 @@ class WorkerActor:
     def terminate(self, pid: int, life: int) -> bool | Refused:
         """SIGKILL a worker of this node that Ray cannot end because it is stopped. False: it is gone already.
 
-        Ray titles an actor's process by its class, so a pid that was reused by another process is not killed.
+        A pid that was reused by another process is not killed.
         """
         if refused := self._refused(life):
             return refused
@@ -275,7 +276,7 @@ class WorkerActor:
     @ray.method(concurrency_group="control")
     def exit_words(self, pid: int) -> str:
         """How another worker of this node ended; empty: not known."""
-        found = exit_status.read(exit_status.raylet_socket(), pid)
+        found = exit_status.read(raylet_socket(), pid)
         return found.words() if found is not None else ""
 
     @ray.method(concurrency_group="inspect")

@@ -12,10 +12,8 @@ import signal
 import threading
 from collections.abc import Callable
 
+from shoal_workers.ray_internals import raylet_pid
 from shoal_workers.sockets import shut_down_connections
-
-_PID = "RAY_RAYLET_PID"
-"""Ray sets it in the environment of every worker process."""
 
 
 def exit_with_raylet() -> None:
@@ -27,11 +25,11 @@ def exit_with_raylet() -> None:
     # reaped. If the process that adopts orphans (a container's first process, for example) reaps none, that is never:
     # the actor would stay alive, unreachable, with its node's memory and its GPU. A pidfd becomes readable as soon as
     # the process has ended. Without a pid or without pidfds only Ray's own check remains.
-    pid = os.environ.get(_PID, "")
-    if not pid.isdecimal() or not hasattr(os, "pidfd_open"):
+    pid = raylet_pid()
+    if pid is None or not hasattr(os, "pidfd_open"):
         return
     try:
-        raylet = os.pidfd_open(int(pid))
+        raylet = os.pidfd_open(pid)
     except OSError:  # it has ended already, which Ray's own check notices
         return
     threading.Thread(target=_wait_and_end, args=(raylet,), name="shoal-raylet", daemon=True).start()

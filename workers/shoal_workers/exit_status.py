@@ -18,14 +18,12 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
 _KEPT = 256
-_OPTION = "--raylet-name="
 OUT_OF_MEMORY = "was killed by the kernel: out of memory"
 
 
@@ -118,12 +116,6 @@ def folder_of(raylet_socket: str) -> Path | None:
     except OSError:
         return None
     return _folder(raylet_socket)
-
-
-def raylet_socket(argv: Sequence[str] | None = None) -> str:
-    """Of the raylet that has started this process, from Ray's arguments; empty: it is not a Ray worker."""
-    arguments = sys.argv if argv is None else argv
-    return next((argument[len(_OPTION) :] for argument in arguments if argument.startswith(_OPTION)), "")
 
 
 def _folder(raylet_socket: str) -> Path:

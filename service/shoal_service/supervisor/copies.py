@@ -59,11 +59,6 @@ class StoredConfig:
 _log = logging.getLogger(__name__)
 
 
-def package_uri(version: str) -> str:
-    """`version`: SHA-256 of the archive."""
-    return f"gcs://_ray_pkg_{version[:32]}.zip"
-
-
 def version_of(archive: bytes) -> str:
     return hashlib.sha256(archive).hexdigest()
 

@@ -45,11 +45,11 @@ from shoal_service.core.attempt.faults.large_groups import later_s
 from shoal_service.core.attempt.group.placement.node_choice import NodeRoom, choose_node
 from shoal_service.planner import plan
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.copies import CodePackage, package_uri
+from shoal_service.supervisor.copies import CodePackage
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, end_replaced_process
 from shoal_service.supervisor.protocols import WorkerCallError, WorkerDied, WorkerUnavailable
 from shoal_service.supervisor.workers.processes import worker_environment
-from shoal_workers import exit_status, stacks
+from shoal_workers import exit_status, ray_internals, stacks
 from shoal_workers.actor import CONCURRENCY_GROUPS, WorkerActor
 from shoal_workers.contract.ids import NAMESPACE
 from shoal_workers.contract.job import IncidentCause
@@ -222,11 +222,11 @@ class RayFleet:
 
     def actor_id(self, index: int) -> str | None:
         handle = self._handles.get(index)
-        return None if handle is None else handle._actor_id.hex()
+        return None if handle is None else ray_internals.actor_id(handle)
 
     async def exit_words(self, info: WorkerInfo) -> str | None:
         """Read on the worker's node: here, or by another worker there. A driver does not know its raylet's socket."""
-        if info.node_id == self._node_id and (socket := exit_status.raylet_socket()):
+        if info.node_id == self._node_id and (socket := ray_internals.raylet_socket()):
             found = exit_status.read(socket, info.pid)
             return found.words() if found is not None else None
         for helper in self.by_node().get(info.node_id, ()):
@@ -343,7 +343,7 @@ class RayFleet:
 def with_code(config: SupervisorConfig, version: str) -> SupervisorConfig:
     code = config.spec.code.model_copy(update={"archive": version})
     spec = config.spec.model_copy(update={"code": code})
-    return config.model_copy(update={"spec": spec, "code_uri": package_uri(version)})
+    return config.model_copy(update={"spec": spec, "code_uri": ray_internals.package_uri(version)})
 
 
 def node_labels(spec: JobSpec) -> dict[str, str]:

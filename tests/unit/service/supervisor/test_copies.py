@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from doubles.fake_key_values import FakeKeyValueStore
-from shoal_service.supervisor.copies import CodePackage, package_uri, version_of
+from shoal_service.supervisor.copies import CodePackage, version_of
 from shoal_service.supervisor.journal import GcsJournal
+from shoal_workers.ray_internals import package_uri
 
 ARCHIVE = b"a zip archive"
 URI = package_uri(version_of(ARCHIVE))
