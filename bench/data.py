@@ -32,8 +32,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 from measurements.machine import describe
 from shoal_workers.contract.model.lm import TextDataConfig
-from shoal_workers.cores import allowed_cores
 from shoal_workers.data.prepare import prepare_corpus
+from shoal_workers.machine_limits import allowed_cores
 
 _FILES = 8
 _MIB = 1 << 20

@@ -89,8 +89,7 @@ async def _started(names: dict[str, str], number: int, *, is_preferred: bool, fu
     from shoal_service.cluster.gcs import available
     from shoal_service.core.attempt.commands import StartWorker
     from shoal_service.supervisor.config import SupervisorConfig
-    from shoal_service.supervisor.workers.node_preference import FreeNode, NodePreference
-    from shoal_service.supervisor.workers.ray_fleet import RayFleet
+    from shoal_service.supervisor.workers.ray_fleet import FreeNode, NodePreference, RayFleet
     from shoal_workers.contract.checks.spec_errors import parse_spec
     from shoal_workers.contract.ids import worker_name
     from shoal_workers.contract.placing import Placement

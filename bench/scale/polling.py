@@ -37,14 +37,13 @@ from shoal_service.core.attempt.state.persistent import Table
 from shoal_service.core.attempt.state.stages import Running
 from shoal_service.core.attempt.state.worker import Worker, WorkerPool
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.new_attempt import new_attempt
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter
-from shoal_service.supervisor.workers.context import SupervisorContext
-from shoal_service.supervisor.workers.polling.agent_pool import AgentPool
-from shoal_service.supervisor.workers.polling.ray_agents import RayAgents
-from shoal_service.supervisor.workers.polling.worker_polling import WorkerPolling
+from shoal_service.supervisor.supervisor import new_attempt
+from shoal_service.supervisor.workers.agent_pool import AgentPool
+from shoal_service.supervisor.workers.ray_agents import RayAgents
 from shoal_service.supervisor.workers.ray_fleet import RayFleet
+from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerPolling
 from shoal_workers.actor import CONCURRENCY_GROUPS, WorkerActor
 from shoal_workers.contract.ids import NAMESPACE, agent_name
 from shoal_workers.contract.messages import NodePoll, Phase, PollRequest, Progress, WorkerInfo, WorkerPoll

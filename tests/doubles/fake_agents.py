@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from doubles.fake_workers import FakeWorkers
-from shoal_service.supervisor.protocols import WorkerCallError
-from shoal_service.supervisor.workers.polling.protocol import AgentFailed
+from shoal_service.supervisor.protocols import AgentFailed, WorkerCallError
 from shoal_workers.contract.messages import NodePoll, PollRequest, Refused, WorkerPoll
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from shoal_service.cluster.node_table import NodeTable
-from shoal_service.supervisor.workers.liveness_probe import Address, Gone
+from shoal_service.supervisor.protocols import Address, Gone
 
 
 class FakeNodeWatch:

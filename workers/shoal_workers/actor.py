@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import ray
 from shoal_workers import exit_status, stacks
+from shoal_workers.actor_process import exit_with_raylet, on_sigterm
 from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.errors.classes import ErrorClass
 from shoal_workers.contract.messages import (
@@ -36,19 +37,18 @@ from shoal_workers.contract.messages import (
 from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
 from shoal_workers.contract.model.shape import ModelShape
 from shoal_workers.contract.profiling.messages import ProfileRequest
-from shoal_workers.contract.snapshots import SnapshotPart
+from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import PreemptionNotice
 from shoal_workers.engine.process.engine_error import engine_error
-from shoal_workers.engine.process.memory_limit import total_bytes
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.secrets import Mask, read_secrets
 from shoal_workers.engine.process.tee import CapturedOutput
 from shoal_workers.engine.process.use_meter import UseMeter
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
+from shoal_workers.machine_limits import total_bytes
 from shoal_workers.metrics_hook.process import HookProcess, job_of
-from shoal_workers.raylet import exit_with_raylet
-from shoal_workers.sigterm import on_sigterm
+from shoal_workers.ray_internals import raylet_socket
 from shoal_workers.stacks import is_worker_process
 
 if TYPE_CHECKING:
@@ -83,11 +83,11 @@ class WorkerActor:
         self._meter = UseMeter(config.checkpoint_root, has_gpu=has_gpu, also=self._sample_links)
         self._meter.start()
         exit_with_raylet()
-        self._crash_file = exit_status.record_crashes(exit_status.raylet_socket())
+        self._crash_file = exit_status.record_crashes(raylet_socket())
         on_sigterm(self._give_notice)
         self._mask = Mask()
         self._metrics_hook = HookProcess(spec.metrics.hook or "", job_of(config.job_id, spec), self._say, self._mask)
-        self._output = CapturedOutput(self._outbox, self._mask, exit_status.folder_of(exit_status.raylet_socket()))
+        self._output = CapturedOutput(self._outbox, self._mask, exit_status.folder_of(raylet_socket()))
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._log_fields)
 
     @ray.method(concurrency_group="train")
@@ -135,7 +135,7 @@ class WorkerActor:
 
     @ray.method(concurrency_group="control")
     def model_shape(self, life: int) -> ModelShape | Refused | None:
-        """Of the model that it trains; None: it has trained none yet."""
+        """Shape of the model that it trains; None: it has trained none yet."""
         if refused := self._refused(life):
             return refused
         return self._engine.model_shape if self._engine is not None else None
@@ -264,7 +264,7 @@ class WorkerActor:
     def terminate(self, pid: int, life: int) -> bool | Refused:
         """SIGKILL a worker of this node that Ray cannot end because it is stopped. False: it is gone already.
 
-        Ray titles an actor's process by its class, so a pid that was reused by another process is not killed.
+        A pid that was reused by another process is not killed.
         """
         if refused := self._refused(life):
             return refused
@@ -276,7 +276,7 @@ class WorkerActor:
     @ray.method(concurrency_group="control")
     def exit_words(self, pid: int) -> str:
         """How another worker of this node ended; empty: not known."""
-        found = exit_status.read(exit_status.raylet_socket(), pid)
+        found = exit_status.read(raylet_socket(), pid)
         return found.words() if found is not None else ""
 
     @ray.method(concurrency_group="inspect")
@@ -287,7 +287,7 @@ class WorkerActor:
 
     @ray.method(concurrency_group="inspect")
     def stack_of(self, pid: int, native: bool) -> tuple[Frame, ...] | str:
-        """The same of another worker of this node, by py-spy; a text says why there is none."""
+        """What another worker of this node does, by py-spy; a text says why that is not known."""
         return stacks.of_worker(pid, native=native)
 
     @ray.method(concurrency_group="control")
@@ -385,12 +385,10 @@ class WorkerActor:
 
             from shoal_workers.engine.engine import Engine
             from shoal_workers.engine.group.store.server import StoreServer
-            from shoal_workers.engine.process.snapshot_memory import Place, open_snapshot_store
 
             torch.set_num_threads(max(1, int(self._spec.worker.cpus)))
             if self._spec.snapshot.enabled:
-                store = open_snapshot_store(self._config, Place(self._node_id, self._node_ip), self._outbox.log_text)
-                self._snapshot_store = self._meter.maps = store
+                self._snapshot_store = self._meter.maps = self._open_snapshot_store()
             self._engine = Engine(
                 self._spec,
                 checkpoint_root=self._config.checkpoint_root,
@@ -402,3 +400,24 @@ class WorkerActor:
             if self._fenced:
                 self._engine.interrupt(self._fenced)
         return self._engine
+
+    def _open_snapshot_store(self) -> SnapshotStore | None:
+        """None: the node has no shared memory for snapshots; then the log tells the consequence."""
+        from shoal_workers.snapshot_store.slots.registry import machine_id
+        from shoal_workers.snapshot_store.store import SnapshotStore
+
+        shares_node = self._config.snapshot_scope is SnapshotScope.NODE
+        try:
+            return SnapshotStore(
+                job_id=self._config.job_id,
+                attempt=self._config.attempt,
+                worker_id=self._config.worker_id,
+                node_id=self._node_id,
+                key=self._config.snapshot_key,
+                host=self._node_ip,
+                memory_id=self._node_id if shares_node else machine_id(),
+            )
+        except OSError as error:
+            lost = "An unexpected death will cost the steps since the last checkpoint."
+            self._outbox.log_text(f"no snapshots in memory: {error}. {lost}")
+            return None

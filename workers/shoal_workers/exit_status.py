@@ -4,8 +4,10 @@
     SOCKET.shoal-exits/PID.stack  what the worker's threads did when it crashed, written by faulthandler in the worker
     SOCKET.shoal-exits/PID.stdout, .stderr  the end of its output, unless Ray's log has it (engine/process/tee.py)
 
-Ray reports no exit status of an actor's process. Only the process that reaps it learns it. Workers that were not forked
-(those with GPUs) leave no such file.
+Hidden here: these files, how a kill for lack of memory is recognised, and how the place of a crash is found in
+the stacks. Ray reports no exit status of an actor's process. Only the process that reaps it learns it. Workers that
+were not forked (those with GPUs) leave no such file. `shoal check` uses the words for its own process that tries a
+task.
 """
 
 from __future__ import annotations
@@ -13,18 +15,15 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import re
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from shoal_workers.crash_place import place_of_crash
-
 _KEPT = 256
-_OPTION = "--raylet-name="
 OUT_OF_MEMORY = "was killed by the kernel: out of memory"
 
 
@@ -37,7 +36,7 @@ class ExitStatus:
     out_of_memory: bool = False
     """The kernel has killed it: the memory of its cgroup or of the host was exhausted."""
     place: str = ""
-    """Of a crash: ` in validation, at digits.py:41 in loss()`; empty: not known."""
+    """Where it crashed: ` in validation, at digits.py:41 in loss()`; empty: not known."""
 
     def words(self) -> str:
         """Without a subject: `was killed by signal 9 (SIGKILL)`."""
@@ -119,12 +118,6 @@ def folder_of(raylet_socket: str) -> Path | None:
     return _folder(raylet_socket)
 
 
-def raylet_socket(argv: Sequence[str] | None = None) -> str:
-    """Of the raylet that has started this process, from Ray's arguments; empty: it is not a Ray worker."""
-    arguments = sys.argv if argv is None else argv
-    return next((argument[len(_OPTION) :] for argument in arguments if argument.startswith(_OPTION)), "")
-
-
 def _folder(raylet_socket: str) -> Path:
     return Path(f"{raylet_socket}.shoal-exits")
 
@@ -158,3 +151,47 @@ def _oom_kills(counter: Path | None) -> int:
                 if line.startswith("oom_kill "):
                     return int(line.split()[1])
     return 0
+
+
+_STACK_FRAME = re.compile(r'^  File "([^"]+)", line (\d+) in (\S+)$', re.MULTILINE)
+_TRAINING_THREAD = "shoal_workers/engine/engine.py"
+_PHASES = (
+    ("engine/step/validation.py", "in validation"),
+    ("engine/state/saving.py", "while saving"),
+    ("engine/state/restore.py", "while restoring"),
+    ("engine/step/", "in a training step"),
+    ("engine/model/build.py", "while building the model"),
+    ("engine/engine.py", "while preparing"),
+)
+"""The first one that is on the stack counts."""
+_LIBRARY = re.compile(r"/(site-packages|dist-packages|python3[.\d]*)/|^<")
+
+
+def place_of_crash(stacks: str) -> str:
+    """` in validation, at digits.py:41 in loss()`, with the task's own line; empty if nothing is known. Pure.
+
+    Args:
+        stacks: what faulthandler wrote:
+
+            Thread 0x00007f2b (most recent call first):
+              File "/home/me/digits.py", line 41 in loss
+              File ".../shoal_workers/engine/task/task.py", line 84 in evaluate
+    """
+    # the training thread counts, whichever thread got the signal
+    threads = [
+        _STACK_FRAME.findall(text) for text in re.split(r"^(?:Current t|T)hread ", stacks, flags=re.MULTILINE)[1:]
+    ]
+    training = next((frames for frames in threads if any(_TRAINING_THREAD in file for file, _, _ in frames)), None)
+    if training is None:
+        return ""
+    phase = next((words for part, words in _PHASES if any(part in file for file, _, _ in training)), "")
+    own = [frame for frame in training if "shoal_workers/" not in frame[0] and not _LIBRARY.search(frame[0])]
+    line = f", at {_shown_path(own[0][0])}:{own[0][1]} in {own[0][2]}()" if own else ""
+    return f" {phase}{line}" if phase else line
+
+
+def _shown_path(file: str) -> str:
+    """Relative to the longest entry of sys.path that contains the file; else its name."""
+    roots = [root.rstrip("/") + "/" for root in sys.path if len(root) > 1]
+    known = max((root for root in roots if file.startswith(root)), key=len, default=None)
+    return file.rpartition("/")[2] if known is None else file.removeprefix(known)

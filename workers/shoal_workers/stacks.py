@@ -19,6 +19,7 @@ from typing import Any
 
 from shoal_workers.contract.errors.suspects import Collective, Link
 from shoal_workers.contract.messages import Frame, Progress, WorkerStack
+from shoal_workers.ray_internals import is_process_of
 
 _ENTRY_FILE = "shoal_workers/actor.py"
 _ENTRIES = frozenset({"prepare", "run"})
@@ -72,11 +73,8 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_worker_process(pid: int) -> bool:
-    """Whether this pid is alive and a worker's: Ray titles an actor's process by its class."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::WorkerActor")
-    except OSError:
-        return False
+    """Whether this pid is alive and a worker's."""
+    return is_process_of("WorkerActor", pid)
 
 
 def own_stack() -> tuple[tuple[Frame, ...], str]:

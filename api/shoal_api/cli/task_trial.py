@@ -126,8 +126,7 @@ def _refused(task: str, failed: dict[str, Any]) -> CliError:
 def _crashed(task: str, code: int, last: dict[str, Any], printed: str) -> CliError:
     """The process ended without an answer: by a signal, or because it could not begin."""
     from shoal_api.cli.errors import CliError
-    from shoal_workers.crash_place import place_of_crash
-    from shoal_workers.exit_status import ExitStatus
+    from shoal_workers.exit_status import ExitStatus, place_of_crash
 
     status = ExitStatus(signal=-code, place=place_of_crash(printed)) if code < 0 else ExitStatus(code=code)
     when = f", {last['phase']} {last['note']}".rstrip() if last and not status.place else ""

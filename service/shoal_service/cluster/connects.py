@@ -1,7 +1,7 @@
 """Whether a host answers connects, asked for a moment. What an answer means: `core/reachability.py`.
 
 Called by `gateway/ray_cluster.py` about the host of a supervisor that is late. The supervisor watches the
-hosts of its workers all the time, with `supervisor/workers/host_probe.py`.
+hosts of its workers all the time, with `supervisor/workers/probes.py`.
 """
 
 from __future__ import annotations

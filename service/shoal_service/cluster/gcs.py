@@ -1,8 +1,8 @@
 """The head's tables (Ray's GCS), read and written with a deadline: nodes, announced drains, the key-value store.
 
 Ray's public calls wait for a head that is away, for minutes if necessary. The calls here raise GcsUnavailable after two
-seconds. Called by the supervisor and by `gateway/ray_cluster.py`. This is the only file that uses Ray's
-client of the GCS, which is not a public interface (Ray's version is pinned).
+seconds. Called by the supervisor and by `gateway/ray_cluster.py`. The client of the GCS is not a public interface, see
+`shoal_workers/ray_internals.py`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray.core.generated import gcs_pb2
 from ray.exceptions import RaySystemError, RpcError
-from ray.experimental import internal_kv
 
 from ray import ActorID
 from shoal_service.cluster.errors import GcsUnavailable
+from shoal_workers import ray_internals
 
 _TIMEOUT_S = 2.0
 
@@ -69,7 +68,7 @@ def available(timeout_s: float = _TIMEOUT_S) -> dict[str, dict[str, float]]:
 
 def actors(timeout_s: float = _TIMEOUT_S) -> tuple[RayActor, ...]:
     """Every actor of the cluster that is alive or is being created. Not from the thread of an event loop."""
-    client = internal_kv.internal_kv_get_gcs_client()
+    client = ray_internals.head()
     if client is None:
         raise GcsUnavailable("not connected to a Ray cluster")
 
@@ -91,7 +90,7 @@ def num_starts(actor_id: str, timeout_s: float = _TIMEOUT_S) -> int:
     """Processes that Ray has started for an actor so far; 0: none, or the head does not know the actor. Not from the
     thread of an event loop."""
     info = _actor_info(actor_id, timeout_s)
-    if info is None or info.state == gcs_pb2.ActorTableData.DEPENDENCIES_UNREADY:
+    if info is None or ray_internals.is_unstarted_actor(info):
         return 0
     return int(info.num_restarts) + 1
 
@@ -99,7 +98,7 @@ def num_starts(actor_id: str, timeout_s: float = _TIMEOUT_S) -> int:
 def node_of(actor_id: str, timeout_s: float = _TIMEOUT_S) -> str:
     """The node of an actor that is alive; empty: it is not. Not from the thread of an event loop."""
     info = _actor_info(actor_id, timeout_s)
-    if info is None or info.state != gcs_pb2.ActorTableData.ALIVE:
+    if info is None or not ray_internals.is_alive_actor(info):
         return ""
     return str(info.address.node_id.hex())
 
@@ -113,7 +112,7 @@ def replaced_processes(actor_id: str, timeout_s: float = _TIMEOUT_S) -> list[byt
 
 async def died_at(actor_id: str, timeout_s: float = _TIMEOUT_S) -> float | None:
     """Wall-clock time at which the actor's node reported the death of its process to the head; None: unknown."""
-    client = internal_kv.internal_kv_get_gcs_client()
+    client = ray_internals.head()
     if client is None:
         return None
     key = ActorID.from_hex(actor_id)
@@ -153,7 +152,7 @@ class GcsKeyValueStore:
 
 def _actor_info(actor_id: str, timeout_s: float) -> Any:
     """None: the head does not know the actor."""
-    client = internal_kv.internal_kv_get_gcs_client()
+    client = ray_internals.head()
     if client is None:
         raise GcsUnavailable("not connected to a Ray cluster")
     key = ActorID.from_hex(actor_id)
@@ -168,7 +167,7 @@ def _actor_info(actor_id: str, timeout_s: float) -> Any:
 
 
 def _call(method: str, *arguments: Any, timeout: float = _TIMEOUT_S) -> Any:
-    client = internal_kv.internal_kv_get_gcs_client()
+    client = ray_internals.head()
     if client is None:
         raise GcsUnavailable("not connected to a Ray cluster")
     try:
@@ -181,7 +180,7 @@ def _node(info: Any) -> RayNode:
     return RayNode(
         node_id=info.node_id.hex(),
         ip=info.node_manager_address,
-        is_alive=info.state == gcs_pb2.GcsNodeInfo.ALIVE,
+        is_alive=ray_internals.is_alive_node(info),
         is_head=info.is_head_node,
         resources=dict(info.resources_total),
         raylet_port=info.node_manager_port,
@@ -194,6 +193,6 @@ def _actor(info: Any) -> RayActor:
         name=info.name,
         namespace=info.ray_namespace,
         node_id=info.address.node_id.hex(),
-        is_alive=info.state == gcs_pb2.ActorTableData.ALIVE,
+        is_alive=ray_internals.is_alive_actor(info),
         resources=dict(info.required_resources),
     )

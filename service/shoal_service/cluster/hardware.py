@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal_workers.cgroups import MOUNT, PROC
-from shoal_workers.cores import allowed_cores
+from shoal_workers.machine_limits import MOUNT, PROC, allowed_cores
 
 _GPU = re.compile(r"nvidia\d+")
 

@@ -1,4 +1,4 @@
-"""Whether a host answers connects. Pure: `supervisor/workers/host_probe.py` makes the connects and asks `silent_nodes`.
+"""Whether a host answers connects. Pure: `supervisor/workers/probes.py` makes the connects and asks `silent_nodes`.
 
 The kernel of a host answers a connect: it accepts if a process listens at the port, and refuses if none does. No
 process has to run for that. So a host that is short of CPU answers within milliseconds although its processes answer

@@ -3,7 +3,7 @@
     its actor cannot be created            start it again after 1, 2, 4 and 8 s; five failures end the attempt
     its process dies, Ray starts another   nine processes in a row that claimed no life in the journal end the attempt
 
-A supervisor that has recorded its start judges itself, see supervisor/restart_limit.py; `lack_of_memory` tells it why
+A supervisor that has recorded its start judges itself, see supervisor/supervisor.py; `lack_of_memory` tells it why
 it died. This one cannot: it died while its process was set up, or its node lacks what it needs.
 """
 

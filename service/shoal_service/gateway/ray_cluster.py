@@ -38,8 +38,7 @@ from shoal_service.gateway.releases import other_releases
 from shoal_service.home import Home
 from shoal_service.supervisor.actor import SupervisorActor
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.copies.code_package import CodePackage, package_uri, version_of
-from shoal_service.supervisor.copies.stored_config import StoredConfig
+from shoal_service.supervisor.copies import CodePackage, StoredConfig, version_of
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal, num_lives
 from shoal_service.supervisor.workers.processes import (
     RESERVED_S,
@@ -49,6 +48,7 @@ from shoal_service.supervisor.workers.processes import (
 )
 from shoal_workers.contract.ids import NAMESPACE, attempt_of, job_of_worker, supervisor_name
 from shoal_workers.forkserver import PATIENCE_S
+from shoal_workers.ray_internals import actor_id, package_uri
 
 _GIB = 1 << 30
 _NODE_LABEL = "ray.io/node-id"
@@ -266,7 +266,7 @@ class RayCluster:
         try:
             nodes = gcs.nodes()  # first: Ray's own calls wait for a head that is away
             actor = ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE)
-            node_id = gcs.node_of(actor._actor_id.hex())
+            node_id = gcs.node_of(actor_id(actor))
             node = next((node for node in nodes if node.node_id == node_id and node.is_alive), None)
             if node is None or answers(node.ip, node.raylet_port, within_s=reachability.THRESHOLD_S):
                 return ""
@@ -299,14 +299,14 @@ class RayCluster:
             old = ray.get_actor(name, namespace=NAMESPACE)
         except ValueError:
             return  # an earlier call was interrupted after the kill
-        if not on_node or gcs.node_of(old._actor_id.hex()) == on_node:
+        if not on_node or gcs.node_of(actor_id(old)) == on_node:
             ray.kill(old, no_restart=True)
             _wait_until_free(name)
 
     def unrecorded_starts(self, job_id: str, attempt: int) -> int:
         try:
             actor = ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE)
-            started = gcs.num_starts(actor._actor_id.hex())
+            started = gcs.num_starts(actor_id(actor))
             recorded = num_lives(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt)
         except ValueError:
             return 0  # it has ended since; `find_supervisor` says so
@@ -319,7 +319,7 @@ class RayCluster:
             actor = ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE)
         except ValueError:
             return ()
-        return ends_of(actor._actor_id.hex(), MAX_UNRECORDED_STARTS)
+        return ends_of(actor_id(actor), MAX_UNRECORDED_STARTS)
 
     def reap(self, job_id: str, attempt: int) -> int:
         """The supervisor is killed first, so that it does not replace the workers. Workers are asked to remove their

@@ -21,13 +21,13 @@ from shoal_service.supervisor.home.link import HttpLink
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal
 from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.supervisor import Supervisor
-from shoal_service.supervisor.workers import liveness_probe
-from shoal_service.supervisor.workers.host_probe import HostProbe
-from shoal_service.supervisor.workers.polling.ray_agents import RayAgents
+from shoal_service.supervisor.workers import probes
+from shoal_service.supervisor.workers.probes import HostProbe
+from shoal_service.supervisor.workers.ray_agents import RayAgents
 from shoal_service.supervisor.workers.ray_fleet import RayFleet
 from shoal_workers.actor import WorkerActor
+from shoal_workers.actor_process import exit_with_raylet
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
-from shoal_workers.raylet import exit_with_raylet
 
 
 class SupervisorActor:
@@ -53,7 +53,7 @@ class SupervisorActor:
                 node_watch=GcsNodeWatch(),
                 host_watch=HostProbe(ray.get_runtime_context().get_node_id(), silent=frozenset(config.silent)),
                 clock=clock,
-                until_gone=liveness_probe.until_gone,
+                until_gone=probes.until_gone,
                 agents=RayAgents(config, life=life),
                 before_command=self.before_command,
             )

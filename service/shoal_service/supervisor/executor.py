@@ -1,10 +1,12 @@
 """Executor: feeds what happens to the attempt machine, and performs its commands. One asyncio loop in one thread.
 
-worker answers, storage answers, directives, nodes, time  -->  queue  -->  step_all(state, events, now)
-                                                                                     |
-            clients (worker calls), coordinator (storage), outbox  <--  commands  ---+--> journal, written first
+    worker answers, storage answers, directives, nodes, time  -->  queue  -->  step_all(state, events, now)
+                                                                                         |
+                clients (worker calls), coordinator (storage), outbox  <--  commands  ---+--> journal, written first
 
 All events that wait in the queue are one turn, so a turn costs the same whether one worker or a thousand have answered.
+Hidden here: that an order is in the journal before it is performed, and is performed again after a restart; what a
+directive changes for an attempt; how the workers of a predecessor are taken over, and how all are released at the end.
 Made by the supervisor, which runs it on a thread of its own. It decides nothing, and reaches the world outside only
 through the protocols in `World`.
 """
@@ -14,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, assert_never
 
-from shoal_service.clock import WallClockWatch
+from shoal_service.clock import Clock, WallClockWatch
 from shoal_service.cluster.node_table import NodeTable
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import (
@@ -38,27 +41,40 @@ from shoal_service.core.attempt.commands import (
     StartWorker,
     SuspectNode,
 )
-from shoal_service.core.attempt.events import ClockJumped, Event, NodesSilent, Reopened, ReportArrived, Tick, WorkerLost
+from shoal_service.core.attempt.events import (
+    ClockJumped,
+    CodeChanged,
+    DesiredChanged,
+    ElasticityChanged,
+    Event,
+    GrantChanged,
+    NodesAvoided,
+    NodesSilent,
+    ParallelismChanged,
+    PinsChanged,
+    Preempted,
+    Reopened,
+    ReportArrived,
+    ServerStopping,
+    SettingsChanged,
+    Tick,
+    WorkerLost,
+)
+from shoal_service.core.attempt.large_groups import later_s
 from shoal_service.core.attempt.state.attempt import Attempt, essential
 from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.state.worker import Worker, silent_nodes
+from shoal_service.core.attempt.state.worker import AvoidedNode, Worker, silent_nodes
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.planner import plan
 from shoal_service.supervisor.checkpoints.coordinator import CheckpointCoordinator
 from shoal_service.supervisor.config import Directive, SupervisorConfig
-from shoal_service.supervisor.directives import avoided_nodes, changes
 from shoal_service.supervisor.inspection import Inspection
-from shoal_service.supervisor.journal import JournalEntry
-from shoal_service.supervisor.orders import NO_ORDER, UnansweredOrders
-from shoal_service.supervisor.protocols import World
-from shoal_service.supervisor.release import release_workers
+from shoal_service.supervisor.journal import NO_ORDER, JournalEntry, UnansweredOrders
+from shoal_service.supervisor.protocols import Fleet, WorkerCallError, World
 from shoal_service.supervisor.reporting.outbox import Outbox
-from shoal_service.supervisor.reporting.pace import Pace
 from shoal_service.supervisor.reporting.reporter import Reporter
-from shoal_service.supervisor.workers import reattachment
-from shoal_service.supervisor.workers.context import SupervisorContext
-from shoal_service.supervisor.workers.polling.agent_pool import AgentPool
-from shoal_service.supervisor.workers.worker_client import WorkerClient
+from shoal_service.supervisor.workers.agent_pool import AgentPool
+from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerClient
 from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.job import IncidentCause
@@ -66,6 +82,11 @@ from shoal_workers.contract.worker_reports import ValidationReport
 
 _log = logging.getLogger(__name__)
 TICK_S = 0.25
+_FORGET_S = 2.0
+_LAST_POLL_S = 5.0
+_CHEAP_S = 0.005
+_SHARE = 0.1
+"""Share of the time that paced work may take."""
 _MAX_EVENTS = 512
 """Of one turn, so that the exits of a large group are several turns. Between two of them the loop answers calls."""
 _STEP_NOTE_S = 2.0
@@ -192,7 +213,7 @@ class Executor:
             return
         self._directive = directive
         self._reporter.spec_version = directive.spec_version
-        for event in (*changes(self._state, directive), Tick()):
+        for event in (*_changes_by(directive, self._state), Tick()):
             self._post(event)
         self._avoid()
 
@@ -208,7 +229,7 @@ class Executor:
         self._avoid()
 
     def _avoid(self) -> None:
-        event = avoided_nodes(self._state, self._directive, self._nodes)
+        event = _avoided_nodes(self._state, self._directive, self._nodes)
         if event is not None:
             self._post(event)
 
@@ -345,7 +366,7 @@ class Executor:
         self._orders.done(number)
 
     async def _release_all(self) -> None:
-        released = release_workers(self._fleet, self._clock, self._to_release, self._killing)
+        released = _release_workers(self._fleet, self._clock, self._to_release, self._killing)
         await asyncio.gather(released, self._agent_pool.close())
         for task in list(self._tasks):
             task.cancel()
@@ -359,7 +380,7 @@ class Executor:
             dict(self._orders.by_number),
             self._world.node_watch.dead_nodes(),
         )
-        same = [w for w in workers if reattachment.speaks_this_version(w, self._entry_version)]
+        same = [w for w in workers if _speaks_this_version(w, self._entry_version)]
         found = {w.index for w in same if self._fleet.find(w.index, w.worker_id, w.info)}
         gone = {w.index for w in same} - found  # not old ones: an order to start one would find it again
         to_start = {o.index for o in orders.values() if isinstance(o, StartWorker) and o.index in gone}
@@ -372,7 +393,7 @@ class Executor:
                 by_node = worker.info is not None and worker.info.node_id in dead
                 cause = IncidentCause.NODE_DIED if by_node else IncidentCause.WORKER_DIED
                 message = "the worker was gone when the supervisor was restarted"
-                if not reattachment.speaks_this_version(worker, self._entry_version):
+                if not _speaks_this_version(worker, self._entry_version):
                     cause, message = IncidentCause.WORKER_DIED, self._replace_old(worker)
                 self._post(WorkerLost(worker.index, cause, "name lookup", message))
         self._post(Reopened())
@@ -389,12 +410,12 @@ class Executor:
         """Ends a worker that another release started: its calls have another form. Its snapshots stay on its node."""
         self._find_to_kill(worker.index)
         self._kill(worker.index)
-        version = reattachment.version_of(worker, self._entry_version)
+        version = _version_of(worker, self._entry_version)
         return f"the worker speaks wire version {version}, and the restarted supervisor {WIRE_VERSION}: it is replaced"
 
     def _adopt(self, worker: Worker, *, is_to_run: bool) -> None:
         client = self._clients[worker.index] = WorkerClient(worker.index, worker.worker_id, self._context)
-        reattachment.adopt(client, worker, self._state.group.generation, is_to_run=is_to_run)
+        _adopt(client, worker, self._state.group.generation, is_to_run=is_to_run)
 
     def _find_to_kill(self, index: int) -> None:
         """A worker that the machine has dropped, and that may still be there."""
@@ -402,3 +423,136 @@ class Executor:
         worker_id = worker_name(config.job_id, config.attempt, index)
         if self._fleet.find(index, worker_id, None):
             self._clients[index] = WorkerClient(index, worker_id, self._context)
+
+
+def _adopt(client: WorkerClient, worker: Worker, generation: int, *, is_to_run: bool) -> None:
+    """Take over a worker that was found by its name, after a restart of the supervisor.
+
+    Args:
+        generation: the newest in the journal.
+        is_to_run: the worker's `run` call is repeated.
+    """
+    client.adopt(generation)
+    client.start_polling()
+    if worker.info is not None:
+        client.probe(worker.info)
+    if worker.in_run and not is_to_run:
+        client.rejoin(generation)
+    elif worker.left_out is not None and worker.left_out.generation is not None:
+        client.rejoin(worker.left_out.generation)
+    elif not worker.warm:
+        client.prepare()
+
+
+def _version_of(worker: Worker, entry_version: int) -> int:
+    """Version of the wire that the worker speaks."""
+    # a worker that was not warm has the version of the journal's entry
+    return worker.info.version if worker.info is not None else entry_version
+
+
+def _speaks_this_version(worker: Worker, entry_version: int) -> bool:
+    return _version_of(worker, entry_version) == WIRE_VERSION
+
+
+async def _release_workers(
+    fleet: Fleet, clock: Clock, clients: Sequence[WorkerClient], killing: Collection[asyncio.Task[None]]
+) -> None:
+    """Collects the last output of each worker, removes the attempt's snapshots from each node, kills the workers.
+
+    If a worker is not idle, one worker per node stays until all others have ended, and removes the snapshots once more:
+    a worker that was starting or training may have created some in the meantime. Idle workers are killed together,
+    since another job may wait for their resources.
+
+    Args:
+        killing: kills that are under way; also waited for.
+    """
+    queued_s = later_s(len(clients))
+    await asyncio.gather(*(client.collect_last_reports(_LAST_POLL_S + queued_s) for client in clients))
+    forgetting = (_forget_memory(fleet, clock, i, _FORGET_S + queued_s) for i in fleet.by_node().values())
+    answers = await asyncio.gather(*forgetting)
+    if not killing and all(client.is_idle for client in clients):
+        await asyncio.gather(*(fleet.kill(client.index) for client in clients))
+        return
+    last = [index for index in answers if index is not None]
+    others = [client.index for client in clients if client.index not in last]
+    await asyncio.gather(*map(fleet.kill, others), *killing)
+    await asyncio.gather(*(_forget_memory(fleet, clock, [index], _FORGET_S + queued_s) for index in last))
+    await asyncio.gather(*map(fleet.kill, last))
+
+
+async def _forget_memory(fleet: Fleet, clock: Clock, indexes: list[int], limit_s: float) -> int | None:
+    """Remove a node's snapshots through one of its workers. The index of that worker; None: no worker answered.
+
+    Args:
+        limit_s: for the answer of each.
+    """
+    for index in indexes:
+        try:
+            await clock.wait_for(fleet.forget_memory(index), limit_s)
+            return index
+        except (WorkerCallError, TimeoutError):
+            continue
+    return None
+
+
+def _changes_by(directive: Directive, state: Attempt) -> Iterator[Event]:
+    """One event for each value that differs from the attempt's own."""
+    if directive.is_preempted != state.target.is_preempted:
+        yield Preempted(directive.is_preempted)  # before the grant, which is taken away with it
+    if directive.pinned != state.target.pinned:
+        yield PinsChanged(directive.pinned)
+    if directive.elasticity != state.target.spec.elasticity:
+        yield ElasticityChanged(directive.elasticity)
+    if directive.parallelism != state.target.spec.parallelism:
+        yield ParallelismChanged(directive.parallelism)
+    if directive.settings is not None and directive.settings != state.target.settings:
+        yield SettingsChanged(directive.settings)
+    if directive.code is not None and directive.code != (state.target.spec.code.archive or ""):
+        yield CodeChanged(directive.code)
+    if directive.granted != state.target.granted:
+        yield GrantChanged(directive.granted)
+    if directive.desired is not state.target.desired:
+        yield DesiredChanged(directive.desired)
+    if directive.server_stops != state.target.server_stops:
+        yield ServerStopping(directive.server_stops)
+
+
+def _avoided_nodes(state: Attempt, directive: Directive | None, nodes: NodeTable) -> NodesAvoided | None:
+    """The nodes that the control plane or Ray excludes; None: the attempt knows them. Ray's deadline replaces the
+    control plane's, since Ray enforces it."""
+    avoided = {node.node_id: node for node in (directive.avoid if directive is not None else ())}
+    for node_id, deadline in nodes.draining.items():
+        is_replaceable = avoided[node_id].is_replaceable if node_id in avoided else True
+        avoided[node_id] = AvoidedNode(
+            node_id=node_id, reason="drained by Ray", deadline=deadline, is_replaceable=is_replaceable
+        )
+    newest = tuple(avoided[node_id] for node_id in sorted(avoided))
+    return NodesAvoided(newest) if newest != state.target.avoided else None
+
+
+class Pace:
+    """How often something is done whose cost grows with the number of workers, and that may be done a little later.
+
+    What takes no time is done at once, each time. What takes longer is done so rarely that it takes at most a tenth of
+    the time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._cost_s = 0.0
+        """Seconds that it took the last time."""
+        self._ended_mono = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        if self._cost_s < _CHEAP_S:
+            return True
+        return self._clock.monotonic() - self._ended_mono >= self._cost_s / _SHARE
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Around the work."""
+        began = self._clock.monotonic()
+        yield
+        self._ended_mono = self._clock.monotonic()
+        self._cost_s = self._ended_mono - began

@@ -1,28 +1,65 @@
-"""Inspection: what looks into the workers of an attempt, or talks to them, without deciding anything about it: stacks,
-suspects, profiles, the metrics hook.
+"""Inspection: what looks into the workers of an attempt without deciding anything about it: stacks, suspects, profiles.
 
-Made by the executor, which shows it every turn of the machine. `stacks` is also called by the supervisor, on request.
+    group stands still      ->  stacks are taken at once, while all ranks still stand where they stand
+    incident opens          ->  the stacks of this standstill become a part of it, and an event
+    progress                ->  they are dropped
+    report of a step        ->  core/culprit/slow_steps.py; if only the waiting has grown, the links are looked at
+    an incident is open     ->  its stacks name the suspect, or its exits and its cause
+
+Hidden here: when the workers are asked, and that their answers may come too late or not at all. Made by the executor,
+which shows it every turn of the machine; it delays nothing: the group is interrupted when the attempt machine says so,
+whether its stacks have arrived or not. The metrics hook is fed here too (`metrics_forwarder`). `stacks` is also called
+by the supervisor, on request.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from typing import Any, assert_never
 
-from shoal_service.core.attempt.commands import Command, End
-from shoal_service.core.attempt.events import Event
+from shoal_service.core.attempt import hangs
+from shoal_service.core.attempt.commands import Command, Emit, End, ShowIncident
+from shoal_service.core.attempt.events import Event, ReportArrived
+from shoal_service.core.attempt.stacks import cluster, trimmed
 from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.culprit.incident_suspects import suspect_of
+from shoal_service.core.culprit.links import Ends, whose_link
+from shoal_service.core.culprit.slow_steps import Pace, SlowDown, step_done
+from shoal_service.core.culprit.standstill import whom_do_they_wait_for
+from shoal_service.core.events.workers import StacksTaken, StepsSlow, StragglerFound
+from shoal_service.core.profiles.decide import (
+    GroupFacts,
+    Looked,
+    ProfileEvent,
+    ProfileState,
+    Report,
+    Reported,
+    Send,
+    Wanted,
+    step,
+)
 from shoal_service.supervisor.config import Directive, SupervisorConfig
-from shoal_service.supervisor.culprit_finder import CulpritFinder
-from shoal_service.supervisor.metrics_hook.forwarder import MetricsForwarder
-from shoal_service.supervisor.profile_taker import ProfileTaker
-from shoal_service.supervisor.protocols import World
+from shoal_service.supervisor.metrics_forwarder import MetricsForwarder
+from shoal_service.supervisor.protocols import WorkerCallError, WorkerUnavailable, World
 from shoal_service.supervisor.reporting.reporter import Reporter
-from shoal_service.supervisor.stack_taker import StackTaker
+from shoal_workers.contract.errors.suspects import Suspect
+from shoal_workers.contract.messages import Stacks
+from shoal_workers.contract.profiling.messages import Profiled, ProfileRequest
+from shoal_workers.contract.worker_reports import StepReport
+
+_log = logging.getLogger(__name__)
+_RETRY_S = 0.25
+_REQUEST_S = 30.0
+STANDSTILL = "the group stands still"
+_Standstill = tuple[int, float]
+"""Generation, and time of the last progress."""
 
 
 class Inspection:
-    """See StackTaker for the arguments."""
+    """One turn after the other. See StackTaker for the arguments."""
 
     def __init__(
         self,
@@ -33,14 +70,14 @@ class Inspection:
         state: Callable[[], Attempt],
     ) -> None:
         self.stacks = StackTaker(world, reporter, spawn, state)
-        self._culprits = CulpritFinder(self.stacks, reporter, spawn, state)
+        self._suspects = SuspectFinder(self.stacks, reporter, spawn, state)
         self._profiles = ProfileTaker(world, reporter, spawn, state)
         self._metrics = MetricsForwarder(config.spec.metrics.hook, world, reporter, spawn, state)
 
     def consider(self, events: Sequence[Event], commands: Iterable[Command], directive: Directive | None) -> None:
         """After each turn of the machine, before its commands are performed."""
         self.stacks.consider(commands)
-        self._culprits.consider(events)
+        self._suspects.consider(events)
         self._profiles.consider(events, directive)
         self._metrics.consider()
 
@@ -48,3 +85,249 @@ class Inspection:
         """Before the workers are released. None: the attempt goes on in another supervisor."""
         if end is not None:
             await self._metrics.finish(end.end.reason)
+
+
+class StackTaker:
+    """Stacks of all workers, on request; and by itself when a group stands still, or when a rank is slow."""
+
+    def __init__(
+        self,
+        world: World,
+        reporter: Reporter,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        state: Callable[[], Attempt],
+    ) -> None:
+        """
+        Args:
+            spawn: runs work on the executor's loop until the attempt ends.
+            state: the current one.
+        """
+        self._fleet = world.fleet
+        self._clock = world.clock
+        self._reporter = reporter
+        self._spawn = spawn
+        self._state = state
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._standstill: _Standstill | None = None
+        """The one whose stacks were asked for last."""
+        self._taken: Stacks | None = None
+        """Of this standstill."""
+        self._waiting: int | None = None
+        """The incident that began before the stacks of its standstill had arrived."""
+        self.named: int | None = None
+        """The incident whose suspect was found by its stacks."""
+
+    def requested(self, rank: int | None, *, native: bool) -> Stacks | None:
+        """From a thread of Ray: what all workers do now, or one rank. None: the attempt is over, or begins."""
+        if self._loop is None or self._loop.is_closed():
+            return None
+        work = self.take("requested", rank=rank, native=native)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_REQUEST_S)
+
+    async def take(self, reason: str, *, rank: int | None = None, native: bool = False) -> Stacks:
+        """Take the stacks of all workers, or of one rank. Takes some seconds at most, and raises nothing."""
+        state = self._state()
+        workers = [w for w in state.pool.workers if rank is None or state.group.rank_of(w.index) == rank]
+        known = [w for w in workers if self._fleet.knows(w.index)]
+        taken = await asyncio.gather(*(self._fleet.stack(w.index, native=native) for w in known))
+        ranks = [state.group.rank_of(w.index) if state.group_active else None for w in known]
+        samples = [
+            (r, s.model_copy(update={"worker_id": w.worker_id})) for r, s, w in zip(ranks, taken, known, strict=True)
+        ]
+        at = self._clock.time()
+        found = cluster(samples, at=at, generation=state.group.generation, reason=reason)
+        if reason != STANDSTILL:
+            return found
+        ips = [w.info.node_ip if w.info is not None else "" for w in known]
+        of_group = [(r, ip, s) for (r, s), ip in zip(samples, ips, strict=True) if r is not None]
+        return found.model_copy(update={"suspect": whom_do_they_wait_for(of_group)})
+
+    async def links(self) -> Suspect | None:
+        """Whose link between nodes is bad now; None: nobody's."""
+        state = self._state()
+        workers = [w for i in state.group.workers if (w := state.pool.worker(i)) is not None and self._fleet.knows(i)]
+        taken = await asyncio.gather(*(self._fleet.stack(w.index) for w in workers))
+        return whose_link(
+            [
+                Ends(rank, worker.info.node_ip, stack.links)
+                for worker, stack in zip(workers, taken, strict=True)
+                if (rank := state.group.rank_of(worker.index)) is not None and worker.info is not None
+            ]
+        )
+
+    def consider(self, commands: Iterable[Command]) -> None:
+        """After each turn of the machine, before its commands are performed."""
+        self._loop, state = asyncio.get_running_loop(), self._state()
+        for command in commands:
+            match command:
+                case Emit(StragglerFound(rank=rank)):
+                    self._spawn(self._take_of_slow(f"rank {rank} is slow"))
+                case ShowIncident(incident, closed_at=None):
+                    self._attach(incident.id, incident.before.generation)
+        standstill = (state.group.generation, hangs.newest_progress(state))
+        if standstill == self._standstill or self._waiting is not None:
+            return
+        self._standstill, self._taken = None, None  # it made progress since
+        if hangs.standstill(state, self._clock.time()):
+            self._standstill = standstill
+            self._spawn(self._take_of_standstill(standstill))
+
+    async def _take_of_slow(self, reason: str) -> None:
+        self._reporter.event(StacksTaken(stacks=trimmed(await self.take(reason))))
+
+    async def _take_of_standstill(self, standstill: _Standstill) -> None:
+        stacks = await self.take(STANDSTILL)
+        if standstill != self._standstill:
+            return
+        self._taken = stacks
+        if self._waiting is not None:
+            self._show(self._waiting, stacks)
+
+    def _attach(self, incident_id: int, generation: int) -> None:
+        """An incident of this generation has begun."""
+        if self._standstill is None or self._standstill[0] != generation:
+            return
+        if self._taken is not None:
+            self._show(incident_id, self._taken)
+        else:
+            self._waiting = incident_id
+
+    def _show(self, incident_id: int, stacks: Stacks) -> None:
+        self._standstill, self._taken, self._waiting = None, None, None
+        kept = trimmed(stacks)
+        self._reporter.keep_stacks(incident_id, kept)
+        if kept.suspect is not None:
+            self._reporter.keep_suspect(incident_id, kept.suspect)
+            self.named = incident_id
+        self._reporter.event(StacksTaken(stacks=kept, incident=incident_id))
+
+
+class SuspectFinder:
+    """Names the suspect of an incident or of a slow-down, as an event and as a part of the incident."""
+
+    def __init__(
+        self,
+        stacks: StackTaker,
+        reporter: Reporter,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        state: Callable[[], Attempt],
+    ) -> None:
+        """See StackTaker for the arguments."""
+        self._stacks = stacks
+        self._reporter = reporter
+        self._spawn = spawn
+        self._state = state
+        self._pace = Pace()
+        self._named: tuple[int, Suspect] | None = None
+        """The incident whose suspect was found without stacks, and that suspect."""
+
+    def consider(self, events: Iterable[Event]) -> None:
+        """After each turn of the machine."""
+        state = self._state()
+        for event in events:
+            if isinstance(event, ReportArrived) and isinstance(event.item, StepReport):
+                self._step_done(event.item, state)
+        incident = state.incident
+        if incident is None or self._stacks.named == incident.id:
+            return
+        suspect = suspect_of(incident, tuple(state.group.exits.values()), all_left=state.all_left)
+        if suspect is not None and (self._named is None or not _is_same(self._named, incident.id, suspect)):
+            self._named = incident.id, suspect
+            self._reporter.keep_suspect(incident.id, suspect)
+
+    def _step_done(self, report: StepReport, state: Attempt) -> None:
+        if report.generation != state.group.generation:
+            return
+        self._pace, found = step_done(self._pace, report)
+        if found is None:
+            return
+        if found.suspect is not None:
+            self._say(found, found.suspect)
+        else:
+            self._spawn(self._look_at_links(found))
+
+    async def _look_at_links(self, found: SlowDown) -> None:
+        self._say(found, await self._stacks.links())
+
+    def _say(self, found: SlowDown, suspect: Suspect | None) -> None:
+        self._reporter.event(StepsSlow(step=found.step, usual_s=found.usual_s, now_s=found.now_s, suspect=suspect))
+
+
+def _is_same(named: tuple[int, Suspect], incident_id: int, suspect: Suspect) -> bool:
+    # the words of a death come later than the death; that is no new suspicion
+    return named[0] == incident_id and (named[1].resource, named[1].ranks) == (suspect.resource, suspect.ranks)
+
+
+class ProfileTaker:
+    """Passes the request for a profile to the worker of its rank, and its end to the control plane. `core.profiles`
+    decides. A restarted supervisor begins anew with the directive of its journal: the worker ignores a number that it
+    has had."""
+
+    def __init__(
+        self,
+        world: World,
+        reporter: Reporter,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        state: Callable[[], Attempt],
+    ) -> None:
+        """
+        Args:
+            spawn: runs work on the executor's loop until the attempt ends.
+            state: the current one.
+        """
+        self._fleet = world.fleet
+        self._clock = world.clock
+        self._reporter = reporter
+        self._spawn = spawn
+        self._attempt = state
+        self._state = ProfileState()
+        self._wanted: ProfileRequest | None = None
+        """Of the newest directive."""
+
+    def consider(self, events: Iterable[Event], directive: Directive | None) -> None:
+        """After each turn of the machine. Costs nothing while no profile is requested, however large the group is."""
+        wanted = directive.profile if directive is not None else None
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._take(Wanted(wanted))
+        reports = [e.item for e in events if isinstance(e, ReportArrived) and isinstance(e.item, Profiled)]
+        for item in reports:
+            self._take(Reported(item))
+        if not reports and self._state.request is not None:
+            self._take(Looked())
+
+    def _take(self, event: ProfileEvent) -> None:
+        self._state, commands = step(self._state, event, _facts(self._attempt()), self._clock.time())
+        for command in commands:
+            match command:
+                case Send():
+                    self._spawn(self._send(command))
+                case Report(item):
+                    self._reporter.profile(item)
+                case _:
+                    assert_never(command)
+
+    async def _send(self, order: Send) -> None:
+        """Repeated while the worker cannot be reached, and the request goes on."""
+        while self._state.request == order.request:
+            try:
+                await self._fleet.request_profile(order.index, order.generation, order.request)
+                return
+            except WorkerUnavailable:
+                await self._clock.sleep(_RETRY_S)
+            except WorkerCallError as error:
+                # not an event: the `run` call of this worker fails too, and the request ends with its generation
+                _log.info("profile.request_failed", extra={"number": order.request.number, "error": str(error)})
+                return
+
+
+def _facts(state: Attempt) -> GroupFacts:
+    return GroupFacts(
+        generation=state.group.generation,
+        is_running=state.stage is Stage.RUNNING,
+        is_active=state.stage in (Stage.RUNNING, Stage.SWITCHING),
+        workers=state.group.workers,
+        alive=frozenset(worker.index for worker in state.pool.workers),
+        step=state.progress.step,
+        cause=state.incident.cause.value if state.incident is not None else "",
+    )

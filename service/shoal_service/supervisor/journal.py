@@ -2,7 +2,7 @@
 
     JOB/ATTEMPT/life/000002      claimed by the second supervisor: created only if absent, so by one process only
     JOB/ATTEMPT/entry/000002     its newest whole entry; only that process writes it
-    JOB/ATTEMPT/change/000002/000007   what has changed since: its seventh record of changes (journaling/records.py)
+    JOB/ATTEMPT/change/000002/000007   what has changed since: its seventh record of changes (journal_records.py)
     JOB/ATTEMPT/epoch            the highest lease epoch that a supervisor has obeyed
 
 It lies in the cluster's key-value store (GCS), and exists as long as the cluster. Without the cluster there is no
@@ -31,22 +31,21 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
 from shoal_service.cluster.errors import GcsUnavailable
-from shoal_service.core.attempt.commands import IssuedOrder
+from shoal_service.core.attempt.commands import Command, Emit, End, IssuedOrder, Order, Run, ShowIncident, SuspectNode
 from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.unanswered import orders_of, unanswered
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, SuspectedNode
 from shoal_service.supervisor.config import Directive
-from shoal_service.supervisor.journaling.changes import changed_fields
-from shoal_service.supervisor.journaling.head_wait import SLICE_S, HeadWait
-from shoal_service.supervisor.journaling.records import digest_of, encode, is_entry_due, replayed, whole
+from shoal_service.supervisor.journal_records import Records, replayed
 from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract.base import WIRE_VERSION, Frozen
 from shoal_workers.contract.profiling.messages import Profiled
@@ -54,6 +53,12 @@ from shoal_workers.contract.profiling.messages import Profiled
 JOURNAL_NAMESPACE = b"shoal-journal"
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.2
+NO_ORDER = -1
+"""The number of a command that is not an order."""
+SLICE_S = 0.05
+_ANSWER_S = 0.25
+_BYTES_PER_S = 20e6
+"""Sent to the head, at least."""
 
 
 class _Versioned(BaseModel):
@@ -174,7 +179,7 @@ class GcsJournal:
         self._changed = threading.Condition(self._lock)
         self._entry: JournalEntry | None = None
         """The newest one that is not written yet."""
-        self._records = _Records()
+        self._records = Records[JournalEntry]()
         self._asked: HeadWait | None = None
         """The head is asked to put or delete a record; None: it is not asked for anything."""
         self._is_behind = False
@@ -219,7 +224,7 @@ class GcsJournal:
 
     def write(self, entry: JournalEntry, *, wait: bool = True) -> None:
         """Takes about a millisecond; while the head is away, a moment the first time and nothing afterwards; see
-        `journaling/head_wait.py`.
+        `HeadWait`.
 
         Raises:
             JournalFailed: an entry could not be made; nothing is written any more.
@@ -339,7 +344,6 @@ class GcsJournal:
                 self._store.delete(f"{self._root}/change/{self._life:06d}/{number:06d}".encode())
 
     def _delete_older_entries(self) -> None:
-        """They are never read again."""
         with suppress(GcsUnavailable):  # they go with the attempt
             for key in self._store.keys(f"{self._root}/entry/".encode()):
                 if _number(key) < self._life:
@@ -372,46 +376,89 @@ class GcsJournal:
                 time.sleep(_RETRY_S)  # the head does not announce its return
 
 
-class _Records:
-    """Which record is the next one. Used by the thread that writes."""
-
-    def __init__(self) -> None:
-        self._entry: JournalEntry | None = None
-        self._base, self._entry_bytes, self._changes_bytes = "", 0, 0
-        self._num_all = 0
-        """Records of changes so far, of all entries: their keys are never used twice ..."""
-        self._first = 1
-        """... and the first of the current entry."""
-        self._void: list[int] = []
-
-    def next(self, entry: JournalEntry) -> tuple[int | None, bytes]:
-        """The number and the bytes of a record of changes, empty if there are none; or None, and a whole entry."""
-        before, self._entry = self._entry, entry
-        num_changes = self._num_all - self._first + 1
-        if before is None or is_entry_due(self._entry_bytes, num_changes, self._changes_bytes):
-            return None, self._whole(entry)
-        change = changed_fields(before, entry, JournalEntry.model_fields)
-        if change is None:
-            return self._num_all, b""
-        record = encode(self._base, num_changes + 1, change)
-        if len(record) >= self._entry_bytes:
-            return None, self._whole(entry)
-        self._num_all += 1
-        self._changes_bytes += len(record)
-        return self._num_all, record
-
-    def take_void(self) -> list[int]:
-        """Numbers of the records that can be deleted once the newest entry is written."""
-        void, self._void = self._void, []
-        return void
-
-    def _whole(self, entry: JournalEntry) -> bytes:
-        raw = whole(entry)
-        self._base, self._entry_bytes, self._changes_bytes = digest_of(raw), len(raw), 0
-        self._void += range(self._first, self._num_all + 1)
-        self._first = self._num_all + 1
-        return raw
-
-
 def _number(key: bytes) -> int:
     return int(key.rpartition(b"/")[2])
+
+
+class UnansweredOrders:
+    """The orders of an attempt that have no answer yet, by number; kept in the journal. Used by the executor."""
+
+    def __init__(self, entry: JournalEntry | None) -> None:
+        """`entry`: the predecessor's, with the orders that it has issued and that are not known to be answered."""
+        self.by_number: dict[int, Order] = {}
+        self._written: dict[int, IssuedOrder] = {}
+        """Each of them as the journal has it."""
+        if entry is not None and entry.issued is not None:
+            self.by_number = {issued.id: _whole(issued.order, entry.state) for issued in entry.issued}
+        elif entry is not None:
+            self.by_number = dict(enumerate(orders_of(entry.state)))
+        self.num_issued = max(entry.num_orders if entry is not None else 0, len(self.by_number))
+
+    def issue(self, commands: Iterable[Command]) -> list[int]:
+        """Number the orders among the commands. The number of each command."""
+        numbers = []
+        for command in commands:
+            if isinstance(command, (Emit, ShowIncident, SuspectNode, End)):
+                numbers.append(NO_ORDER)
+                continue
+            self.by_number[self.num_issued] = command
+            numbers.append(self.num_issued)
+            self.num_issued += 1
+        return numbers
+
+    def drop_answered(self, state: Attempt) -> None:
+        if self.by_number:
+            self.by_number = unanswered(self.by_number, state)
+
+    def done(self, number: int) -> None:
+        """For orders whose answer is not in the state."""
+        self.by_number.pop(number, None)
+
+    def issued(self) -> tuple[IssuedOrder, ...]:
+        """For the journal."""
+        self._written = {
+            number: self._written.get(number) or IssuedOrder(number, _without_source(order))
+            for number, order in self.by_number.items()
+        }
+        return tuple(self._written.values())
+
+
+def _without_source(order: Order) -> Order:
+    """The source names a worker for each rank and is the same in all `run` orders of a generation. The journal has it
+    once, in the state."""
+    if not isinstance(order, Run) or order.assignment.restore_snapshot is None:
+        return order
+    return replace(order, assignment=order.assignment.model_copy(update={"restore_snapshot": None}))
+
+
+def _whole(order: Order, state: Attempt) -> Order:
+    """As it was issued."""
+    if not isinstance(order, Run) or order.assignment.generation != state.group.generation:
+        return order
+    source = order.assignment.restore_snapshot or state.group.source
+    return replace(order, assignment=order.assignment.model_copy(update={"restore_snapshot": source}))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWait:
+    """How long a supervisor waits for the head to store a record. Pure.
+
+    The head answers within a millisecond, so one that has not answered for a quarter of a second is away, and the
+    commands go ahead without it. Two things look the same and are not the head's: a record of a large group takes time
+    to send, and a supervisor that has no CPU sees an answer late. So the wait has slices.
+    """
+
+    asked_mono: float
+    """Since when the head has been asked to store this record or to delete older ones."""
+    num_bytes: int
+    """Length of the record."""
+    waited_s: float = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return self.waited_s >= _ANSWER_S + self.num_bytes / _BYTES_PER_S
+
+    def after(self, began_mono: float, ended_mono: float) -> HeadWait:
+        """The same wait after one more slice: one at most is counted, however late this process woke from it."""
+        waited_s = ended_mono - max(began_mono, self.asked_mono)
+        return replace(self, waited_s=self.waited_s + min(SLICE_S, max(0.0, waited_s)))

@@ -14,22 +14,34 @@ from shoal_service.clock import Clock
 from shoal_service.cluster.node_table import NodeTable
 from shoal_service.core.attempt.commands import Command, StartWorker
 from shoal_service.supervisor.journal import Beginning, JournalEntry
-from shoal_service.supervisor.workers.liveness_probe import Address, Gone
-from shoal_service.supervisor.workers.polling.protocol import PollAgents
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.contract.ids import life_of
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.marker import CheckpointName, CommitMarker
-from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerExit, WorkerInfo, WorkerPoll, WorkerStack
+from shoal_workers.contract.messages import (
+    Assignment,
+    ErrorReport,
+    NodePoll,
+    PollRequest,
+    WorkerExit,
+    WorkerInfo,
+    WorkerPoll,
+    WorkerStack,
+)
 from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
 from shoal_workers.contract.model.shape import ModelShape
 from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.worker_reports import SavedPart
 
-#   WorkerCallError
+Address = tuple[str, int]
+"""Host and port."""
+
+
+#   WorkerCallError        a call to a worker failed
 #   |-- WorkerUnavailable    not a death: the call may succeed later
 #   `-- WorkerDied           the worker's process has ended
+#   AgentFailed            a call to an agent failed
 
 
 class WorkerCallError(Exception):
@@ -51,6 +63,10 @@ class WorkerDied(WorkerCallError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class AgentFailed(Exception):
+    """A call to an agent failed: it has ended, or cannot be reached. The message is one line."""
 
 
 class Fleet(Protocol):
@@ -83,7 +99,7 @@ class Fleet(Protocol):
     async def snapshot_parts(self, index: int) -> tuple[SnapshotPart, ...]: ...
 
     async def model_shape(self, index: int) -> ModelShape | None:
-        """Of the model that it trains; None: it has trained none yet."""
+        """Shape of the model that it trains; None: it has trained none yet."""
 
     async def build_model(self, index: int) -> ModelShape | ErrorReport:
         """Its task builds the model, of which nothing is kept. For a worker that is warm and not in `run`."""
@@ -129,6 +145,24 @@ class Fleet(Protocol):
         """Wall-clock time of that worker's death, by the clock of Ray's head; None: unknown."""
 
 
+class PollAgents(Protocol):
+    """The agents of one attempt, by node id. Called on the executor's loop only.
+
+    Every call carries the life of this supervisor. An agent refuses a supervisor that has a successor, whose process
+    then ends, as with `protocols.Fleet`.
+    """
+
+    async def start(self, node_id: str) -> None:
+        """Returns once the node's agent answers: the one that is there, or a new one. Raises AgentFailed."""
+
+    async def poll(self, node_id: str, requests: Sequence[PollRequest]) -> NodePoll:
+        """Returns when a worker has answered, and a little after the longest `wait_s` in any case. Raises
+        AgentFailed."""
+
+    async def end(self, node_id: str) -> None:
+        """End the node's agent, whatever state it is in, if there is one. Raises nothing."""
+
+
 class Journal(Protocol):
     """What a supervisor must still know after its own death."""
 
@@ -141,7 +175,7 @@ class Journal(Protocol):
 
     @property
     def life(self) -> int:
-        """That `begin` has claimed; 0: none yet."""
+        """The life that `begin` has claimed; 0: none yet."""
 
     def require_current(self) -> None:
         """Returns once the head has confirmed that this attempt has no later supervisor. Blocks like `read`."""
@@ -248,8 +282,18 @@ class HostWatch(Protocol):
         """Returns immediately."""
 
 
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """No process listens at the worker's port, or soon none will."""
+
+    at: float
+    """Wall-clock time at which the connection broke."""
+    with_raylet: bool
+    """The node's raylet has ended too, and with it all workers of that node."""
+
+
 UntilGone = Callable[[Address, Callable[[], Address | None]], Awaitable[Gone | None]]
-"""`liveness_probe.until_gone`."""
+"""`probes.until_gone`."""
 
 
 def _go_on(command: Command) -> None:

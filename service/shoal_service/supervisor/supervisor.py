@@ -1,6 +1,8 @@
-"""Supervisor: one attempt's supervisor without its Ray actor. Runs the executor, and reports to the service.
+"""Supervisor: one attempt's supervisor without its Ray actor. Opens the attempt, runs the executor, and reports to the
+service.
 
 Made by `supervisor/actor.py`. It never raises an error of the attempt: such an error ends the attempt with a report.
+Hidden here: how an attempt begins, how it goes on after the supervisor was restarted, and when it does not any more.
 """
 
 from __future__ import annotations
@@ -11,8 +13,13 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from shoal_service.clock import Clock
+from shoal_service.core import goodput
+from shoal_service.core.attempt.incidents import incident_of
+from shoal_service.core.attempt.state.attempt import Attempt, AttemptConfig, CheckpointIndex, Code, History, Target
+from shoal_service.core.attempt.state.stages import Opening
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.service import JournalDamaged
 from shoal_service.core.supervisor_starts import ProcessEnd, lack_of_memory
@@ -22,11 +29,9 @@ from shoal_service.supervisor.config import Directive, StacksRequest, StaleEpoch
 from shoal_service.supervisor.executor import Executor
 from shoal_service.supervisor.home.dialer import Dialer
 from shoal_service.supervisor.home.link import HomeLink
-from shoal_service.supervisor.new_attempt import new_attempt
 from shoal_service.supervisor.protocols import Journal, World
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter
-from shoal_service.supervisor.restart_limit import MAX_SHORT_RUNS, SHORT_RUN_S, is_crash_loop
 from shoal_workers.contract.job import EndReason, UserFailure
 
 _log = logging.getLogger(__name__)
@@ -173,3 +178,44 @@ class Supervisor:
     ) -> None:
         """The control plane stores this and kills the attempt's remaining actors."""
         self.outbox.add_end(AttemptEnd(reason=reason, message=message, step=step, failure=failure))
+
+
+def new_attempt(config: SupervisorConfig, now: float) -> Attempt:
+    """The state with which an attempt begins, if there is no journal entry."""
+    incident = incident_of(config.lost, now) if config.lost is not None else None
+    origin = config.spec.continue_from
+    return Attempt(
+        config=AttemptConfig(
+            job_id=config.job_id,
+            attempt=config.attempt,
+            checkpoint_root=config.checkpoint_root,
+            timeouts=config.timeouts.with_spec(config.spec.timeouts),
+            profile=config.profile,
+        ),
+        target=Target(spec=config.spec, granted=config.granted, avoided=config.avoid, pinned=config.pinned),
+        current=Opening(since=now),
+        code=Code(current=config.spec.code.archive or ""),
+        checkpoints=CheckpointIndex(origin=origin.checkpoint if origin is not None else None),
+        history=History(standing=config.standing, num_incidents=0 if incident is None else incident.id),
+        incident=incident,
+        ledger=goodput.resume(config.goodput, at=now),
+    )
+
+
+MAX_SHORT_RUNS = 8
+SHORT_RUN_S = 15.0
+
+
+def is_crash_loop(starts: Sequence[float]) -> bool:
+    """Whether a supervisor that Ray restarts again and again should end.
+
+    It should when each of the last MAX_SHORT_RUNS runs ended within SHORT_RUN_S seconds of its start.
+
+    A supervisor that dies from time to time is restarted without limit: a machine may be lost every minute. When all of
+    the last runs were short, the cause is one that another restart does not remove.
+
+    Args:
+        starts: when each run of one attempt's supervisor began, wall-clock seconds, oldest first, this run included.
+    """
+    last = starts[-MAX_SHORT_RUNS - 1 :]
+    return len(last) > MAX_SHORT_RUNS and all(later - earlier < SHORT_RUN_S for earlier, later in pairwise(last))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shoal_api.cli.task_trial import describe
-from shoal_workers.crash_place import place_of_crash
+from shoal_workers.exit_status import place_of_crash
 
 TASKS = Path(__file__).parents[2] / "kit" / "tasks"
 

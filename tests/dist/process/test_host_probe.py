@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.supervisor.workers.host_probe import HostProbe
+from shoal_service.supervisor.workers.probes import HostProbe
 
 _PATIENCE_S = 60.0
 Answers = queue.Queue[dict[str, str]]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from shoal_service.supervisor.workers import liveness_probe
-from shoal_service.supervisor.workers.liveness_probe import Gone
+from shoal_service.supervisor.protocols import Gone
+from shoal_service.supervisor.workers import probes
 
 _PATIENCE_S = 60.0
 Listening = tuple[subprocess.Popen[str], int, Callable[[], str]]
@@ -54,11 +54,11 @@ def test_a_killed_process_is_reported_dead(listening: Listening) -> None:
     process, port, connected = listening
 
     async def story() -> None:
-        watching = asyncio.create_task(liveness_probe.until_gone(("127.0.0.1", port), _unknown))
+        watching = asyncio.create_task(probes.until_gone(("127.0.0.1", port), _unknown))
         await asyncio.to_thread(connected)
         process.kill()
         assert not _reported(await asyncio.wait_for(watching, _PATIENCE_S)).with_raylet
-        assert await liveness_probe.refuses(("127.0.0.1", port))
+        assert await probes.refuses(("127.0.0.1", port))
 
     asyncio.run(story())
 
@@ -66,10 +66,10 @@ def test_a_killed_process_is_reported_dead(listening: Listening) -> None:
 def test_a_busy_loop_does_not_take_an_open_port_for_a_silent_one() -> None:
     async def story() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            asking = asyncio.create_task(liveness_probe.accepts(listener.getsockname()))
+            asking = asyncio.create_task(probes.accepts(listener.getsockname()))
             await asyncio.sleep(0)
             await asyncio.sleep(0)  # the connect is under way
-            time.sleep(3 * liveness_probe.REFUSAL_S)  # noqa: ASYNC251 -- as a long turn of the supervisor does
+            time.sleep(3 * probes.REFUSAL_S)  # noqa: ASYNC251 -- as a long turn of the supervisor does
             assert await asyncio.wait_for(asking, _PATIENCE_S)
 
     asyncio.run(story())
@@ -80,13 +80,13 @@ def test_a_process_that_closes_the_connection_is_alive() -> None:
         connected: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
         server = await asyncio.start_server(lambda _, writer: connected.put_nowait(writer), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        watching = asyncio.create_task(liveness_probe.until_gone(("127.0.0.1", port), _unknown))
+        watching = asyncio.create_task(probes.until_gone(("127.0.0.1", port), _unknown))
         for _ in range(3):
             writer = await asyncio.wait_for(connected.get(), _PATIENCE_S)
             assert not watching.done()
             writer.transport.abort()
         last = await asyncio.wait_for(connected.get(), _PATIENCE_S)
-        assert not watching.done() and not await liveness_probe.refuses(("127.0.0.1", port))
+        assert not watching.done() and not await probes.refuses(("127.0.0.1", port))
         last.close()
         (await asyncio.wait_for(connected.get(), _PATIENCE_S)).close()  # the check above opened a connection
         server.close()
@@ -102,9 +102,7 @@ def test_a_broken_connection_to_a_closed_raylet_is_reported_as_its_end() -> None
         server = await asyncio.start_server(lambda _, writer: connected.put_nowait(writer), "127.0.0.1", 0)
         raylet = await asyncio.start_server(lambda _, writer: at_raylet.put_nowait(writer), "127.0.0.1", 0)
         port, raylet_port = (one.sockets[0].getsockname()[1] for one in (server, raylet))
-        watching = asyncio.create_task(
-            liveness_probe.until_gone(("127.0.0.1", port), lambda: ("127.0.0.1", raylet_port))
-        )
+        watching = asyncio.create_task(probes.until_gone(("127.0.0.1", port), lambda: ("127.0.0.1", raylet_port)))
         first = await asyncio.wait_for(connected.get(), _PATIENCE_S)
         (await asyncio.wait_for(at_raylet.get(), _PATIENCE_S)).close()
         first.transport.abort()
@@ -125,7 +123,7 @@ def test_a_raylet_that_was_never_reachable_proves_nothing() -> None:
         connected: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
         server = await asyncio.start_server(lambda _, writer: connected.put_nowait(writer), "127.0.0.1", 0)
         raylet = ("127.0.0.1", _refused_port())
-        watching = asyncio.create_task(liveness_probe.until_gone(server.sockets[0].getsockname(), lambda: raylet))
+        watching = asyncio.create_task(probes.until_gone(server.sockets[0].getsockname(), lambda: raylet))
         (await asyncio.wait_for(connected.get(), _PATIENCE_S)).transport.abort()
         last = await asyncio.wait_for(connected.get(), _PATIENCE_S)
         assert not watching.done()
@@ -137,14 +135,14 @@ def test_a_raylet_that_was_never_reachable_proves_nothing() -> None:
 
 
 def test_a_port_that_was_never_open_proves_nothing() -> None:
-    assert asyncio.run(liveness_probe.until_gone(("127.0.0.1", _refused_port()), _unknown)) is None
+    assert asyncio.run(probes.until_gone(("127.0.0.1", _refused_port()), _unknown)) is None
 
 
 def test_a_cancelled_watch_ends(listening: Listening) -> None:
     _, port, connected = listening
 
     async def story() -> None:
-        watching = asyncio.create_task(liveness_probe.until_gone(("127.0.0.1", port), _unknown))
+        watching = asyncio.create_task(probes.until_gone(("127.0.0.1", port), _unknown))
         await asyncio.to_thread(connected)
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -115,7 +115,7 @@ def test_a_new_worker_and_a_new_supervisor_continue_where_the_tracker_is(record:
 def test_the_process_ends_with_its_worker_also_while_the_hook_hangs(record: Path) -> None:
     """A worker that is killed leaves an input that ends."""
     answers, child_end = os.pipe()
-    program = [sys.executable, "-m", "shoal_workers.metrics_hook", "recording_hooks:Hangs", str(child_end)]
+    program = [sys.executable, "-m", "shoal_workers.metrics_hook.program", "recording_hooks:Hangs", str(child_end)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     process = subprocess.Popen(program, stdin=subprocess.PIPE, pass_fds=(child_end,), env=environment)
     os.close(child_end)

@@ -11,18 +11,18 @@ from contextlib import contextmanager
 
 _ACTOR = """
 import sys
-from shoal_workers.raylet import exit_with_raylet
+from shoal_workers.actor_process import exit_with_raylet
 exit_with_raylet()
 print("ready", flush=True)
 sys.stdin.read()
 """
 _STOPPED_IN_THE_END = """
 import os, signal, socket, sys
-from shoal_workers import raylet
-raylet.os._exit = lambda status: os.kill(os.getpid(), signal.SIGSTOP)  # what the kernel needs for much memory
+from shoal_workers import actor_process
+actor_process.os._exit = lambda status: os.kill(os.getpid(), signal.SIGSTOP)  # what the kernel needs for much memory
 listener = socket.create_server(("127.0.0.1", 0))
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-raylet.exit_with_raylet()
+actor_process.exit_with_raylet()
 print(listener.getsockname()[1], flush=True)
 sys.stdin.read()
 """

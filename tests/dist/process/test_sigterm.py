@@ -13,7 +13,7 @@ pytestmark = pytest.mark.dist
 _PROGRAM = """
 import os, signal, threading
 from multiprocessing import Pool, Process
-from shoal_workers.sigterm import on_sigterm
+from shoal_workers.actor_process import on_sigterm
 
 on_sigterm(lambda: print("a notice", flush=True))
 

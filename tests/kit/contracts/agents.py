@@ -9,8 +9,7 @@ import pytest
 
 from kit.contracts.fleet import eventually
 from shoal_service.core.attempt.commands import StartWorker
-from shoal_service.supervisor.protocols import Fleet
-from shoal_service.supervisor.workers.polling.protocol import AgentFailed, PollAgents
+from shoal_service.supervisor.protocols import AgentFailed, Fleet, PollAgents
 from shoal_workers.contract.messages import PollRequest, WorkerPoll
 
 

@@ -9,8 +9,8 @@ from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.journal import JournalEntry, Unacknowledged
-from shoal_service.supervisor.new_attempt import new_attempt
 from shoal_service.supervisor.protocols import Journal
+from shoal_service.supervisor.supervisor import new_attempt
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.spec import JobSpec
 

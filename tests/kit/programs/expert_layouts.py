@@ -25,8 +25,7 @@ from shoal_workers.contract.model.lm import LanguageModelConfig
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.engine.parallel.experts import apply_experts
 from shoal_workers.engine.parallel.head_tail import own_part
-from shoal_workers.tasks.balance import share_of_step, sum_load
-from shoal_workers.tasks.moe import MixtureOfExperts
+from shoal_workers.tasks.feed_forward import MixtureOfExperts, share_of_step, sum_load
 
 PLAN = ParallelPlan(experts="feed_forward.experts", num_experts=8)
 DIM, TOKENS = 16, 8

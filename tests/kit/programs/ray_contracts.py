@@ -23,9 +23,8 @@ from kit.contracts.journal import JournalContract
 from shoal_service.cluster.gcs import GcsKeyValueStore
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.journal import GcsJournal
-from shoal_service.supervisor.protocols import Fleet, Journal
-from shoal_service.supervisor.workers.polling.protocol import PollAgents
-from shoal_service.supervisor.workers.polling.ray_agents import RayAgents
+from shoal_service.supervisor.protocols import Fleet, Journal, PollAgents
+from shoal_service.supervisor.workers.ray_agents import RayAgents
 from shoal_service.supervisor.workers.ray_fleet import RayFleet
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.ids import NAMESPACE, agent_name

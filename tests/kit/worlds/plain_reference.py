@@ -17,7 +17,7 @@ from shoal_workers.contract.batch_partition import randomness_seed, sample_at, s
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.engine.model.draw import Box, draw
 from shoal_workers.engine.model.fast_build import build_undrawn
-from shoal_workers.tasks.balance import balance_experts, forget_load, share_of_step
+from shoal_workers.tasks.feed_forward import balance_experts, forget_load, share_of_step
 
 
 def losses(spec_data, steps):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal_api.client import Client
-from shoal_workers.package_sets.directories import hold, root_of_node
+from shoal_workers.package_sets import hold, root_of_node
 
 DAY = 86_400.0
 

@@ -24,8 +24,7 @@ from kit.contracts.journal import JournalContract
 from shoal_service.clock import Clock, SystemClock
 from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.supervisor.journal import GcsJournal
-from shoal_service.supervisor.protocols import Catalog, Fleet, Journal
-from shoal_service.supervisor.workers.polling.protocol import PollAgents
+from shoal_service.supervisor.protocols import Catalog, Fleet, Journal, PollAgents
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, Phase, WorkerInfo
 

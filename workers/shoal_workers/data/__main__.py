@@ -1,6 +1,6 @@
 """`python -m shoal_workers.data SPEC.json [--json]`: prepare the token shards of a job spec, ahead of the job.
 
-A separate program, so that the command line (`shoal data prepare`) does not import torch.
+A separate program, so that the command line (`shoal data prepare`) does not import torch. Shows a progress bar.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ import json
 import sys
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
 from shoal_workers.contract.model.lm import TextDataConfig
-from shoal_workers.data.bar import prepare_with_bar
-from shoal_workers.data.errors import DataError
+from shoal_workers.data.corpus import Corpus
+from shoal_workers.data.documents import DataError
+from shoal_workers.data.prepare import PrepareProgress, prepare_corpus
 
 
 def main() -> int:
@@ -32,6 +36,23 @@ def main() -> int:
         result = {"directory": str(corpus.directory), "content_hash": corpus.index.content_hash}
         sys.stdout.write(json.dumps(result) + "\n")
     return 0
+
+
+def prepare_with_bar(config: TextDataConfig, console: Console | None = None) -> Corpus:
+    """As `prepare_corpus`, with a bar on standard error (or `console`)."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console or Console(stderr=True)) as bars:
+        bar = bars.add_task("reading", total=None)
+
+        def show(state: PrepareProgress) -> None:
+            bars.update(
+                bar,
+                description=state.describe(),
+                completed=state.done_bytes if state.total_bytes else None,
+                total=state.total_bytes or None,
+            )
+
+        return prepare_corpus(config, show)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from shoal_workers.data.errors import CorpusTooSmallError
-from shoal_workers.data.index import Corpus, Split
+from shoal_workers.data.corpus import Corpus
+from shoal_workers.data.documents import CorpusTooSmallError
+from shoal_workers.data.tokenizer import Split
 
 
 class TokenDataset(Dataset[Tensor]):

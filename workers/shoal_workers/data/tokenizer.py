@@ -1,8 +1,16 @@
-"""Tokenizers: one token per byte, or a trained tokenizer from a tokenizers JSON file."""
+"""From a document to tokens, and to its split: a function of its text, the tokenizer and the settings alone.
+
+Hidden here: what a tokenizer is (one token per byte, or a trained one from a tokenizers JSON file), the type of a
+token, where a document's end is marked. Documents can be encoded in any process and in any order, and give the same
+tokens. Called by `prepare`, by the processes of `tokenising`, and by tasks for the size of the vocabulary.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_workers.contract.model.lm import BYTE_TOKENIZER, BYTE_VOCABULARY
-from shoal_workers.data.errors import TokenizerError
+from shoal_workers.data.documents import Document, Position, TokenizerError
 
 _END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
 
@@ -97,3 +105,73 @@ def load_tokenizer(name: str) -> Tokenizer:
     except Exception as error:  # the package raises bare Exception for a file that it does not understand
         raise TokenizerError(f"data.tokenizer {name!r} is not a tokenizers JSON file: {error}") from error
     return JsonTokenizer(loaded, hashlib.sha256(content).hexdigest())
+
+
+class Split(StrEnum):
+    TRAIN = "train"
+    VALIDATION = "validation"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    tokens: NDArray[Any]
+    """In the dtype of the shards; with the end of the document, if the vocabulary has one."""
+    split: Split
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedDocument:
+    text: EncodedText
+    end: Position
+    """Where the next document begins."""
+
+
+class DocumentEncoder:
+    def __init__(self, tokenizer: Tokenizer, validation_fraction: float) -> None:
+        self.tokenizer = tokenizer
+        self.validation_fraction = validation_fraction
+        self._dtype = token_dtype(tokenizer.vocab_size)
+
+    def encode(self, document: Document) -> EncodedText:
+        body = self.tokenizer.encode(document.text)
+        end = self.tokenizer.end_of_document
+        closes = document.ends_file and end is not None
+        tokens = np.empty(len(body) + closes, dtype=self._dtype)
+        tokens[: len(body)] = body
+        if closes:
+            tokens[-1] = end
+        return EncodedText(tokens, split_of(document.text, self.validation_fraction))
+
+    def encode_all(self, documents: Iterable[Document]) -> Iterator[EncodedDocument]:
+        """In this process, one after the other."""
+        for document in documents:
+            yield EncodedDocument(self.encode(document), document.end)
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The smallest unsigned integer type that holds every token; little-endian on every machine."""
+    return np.dtype("<u1" if vocab_size <= 1 << 8 else "<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def split_of(text: bytes, validation_fraction: float) -> Split:
+    # of the text alone, so that renaming and reordering files move no document to the other split
+    share = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64
+    return Split.VALIDATION if share < validation_fraction else Split.TRAIN
+
+
+class Lookahead:
+    """Documents of which the next one can be seen before it is taken: one that fits into no shard begins the next."""
+
+    def __init__(self, documents: Iterator[EncodedDocument]) -> None:
+        self._documents = documents
+        self._next: EncodedDocument | None = None
+
+    def peek(self) -> EncodedDocument | None:
+        """None: there are no more."""
+        if self._next is None:
+            self._next = next(self._documents, None)
+        return self._next
+
+    def take(self) -> None:
+        """After `peek`: go on to the next one."""
+        self._next = None

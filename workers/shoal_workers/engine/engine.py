@@ -39,7 +39,6 @@ from shoal_workers.engine.model.fast_build import build_for_restore
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.parallel.cutting import replace_detach
 from shoal_workers.engine.process.exits import GenerationEnd, classify
-from shoal_workers.engine.process.node_preparation import prepare_once
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.packages import add_packages
 from shoal_workers.engine.process.position import PhaseHook, Position
@@ -54,6 +53,7 @@ from shoal_workers.engine.task.task import LoadedTask, load_task
 from shoal_workers.engine.task.task_collectives import guard_collectives
 from shoal_workers.engine.task.user_code import Remarks, UserCode
 from shoal_workers.engine.trainer import Trainer
+from shoal_workers.node_lock import prepare_once
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 

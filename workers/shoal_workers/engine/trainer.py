@@ -27,8 +27,8 @@ from shoal_workers.engine.health.non_finite import NonFiniteCheck, finite, not_f
 from shoal_workers.engine.health.replay import Replay
 from shoal_workers.engine.health.replica_check import ReplicaCheck
 from shoal_workers.engine.model.runtime import ModelRuntime
-from shoal_workers.engine.process.cpu_wait import CpuWait
 from shoal_workers.engine.process.exits import GenerationEnd
+from shoal_workers.engine.process.use_meter import CpuWait
 from shoal_workers.engine.profiling.profiling import Profiling
 from shoal_workers.engine.schedule import is_due, lr_factor, total_steps
 from shoal_workers.engine.state.device_state import Factors

@@ -27,20 +27,20 @@ from shoal_workers.forkserver.clients import Clients, Request, receive
 from shoal_workers.forkserver.idle import end_when_idle
 from shoal_workers.forkserver.launch import LISTENER_FD, PRELOAD, warm_marker
 from shoal_workers.forkserver.orphans import SWEEP_S, adopt_orphans, end_orphans
+from shoal_workers.ray_internals import WORKER_SCRIPT
 
 _IDLE_S = 600.0
 _LAST_WAIT_S = 10.0
 """Workers end with their raylet; the server waits this long for them, to end what they leave behind."""
 _MODULES = (
     "ray",
-    "ray._private.workers.default_worker",
+    WORKER_SCRIPT,
     "torch._dynamo",
     "shoal_workers.actor",
     "shoal_workers.engine.engine",
     "shoal_workers.snapshot_store.store",
     "shoal_workers.tasks.lm",
 )
-"""The `__main__` module of a worker is Ray's script; importing it by its name imports what it needs."""
 
 
 def main(address: str, raylet_pid: int) -> None:

@@ -30,7 +30,7 @@ _ANSWER_S = 120.0
 """A process that takes longer for its start or for one request is ended."""
 _LONGEST_WAIT_S = 60.0
 _LAST_WORDS_S = 1.0
-_PROGRAM = "shoal_workers.metrics_hook"
+_PROGRAM = "shoal_workers.metrics_hook.program"
 
 
 def job_of(job_id: str, spec: JobSpec) -> HookJob:

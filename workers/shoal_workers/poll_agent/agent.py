@@ -16,10 +16,10 @@ from typing import Any
 from ray.exceptions import RayError
 
 import ray
+from shoal_workers.actor_process import exit_with_raylet
 from shoal_workers.contract.ids import NAMESPACE
 from shoal_workers.contract.messages import NodePoll, PollRequest, Refused
 from shoal_workers.poll_agent.node_polls import NodePolls, WorkerAnswer
-from shoal_workers.raylet import exit_with_raylet
 
 _NUM_CHECKS = 10
 _END_S = 0.05

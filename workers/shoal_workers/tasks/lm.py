@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from shoal_workers.contract.model.lm import LanguageModelConfig, TextDataConfig
 from shoal_workers.data.tokenizer import load_tokenizer
-from shoal_workers.tasks.attention import head_dim
 from shoal_workers.tasks.feed_forward import hidden_dim
 from shoal_workers.tasks.text import TextTask
-from shoal_workers.tasks.transformer import Transformer
+from shoal_workers.tasks.transformer import Transformer, head_dim
 
 
 class LanguageModel(TextTask):

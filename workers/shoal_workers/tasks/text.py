@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from shoal_workers.contract.model.lm import TextDataConfig
+from shoal_workers.data.corpus import Corpus
 from shoal_workers.data.dataset import TokenDataset
-from shoal_workers.data.index import Corpus, Split
 from shoal_workers.data.prepare import prepare_corpus
-from shoal_workers.data.tokenizer import ByteTokenizer
+from shoal_workers.data.tokenizer import ByteTokenizer, Split
 
 
 class TextTask:

@@ -1,8 +1,8 @@
 """A decoder-only transformer: RMSNorm before each layer, RoPE, grouped query attention, SwiGLU or a mixture of such
 experts, scaled residual init.
 
-After LLaMA (Touvron et al. 2023), with the residual init of GPT-2 (Radford et al. 2019). Shapes in the docstrings:
-B samples, T tokens, D = dim, K = width of a head, V = vocabulary.
+After LLaMA (Touvron et al. 2023), with the residual init of GPT-2 (Radford et al. 2019). Shapes in the docstrings: B
+samples, T tokens, D = dim, H query heads, G key and value heads, K = width of a head, V = vocabulary.
 
 It contains no code for parallelism. Layouts are applied from outside, by the names of its modules (plan_of.py):
 
@@ -11,9 +11,8 @@ It contains no code for parallelism. Layouts are applied from outside, by the na
     feed_forward: {gate, up, down}, or with experts {router, experts, merge, shared.{gate, up, down}}
 
 It can be sharded and re-formed: no state but parameters and one constant table, no Python state that depends on data, a
-tied head that holds the embedding's own parameter, and weights from torch's global generator in a fixed order. The
-rotation table is made on the CPU even under `torch.device("meta")`: no checkpoint contains it, so no restore would fill
-it. Built by lm.py.
+tied head that holds the embedding's own parameter, and weights from torch's global generator in a fixed order. Built by
+lm.py.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal_workers.contract.model.lm import LanguageModelConfig
-from shoal_workers.tasks.attention import Attention, head_dim, rotation_table
-from shoal_workers.tasks.feed_forward import FeedForward, hidden_dim
-from shoal_workers.tasks.moe import Experts, MixtureOfExperts
-from shoal_workers.tasks.router import Router
+from shoal_workers.tasks.feed_forward import Experts, FeedForward, MixtureOfExperts, Router, hidden_dim
 
 _INIT_GAIN = 0.02 * math.sqrt(768)
 """GPT-2's 0.02 at its width of 768. Narrower models need more: at width 128 it costs 0.2 bits per byte in 200 steps."""
@@ -54,6 +50,7 @@ class Transformer(nn.Module):
             self.head.weight = self.embedding.weight
         else:
             self.head = nn.Linear(config.dim, vocab_size, bias=False)
+        # on the CPU even under torch.device("meta"): no checkpoint contains it, so no restore would fill it
         table = rotation_table(config.seq_len, head_dim(config), config.rope_theta)
         self.register_buffer("rotations", table, persistent=False)
         self._init_weights(config.num_layers)
@@ -114,3 +111,68 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped keys and values (Ainslie et al. 2023): (B, T, D) -> (B, T, D).
+
+    `rotations` (2, T, K / 2) are those of the tokens' positions, see `rotation_table`. The only part that mixes tokens
+    is a module of its own, `core`, which context parallelism replaces.
+    """
+
+    def __init__(self, config: LanguageModelConfig) -> None:
+        super().__init__()
+        self.head_dim = head_dim(config)
+        num_kv_heads = config.num_kv_heads or config.num_heads
+        self.query = nn.Linear(config.dim, config.num_heads * self.head_dim, bias=False)
+        self.key = nn.Linear(config.dim, num_kv_heads * self.head_dim, bias=False)
+        self.value = nn.Linear(config.dim, num_kv_heads * self.head_dim, bias=False)
+        self.core = CausalAttention(config.dropout)
+        self.out = nn.Linear(config.num_heads * self.head_dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor, rotations: Tensor) -> Tensor:
+        # the number of heads is the width of the projection divided by K: tensor parallelism gives a rank some of them
+        q, k, v = (
+            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        )
+        mixed = self.core(rotate(q, rotations), rotate(k, rotations), v)
+        merged: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return merged
+
+
+class CausalAttention(nn.Module):
+    """Scaled dot products: q (B, H, T, K), k and v (B, G, T, K) with G dividing H -> (B, H, T, K). No parameters."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=True,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+
+
+def head_dim(config: LanguageModelConfig) -> int:
+    """Width K of a head."""
+    return config.head_dim or config.dim // config.num_heads
+
+
+def rotation_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
+    """cos and sin of every position and frequency (Su et al. 2021): fp32 (2, T, K / 2), on the CPU."""
+    frequency = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
+    angle = torch.outer(torch.arange(seq_len, dtype=torch.float64, device="cpu"), frequency)
+    return torch.stack((angle.cos(), angle.sin())).float()
+
+
+def rotate(x: Tensor, rotations: Tensor) -> Tensor:
+    """Rotate the pairs (x[i], x[i + K / 2]) of (B, H, T, K) by their position, in fp32."""
+    cos, sin = rotations[0], rotations[1]
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

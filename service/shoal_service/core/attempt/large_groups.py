@@ -14,7 +14,7 @@ from __future__ import annotations
 from shoal_service.core.attempt.state.attempt import Attempt
 
 AGENTS_FROM = 64
-"""Workers of a job from which on agents poll them (supervisor/workers/polling), unless the service says otherwise."""
+"""Workers of a job from which on agents poll them (supervisor/workers/agent_pool.py), unless set otherwise."""
 _ANSWER_S = 0.002
 _AT_ONCE = 64
 """Answers of so many workers that are not worth counting."""

@@ -18,9 +18,8 @@ from shoal_service.core.events.incidents import IncidentSuspected
 from shoal_service.core.events.service import NodeSuspected
 from shoal_service.reports import PendingEvent, PendingLog, SuspectedNode
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.reporting.event_files import EventFiles
-from shoal_service.supervisor.reporting.metric_backlog import MetricBacklog
 from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting.series_copies import EventFiles, MetricBacklog
 from shoal_service.supervisor.reporting.status import Readings, incident_view, status_of, with_since, workers_of
 from shoal_service.views import CheckpointView, Condition, SeriesPoint
 from shoal_workers.contract.errors.suspects import Suspect

@@ -1,41 +1,64 @@
 """RayFleet: the workers of one attempt as Ray actors. Starts, finds, calls and kills them; decides nothing.
 
 Made by `supervisor/actor.py`, called by the executor and its worker clients. Creating an actor waits for the Ray head,
-and killing one may; both run on threads of their own, since the executor must go on while the head is away.
+and killing one may; both run on threads of their own, since the executor must go on while the head is away. Hidden
+here: options of actors and on which node Ray should start each (NodePreference), what Ray's errors mean, and whose
+stack is read from where:
+
+    worker answers within ANSWER_S (*)       its own frames, with the module of the model that it is in
+    it does not (stopped, GIL held)          py-spy, run by the supervisor if that is on the same node,
+    native frames are wanted                 else by another worker of the node
+
+    (*) and longer in a large group, all of whose workers are asked at once
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
-from collections.abc import Awaitable, Callable
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import (
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    RayActorError,
+    RayError,
+    RuntimeEnvSetupError,
+)
 
 import ray
 from shoal_service.cluster import gcs
+from shoal_service.cluster.errors import GcsUnavailable
 from shoal_service.core.attempt.commands import StartWorker
+from shoal_service.core.attempt.large_groups import later_s
+from shoal_service.core.attempt.node_choice import NodeRoom, choose_node
 from shoal_service.planner import plan
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.copies.code_package import CodePackage, package_uri
+from shoal_service.supervisor.copies import CodePackage
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, end_replaced_process
-from shoal_service.supervisor.protocols import WorkerCallError
-from shoal_service.supervisor.workers.node_preference import NodePreference
+from shoal_service.supervisor.protocols import WorkerCallError, WorkerDied, WorkerUnavailable
 from shoal_service.supervisor.workers.processes import worker_environment
-from shoal_service.supervisor.workers.ray_errors import worker_errors
-from shoal_service.supervisor.workers.worker_stack import take_stack
-from shoal_workers import exit_status
+from shoal_workers import exit_status, ray_internals, stacks
 from shoal_workers.actor import CONCURRENCY_GROUPS, WorkerActor
 from shoal_workers.contract.ids import NAMESPACE
+from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
+    Frame,
     Refused,
+    StackSource,
     WorkerConfig,
     WorkerExit,
     WorkerInfo,
@@ -49,6 +72,7 @@ from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.stacks import is_worker_process
+from shoal_workers.version import VERSION
 
 _GIB = 1 << 30
 _NODE_ID = "ray.io/node-id"
@@ -198,11 +222,11 @@ class RayFleet:
 
     def actor_id(self, index: int) -> str | None:
         handle = self._handles.get(index)
-        return None if handle is None else handle._actor_id.hex()
+        return None if handle is None else ray_internals.actor_id(handle)
 
     async def exit_words(self, info: WorkerInfo) -> str | None:
         """Read on the worker's node: here, or by another worker there. A driver does not know its raylet's socket."""
-        if info.node_id == self._node_id and (socket := exit_status.raylet_socket()):
+        if info.node_id == self._node_id and (socket := ray_internals.raylet_socket()):
             found = exit_status.read(socket, info.pid)
             return found.words() if found is not None else None
         for helper in self.by_node().get(info.node_id, ()):
@@ -255,14 +279,15 @@ class RayFleet:
         ray.kill(handle, no_restart=True)
 
     def _kill_created(self, creating: Future[ActorHandle]) -> None:
-        """For a worker that was killed before Ray had created it. Not on the loop, which may be closed by then."""
+        """Kill a worker whose end was ordered before Ray had created it."""
+        # called by a future's thread, not on the loop, which may be closed by then
         if not creating.cancelled() and creating.exception() is None:
             self._kill_actor(creating.result())
 
     async def _terminate(self, info: WorkerInfo) -> None:
-        """SIGKILL for a worker that Ray's kill did not end. Ray itself would hold its resources for five seconds more,
-        and would wait for the head if it is away. The signal must be sent by a process of the same node; if there is
-        none, Ray ends the worker."""
+        """Send SIGKILL to a worker that Ray's kill did not end."""
+        # Ray itself would hold its resources for five seconds more, and would wait for the head if it is away. The
+        # signal must be sent by a process of the same node; if there is none, Ray ends the worker.
         if info.node_id == self._node_id:
             if is_worker_process(info.pid):
                 os.kill(info.pid, signal.SIGKILL)
@@ -316,10 +341,9 @@ class RayFleet:
 
 
 def with_code(config: SupervisorConfig, version: str) -> SupervisorConfig:
-    """With another version of the job's code."""
     code = config.spec.code.model_copy(update={"archive": version})
     spec = config.spec.model_copy(update={"code": code})
-    return config.model_copy(update={"spec": spec, "code_uri": package_uri(version)})
+    return config.model_copy(update={"spec": spec, "code_uri": ray_internals.package_uri(version)})
 
 
 def node_labels(spec: JobSpec) -> dict[str, str]:
@@ -330,3 +354,236 @@ def node_labels(spec: JobSpec) -> dict[str, str]:
 def _rank_bytes(config: SupervisorConfig) -> int:
     """Memory of one rank in the largest group, in which each rank needs least. A worker can reserve it in advance."""
     return plan(config.spec, config.spec.elasticity.max_workers, config.profile).rank_bytes
+
+
+_READ_S = 1.0
+"""How long a table is used; nodes report a change after about 0.1 s."""
+_NOT_IN = "!in("
+_EPSILON = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class FreeNode:
+    node_id: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    free: Mapping[str, float] = field(default_factory=dict)
+    """Resources that nothing reserves, by Ray's names."""
+
+
+class NodePreference:
+    """On which node Ray should start each new worker, from what is free in the cluster now.
+
+    Reads the head's tables and remembers what it has chosen since; `core/attempt/group/placement/node_choice.py`
+    decides. Thread-safe: called on the threads that create actors.
+    """
+
+    def __init__(
+        self,
+        needs: Mapping[str, float],
+        placement: Placement,
+        *,
+        read: Callable[[], Sequence[FreeNode]] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            needs: what one worker reserves, by Ray's names of resources. Without any, all nodes have room for all
+                workers, and Ray chooses.
+            read: the live nodes; raises GcsUnavailable. Default: from the head of the cluster.
+        """
+        self._needs = {name: amount for name, amount in needs.items() if amount}
+        self._placement = placement
+        self._read = read or _live_nodes
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._node_of: dict[int, str] = {}
+        """By worker index: where it is, or ought to be."""
+        self._held: Counter[str] = Counter()
+        self._nodes: Sequence[FreeNode] = ()
+        self._read_mono = float("-inf")
+        self._taken: Counter[str] = Counter()
+        """Workers for which a node was chosen since the table was read."""
+
+    def choose(self, order: StartWorker, labels: Mapping[str, str]) -> str:
+        """The id of the node; empty: Ray chooses, also if the head does not answer within some seconds.
+
+        Args:
+            labels: of the nodes on which the worker may be, as Ray's `label_selector`.
+        """
+        if not self._needs:
+            return ""
+        with self._lock:
+            nodes = self._rooms(order, labels)
+            chosen = choose_node(nodes, num_missing=order.num_missing, tp=order.tp, placement=self._placement)
+            if chosen:
+                self._taken[chosen] += 1
+                self._move(order.index, chosen)
+            return chosen
+
+    def is_on(self, index: int, node_id: str) -> None:
+        """The worker runs there, wherever it ought to be."""
+        with self._lock:
+            self._move(index, node_id)
+
+    def forget(self, index: int) -> None:
+        """The worker has ended."""
+        with self._lock:
+            self._move(index, "")
+
+    def _move(self, index: int, node_id: str) -> None:
+        before = self._node_of.pop(index, "")
+        if before:
+            self._held[before] -= 1
+        if node_id:
+            self._node_of[index] = node_id
+            self._held[node_id] += 1
+
+    def _rooms(self, order: StartWorker, labels: Mapping[str, str]) -> list[NodeRoom]:
+        if self._monotonic() - self._read_mono > _READ_S:
+            try:
+                self._nodes = self._read()
+            except GcsUnavailable:
+                self._nodes = ()
+            self._read_mono = self._monotonic()
+            self._taken.clear()
+        return [
+            NodeRoom(node.node_id, room, self._held[node.node_id])
+            for node in self._nodes
+            if (room := self._room(node)) > 0 and node.node_id not in order.avoid_nodes and _has(node.labels, labels)
+        ]
+
+    def _room(self, node: FreeNode) -> int:
+        fits = min(int(node.free.get(name, 0.0) / amount + _EPSILON) for name, amount in self._needs.items())
+        return fits - self._taken[node.node_id]
+
+
+def _live_nodes() -> list[FreeNode]:
+    free = gcs.available()
+    return [FreeNode(node.node_id, node.labels, free.get(node.node_id, {})) for node in gcs.nodes() if node.is_alive]
+
+
+def _has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Whether the labels match. Understands the expressions of Ray that Shoal uses: a value, and `!in(a,b)`."""
+    for name, value in wanted.items():
+        if value.startswith(_NOT_IN):
+            if labels.get(name) in value.removeprefix(_NOT_IN).removesuffix(")").split(","):
+                return False
+        elif labels.get(name) != value:
+            return False
+    return True
+
+
+ANSWER_S = 1.0
+_OUTSIDE_S = 8.0
+
+
+async def take_stack(
+    index: int,
+    handles: Mapping[int, ActorHandle],
+    infos: Mapping[int, WorkerInfo],
+    node_id: str,
+    *,
+    life: int,
+    native: bool = False,
+) -> WorkerStack:
+    """`node_id`: of the supervisor. Raises nothing: a worker without a stack has an `error`."""
+    handle, info = handles.get(index), infos.get(index)
+    name = info.worker_id if info is not None else str(index)
+    answer_s = ANSWER_S + later_s(len(handles))
+    if handle is None:
+        return WorkerStack(worker_id=name, source=StackSource.NONE, error="the worker has ended")
+    if not native or info is None:
+        try:
+            answer = await asyncio.wait_for(asyncio.wrap_future(handle.stack.remote(life).future()), answer_s)
+            if isinstance(answer, WorkerStack):
+                return answer
+        except (RayError, TimeoutError):
+            pass  # it is stopped, hangs with the GIL held, or has ended
+    if info is None:
+        words = f"the worker starts, and did not answer within {answer_s:.3g} s"
+        return WorkerStack(worker_id=name, source=StackSource.NONE, error=words)
+    found = await _from_outside(info, handles, infos, node_id, native=native)
+    if found is None:
+        found = f"it did not answer within {answer_s:.3g} s, and no other worker of its node can look at it"
+    if isinstance(found, str):
+        return WorkerStack(worker_id=name, pid=info.pid, source=StackSource.NONE, error=found)
+    return WorkerStack(worker_id=name, pid=info.pid, frames=found, source=StackSource.PY_SPY)
+
+
+async def _from_outside(
+    info: WorkerInfo, handles: Mapping[int, ActorHandle], infos: Mapping[int, WorkerInfo], node_id: str, *, native: bool
+) -> tuple[Frame, ...] | str | None:
+    """The frames, or why there are none; None: no process of the node can look at the worker."""
+    if info.node_id == node_id:
+        return await asyncio.to_thread(stacks.of_worker, info.pid, native=native)
+    for helper, other in list(infos.items()):
+        if other.node_id == info.node_id and other.pid != info.pid and helper in handles:
+            try:
+                call = handles[helper].stack_of.remote(info.pid, native)
+                answer: tuple[Frame, ...] | str = await asyncio.wait_for(asyncio.wrap_future(call.future()), _OUTSIDE_S)
+                return answer
+            except (RayError, TimeoutError):
+                continue  # the helper has ended, or is stopped
+    return None
+
+
+_IP = re.compile(r"\bip=([\w.:]+)")
+
+
+@contextmanager
+def worker_errors() -> Iterator[None]:
+    """Ray's errors as those of `protocols`."""
+    try:
+        yield
+    except ActorUnavailableError as error:
+        raise WorkerUnavailable(first_line(error)) from error
+    except RayActorError as error:
+        raise WorkerDied(_death_words(error), _cause_of(error)) from error
+    except ActorUnschedulableError as error:  # `only_on` names a node that Ray no longer has
+        raise WorkerDied("the node on which the worker was to start is gone", IncidentCause.NODE_DIED) from error
+    except RuntimeEnvSetupError as error:
+        raise WorkerCallError(_setup_words(error)) from error
+    except RayError as error:
+        raise WorkerCallError(first_line(error)) from error
+
+
+def first_line(error: RayError) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _setup_words(error: RuntimeEnvSetupError) -> str:
+    """Ray's first line names no reason; the last one is the error itself, below its traceback."""
+    lines = (error.error_message or "").strip().splitlines()
+    return f"Ray could not set up the runtime environment: {lines[-1].strip() if lines else 'it names no reason'}"
+
+
+def _death_words(error: RayActorError) -> str:
+    """Ray's first line names no reason ("The actor died unexpectedly before finishing this task"). What it does know is
+    in the lines below; the exit status is asked for afterwards, see `exit_words`."""
+    words = str(error).lower()
+    if _cause_of(error) is IncidentCause.NODE_DIED:
+        return "Ray reports that the worker's node died"
+    if "running low on memory" in words or "memory usage threshold" in words:
+        return "the worker was killed by Ray: its node was running low on memory"
+    if "creation task" in words:
+        return _creation_words(str(error))
+    if "intended" in words and "ray.kill" in words:
+        return "the worker was killed through Ray (ray.kill)"
+    return "the worker's process ended"
+
+
+def _creation_words(text: str) -> str:
+    # its constructor raised, or its class could not be imported: Shoal's own code, in the release of that node
+    node, lines = _IP.search(text), text.strip().splitlines()
+    return (
+        f"the worker could not be created{f' on {node[1]}' if node else ''}: {lines[-1].strip()} (its supervisor is "
+        f"Shoal {VERSION}; install the same release on every node)"
+    )
+
+
+def _cause_of(error: RayActorError) -> IncidentCause:
+    """Whether the worker died alone or with its node. Ray distinguishes the two in its message only."""
+    words = str(error).lower()
+    by_node = any(phrase in words for phrase in ("its node has died", "node was terminated", "node died"))
+    return IncidentCause.NODE_DIED if by_node else IncidentCause.WORKER_DIED

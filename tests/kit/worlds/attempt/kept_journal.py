@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from shoal_service.core.attempt.state.attempt import ATTEMPT_JSON, Attempt
-from shoal_service.supervisor.journaling.changes import changes
-from shoal_service.supervisor.journaling.records import digest_of, encode, is_entry_due, replayed
+from shoal_service.supervisor.journal_records import changes, digest_of, encode, is_entry_due, replayed
 
 
 class KeptJournal:

@@ -14,7 +14,7 @@ from kit.contracts.journal import entry
 from shoal_service.home import Home
 from shoal_service.reports import PendingEvent
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.copies.stored_config import StoredConfig
+from shoal_service.supervisor.copies import StoredConfig
 from shoal_service.supervisor.journal import GcsJournal, JournalFailed, Unacknowledged
 from shoal_workers.contract.checks.spec_errors import parse_spec
 

@@ -12,8 +12,8 @@ from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import Run
 from shoal_service.core.attempt.events import InterruptAcknowledged
 from shoal_service.core.attempt.large_groups import later_s, poll_wait_s
-from shoal_service.supervisor.orders import UnansweredOrders
-from shoal_service.supervisor.reporting.pace import Pace
+from shoal_service.supervisor.executor import Pace
+from shoal_service.supervisor.journal import UnansweredOrders
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.spec import JobSpec

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from shoal_service.supervisor.restart_limit import MAX_SHORT_RUNS, SHORT_RUN_S, is_crash_loop
+from shoal_service.supervisor.supervisor import MAX_SHORT_RUNS, SHORT_RUN_S, is_crash_loop
 
 
 def starts(*durations_s: float) -> list[float]:

@@ -16,8 +16,7 @@ from shoal_service.core.supervisor_starts import ProcessEnd
 from shoal_service.reports import StacksAnswer
 from shoal_service.supervisor.config import Directive, StacksRequest, StaleEpoch
 from shoal_service.supervisor.protocols import World
-from shoal_service.supervisor.restart_limit import MAX_SHORT_RUNS
-from shoal_service.supervisor.supervisor import Supervisor
+from shoal_service.supervisor.supervisor import MAX_SHORT_RUNS, Supervisor
 from shoal_workers.contract.job import EndReason
 
 

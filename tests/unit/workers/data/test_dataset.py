@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shoal_workers.contract.model.lm import TextDataConfig
+from shoal_workers.data.corpus import Corpus, Split
 from shoal_workers.data.dataset import TokenDataset
-from shoal_workers.data.errors import CorpusTooSmallError
-from shoal_workers.data.index import Corpus, Split
+from shoal_workers.data.documents import CorpusTooSmallError
 from shoal_workers.data.prepare import prepare_corpus
 
 ConfigOf = Callable[..., TextDataConfig]

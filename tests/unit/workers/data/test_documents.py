@@ -10,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_workers.contract.model.lm import TextDataConfig
-from shoal_workers.data.documents import PIECE_BYTES, Document, Position, read_documents
-from shoal_workers.data.errors import MissingTextError, TextChangedError, UndecodableTextError
-from shoal_workers.data.sources import SourceFile, find_sources
+from shoal_workers.data.documents import (
+    PIECE_BYTES,
+    Document,
+    MissingTextError,
+    Position,
+    SourceFile,
+    TextChangedError,
+    UndecodableTextError,
+    find_sources,
+    read_documents,
+)
 
 ConfigOf = Callable[..., TextDataConfig]
 

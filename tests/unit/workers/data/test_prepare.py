@@ -12,11 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from shoal_workers.contract.model.lm import TextDataConfig
-from shoal_workers.data.bar import prepare_with_bar
-from shoal_workers.data.errors import CacheError, EmptyCorpusError, MissingTextError, UndecodableTextError
-from shoal_workers.data.index import Corpus, Split
-from shoal_workers.data.prepare import prepare_corpus, verify_corpus
-from shoal_workers.data.progress import MIB, PreparePhase, PrepareProgress
+from shoal_workers.data.__main__ import prepare_with_bar
+from shoal_workers.data.corpus import Corpus, Split
+from shoal_workers.data.documents import CacheError, EmptyCorpusError, MissingTextError, UndecodableTextError
+from shoal_workers.data.prepare import MIB, PreparePhase, PrepareProgress, prepare_corpus, verify_corpus
 from shoal_workers.data.tokenizer import ByteTokenizer
 
 ConfigOf = Callable[..., TextDataConfig]

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal_workers.contract.model.lm import TextDataConfig
-from shoal_workers.data.errors import MissingTextError
-from shoal_workers.data.sources import find_sources
+from shoal_workers.data.documents import MissingTextError, find_sources
 
 ConfigOf = Callable[..., TextDataConfig]
 

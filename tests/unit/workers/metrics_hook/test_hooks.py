@@ -13,8 +13,8 @@ import pytest
 from shoal_workers.contract.metrics.messages import HookJob, MetricPoint
 from shoal_workers.contract.metrics.spec import MetricsSpec
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.metrics_hook.hook import NewValues, load_hook
 from shoal_workers.metrics_hook.process import job_of
+from shoal_workers.metrics_hook.program import NewValues, load_hook
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "metrics-hook.md"
 JOB = HookJob(id="job-1", name="digits", project="vision", user="ada", labels={"lr": "3e-4"}, settings={"seed": 1})

@@ -10,8 +10,17 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from shoal_workers.contract.model.lm import LanguageModelConfig
-from shoal_workers.tasks.balance import balance_experts, forget_load, move_biases, share_of_step, sum_load
-from shoal_workers.tasks.router import Router, TokenCounts, balance_loss, load_of
+from shoal_workers.tasks.feed_forward import (
+    Router,
+    TokenCounts,
+    balance_experts,
+    balance_loss,
+    forget_load,
+    load_of,
+    move_biases,
+    share_of_step,
+    sum_load,
+)
 from shoal_workers.tasks.transformer import Transformer
 
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shoal_workers.contract.model.lm import LanguageModelConfig
-from shoal_workers.tasks.attention import rotate, rotation_table
 from shoal_workers.tasks.feed_forward import default_hidden_dim
-from shoal_workers.tasks.transformer import Transformer
+from shoal_workers.tasks.transformer import Transformer, rotate, rotation_table
 
 VOCAB = 40
 

@@ -40,12 +40,12 @@ from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.parallel.assemble import assemble, make_plain
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.sharding import mixed_precision, shard_model
-from shoal_workers.engine.process.memory_limit import available_bytes
 from shoal_workers.engine.process.warm_memory import keep_freed_memory
 from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.update import build_update, default_update, groups_of
 from shoal_workers.engine.task.model_calls import ModelCalls
+from shoal_workers.machine_limits import available_bytes
 
 _NOTABLE_BYTES = 256 << 20
 

@@ -47,7 +47,7 @@ from shoal_workers.engine.parallel.sharding import (
 from shoal_workers.engine.parallel.stages import Stage, all_stages, split_into_stages
 from shoal_workers.engine.parallel.tensor import apply_tensor, checked_plan
 from shoal_workers.engine.parallel.ties import find_ties, refuse_mixed_cuts, stages_with
-from shoal_workers.tasks.router import Router
+from shoal_workers.tasks.feed_forward import Router
 from shoal_workers.torch_internals import overlaps_itself
 
 

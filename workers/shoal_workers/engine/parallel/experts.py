@@ -46,7 +46,7 @@ def apply_experts(
     - without `merge` it has the style `whole`: the sum over tp is computed at the experts' output.
     Experts without `hidden_dims`, {parameter: its dim that is as wide as an expert}, are whole on every rank of tp.
 
-    A router in the same module may have `num_copies` and `token_counts`: see tasks/router.py.
+    A router in the same module may have `num_copies` and `token_counts`: see tasks/feed_forward.py.
 
     Returns:
         Parameters that are whole on every rank of tp, and whose gradient must be summed over tp before it is used.

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import IO
 
 from shoal_workers.contract.code.spec import CodeSpec
-from shoal_workers.data.lock import node_lock
-from shoal_workers.package_sets.directories import hold, root_of_node
+from shoal_workers.node_lock import node_lock
+from shoal_workers.package_sets import hold, root_of_node
 
 _held: dict[Path, IO[bytes]] = {}
 """The locks that show that this process uses its packages; until it ends."""

@@ -1,7 +1,8 @@
-"""UseMeter: measures CPU, memory, /dev/shm, disk and GPU of a worker on a thread of its own.
+"""What this worker takes of its machine: CPU, memory, /dev/shm, disk and GPU, and how long it had to wait for a CPU.
 
-A network filesystem or a driver may not answer for minutes. Then only this thread waits: the control threads send the
-last measurement, whose time stands still. Made by the worker's actor.
+Hidden here: where Linux and the driver say that, and that they may not answer. A network filesystem or a driver may
+hang for minutes. Then only the meter's own thread waits: the control threads send the last measurement, whose time
+stands still. UseMeter is made by the worker's actor, CpuWait by the trainer.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _resident_bytes() -> int:
 
 
 def _gpu() -> tuple[int, int, float | None]:
-    """Of the current device, once the training thread has imported torch."""
+    """Bytes, free bytes and busy share of the current device, once the training thread has imported torch."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return 0, 0, None
@@ -119,3 +120,36 @@ def _gpu() -> tuple[int, int, float | None]:
     except Exception:  # the driver's library or its Python package is missing
         busy = None
     return size, free, busy
+
+
+class CpuWait:
+    """How long this thread was ready to run and had no CPU: the evidence that other programs use its cores.
+
+    Made and read on the thread that it measures. Where the kernel does not tell (no Linux), it is always 0.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = -1
+        self._taken = self.seconds()
+
+    def take(self) -> float:
+        """Seconds since the last call, or since it was made."""
+        before, self._taken = self._taken, self.seconds()
+        return self._taken - before
+
+    def seconds(self) -> float:
+        """Seconds since the thread began."""
+        if self._file < 0:
+            return 0.0
+        try:
+            return int(os.pread(self._file, 64, 0).split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):
+            return 0.0
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

@@ -29,7 +29,7 @@ import threading
 
 import torch
 
-from shoal_workers.engine.process.memory_limit import available_bytes
+from shoal_workers.machine_limits import available_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _OWN_MAPPING_BYTES = 4 << 20

@@ -5,8 +5,14 @@
     *.json.gz    out   the trace with the engine's phases; the memory timeline
     stdout       out   Digest: sizes, the peak, communication that only the trace shows
 
+Hidden here: what a trace says. It is the text of torch's profiler in Chrome's format, and may have hundreds of
+megabytes, so its events are read one by one and are never all in memory as objects.
+
+    "traceEvents": [ {"ph": "X", "name": ..., "ts": us, "dur": us, "cat": "kernel", ...},
+                     {"ph": "i", "name": "[memory]", "args": {"Bytes": ..., "Total Allocated": ...}}, ... ]
+
 A process of its own at the lowest priority, since the training thread would wait for the interpreter's lock otherwise.
-Imports no torch.
+Imports no torch. Started by `Profiling`, on its writer thread.
 """
 
 from __future__ import annotations
@@ -14,13 +20,15 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import sys
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.profiling.messages import ProfileFile
-from shoal_workers.engine.profiling import trace
 
 RAW, MARKS = "raw.json", "marks.json"
 _MAX_RAW_BYTES = 512 << 20
@@ -46,7 +54,7 @@ class Marks(Frozen):
 class Digest(Frozen):
     files: tuple[ProfileFile, ...]
     unseen_s: tuple[float, ...]
-    """Of each step: see trace.unseen_communication."""
+    """For each step, see `unseen_communication`."""
     peak_bytes: int | None
     note: str
     """Why a file is missing."""
@@ -61,10 +69,10 @@ def digest(directory: Path) -> Digest:
         note = f"no trace: {size:,.0f} MiB are more than the limit of {_MAX_RAW_BYTES / _MIB:,.0f}; take fewer steps"
         return Digest(files=(), unseen_s=tuple(0.0 for _ in marks.steps), peak_bytes=None, note=note)
     text = raw.read_text(encoding="utf-8")
-    base = trace.base_ns(text)
+    base = base_ns(text)
     steps = [((mark.begin_ns - base) / 1e3, (mark.end_ns - base) / 1e3) for mark in marks.steps]
-    found = trace.read(trace.events_of(text))
-    memory = trace.memory_of(found, steps[0][0], max_points=_MAX_POINTS)
+    found = read_events(events_of(text))
+    memory = memory_of(found, steps[0][0], max_points=_MAX_POINTS)
     phases = [(mark.name, (mark.begin_ns - base) / 1e3, (mark.end_ns - base) / 1e3) for mark in marks.phases]
     named = [
         {"step": int(mark.name), "at_s": (at - steps[0][0]) / 1e6, "s": (end - at) / 1e6}
@@ -72,7 +80,7 @@ def digest(directory: Path) -> Digest:
     ]
     timeline = {"steps": named, "devices": [asdict(one) for one in memory]}
     wanted = {
-        marks.trace_name: trace.with_phases(text, phases),
+        marks.trace_name: with_phases(text, phases),
         marks.memory_name: json.dumps(timeline, separators=(",", ":")),
     }
     files, notes = [], []
@@ -85,7 +93,7 @@ def digest(directory: Path) -> Digest:
             files.append(ProfileFile(name=name, bytes=size))
     return Digest(
         files=tuple(files),
-        unseen_s=tuple(trace.unseen_communication(found, steps)),
+        unseen_s=tuple(unseen_communication(found, steps)),
         peak_bytes=memory[0].peak_bytes if memory else None,
         note="; ".join(notes),
     )
@@ -95,6 +103,163 @@ def _write(path: Path, content: str) -> int:
     with gzip.open(path, "wt", encoding="utf-8", compresslevel=6) as out:
         out.write(content)
     return path.stat().st_size
+
+
+_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
+_BETWEEN = re.compile(r"[\s,]*")
+_BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d+)')
+_WAITS = frozenset({"_c10d_functional::wait_tensor"})
+"""Operations that wait for a collective in native code, where the engine's clock of waiting does not look."""
+_COLLECTIVE_KERNELS = ("nccl", "rccl")
+_CPU, _PHASE_LANE = 0, "shoal phases"
+Window = tuple[float, float]
+"""Begin and end, in the microseconds of the trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What tensors took on one device, over time."""
+
+    device: str
+    is_relative: bool
+    """Beyond what they took when the trace began. Otherwise: in all."""
+    peak_bytes: int
+    points: tuple[tuple[float, int], ...]
+    """Seconds since the first profiled step began, and bytes; the highest of its interval."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What one pass over the events has found."""
+
+    waits: list[Window] = field(default_factory=list)
+    collectives: list[Window] = field(default_factory=list)
+    """Kernels of collectives."""
+    kernels: list[Window] = field(default_factory=list)
+    """All other kernels."""
+    memory: dict[tuple[int, int], list[tuple[float, int, int]]] = field(default_factory=dict)
+    """By device type and number: microseconds, bytes allocated (negative: freed), bytes allocated in all."""
+
+
+def base_ns(text: str) -> int:
+    """Wall-clock time of the trace's zero, nanoseconds since the epoch; 0: its times are absolute."""
+    found = _BASE.search(text[:4096]) or _BASE.search(text[-4096:])
+    return int(found.group(1)) if found else 0
+
+
+def events_of(text: str) -> Iterator[dict[str, Any]]:
+    """Raises ValueError: this is no trace."""
+    begin = _EVENTS.search(text)
+    if begin is None:
+        raise ValueError("the profiler wrote no list of events")
+    decoder, at = json.JSONDecoder(), begin.end()
+    while True:
+        between = _BETWEEN.match(text, at)
+        at = between.end() if between else at
+        if at >= len(text) or text[at] == "]":
+            return
+        event, at = decoder.raw_decode(text, at)
+        yield event
+
+
+def with_phases(text: str, phases: Iterable[tuple[str, float, float]]) -> str:
+    """The same trace with a lane of the engine's phases. `phases`: name, begin and end in microseconds."""
+    begin = _EVENTS.search(text)
+    assert begin is not None, "events_of comes first"
+    added = [
+        {"ph": "X", "cat": "shoal", "name": name, "pid": _PHASE_LANE, "tid": 0, "ts": at, "dur": max(0.0, end - at)}
+        for name, at, end in phases
+    ]
+    rest = text[begin.end() :]
+    comma = "," if added and not rest.lstrip().startswith("]") else ""
+    return text[: begin.end()] + ",".join(json.dumps(event) for event in added) + comma + rest
+
+
+def read_events(events: Iterable[Mapping[str, Any]]) -> Found:
+    found = Found()
+    for event in events:
+        name, args = event.get("name", ""), event.get("args", {})
+        if name == "[memory]":
+            device = (int(args.get("Device Type", _CPU)), int(args.get("Device Id", 0)))
+            change, total = int(args.get("Bytes", 0)), int(args.get("Total Allocated", 0))
+            found.memory.setdefault(device, []).append((float(event["ts"]), change, total))
+        elif event.get("ph") == "X" and "dur" in event:
+            window = float(event["ts"]), float(event["ts"]) + float(event["dur"])
+            if event.get("cat") == "kernel":
+                is_collective = any(word in name.lower() for word in _COLLECTIVE_KERNELS)
+                (found.collectives if is_collective else found.kernels).append(window)
+            elif name in _WAITS:
+                found.waits.append(window)
+    return found
+
+
+def unseen_communication(found: Found, steps: Sequence[Window]) -> list[float]:
+    """Seconds of exposed communication in each step that the engine's clock has not counted: on a GPU those in which
+    only kernels of collectives run, elsewhere those of waits in native code."""
+    if found.collectives or found.kernels:
+        exposed = _without(_union(found.collectives), _union(found.kernels))
+    else:
+        exposed = _union(found.waits)
+    return [sum(_overlap(one, step) for one in exposed) / 1e6 for step in steps]
+
+
+def memory_of(found: Found, began_us: float, *, max_points: int) -> list[Memory]:
+    """The timeline of each device, GPUs first; at most `max_points` points each."""
+    made = []
+    for (kind, number), changes in sorted(found.memory.items(), reverse=True):
+        changes = sorted(changes)
+        is_relative = kind == _CPU
+        levels, level = [], 0
+        for at, change, total in changes:
+            level = level + change if is_relative else total
+            levels.append(((at - began_us) / 1e6, level))
+        made.append(
+            Memory(
+                device="cpu" if is_relative else f"gpu {number}",
+                is_relative=is_relative,
+                peak_bytes=max(bytes_ for _, bytes_ in levels),
+                points=tuple(_highest(levels, max_points)),
+            )
+        )
+    return made
+
+
+def _highest(levels: Sequence[tuple[float, int]], max_points: int) -> list[tuple[float, int]]:
+    """The highest of each of `max_points` runs of equally many levels."""
+    size = -(-len(levels) // max_points)
+    return [max(levels[at : at + size], key=lambda one: one[1]) for at in range(0, len(levels), size)]
+
+
+def _union(windows: Iterable[Window]) -> list[Window]:
+    merged: list[Window] = []
+    for begin, end in sorted(windows):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _without(windows: Sequence[Window], others: Sequence[Window]) -> list[Window]:
+    """The parts of `windows` in which none of `others` is; both are unions."""
+    left: list[Window] = []
+    first = 0
+    for begin, end in windows:
+        while first < len(others) and others[first][1] <= begin:
+            first += 1
+        at, index = begin, first
+        while index < len(others) and others[index][0] < end:
+            if others[index][0] > at:
+                left.append((at, others[index][0]))
+            at = max(at, others[index][1])
+            index += 1
+        if at < end:
+            left.append((at, end))
+    return left
+
+
+def _overlap(one: Window, other: Window) -> float:
+    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
 
 
 if __name__ == "__main__":

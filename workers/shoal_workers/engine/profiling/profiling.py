@@ -4,6 +4,9 @@
     training thread   boundary: start | step | step | step | boundary: stop         leave: the generation ends
     writer thread                                          digest, storage, Profiled
 
+    <checkpoint.url>/<job id>/profiles/profile-000003/trace-rank0-g1.json.gz
+                                                      memory-rank0-g1.json.gz
+
 An error of a profile becomes its report; it never reaches the training. A profile that the end of its generation
 interrupts is dropped, and the supervisor, which knows why, ends it.
 """
@@ -18,16 +21,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal_workers.contract.profiling.messages import Profiled, ProfileRequest
+from shoal_workers.checkpoint.storage import open_job_directory
+from shoal_workers.contract.profiling.files import FOLDER, name_of, to_delete
+from shoal_workers.contract.profiling.messages import Category, Profiled, ProfileFile, ProfileRequest, StepTimes
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.position import Position
 from shoal_workers.engine.profiling.digest import Digest
-from shoal_workers.engine.profiling.kept_files import keep
-from shoal_workers.engine.profiling.table import corrected
 
 if TYPE_CHECKING:
     from shoal_workers.engine.profiling.recording import Recording
@@ -169,3 +172,33 @@ def _digest(directory: Path) -> Digest:
     if done.returncode:
         raise ValueError((done.stderr.strip().splitlines() or ["the digest of the trace failed"])[-1])
     return Digest.model_validate_json(done.stdout)
+
+
+def corrected(times: Sequence[StepTimes], unseen_s: Sequence[float]) -> tuple[StepTimes, ...]:
+    """Moves communication that only the trace shows out of the time of computing. A step's length does not change.
+
+    Args:
+        unseen_s: for each step, see `digest.unseen_communication`.
+    """
+    return tuple(_moved(one, extra_s) for one, extra_s in zip(times, unseen_s, strict=True))
+
+
+def _moved(times: StepTimes, extra_s: float) -> StepTimes:
+    moved_s = min(extra_s, times.seconds[Category.COMPUTE])
+    seconds = {
+        **times.seconds,
+        Category.COMPUTE: times.seconds[Category.COMPUTE] - moved_s,
+        Category.COMMUNICATION: times.seconds[Category.COMMUNICATION] + moved_s,
+    }
+    return times.model_copy(update={"seconds": seconds})
+
+
+def keep(root: str, number: int, directory: Path, files: Sequence[ProfileFile]) -> None:
+    """Copies the files of profile `number` from a local directory, and deletes the profiles that are too old."""
+    profiles = open_job_directory(root).child(FOLDER)
+    place = profiles.child(name_of(number))
+    place.create()
+    for file in files:
+        place.write(file.name, [(directory / file.name).read_bytes()])
+    for old in to_delete(profiles.directories(), number):
+        profiles.child(old).remove_tree()

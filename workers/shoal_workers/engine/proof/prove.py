@@ -60,7 +60,7 @@ from shoal_workers.engine.step.gradients import GradientPass
 from shoal_workers.engine.task.model_calls import ModelCalls
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.task import LoadedTask
-from shoal_workers.tasks.balance import forget_load, share_of_step
+from shoal_workers.tasks.feed_forward import forget_load, share_of_step
 from shoal_workers.torch_internals import Dropout
 
 T = TypeVar("T")

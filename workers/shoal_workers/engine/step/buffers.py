@@ -13,7 +13,7 @@ and until the vote nothing is mutated: a step that is skipped or repeated leaves
 
 Which buffers change is agreed by all ranks after the first pass of a generation, and again when a rank meets another
 one: it says so in the vote, and the step is repeated. Only those are exchanged. Buffers of `tasks.router` have a rule
-of their own (tasks/balance.py). Called by the passes, `GradientPass` and, through it, the trainer.
+of their own (tasks/feed_forward.py). Called by the passes, `GradientPass` and, through it, the trainer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.plain_state import PlainState
-from shoal_workers.tasks.router import Router
+from shoal_workers.tasks.feed_forward import Router
 from shoal_workers.torch_internals import BatchNorm, InstanceNorm
 
 _SMALL_BYTES = 64 << 10

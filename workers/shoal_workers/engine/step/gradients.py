@@ -42,10 +42,10 @@ from shoal_workers.engine.step.buffers import StepBuffers
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.passes import LocalPasses, Passes
 from shoal_workers.engine.step.pipeline_passes import PipelinePasses
-from shoal_workers.engine.task.metrics import Share
 from shoal_workers.engine.task.model_calls import ModelCalls
 from shoal_workers.engine.task.randomness import seed_everything
-from shoal_workers.tasks.balance import forget_load, move_biases, sum_load
+from shoal_workers.engine.task.returned import Share
+from shoal_workers.tasks.feed_forward import forget_load, move_biases, sum_load
 
 _SHOWN = 8
 """Names of parameters in a remark."""

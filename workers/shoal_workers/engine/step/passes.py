@@ -26,10 +26,9 @@ from shoal_workers.engine.parallel.sharding import reduces_once
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.buffers import StepBuffers
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.task.metrics import Share
 from shoal_workers.engine.task.randomness import seed_everything
-from shoal_workers.engine.task.returned import Returned
-from shoal_workers.tasks.balance import share_of_step
+from shoal_workers.engine.task.returned import Returned, Share
+from shoal_workers.tasks.feed_forward import share_of_step
 
 _VARIES = (
     "The model does not run the same blocks in every micro-batch, so parallelism.shard full cannot gather its "

@@ -38,11 +38,10 @@ from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.buffers import StepBuffers
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.passes import refuse_written, share_of
-from shoal_workers.engine.task.metrics import Share
 from shoal_workers.engine.task.model_calls import ModelCall, ModelCalls
 from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
-from shoal_workers.engine.task.returned import Returned
-from shoal_workers.tasks.balance import share_of_step
+from shoal_workers.engine.task.returned import Returned, Share
+from shoal_workers.tasks.feed_forward import share_of_step
 from shoal_workers.torch_internals import run_schedule
 
 _SINGLE: dict[Schedule, type[ScheduleGPipe | Schedule1F1B]] = {

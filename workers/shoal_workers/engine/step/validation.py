@@ -23,8 +23,8 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.passes import Passes
-from shoal_workers.engine.task.metrics import Share
 from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.engine.task.returned import Share
 
 _STREAM = 0x56414C49
 """Separates these random numbers from the training's. All validations draw the same, so losses are comparable."""

@@ -1,10 +1,10 @@
-"""The contract between Shoal and a task, and its defaults. docs/tasks.md explains it to users.
+"""The contract between Shoal and a task, its defaults, and its checks. docs/tasks.md explains it to users.
 
 A task is a plain class that imports nothing from Shoal. It must have the methods of `Task`; everything else has a
-default. An exception of its code becomes a TaskFailed that carries the user's own traceback, without the engine's
-frames (user_code.py). The calls that Shoal makes into a task are checked against its signatures before the first of
-them is made: a wrong call has no frame of the task on its stack, so its exception alone would not say whose fault it
-is. Called by the engine and the passes.
+default. Hidden here: what a task leaves out, and that its signatures are checked before the first call is made: a wrong
+call has no frame of the task on its stack, so its exception alone would not say whose fault it is. An exception of its
+code becomes a TaskFailed that carries the user's own traceback, without the engine's frames (user_code.py). Called by
+the engine and the passes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from torch.utils.data import default_collate
 from shoal_workers.contract.spec import JobSpec, OptimizerSpec
 from shoal_workers.engine.parallel.sharding import default_shard_units
 from shoal_workers.engine.task.data_identity import content_hash_of
-from shoal_workers.engine.task.metrics import Metrics
 from shoal_workers.engine.task.randomness import seed_everything
-from shoal_workers.engine.task.returned import Returned, place_of, read_returned
+from shoal_workers.engine.task.returned import Metrics, Returned, place_of, read_returned
 from shoal_workers.engine.task.task_collectives import refuse_wrapped
 
 _SHOWN_CLASSES = 12
@@ -120,7 +119,7 @@ class LoadedTask:
 
     @property
     def content_hash(self) -> str:
-        """The hash of the data, after `open_data`; empty: the dataset has none."""
+        """Of the data, after `open_data`; empty: the dataset has none."""
         return content_hash_of(self.train_data)
 
     @property

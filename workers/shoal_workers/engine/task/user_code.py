@@ -1,11 +1,9 @@
-"""Around every call into the task: its exceptions become a TaskFailed whose traceback begins in the user's code, and
-whose report says what class of error it is, whose code raised it, and the line of the task. A common mistake has one
-sentence instead of the framework's text (contract/errors/mistakes.py).
+"""Around every call into the task: what it raises becomes a report of whose error it is, and what it leaves changed is
+refused or undone.
 
-Never converts a broken collective: FSDP communicates inside the user's forward and backward passes, so a broken
-connection is raised there as a RuntimeError that is not a bug of the task.
-
-Settings of the process, or of the training thread, that the task's code may leave changed:
+Exceptions become a TaskFailed whose traceback begins in the user's code, and whose report says what class of error it
+is, whose code raised it, and the line of the task. A common mistake has one sentence instead of the framework's text
+(contract/errors/mistakes.py). Settings of the process, or of the training thread:
 
     gradient and inference mode,    refused: Shoal's own tensors, and every later call, would be computed otherwise than
     default device, autocast        the task's author saw
@@ -15,11 +13,9 @@ Settings of the process, or of the training thread, that the task's code may lea
     detection, deterministic mode   setting counts in the call that makes it
 
 Everything else is the task's own business: seeds (each micro-batch is seeded anew), the working directory (Shoal's
-paths are absolute), TF32, cuDNN's benchmark. Settings are read before and after each call, which takes 2 us.
-
-`Remarks` are sentences about the task for the job's log: each once per worker, and those of rank 0 only. While a worker
-prepares it has no rank, so what is remarked then waits for its first generation. Used by the engine, the passes and the
-trainer.
+paths are absolute), TF32, cuDNN's benchmark. Never converts a broken collective: FSDP communicates inside the user's
+forward and backward passes, so a broken connection is raised there as a RuntimeError that is not a bug of the task.
+Used by the engine, the passes and the trainer.
 """
 
 from __future__ import annotations
@@ -34,8 +30,17 @@ from pathlib import Path
 from types import TracebackType
 
 import torch
+from torch.utils import _device
 
-from shoal_workers.contract.errors.classes import ErrorClass, Frame, FrameOwner, Link, Origin, error_class_of, origin_of
+from shoal_workers.contract.errors.classes import (
+    ErrorClass,
+    Frame,
+    FrameOwner,
+    Link,
+    Origin,
+    error_class_of,
+    origin_of,
+)
 from shoal_workers.contract.errors.mistakes import REFUSED, Recognised, Seen, recognise
 from shoal_workers.contract.messages import ErrorReport, Phase
 from shoal_workers.contract.plain_text import text_of
@@ -43,7 +48,6 @@ from shoal_workers.engine.generation_ends import EngineError, Fenced, TaskFailed
 from shoal_workers.engine.group.collectives import is_collective_error
 from shoal_workers.engine.task.code_owner import ENGINE, TASKS, line_in, owner_of
 from shoal_workers.engine.task.task_collectives import enter_task, leave_task
-from shoal_workers.torch_internals import default_device, enter_inference_mode
 
 _DISTRIBUTED = f"{Path(torch.distributed.__file__).parent}{os.sep}"
 _RAISE = dis.opmap["RAISE_VARARGS"]
@@ -62,7 +66,7 @@ class UserCode:
     """Context manager, reusable: `with user_code: task.loss(...)`.
 
     It also refuses what the task's code may not do to the process: collectives of its own (task_collectives.py), and
-    settings that it leaves changed.
+    settings that it leaves changed (process_settings.py).
 
     Args:
         phase: called at the time of the error.
@@ -255,7 +259,7 @@ _UNDONE = {
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """As they are at one moment."""
+    """As they are at one moment. Read before and after each call into the task, which takes 2 us."""
 
     has_gradients: bool
     is_inference: bool
@@ -272,7 +276,7 @@ class ProcessSettings:
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.get_default_dtype(),
-            default_device(),
+            _device.CURRENT_DEVICE,
             tuple(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES)),
             torch.get_num_threads(),
             (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
@@ -322,7 +326,9 @@ def _refused(before: ProcessSettings, after: ProcessSettings, phase: Phase) -> s
 
 def _restore(before: ProcessSettings, now: ProcessSettings, *, keeps_dtype: bool) -> None:
     if now.is_inference != before.is_inference:
-        _entered.append(enter_inference_mode(is_on=before.is_inference))
+        mode = torch._C._InferenceMode(before.is_inference)
+        mode.__enter__()  # type: ignore[no-untyped-call]
+        _entered.append(mode)
     torch.set_grad_enabled(before.has_gradients)
     if not keeps_dtype:
         torch.set_default_dtype(before.dtype)
@@ -337,14 +343,14 @@ def _restore(before: ProcessSettings, now: ProcessSettings, *, keeps_dtype: bool
 
 
 class Remarks:
-    """Training thread only."""
+    """Sentences about a task for the job's log: each once per worker, and only on rank 0. Training thread only."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
         self._waiting: list[str] = []
+        """While a worker prepares it has no rank, so what is remarked then waits for its first generation."""
 
     def add(self, text: str) -> None:
-        """Keep it, unless it is known."""
         if text not in self._known:
             self._known.add(text)
             self._waiting.append(text)

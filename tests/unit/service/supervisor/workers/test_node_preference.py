@@ -8,7 +8,7 @@ import pytest
 
 from shoal_service.cluster.errors import GcsUnavailable
 from shoal_service.core.attempt.commands import StartWorker
-from shoal_service.supervisor.workers.node_preference import FreeNode, NodePreference
+from shoal_service.supervisor.workers.ray_fleet import FreeNode, NodePreference
 from shoal_workers.contract.placing import CapacityKind, Placement, label_selector
 
 A, B = FreeNode("a", {"zone": "east"}, {"CPU": 2.0}), FreeNode("b", {"zone": "west"}, {"CPU": 4.0, "memory": 8.0})

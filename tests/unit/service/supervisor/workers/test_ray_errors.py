@@ -6,7 +6,7 @@ import pytest
 from ray.exceptions import ActorDiedError, RayActorError
 
 from shoal_service.supervisor.protocols import WorkerDied
-from shoal_service.supervisor.workers.ray_errors import worker_errors
+from shoal_service.supervisor.workers.ray_fleet import worker_errors
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.version import VERSION
 

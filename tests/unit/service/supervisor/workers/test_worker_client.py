@@ -29,11 +29,10 @@ from shoal_service.core.attempt.events import (
     WorkerUnreachable,
     WorkerWarm,
 )
-from shoal_service.supervisor.new_attempt import new_attempt
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter
-from shoal_service.supervisor.workers.context import SupervisorContext
-from shoal_service.supervisor.workers.worker_client import WorkerClient
+from shoal_service.supervisor.supervisor import new_attempt
+from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerClient
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, Progress
 from shoal_workers.contract.worker_reports import PreemptionNotice

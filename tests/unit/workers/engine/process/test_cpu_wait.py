@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.engine.process.cpu_wait import CpuWait
+from shoal_workers.engine.process.use_meter import CpuWait
 
 
 @pytest.mark.skipif(

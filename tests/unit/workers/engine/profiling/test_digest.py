@@ -13,7 +13,7 @@ import pytest
 from shoal_workers.contract.profiling.files import name_of, to_delete
 from shoal_workers.contract.profiling.messages import KEPT_PROFILES, ProfileFile
 from shoal_workers.engine.profiling.digest import MARKS, RAW, Digest, Mark, Marks, digest
-from shoal_workers.engine.profiling.kept_files import keep
+from shoal_workers.engine.profiling.profiling import keep
 
 BASE_NS = 1_700_000_000_000_000_000
 TRACE, MEMORY = "trace-rank0-g1.json.gz", "memory-rank0-g1.json.gz"

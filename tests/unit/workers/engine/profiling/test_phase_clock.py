@@ -8,7 +8,7 @@ import pytest
 
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.profiling.messages import Category
-from shoal_workers.engine.profiling.phase_clock import PhaseClock, Reading, Span
+from shoal_workers.engine.profiling.recording import PhaseClock, Reading, Span
 
 
 @dataclass

@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 
 from shoal_workers.contract.profiling.messages import Category, StepTimes
-from shoal_workers.engine.profiling import trace
-from shoal_workers.engine.profiling.table import corrected
+from shoal_workers.engine.profiling.digest import (
+    Found,
+    base_ns,
+    events_of,
+    memory_of,
+    read_events,
+    unseen_communication,
+    with_phases,
+)
+from shoal_workers.engine.profiling.profiling import corrected
 
 BASE_NS = 1_700_000_000_000_000_000
 
@@ -29,26 +37,26 @@ def _memory(at: float, change: int, total: int, kind: int = 0) -> dict[str, Any]
     return {"ph": "i", "name": "[memory]", "ts": at, "args": args}
 
 
-def _found(*events: dict[str, Any]) -> trace.Found:
-    return trace.read(trace.events_of(_text(*events)))
+def _found(*events: dict[str, Any]) -> Found:
+    return read_events(events_of(_text(*events)))
 
 
 def test_the_events_of_a_text_are_read_one_by_one() -> None:
     events = [_ran("a", 1.0, 2.0), {"ph": "M", "name": 'with "[" and "]"'}]
-    assert list(trace.events_of(_text(*events))) == events
-    assert list(trace.events_of(_text())) == []
-    assert trace.base_ns(_text()) == BASE_NS and trace.base_ns('{"traceEvents": []}') == 0
+    assert list(events_of(_text(*events))) == events
+    assert list(events_of(_text())) == []
+    assert base_ns(_text()) == BASE_NS and base_ns('{"traceEvents": []}') == 0
     with pytest.raises(ValueError, match="no list of events"):
-        list(trace.events_of("{}"))
+        list(events_of("{}"))
 
 
 @pytest.mark.parametrize("events", [[], [_ran("a", 1.0, 2.0)]])
 def test_the_phases_become_a_lane_of_the_trace(events: list[dict[str, Any]]) -> None:
-    made = json.loads(trace.with_phases(_text(*events), [("forward", 1.0, 4.0), ("backward", 4.0, 9.0)]))
+    made = json.loads(with_phases(_text(*events), [("forward", 1.0, 4.0), ("backward", 4.0, 9.0)]))
     added = [event for event in made["traceEvents"] if event.get("cat") == "shoal"]
     assert [(one["name"], one["ts"], one["dur"]) for one in added] == [("forward", 1.0, 3.0), ("backward", 4.0, 5.0)]
     assert [event for event in made["traceEvents"] if event not in added] == events
-    assert json.loads(trace.with_phases(_text(*events), [])) == json.loads(_text(*events))
+    assert json.loads(with_phases(_text(*events), [])) == json.loads(_text(*events))
 
 
 def test_waits_in_native_code_are_communication_of_the_step_in_which_they_are() -> None:
@@ -58,7 +66,7 @@ def test_waits_in_native_code_are_communication_of_the_step_in_which_they_are() 
         _ran("_c10d_functional::wait_tensor", 110.0, 20.0),  # inside of the first one
         _ran("_c10d_functional::wait_tensor", 980.0, 40.0),  # across the boundary
     )
-    seconds = trace.unseen_communication(found, [(0.0, 1000.0), (1000.0, 2000.0)])
+    seconds = unseen_communication(found, [(0.0, 1000.0), (1000.0, 2000.0)])
     assert seconds == pytest.approx([70e-6, 20e-6])
 
 
@@ -71,14 +79,14 @@ def test_on_a_gpu_only_the_part_of_a_collective_that_no_other_kernel_hides_count
         _ran("gemm", 190.0, 50.0, "kernel"),
         _ran("_c10d_functional::wait_tensor", 300.0, 90.0),  # the host only orders the streams
     )
-    assert trace.unseen_communication(found, [(0.0, 1000.0)]) == pytest.approx([60e-6])
+    assert unseen_communication(found, [(0.0, 1000.0)]) == pytest.approx([60e-6])
 
 
 def test_memory_of_a_cpu_is_counted_from_the_beginning_and_that_of_a_gpu_in_all() -> None:
     found = _found(
         _memory(1000.0, 100, 7), _memory(3000.0, -40, 7), _memory(2000.0, 50, 7), _memory(1500.0, 10, 900, kind=1)
     )
-    gpu, cpu = trace.memory_of(found, 1000.0, max_points=10)
+    gpu, cpu = memory_of(found, 1000.0, max_points=10)
     assert (gpu.device, gpu.is_relative, gpu.peak_bytes) == ("gpu 0", False, 900)
     assert (cpu.device, cpu.is_relative, cpu.peak_bytes) == ("cpu", True, 150)
     assert cpu.points == ((0.0, 100), (0.001, 150), (0.002, 110))
@@ -87,7 +95,7 @@ def test_memory_of_a_cpu_is_counted_from_the_beginning_and_that_of_a_gpu_in_all(
 def test_a_long_timeline_keeps_the_highest_of_each_interval() -> None:
     changes = [_memory(float(at), 1 if at % 2 else -1, 0) for at in range(1, 1001)]
     changes.append(_memory(500.5, 77, 0))
-    [cpu] = trace.memory_of(_found(*changes), 0.0, max_points=20)
+    [cpu] = memory_of(_found(*changes), 0.0, max_points=20)
     assert len(cpu.points) <= 20
     assert max(level for _, level in cpu.points) == cpu.peak_bytes == 78
 

@@ -1,0 +1,241 @@
+"""How the workers of an attempt are polled: each by a call of its own, or all of a node by one call to its agent.
+
+    time ------------------------------------------------------------------------------------------------------>
+
+    worker a    <- poll ........ <- poll ..x            <- poll (of the agent) ......... <- poll ..x      <- poll
+    worker b    <- poll .. <- poll ........x            <- poll (of the agent) ......... <- poll ..x      <- poll
+    agent                     start, ping  |  <= poll(a, b) ...... <= poll(a, b) ............X SIGKILL    |
+    supervisor  polls a and b directly     |  one call at a time for the node                | directly   | (until it
+                                           |                                                 | again      | is started
+                                    takes over: the direct calls                  call failed, or was      again)
+                                    in flight are given up                        silent for too long
+
+An agent is an optimisation. The positions (what was received, what is acknowledged) are the supervisor's, and a worker
+keeps what is not acknowledged, so a poll that is given up or answered twice changes nothing. Whatever happens to an
+agent, its workers are polled directly again. Hidden here: which nodes have an agent, and when.
+
+    a node has an agent     it has NODE_WORKERS warm workers of a job with `agents_from` or more
+    it is started           once the group has trained for CALM_S: a start takes CPU time from the workers of its node
+    it failed, was silent   its workers are polled directly at once; it is started again after 2, 4, 8 ... 60 s
+    the node is not wanted  any more: the agent is ended
+
+Made and called by the executor. It never decides what a report means. `ray_agents` are the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Collection, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.worker import silent_nodes
+from shoal_service.supervisor.protocols import AgentFailed, PollAgents
+from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerPolling
+
+_log = logging.getLogger(__name__)
+_LOOK_S = 1.0
+_BUSY_S = 0.02
+"""All workers of the node are between two polls of their own."""
+
+
+class AgentPool:
+    """Used on the executor's loop only."""
+
+    def __init__(self, agents: PollAgents | None, context: SupervisorContext, agents_from: int) -> None:
+        """`agents`: None for none; `agents_from`: see `wanted_nodes`."""
+        self._agents = agents
+        self._context = context
+        self._agents_from = agents_from
+        self._known: dict[str, NodeAgent] = {}
+        """By node id."""
+        self._serving: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        if self._agents is not None and self._agents_from:
+            self._spawn(self._watch(self._agents))
+
+    async def close(self) -> None:
+        """All workers are polled directly again, and all agents are ended."""
+        tasks, known = tuple(self._tasks), tuple(self._known)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._known.clear()
+        if self._agents is not None:
+            await asyncio.gather(*map(self._agents.end, known))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _watch(self, agents: PollAgents) -> None:
+        clock = self._context.clock
+        while True:
+            await clock.sleep(_LOOK_S)
+            state = self._context.state()
+            wanted = wanted_nodes(state, self._agents_from, self._known)
+            calm = is_calm(state, clock.time())
+            silent = silent_nodes(state.pool)
+            due = due_changes(self._known, wanted, silent, calm=calm, now=clock.monotonic())
+            for node_id in due.end:
+                self._known.pop(node_id)
+                self._serving.pop(node_id).cancel()
+                self._spawn(agents.end(node_id))
+            for node_id in due.start:
+                self._known[node_id] = NodeAgent.started(self._known.get(node_id), clock.monotonic())
+                self._serving[node_id] = self._spawn(self._start_and_serve(agents, node_id))
+
+    async def _start_and_serve(self, agents: PollAgents, node_id: str) -> None:
+        """Returns when the agent has failed."""
+        clock = self._context.clock
+        try:
+            await clock.wait_for(agents.start(node_id), START_S)
+            self._known[node_id] = self._known[node_id].serving(clock.monotonic())
+            _log.info("agent.serving", extra={"node": node_id})
+            await self._serve(agents, node_id)
+        except (AgentFailed, TimeoutError) as error:
+            agent = self._known[node_id]
+            self._known[node_id] = agent.failed(clock.monotonic())
+            retry_s = self._known[node_id].retry_at - clock.monotonic()
+            words = str(error) or f"it did not answer, {agent.phase}"
+            _log.warning("agent.failed", extra={"node": node_id, "error": words, "retry_s": round(retry_s, 1)})
+            if agent.phase is AgentPhase.STARTING:  # one that was silent once may only have been short of CPU time
+                await agents.end(node_id)
+
+    async def _serve(self, agents: PollAgents, node_id: str) -> None:
+        """Polls the node's workers through its agent; raises AgentFailed or TimeoutError."""
+        clock = self._context.clock
+        taken: dict[str, WorkerPolling] = {}
+        try:
+            while True:
+                here = [one for one in self._context.polled.values() if one.node_id == node_id]
+                taken = {one.worker_id: one for one in here if one.take_over()}
+                if not taken:
+                    await clock.sleep(_BUSY_S)
+                    continue
+                requests = tuple(one.request() for one in taken.values())
+                limit_s = silent_after_s(max(request.wait_s for request in requests))
+                answer = await clock.wait_for(agents.poll(node_id, requests), limit_s)
+                answered = [
+                    (taken[poll.worker_id], poll)
+                    for poll in answer.polls
+                    if poll.worker_id in taken and taken[poll.worker_id].is_taken_over
+                ]
+                for one, poll in answered:
+                    one.receive(poll)
+                for worker_id in answer.failed:
+                    if worker_id in taken:
+                        taken[worker_id].fail()
+                if answered:
+                    await self._context.settled()
+                for one, _ in answered:
+                    one.handled()
+        finally:
+            for one in taken.values():
+                one.release()
+
+
+NODE_WORKERS = 8
+"""An agent of fewer workers costs ten times the CPU time that it saves the supervisor."""
+CALM_S = 5.0
+START_S = 30.0
+"""An agent that does not answer this long after its start is ended."""
+_SILENCE_MARGIN_S = 0.5
+_FIRST_RETRY_S = 2.0
+_LAST_RETRY_S = 60.0
+_PROVEN_S = 60.0
+"""An agent that has served this long begins anew with its back-off."""
+
+
+class AgentPhase(StrEnum):
+    STARTING = "starting"
+    SERVING = "serving"
+    FAILED = "failed"
+    """Its workers are polled directly until `NodeAgent.retry_at`."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAgent:
+    """What is known of the agent of one node."""
+
+    phase: AgentPhase
+    since: float
+    num_failures: int = 0
+    """Failures one after the other."""
+
+    @staticmethod
+    def started(known: NodeAgent | None, now: float) -> NodeAgent:
+        """`known`: the one before on this node."""
+        return NodeAgent(AgentPhase.STARTING, now, known.num_failures if known is not None else 0)
+
+    def serving(self, now: float) -> NodeAgent:
+        return replace(self, phase=AgentPhase.SERVING, since=now)
+
+    def failed(self, now: float) -> NodeAgent:
+        is_proven = self.phase is AgentPhase.SERVING and now - self.since >= _PROVEN_S
+        return NodeAgent(AgentPhase.FAILED, now, 1 if is_proven else self.num_failures + 1)
+
+    @property
+    def retry_at(self) -> float:
+        return self.since + min(_LAST_RETRY_S, _FIRST_RETRY_S * 2.0 ** max(0, self.num_failures - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class AgentChanges:
+    start: tuple[str, ...] = ()
+    """Node ids."""
+    end: tuple[str, ...] = ()
+
+
+def wanted_nodes(state: Attempt, agents_from: int, having: Collection[str] = ()) -> frozenset[str]:
+    """Nodes whose workers should be polled by an agent. `agents_from`: 0 for none; `having`: nodes that have one.
+
+    These keep theirs down to half of the numbers, so a lost worker does not end agents that are due again soon.
+    """
+    counts = Counter(worker.info.node_id for worker in state.pool.workers if worker.info is not None)
+    num = counts.total()
+    if not agents_from or state.stage is Stage.ENDED:
+        return frozenset()
+    per_node = min(NODE_WORKERS, agents_from)
+    return frozenset(
+        node
+        for node, number in counts.items()
+        if (number >= per_node and num >= agents_from)
+        or (node in having and 2 * number >= per_node and 2 * num >= agents_from)
+    )
+
+
+def is_calm(state: Attempt, now: float) -> bool:
+    """The group has trained for a while, so a start of processes delays no recovery."""
+    is_trained = state.stage is Stage.RUNNING and state.progress.step > state.group.start_step
+    return is_trained and now - state.current.since >= CALM_S
+
+
+def due_changes(
+    agents: Mapping[str, NodeAgent], wanted: frozenset[str], silent: frozenset[str], *, calm: bool, now: float
+) -> AgentChanges:
+    """What to start and what to end now. `agents`: by node id, all that were started and not ended; `silent`: nodes
+    that do not answer."""
+    due = (
+        node
+        for node in wanted - silent
+        if node not in agents or (agents[node].phase is AgentPhase.FAILED and now >= agents[node].retry_at)
+    )
+    return AgentChanges(
+        start=tuple(sorted(due)) if calm else (),
+        end=tuple(sorted(agents.keys() - wanted)),
+    )
+
+
+def silent_after_s(wait_s: float) -> float:
+    """How long a call to an agent may take whose workers' polls may wait `wait_s`."""
+    return wait_s + _SILENCE_MARGIN_S

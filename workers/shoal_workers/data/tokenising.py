@@ -1,0 +1,207 @@
+"""Encodes documents in processes of its own, as many as there are cores; their order is that of the documents.
+
+    documents  d0 d1 d2 d3 d4 ...      batches of about 256 KiB, at most two per process under way
+                |  |  |
+    process 1  [d0] [d3]               a thread of this process sends a batch and waits for its answer
+    process 2  [d1]    [d4]
+    process 3  [d2] ...
+                |  |  |
+    encoded    d0 d1 d2 d3 d4 ...      as one process would have made them
+
+Hidden here: the processes, and that one may be lost. They are programs of their own instead of forks, because this
+process has threads; processes instead of threads, because making Python objects of tokens needs the interpreter's lock.
+A process that cannot start, is killed, or raises costs nothing but its speed: this process encodes its batch, and meets
+the same error if the text is to blame. Called by `prepare`; `main` runs in the processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import queue
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from shoal_workers.data.documents import DataError, Document
+from shoal_workers.data.tokenizer import DocumentEncoder, EncodedDocument, EncodedText, load_tokenizer
+
+_BATCH_BYTES = 256 * 1024
+_BATCHES_PER_PROCESS = 2
+_SOURCES = Path(__file__).parents[2]
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from shoal_workers.data.tokenising import main; main(sys.argv[2])"
+_LOST = (OSError, EOFError, pickle.UnpicklingError)
+_END_S = 5.0
+
+
+class TokenisingProcesses:
+    """Context manager: `num` processes, which live as long as the context.
+
+    Args:
+        tokenizer: what `data.tokenizer` names; each process loads it itself.
+        encoder: with that tokenizer; used for batches that a process did not answer.
+    """
+
+    def __init__(self, tokenizer: str, encoder: DocumentEncoder, num: int) -> None:
+        self._settings = json.dumps({"tokenizer": tokenizer, "validation_fraction": encoder.validation_fraction})
+        self._encoder = encoder
+        self._num = num
+        self._all: list[_Process] = []
+        self._free: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(num, thread_name_prefix="shoal-tokenise")
+        self.num_encoded_here = 0
+        """Documents that this process encoded itself."""
+
+    def __enter__(self) -> TokenisingProcesses:
+        for _ in range(self._num):
+            process = _Process(self._settings, self._encoder.tokenizer.fingerprint)
+            self._all.append(process)
+            self._free.put(process)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for process in self._all:
+            process.end()
+        self._threads.shutdown(cancel_futures=True)
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._all if process.is_alive]
+
+    def encode_all(self, documents: Iterable[Document]) -> Iterator[EncodedDocument]:
+        """As `DocumentEncoder.encode_all`; reads a few batches ahead. An error of `documents` is raised in its place,
+        after the documents before it."""
+        under_way: deque[tuple[Sequence[Document], Future[list[EncodedText]]]] = deque()
+        batches = _batches(documents)
+        failed: DataError | None = None
+        has_more = True
+        while has_more or under_way:
+            while has_more and len(under_way) < _BATCHES_PER_PROCESS * self._num:
+                try:
+                    batch = next(batches, None)
+                except DataError as error:
+                    failed, batch = error, None
+                if batch is None:
+                    has_more = False
+                else:
+                    under_way.append((batch, self._threads.submit(self._encode, batch)))
+            if under_way:
+                batch, answer = under_way.popleft()
+                for document, text in zip(batch, answer.result(), strict=True):
+                    yield EncodedDocument(text, document.end)
+        if failed is not None:
+            raise failed
+
+    def _encode(self, batch: Sequence[Document]) -> list[EncodedText]:
+        """On a thread of the pool."""
+        process = self._free.get()
+        try:
+            answer = process.encode(batch)
+        finally:
+            self._free.put(process)
+        if answer is None:
+            self.num_encoded_here += len(batch)
+            return [self._encoder.encode(document) for document in batch]
+        return answer
+
+
+class _Process:
+    """One process; used by one thread at a time."""
+
+    def __init__(self, settings: str, fingerprint: str) -> None:
+        self._fingerprint = fingerprint
+        self._is_ready = False
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, str(_SOURCES), settings],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def encode(self, batch: Sequence[Document]) -> list[EncodedText] | None:
+        """None: the process has ended, or has another tokenizer; it is not asked again."""
+        requests, answers = self._process.stdin, self._process.stdout
+        assert requests is not None
+        assert answers is not None
+        if answers.closed:
+            return None
+        try:
+            if not self._is_ready:
+                if pickle.load(answers) != self._fingerprint:  # the file was replaced meanwhile
+                    self.end()
+                    return None
+                self._is_ready = True
+            pickle.dump(batch, requests, pickle.HIGHEST_PROTOCOL)
+            requests.flush()
+            answer: list[EncodedText] = pickle.load(answers)
+        except _LOST:
+            self.end()
+            return None
+        return answer
+
+    def end(self) -> None:
+        """Any thread; a thread that waits for an answer gets none."""
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError, ValueError):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[Sequence[Document]]:
+    batch: list[Document] = []
+    num_bytes = 0
+    try:
+        for document in documents:
+            batch.append(document)
+            num_bytes += len(document.text)
+            if num_bytes >= _BATCH_BYTES:
+                yield batch
+                batch, num_bytes = [], 0
+    except DataError:
+        if batch:  # what was read before the error comes first
+            yield batch
+        raise
+    if batch:
+        yield batch
+
+
+_NICENESS = 5
+"""A third of the share of a training process: other jobs of the node train on the same cores."""
+
+
+def main(settings: str) -> None:
+    """Encodes what another process sends, until its standard input ends. `settings`: JSON with tokenizer and
+    validation_fraction."""
+    os.nice(_NICENESS)
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not get between the answers
+    given = json.loads(settings)
+    tokenizer = load_tokenizer(given["tokenizer"])
+    encoder = DocumentEncoder(tokenizer, given["validation_fraction"])
+    try:
+        pickle.dump(tokenizer.fingerprint, answers)
+        answers.flush()
+        while True:
+            documents = pickle.load(requests)  # both pipes belong to the process that started this one
+            pickle.dump([encoder.encode(document) for document in documents], answers, pickle.HIGHEST_PROTOCOL)
+            answers.flush()
+    except (EOFError, BrokenPipeError):  # the kernel closes the pipe also when the other process is killed
+        os._exit(0)  # nothing is left to flush, and nobody to answer to
