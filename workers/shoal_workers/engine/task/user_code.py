@@ -30,7 +30,6 @@ from pathlib import Path
 from types import TracebackType
 
 import torch
-from torch.utils import _device
 
 from shoal_workers.contract.errors.classes import (
     ErrorClass,
@@ -48,6 +47,7 @@ from shoal_workers.engine.generation_ends import EngineError, Fenced, TaskFailed
 from shoal_workers.engine.group.collectives import is_collective_error
 from shoal_workers.engine.task.code_owner import ENGINE, TASKS, line_in, owner_of
 from shoal_workers.engine.task.task_collectives import enter_task, leave_task
+from shoal_workers.torch_internals import default_device, enter_inference_mode
 
 _DISTRIBUTED = f"{Path(torch.distributed.__file__).parent}{os.sep}"
 _RAISE = dis.opmap["RAISE_VARARGS"]
@@ -276,7 +276,7 @@ class ProcessSettings:
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.get_default_dtype(),
-            _device.CURRENT_DEVICE,
+            default_device(),
             tuple(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES)),
             torch.get_num_threads(),
             (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
@@ -326,9 +326,7 @@ def _refused(before: ProcessSettings, after: ProcessSettings, phase: Phase) -> s
 
 def _restore(before: ProcessSettings, now: ProcessSettings, *, keeps_dtype: bool) -> None:
     if now.is_inference != before.is_inference:
-        mode = torch._C._InferenceMode(before.is_inference)
-        mode.__enter__()  # type: ignore[no-untyped-call]
-        _entered.append(mode)
+        _entered.append(enter_inference_mode(is_on=before.is_inference))
     torch.set_grad_enabled(before.has_gradients)
     if not keeps_dtype:
         torch.set_default_dtype(before.dtype)
