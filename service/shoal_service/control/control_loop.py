@@ -273,7 +273,7 @@ class ControlLoop:
         """Again after a while, since a head that was restarted has forgotten the request."""
         if not self._config.scale_out:
             return
-        wanted = demand(state, decisions)
+        [wanted, *_] = demand(state, decisions).values()
         if wanted != self._requested or mono - self._requested_mono >= _REQUEST_S:
             await asyncio.to_thread(self._cluster.request_room, wanted)
             self._requested, self._requested_mono = wanted, mono
