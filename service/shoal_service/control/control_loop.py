@@ -315,8 +315,9 @@ class ControlLoop:
         """Again after a while, since a head that was restarted has forgotten the request."""
         if not self._config.scale_out:
             return
+        room = demand(state, decisions)
         for name in self._reader.connected:
-            wanted = _of_nodes(demand(state, decisions), self._clusters.joined[name].labels)
+            wanted = _of_nodes(room.get(name, {}), self._clusters.joined[name].labels)
             before, requested_mono = self._requested.get(name, ({}, 0.0))
             if wanted != before or mono - requested_mono >= _REQUEST_S:
                 request = partial(self._clusters.of(name).request_room, wanted)
