@@ -27,6 +27,7 @@ from shoal_service.control.supervisors.links import SupervisorLinks
 from shoal_service.core.desired import Desired
 from shoal_service.core.lost_clusters import OtherCluster, SilentJob, Verdict, decide
 from shoal_service.core.scheduling.facts import facts_of
+from shoal_service.core.scheduling.market import ClusterState
 from shoal_service.core.scheduling.room import Room
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.lease import Lease
@@ -100,7 +101,14 @@ class Moving:
                         excluded[row.id] = frozenset(found)
                     named = named_cluster(row.spec)
                     await self._say(row, found.get(named) or "", lease, cluster=named)
-        return Whereabouts(own=self._clusters.own, held=away | await self._movers(rows, lease), excluded=excluded)
+        held = away | await self._movers(rows, lease)
+        states = {name: self._state(name) for name in self._clusters.joined}
+        return Whereabouts(own=self._clusters.own, clusters=states, held=held, excluded=excluded)
+
+    def _state(self, cluster: str) -> ClusterState:
+        if self._reader.why_away(cluster):
+            return ClusterState.AWAY
+        return ClusterState.OPEN if self._clusters.joined[cluster].cordon is None else ClusterState.CORDONED
 
     def moves(self, row: DriveRow) -> bool:
         """Its attempt has to save and end, since the job goes on in another cluster."""
