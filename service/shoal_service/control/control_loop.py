@@ -43,12 +43,12 @@ from shoal_service.core.scheduling.market import Decision, MarketState, Policy
 from shoal_service.core.scheduling.pauses import pauses_after
 from shoal_service.queue_views import StartForecast
 from shoal_service.store.driving import DriveRow
-from shoal_service.store.errors import LeaseLost
+from shoal_service.store.errors import ClusterNotFound, LeaseLost
 from shoal_service.store.hub import REQUESTS
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
 from shoal_service.telemetry.pass_times import PassTimes
-from shoal_service.views import ClusterView
+from shoal_service.views import ClusterView, JobView
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.spec import JobSpec
@@ -135,6 +135,18 @@ class ControlLoop:
         if not attempts:
             return None
         return await self._drivers[max(attempts)][0].stacks(rank, native=native)
+
+    async def why_not_in(self, job: JobView, cluster: str) -> str:
+        """Why the job cannot run in that cluster, with the way out and no full stop; empty: it can. Raises
+        ClusterNotFound."""
+        known = next((one for one in self.snapshot().clusters if one.name == cluster), None)
+        if known is None:
+            raise ClusterNotFound(cluster)
+        if not known.connected:
+            return f"the cluster is away ({known.why_away}). Start its gateway (`shoal join`) or its Ray head again"
+        if known.cordon is not None:
+            return f"the cluster is cordoned ({known.cordon.reason}). End that with `shoal clusters uncordon {cluster}`"
+        return ""
 
     def save_and_end(self, show: Callable[[Sequence[DriveRow]], None]) -> None:
         """The server stops, and the cluster with it: no attempt begins any more, each one saves and ends, and its job

@@ -141,7 +141,7 @@ class JobEdit:
         if to.state is JobState.SUCCEEDED:
             self.set(failure=None)
         known = {"attempt": attempt, "step": step, "workers": workers, "cluster": cluster}
-        where = {name: value for name, value in known.items() if value is not None}
+        where: dict[str, Any] = {name: value for name, value in known.items() if value is not None}
         self.event(JobStateChanged(from_=before, to=to.state, reason=reason, message=message, **where))
 
     def save(self) -> bool:
