@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.course.sweep import SWEEP_NAME
-from shoal_workers.contract.placing import Moment
+from shoal_workers.contract.placing import CLUSTER_PATTERN, Moment
 from shoal_workers.contract.spec import ParallelismSpec, StopSpec
 
 
@@ -50,6 +50,14 @@ class OptimizerPatch(Frozen):
     lr: float | None = Field(None, gt=0, le=1e3, allow_inf_nan=False)
 
 
+class WorkerPatch(Frozen):
+    """Changes of the key `worker`."""
+
+    cluster: str = Field(pattern=CLUSTER_PATTERN)
+    """Where the job shall run; `any`: the cluster that the scheduler chooses. An attempt elsewhere saves and ends, and
+    the job goes on there."""
+
+
 class CodePatch(Frozen):
     """New code for the job: one of the keys. What the job is named after and its variables stay as they are."""
 
@@ -85,6 +93,7 @@ class JobPatch(Frozen):
     code: CodePatch | None = None
     """New code. Workers with it start beside the others and take over at a step boundary. If it fails, or builds
     another model, the job trains on with the code before, which is then that of the spec again."""
+    worker: WorkerPatch | None = None
     labels: dict[str, str | None] | None = Field(None, max_length=64)
     """Merged by name; null removes one. The rules for names and values are those of the spec."""
     annotations: dict[str, str | None] | None = Field(None, max_length=64)
@@ -96,6 +105,13 @@ class ExtendRequest(Frozen):
 
     steps: int = Field(ge=1, le=2**53)
     """Optimizer steps that it is to complete in all."""
+
+
+class MoveRequest(Frozen):
+    """The request to run a job in another cluster."""
+
+    to: str = Field(pattern=CLUSTER_PATTERN)
+    """Name of the cluster; `any`: the one that the scheduler chooses, and an attempt stays where it is."""
 
 
 class SweepRequest(Frozen):

@@ -13,15 +13,17 @@ from shoal_service.change_views import CodePatch as CodePatch
 from shoal_service.change_views import ElasticityPatch as ElasticityPatch
 from shoal_service.change_views import ExtendRequest as ExtendRequest
 from shoal_service.change_views import JobPatch as JobPatch
+from shoal_service.change_views import MoveRequest as MoveRequest
 from shoal_service.change_views import OptimizerPatch as OptimizerPatch
 from shoal_service.change_views import SchedulePatch as SchedulePatch
 from shoal_service.change_views import ValidationPatch as ValidationPatch
+from shoal_service.change_views import WorkerPatch as WorkerPatch
 from shoal_service.core.downsampling import SeriesPoint as SeriesPoint
 from shoal_service.core.events.base import Severity
 from shoal_service.core.goodput import Goodput as Goodput
 from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.core.node_loss import NodeLossBound, WorkerLossBound
-from shoal_service.core.nodes import Drain, Node
+from shoal_service.core.nodes import Cordon, Drain, Node
 from shoal_service.core.parity import Parity
 from shoal_service.core.parity import ParityPoint as ParityPoint
 from shoal_service.core.parity import SpecDifference as SpecDifference
@@ -124,6 +126,8 @@ class JobStatus(Frozen):
     observed_generation: int = 0
     """The version of the spec that the supervisor works with."""
     attempt: int = 0
+    cluster: str = ""
+    """In which this attempt has begun; empty: there was none, or an earlier release has begun it."""
     generation: int = 0
     """Number of the group in the attempt. It is not the version of the spec."""
     workers: int = 0
@@ -232,6 +236,8 @@ class JobSummary(Frozen):
     priority: int = 0
     project: str = "default"
     user: str = "default"
+    cluster: str = ""
+    """In which its newest attempt has begun; empty: there was none."""
     queue_position: int | None = None
     """1 starts next; null: not in the queue, or not considered yet."""
     created_at: float
@@ -371,11 +377,40 @@ class NodeView(Node):
         return cls.model_validate({**node.model_dump(), **changes})
 
 
+class ClusterSummary(Frozen):
+    """One of the Ray clusters that have joined."""
+
+    name: str
+    address: str = ""
+    connected: bool = False
+    """Its gateway reports, and Ray answers it."""
+    why_away: str = ""
+    """For people: why it is not connected; empty: it is."""
+    silent_s: float | None = None
+    """Seconds since its gateway's newest report; null: none has come."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Added to those of its nodes; a node's own take precedence."""
+    cordon: Cordon | None = None
+    """No worker is added on its nodes; those that are there stay."""
+    num_nodes: int = 0
+    """That are alive. This and the numbers below are those of the newest snapshot."""
+    cpus_total: float = 0.0
+    cpus_free: float = 0.0
+    gpus_total: float = 0.0
+    gpus_free: float = 0.0
+    num_jobs: int = 0
+    """Jobs with an attempt there."""
+
+
 class ClusterView(Frozen):
-    """The cluster as the scheduler sees it."""
+    """The clusters as the scheduler sees them."""
 
     connected: bool
+    """At least one of them is."""
     address: str
+    """Of the first one."""
+    clusters: tuple[ClusterSummary, ...] = ()
+    """By name; the service's own first."""
     nodes: tuple[NodeView, ...]
     cpus_total: float
     cpus_free: float

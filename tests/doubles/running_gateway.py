@@ -25,6 +25,7 @@ class RunningGateway:
     url: str
     token: str
     cluster: str = "east"
+    labels: dict[str, str] = field(default_factory=dict)
     ray: FakeRay = field(default_factory=lambda: FakeRay(NODE))
     lines: list[str] = field(default_factory=list)
     """What it has said to people."""
@@ -43,7 +44,7 @@ class RunningGateway:
     async def _run(self) -> None:
         link = Link(self.url, self.token, self.cluster)
         self._loop = asyncio.get_running_loop()
-        self.gateway = Gateway(self.ray, link, address="head:6379", say=self.lines.append)
+        self.gateway = Gateway(self.ray, link, address="head:6379", say=self.lines.append, labels=self.labels)
         self._stop = asyncio.Event()
         try:
             await self.gateway.run(self._stop)

@@ -17,9 +17,10 @@ import logging
 import random
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.clusters.calls import MAX_WORDS, Failure
@@ -80,13 +81,16 @@ class Gateway:
         address: str,
         say: Callable[[str], None],
         connected: Callable[[], None] = lambda: None,
+        labels: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`address`: of the Ray cluster. `connected`: called on the loop after each connection to Ray."""
+        """`address`: of the Ray cluster. `connected`: called on the loop after each connection to Ray. `labels`: that
+        the cluster gets with the first report."""
         self._ray = ray
         self._link = link
         self._address = address
         self._say = say
         self._after_connect = connected
+        self._labels = dict(labels)
         self._answering = Answering(ray, look=self._look_now, archive=self._archive)
         self._life = _Life(takes_over=True)
         self._seen: ClusterSnapshot | None = None
@@ -240,6 +244,7 @@ class Gateway:
             address=self._ray.address or self._address,
             snapshot=self._seen if self._seen != life.sent else None,
             error=self._error,
+            labels={} if life.is_admitted else self._labels,
             answers=tuple(answers),
             running=tuple(sorted(life.running)),
         )

@@ -17,7 +17,7 @@ from sqlalchemy import Column, Connection, Row, bindparam, select
 from shoal_service.core import goodput
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.job import JobGranted, JobPreempted, JobQuarantined
+from shoal_service.core.events.job import JobGranted, JobPreempted, JobQuarantined, JobStaysInCluster
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeued, step
 from shoal_service.core.quantities import count_text
 from shoal_service.store.edit import JobEdit
@@ -221,7 +221,8 @@ def begin_attempt(
     attempt = job.attempt + 1
     edit = JobEdit(connection, job, now)
     edit.describe(observed_generation=job.spec_version, generation=0)
-    edit.move(standing, "", reason or f"Starts with {count_text(workers, 'worker')}.", attempt=attempt, workers=workers)
+    message = reason or f"Starts with {count_text(workers, 'worker')}."
+    edit.move(standing, "", message, attempt=attempt, workers=workers, cluster=cluster or None)
     edit.set(attempt=attempt, pulled_seq=0, granted_workers=workers, cluster=cluster)
     if job.started_at is None:
         edit.set(started_at=now)
@@ -264,6 +265,19 @@ def requeue(connection: Connection, job_id: str, *, reason: EndReason, message: 
     edit.lose(reason, message)
     requests.end_open(edit, f"the attempt ended: {message}")
     edit.move(standing, reason.value, message, attempt=job.attempt, step=job.status.step)
+    return edit.save()
+
+
+def note_stay(connection: Connection, job_id: str, *, cluster: str, reason: str, now: float) -> bool:
+    """Why the attempt stays in its cluster for now, or a queued job does not start in the one that it names: its status
+    says so until the supervisor reports. False: it says so already, or has ended."""
+    job = load(connection, job_id, lock=True)
+    if job.state.ended or job.status.note == reason:
+        return False
+    edit = JobEdit(connection, job, now)
+    edit.describe(note=reason)
+    if job.state in ATTEMPT_STATES and reason:
+        edit.event(JobStaysInCluster(cluster=cluster, reason=reason))
     return edit.save()
 
 

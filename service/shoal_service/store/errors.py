@@ -27,7 +27,9 @@
     |   |-- CheckpointKept        the checkpoint is pinned, or the job would resume from it
     |   |-- ProfileOpen           the profile before this one is not ended
     |   |-- ProjectConflict       the project cannot have these quotas, or cannot be deleted
-    |   `-- GatewayRefused        another gateway speaks for the cluster
+    |   |-- GatewayRefused        another gateway speaks for the cluster
+    |   |-- ClusterConflict       the cluster cannot be removed now; the message names the way out
+    |   `-- MoveRefused           the job cannot run in that cluster; the message names the way out
     |-- PreconditionFailed    If-Match named another version
     |-- AttemptTokenRefused   the token is not that of an attempt that goes on
     |-- SupervisorReplaced    the attempt has a later supervisor than the one that reports
@@ -363,7 +365,34 @@ class ClusterNotFound(NotFound):
         self.cluster = cluster
 
     def __str__(self) -> str:
-        return f"No cluster has joined as {self.cluster!r}: see `shoal join`."
+        return f"No cluster has joined as {self.cluster!r}. `shoal clusters` lists the clusters; `shoal join` adds one."
+
+
+class ClusterConflict(Conflict):
+    code: ClassVar[str] = "cluster_conflict"
+
+    def __init__(self, cluster: str, why: str) -> None:
+        super().__init__(cluster, why)
+        self.cluster = cluster
+        self.why = why
+        """With the way out."""
+
+    def __str__(self) -> str:
+        return f"Cluster {self.cluster} cannot be removed: {self.why}."
+
+
+class MoveRefused(Conflict):
+    code: ClassVar[str] = "move_refused"
+
+    def __init__(self, job_id: str, to: str, why: str) -> None:
+        super().__init__(job_id, to, why)
+        self.job_id = job_id
+        self.to = to
+        self.why = why
+        """With the way out."""
+
+    def __str__(self) -> str:
+        return f"Job {self.job_id} cannot be moved to cluster {self.to}: {self.why}."
 
 
 class GatewayRefused(Conflict):

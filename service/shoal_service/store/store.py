@@ -25,6 +25,7 @@ from shoal_service.store import lease as leases
 from shoal_service.store import reports as report_items
 from shoal_service.store.access.methods import AccessMethods
 from shoal_service.store.checkpoints.methods import CheckpointMethods
+from shoal_service.store.clusters.admin import ClusterAdminMethods
 from shoal_service.store.clusters.methods import ClusterMethods
 from shoal_service.store.database import Database, DatabaseTallies
 from shoal_service.store.driving import DriveRow, MoveKind, RowCache, SpecCache
@@ -78,6 +79,7 @@ class Store(
     SweepMethods,
     SupervisorMethods,
     ClusterMethods,
+    ClusterAdminMethods,
 ):
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -338,6 +340,15 @@ class Store(
             changed = driving.requeue(tx, job_id, reason=reason, message=message, now=now)
         if changed:
             self._hub.publish(job_id, is_request=True)
+
+    def note_stay(self, job_id: str, *, cluster: str, reason: str, epoch: int, now: float) -> None:
+        """Why the job's attempt stays in a cluster that it should leave, in its status and its history; or why a queued
+        job does not start in the one that it names."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            changed = driving.note_stay(tx, job_id, cluster=cluster, reason=reason, now=now)
+        if changed:
+            self._hub.publish(job_id)
 
     def record_event(self, job_id: str, event: JobEvent, *, epoch: int, now: float) -> None:
         with self._database.write() as tx:

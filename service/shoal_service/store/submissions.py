@@ -14,8 +14,8 @@ from sqlalchemy import Connection, Executable, select, union_all
 from sqlalchemy import insert as plain_insert
 
 from shoal_service.core.desired import Desired
-from shoal_service.core.events.job import JobCreated, JobPatched, JobRequested
-from shoal_service.core.job_machine import Requested, step
+from shoal_service.core.events.job import JobCreated, JobMoveRequested, JobPatched, JobRequested
+from shoal_service.core.job_machine import ATTEMPT_STATES, Requested, step
 from shoal_service.core.selection.labels import LabelSelector
 from shoal_service.store.access import audit
 from shoal_service.store.database import insert
@@ -194,7 +194,12 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
         if job.state is JobState.QUEUED:
             edit.book()  # until now the job requested the old number of workers
         edit.set(spec_version=version, priority=after.priority)
-        edit.event(JobPatched(spec_version=version, **audit.by(), **_changed(changes)))
+        if changes.model_fields_set != {"worker"}:
+            edit.event(JobPatched(spec_version=version, **audit.by(), **_changed(changes)))
+        if after.worker.cluster != before.worker.cluster:
+            clusters = {"from_": before.worker.cluster, "to": after.worker.cluster}
+            there = {"running_in": job.cluster} if job.state in ATTEMPT_STATES and job.cluster else {}
+            edit.event(JobMoveRequested(spec_version=version, **clusters, **there, **audit.by()))
         edit.save()
     return load_view(connection, job_id)
 
@@ -259,6 +264,8 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
         data["finish_by"] = changes.finish_by
     if changes.stop is not None:
         data["stop"] = changes.stop.model_dump(mode="json")
+    if changes.worker is not None:
+        data["worker"] |= changes.worker.model_dump(mode="json")
     for key in ("schedule", "validation", "optimizer"):
         section = getattr(changes, key)
         if section is not None:

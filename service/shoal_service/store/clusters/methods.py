@@ -12,14 +12,16 @@ job, so no other subscriber is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, delete, select, update
 
 from shoal_service.access_views import ClusterTokenRequest, NewToken, TokenView
 from shoal_service.core.access.tokens import new_token
 from shoal_service.core.gateways import Incoming, Speaker, Verdict, admit
+from shoal_service.core.nodes import Cordon
 from shoal_service.store import lease as leases
 from shoal_service.store.access import tokens
 from shoal_service.store.clusters.tables import cluster_orders, clusters
@@ -51,6 +53,8 @@ class StoredReport:
     answers: Sequence[tuple[int, str]] = ()
     """By number of the order."""
     running: Collection[int] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Merged by name into those of the cluster with the first report of a life."""
     is_last: bool = False
 
 
@@ -67,6 +71,15 @@ class ClusterRow:
     """Empty: there is none of this life."""
     snapshot_report: int
     """Number of the report that it came with."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCluster:
+    """A cluster that has joined, or for which a token was made."""
+
+    name: str
+    labels: dict[str, str]
+    cordon: Cordon | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +113,18 @@ class ClusterMethods:
         """The number of the newest report that is stored, and those of `running` that nobody waits for any more.
 
         Raises:
-            GatewayRefused: another gateway speaks for the cluster; nothing is stored.
+            GatewayRefused: another gateway speaks for the cluster, or the cluster was removed; nothing is stored.
         """
         sender = report.sender
+        mine = select(clusters).where(clusters.c.name == cluster).with_for_update()
         with self._database.write() as tx:
-            _make(tx, cluster, now)
-            row = tx.execute(select(clusters).where(clusters.c.name == cluster).with_for_update()).one()
+            row = tx.execute(mine).one_or_none()
+            if row is None:
+                # a control plane knows for some seconds a token that another one has revoked
+                if tokens.is_revoked(tx, sender.token_id):
+                    raise GatewayRefused(cluster, f"The cluster {cluster!r} was removed, and its tokens with it.")
+                _make(tx, cluster, now)
+                row = tx.execute(mine).one()
             speaker = Speaker(row.life, row.token_id, row.report, row.reported_at)
             admission = admit(cluster, speaker, sender, now)
             if admission.verdict is Verdict.REFUSED:
@@ -123,6 +142,8 @@ class ClusterMethods:
                 }
                 if report.snapshot is not None or admission.verdict is Verdict.NEW_LIFE:
                     values |= {"snapshot": report.snapshot or "", "snapshot_report": sender.number}
+                if report.labels and admission.verdict is Verdict.NEW_LIFE:
+                    values["labels"] = json.dumps({**json.loads(row.labels), **report.labels})
                 tx.execute(update(clusters).where(clusters.c.name == cluster).values(values))
             for number, answer in report.answers:
                 tx.execute(
@@ -171,6 +192,17 @@ class ClusterMethods:
             return tx.execute(query.limit(1)).first() is not None
 
     # --- control plane
+
+    def known_clusters(self) -> tuple[KnownCluster, ...]:
+        """By name."""
+        with self._database.read() as tx:
+            rows = tx.execute(select(clusters.c.name, clusters.c.labels, clusters.c.cordon).order_by(clusters.c.name))
+            return tuple(
+                KnownCluster(
+                    row.name, json.loads(row.labels), Cordon.model_validate_json(row.cordon) if row.cordon else None
+                )
+                for row in rows
+            )
 
     def cluster(self, name: str) -> ClusterRow | None:
         """None: no gateway has reported, and no token of the cluster was made."""
