@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from doubles.event_loop import settle
 from doubles.fake_clock import FakeClock
 from doubles.fake_cluster import FakeCluster
+from doubles.fake_clusters import FakeClusters
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.supervisors.reception import Reception
@@ -33,14 +34,27 @@ def node(name: str = "n1", *, cpus: float = 2.0, alive: bool = True) -> Node:
 
 class ControlBench:
     def __init__(
-        self, store: Store, *nodes: Node, owner: str = "me", policy: Policy = decide, scale_out: bool = False
+        self,
+        store: Store,
+        *nodes: Node,
+        owner: str = "me",
+        policy: Policy = decide,
+        scale_out: bool = False,
+        others: Mapping[str, Sequence[Node]] | None = None,
     ) -> None:
+        """`nodes`: of the cluster `default`, the service's own; `others`: by name of another cluster."""
         self.store = store
         self.clock = FakeClock()
-        reception = Reception(store, self.clock)
-        self.cluster = FakeCluster(nodes or (node(),), reception=reception, clock=self.clock)
+        self._reception = Reception(store, self.clock)
+        self.cluster = self.make_cluster(*(nodes or (node(),)))
+        self.clusters = FakeClusters.single(self.cluster)
+        for name, theirs in (others or {}).items():
+            self.clusters.join(name, self.make_cluster(*theirs))
         config = ControlConfig(owner=owner, lease_ttl_s=9.0, checkpoint_url="/checkpoints", scale_out=scale_out)
-        self.loop = ControlLoop(store, self.cluster, self.clock, config, policy=policy)
+        self.loop = ControlLoop(store, self.clusters, self.clock, config, policy=policy)
+
+    def make_cluster(self, *nodes: Node) -> FakeCluster:
+        return FakeCluster(nodes, reception=self._reception, clock=self.clock)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

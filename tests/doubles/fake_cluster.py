@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal_service.clock import Clock
-from shoal_service.cluster.errors import ClusterError
+from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
 from shoal_service.control.supervisors.reception import Reception
 from shoal_service.core.access.tokens import hash_of
@@ -142,6 +142,11 @@ class FakeCluster:
         self._reception, self._clock = reception, clock
         self.address = "127.0.0.1:6379"
         self.connected = True
+        self.silent_s: float | None = 0.0
+        self.storage: dict[str, str] = {}
+        """By URL of a job's directory: why it cannot be read. Others can."""
+        self.asked_storage: list[tuple[str, str]] = []
+        """URL, and name of the checkpoint."""
         self.nodes = nodes
         self.supervisors: dict[tuple[str, int], FakeSupervisor] = {}
         self.avoided: list[frozenset[str]] = []
@@ -173,6 +178,8 @@ class FakeCluster:
         """The outcome of every node test."""
         self.error: ClusterError | None = None
         """Raised by every look at the cluster."""
+        self.away: ClusterUnreachable | None = None
+        """Raised by every call to it; see `cut_off`."""
         self.reservations: list[Reservation] = []
         """Of Shoal's workers."""
         self.foreign: dict[str, float] = {}
@@ -181,7 +188,23 @@ class FakeCluster:
         """Of the autoscaler."""
         self._watchers: list[Callable[[], None]] = []
 
+    def cut_off(self, *, with_supervisors: bool = True) -> None:
+        """Its gateway is silent. Supervisors dial by themselves, unless they are cut off too."""
+        self.away = ClusterUnreachable("the gateway of the cluster is silent")
+        for supervisor in self.supervisors.values() if with_supervisors else ():
+            supervisor.cut_off()
+
+    def reconnect(self) -> None:
+        self.away = None
+        for supervisor in self.supervisors.values():
+            supervisor.reconnect()
+
+    def _require_link(self) -> None:
+        if self.away is not None:
+            raise self.away
+
     def snapshot(self, *, fresh: bool = False) -> ClusterSnapshot:
+        self._require_link()
         self.num_fresh += fresh
         if self.error is not None:
             raise self.error
@@ -205,6 +228,7 @@ class FakeCluster:
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
     ) -> None:
+        self._require_link()
         self.avoided.append(avoid_nodes)
         self.places[config.job_id] = dict(places)
         key = config.job_id, config.attempt
@@ -219,6 +243,7 @@ class FakeCluster:
         pass
 
     def find_supervisor(self, job_id: str, attempt: int) -> FoundSupervisor | None:
+        self._require_link()
         if (job_id, attempt) not in self.supervisors:
             return None
         return FoundSupervisor(can_dial=not self.old_release, dials_here=not self.address_changed)
@@ -254,6 +279,7 @@ class FakeCluster:
         return self.ends
 
     def reap(self, job_id: str, attempt: int) -> int:
+        self._require_link()
         self.reaped.append((job_id, attempt))
         reaped = self.supervisors.pop((job_id, attempt), None)
         if reaped is None:
@@ -283,6 +309,13 @@ class FakeCluster:
     def upload_code(self, job_id: str, attempt: int, sha256: str) -> str:
         self.uploads.append(sha256)
         return f"gcs://code-{len(self.uploads)}.zip"
+
+    def sees_storage(self, url: str, name: str) -> str:
+        self._require_link()
+        if self.error is not None:
+            raise self.error
+        self.asked_storage.append((url, name))
+        return self.storage.get(url, "")
 
     def _free(self) -> dict[str, WorkerNeed]:
         return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shoal_service.queue_views import StartForecast
-from shoal_service.store.errors import ClusterNotFound
 from shoal_service.views import ClusterSummary, ClusterView, JobView, NodeView
 from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.spec import JobSpec
@@ -30,7 +29,7 @@ class FakeClusterSource:
         """By job: the answers of `stacks`."""
 
         self.why_not: dict[str, str] = {}
-        """By cluster: the answers of `why_not_in`."""
+        """By cluster: the answers of `why_not_move`."""
 
         self.start: StartForecast | None = None
         """The answer of `expected_start`."""
@@ -44,10 +43,8 @@ class FakeClusterSource:
             return found
         return found.model_copy(update={"clusters": tuple(one for one in found.clusters if rank in one.ranks)})
 
-    async def why_not_in(self, job: JobView, cluster: str) -> str:
-        if cluster not in {one.name for one in self.view.clusters}:
-            raise ClusterNotFound(cluster)
-        return self.why_not.get(cluster, "")
+    async def why_not_move(self, job: JobView, to: str) -> str:
+        return self.why_not.get(to, "")
 
     def snapshot(self) -> ClusterView:
         return self.view

@@ -12,6 +12,7 @@ a job should do; it passes on the store's row.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Mapping
 
@@ -20,7 +21,7 @@ from shoal_service.cluster.errors import ClusterUnreachable, SupervisorGone, Sup
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.market.build import is_preempted
 from shoal_service.control.profile_store import measured_profile
-from shoal_service.control.protocols import Cluster
+from shoal_service.control.protocols import Cluster, Clusters
 from shoal_service.control.supervisors.finishing import to_its_end
 from shoal_service.control.supervisors.links import SupervisorLinks
 from shoal_service.core import supervisor_starts
@@ -41,8 +42,12 @@ from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.course.settings import settings_of
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import Stacks
+from shoal_workers.contract.spec import JobSpec
 
+_log = logging.getLogger(__name__)
 _RETRY_S = 0.25
+_AWAY_S = 1.0
+"""Between two tries to start a supervisor in a cluster that does not answer."""
 _LOOK_S = 0.5
 """Between two looks at when the supervisor has reported last; it does so at least every second."""
 _OVERDUE_S = 1.5
@@ -109,7 +114,7 @@ class Driver:
     def __init__(
         self,
         store: Store,
-        cluster: Cluster,
+        clusters: Clusters,
         clock: Clock,
         config: ControlConfig,
         row: DriveRow,
@@ -119,7 +124,7 @@ class Driver:
     ) -> None:
         """`links`: shared by all drivers."""
         self._store = store
-        self._cluster = cluster
+        self._clusters = clusters
         self._clock = clock
         self._config = config
         self._row = row
@@ -127,7 +132,7 @@ class Driver:
         self._epoch = epoch
         self._links = links
         self._avoid: tuple[AvoidedNode, ...] = ()
-        self._server_stops = False
+        self._server_stops = self._moves = False
         self._places: Mapping[str, int] = {}
         self._written: Directive | None = None
         """The last directive that this driver has written."""
@@ -182,9 +187,17 @@ class Driver:
         """Before `run`: how many workers are expected on which node, once others have given these places back."""
         self._places = places
 
-    def update(self, row: DriveRow, avoid: tuple[AvoidedNode, ...], *, server_stops: bool = False) -> None:
-        """The newest row of the store, the nodes that must not be used, and whether the attempt has to save and end."""
-        self._avoid, self._server_stops = avoid, server_stops
+    @property
+    def _cluster(self) -> Cluster:
+        """In which the attempt has begun. Asked each time: it may be removed and join again."""
+        return self._clusters.of(self._row.cluster)
+
+    def update(
+        self, row: DriveRow, avoid: tuple[AvoidedNode, ...], *, server_stops: bool = False, moves: bool = False
+    ) -> None:
+        """The newest row of the store, the nodes that must not be used, and whether the attempt has to save and end:
+        since the server stops, or the job moves to another cluster."""
+        self._avoid, self._server_stops, self._moves = avoid, server_stops, moves
         if self._directive(row) != self._written:
             self._row = row
             self._changed.set()
@@ -207,6 +220,9 @@ class Driver:
                 except _StartsInVain as error:
                     await self._end(error.args[0])
                     return
+                except ClusterUnreachable:
+                    await self._clock.sleep(_AWAY_S)
+                    continue
                 except SupervisorGone as error:
                     if self._has_reported:
                         await self._requeue("is gone", error)
@@ -227,7 +243,11 @@ class Driver:
         if link is not None:
             self._has_reported = link.life > 0
             silence.seen(link.reported_at)
-            await self._find_or_start(has_token=link.has_token)
+            try:
+                await self._find_or_start(has_token=link.has_token)
+            except ClusterUnreachable:
+                if not self._has_reported:
+                    raise  # there may be none yet
         steering = asyncio.create_task(self._steer())
         try:
             while await self._goes_on(silence):
@@ -242,7 +262,11 @@ class Driver:
         finally:
             steering.cancel()
             await asyncio.gather(steering, return_exceptions=True)
-        await to_its_end(self._reap(), self._clock, _REAP_S)
+        try:
+            await to_its_end(self._reap(), self._clock, _REAP_S)
+        except ClusterUnreachable as error:  # what is left there is ended when the cluster is back
+            fields = {"job": self._row.id, "attempt": self._row.attempt, "error": str(error)}
+            _log.warning("attempt.not_reaped", extra=fields)
 
     async def _reap(self) -> None:
         await asyncio.to_thread(self._cluster.reap, *self._key)
@@ -392,7 +416,7 @@ class Driver:
             epoch=self._epoch,
             version=WIRE_VERSION,
             granted=row.granted_workers or self._last_grant,
-            is_preempted=is_preempted(row),
+            is_preempted=self._moves or is_preempted(row),
             desired=row.desired,
             elasticity=row.spec.elasticity,
             parallelism=row.spec.parallelism,
@@ -418,7 +442,7 @@ class Driver:
             job_id=row.id,
             attempt=row.attempt,
             version=WIRE_VERSION,
-            spec=row.spec,
+            spec=self._spec_of_nodes(row),
             checkpoint_root=checkpoint_root(row.spec, self._config.checkpoint_url, row.id),
             granted=row.granted_workers or self._last_grant,
             epoch=self._epoch,
@@ -438,6 +462,16 @@ class Driver:
             avoid=self._avoid,
             pinned=row.pins,
         )
+
+    def _spec_of_nodes(self, row: DriveRow) -> JobSpec:
+        """Without the labels of the cluster in the selector: the scheduler has followed them, and nodes do not have
+        them in Ray."""
+        joined = self._clusters.joined.get(row.cluster or self._clusters.own)
+        labels = joined.labels if joined is not None else {}
+        own = {name: value for name, value in row.spec.worker.selector.items() if labels.get(name) != value}
+        if own == row.spec.worker.selector:
+            return row.spec
+        return row.spec.model_copy(update={"worker": row.spec.worker.model_copy(update={"selector": own})})
 
     def _store_code(self, row: DriveRow) -> str | None:
         """In the cluster, where the workers get it from; its URI. None: the job has none, or it is there already."""

@@ -108,7 +108,7 @@ def test_a_move_that_ends_elsewhere_or_is_refused_says_so(two: Any, shoal: Any) 
     job = two.add_job()
     two.cluster.why_not["west"] = "the cluster is cordoned (new switches)"
     refused = shoal("move", job.id, "--to", "west")
-    assert refused.code != 0 and "cannot be moved to cluster west: the cluster is cordoned" in refused.err
+    assert refused.code != 0 and "cannot move to the cluster 'west': the cluster is cordoned" in refused.err
     assert shoal("move", job.id, "--to", "nowhere").code == 4
     two.cluster.why_not.clear()
     later = threading.Timer(0.5, lambda: two.client.cancel(job.id))

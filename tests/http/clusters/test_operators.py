@@ -141,7 +141,7 @@ def test_a_move_that_cannot_succeed_is_refused_with_its_reason(two: Any, spec: A
     two.cluster.why_not["west"] = "its nodes cannot read the checkpoints at /data: use a shared directory"
     error = refused(lambda: two.client.move(job_id, "west"))
     assert error.code == "move-refused"
-    assert "cannot be moved to cluster west: its nodes cannot read the checkpoints at /data" in str(error)
+    assert "cannot move to the cluster 'west': its nodes cannot read the checkpoints at /data" in str(error)
     assert refused(lambda: two.client.move(job_id, "nowhere")).code == "cluster-not-found"
     assert two.client.job(job_id).spec_version == 1
     answer = two.http.post(f"/v1/jobs/{job_id}/move", json={"to": "Not A Name"})

@@ -151,8 +151,6 @@ class JobPatched(JobEvent):
     """Only the keys that were changed; `validation` and `optimizer` too."""
     validation: dict[str, str | int | float | None] | None = None
     optimizer: dict[str, float] | None = None
-    worker: dict[str, str] | None = None
-    """`job.move_requested` says from where."""
     code: dict[str, str] | None = None
     """`code.updated` says when the new code trains."""
     labels: dict[str, str | None] | None = None
@@ -178,7 +176,6 @@ class JobMoveRequested(JobEvent):
     from_: str
     """The cluster that the spec named before; `any`: the one that the scheduler chooses. `to` too."""
     to: str
-    spec_version: int
     running_in: str = ""
     """The cluster in which it has an attempt; empty: it has none."""
     by: str | None = None
@@ -191,6 +188,21 @@ class JobMoveRequested(JobEvent):
         if self.running_in == self.to:
             return f"{who} keeps the job in cluster {self.to}"
         return f"{who} moves the job to cluster {self.to}" + (f" from {self.running_in}" if self.running_in else "")
+
+
+class JobStaysInCluster(JobEvent):
+    """The job should leave its cluster, because it was asked to move or the cluster does not answer. It cannot for now.
+    It goes on as soon as the reason is gone."""
+
+    type: ClassVar[str] = "job.stays_in_cluster"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    cluster: str
+    """In which its attempt is."""
+    reason: str
+
+    def words(self) -> str:
+        return f"stays in cluster {self.cluster}: {self.reason}"
 
 
 class JobGranted(JobEvent):
