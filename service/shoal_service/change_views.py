@@ -50,6 +50,14 @@ class OptimizerPatch(Frozen):
     lr: float | None = Field(None, gt=0, le=1e3, allow_inf_nan=False)
 
 
+class WorkerPatch(Frozen):
+    """Changes of the key `worker`."""
+
+    cluster: str = Field(pattern=CLUSTER_PATTERN)
+    """Where the job shall run; `any`: the cluster that the scheduler chooses. An attempt elsewhere saves and ends, and
+    the job goes on there."""
+
+
 class CodePatch(Frozen):
     """New code for the job: one of the keys. What the job is named after and its variables stay as they are."""
 
@@ -63,14 +71,6 @@ class CodePatch(Frozen):
         if (self.working_dir is None) == (self.archive is None):
             raise ValueError('code has exactly one of working_dir and archive, for example {"working_dir": "./task"}.')
         return self
-
-
-class WorkerPatch(Frozen):
-    """Where the workers of a job run; what one reserves cannot be changed."""
-
-    cluster: str = Field(pattern=CLUSTER_PATTERN)
-    """Another cluster, by the name with which it has joined: an attempt elsewhere saves and ends, and the job goes on
-    there. `any`: it may run in any, and stays where it is."""
 
 
 class JobPatch(Frozen):

@@ -78,7 +78,7 @@ def test_a_job_says_where_it_runs_and_is_moved(reader: Browser, two: Service) ->
     reader.sees("#dialog-words", "west: away: its gateway does not report")
     two.cluster.why_not["west"] = "the cluster is away"
     reader.click("#confirm")
-    reader.sees("#dialog-error", "cannot move to the cluster 'west': the cluster is away")
+    reader.sees("#dialog-error", "cannot be moved to cluster west: the cluster is away")
     two.cluster.why_not.clear()
     reader.click("#confirm")
     reader.until(lambda: two.store.get_job(job.id).spec.worker.cluster == "west", "the move")

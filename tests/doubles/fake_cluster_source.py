@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal_service.queue_views import StartForecast
+from shoal_service.store.errors import ClusterNotFound
 from shoal_service.views import ClusterSummary, ClusterView, JobView, NodeView
 from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.spec import JobSpec
@@ -29,7 +30,7 @@ class FakeClusterSource:
         """By job: the answers of `stacks`."""
 
         self.why_not: dict[str, str] = {}
-        """By cluster: the answers of `why_not_move`."""
+        """By cluster: the answers of `why_not_in`."""
 
         self.start: StartForecast | None = None
         """The answer of `expected_start`."""
@@ -43,8 +44,10 @@ class FakeClusterSource:
             return found
         return found.model_copy(update={"clusters": tuple(one for one in found.clusters if rank in one.ranks)})
 
-    async def why_not_move(self, job: JobView, to: str) -> str:
-        return self.why_not.get(to, "")
+    async def why_not_in(self, job: JobView, cluster: str) -> str:
+        if cluster not in {one.name for one in self.view.clusters}:
+            raise ClusterNotFound(cluster)
+        return self.why_not.get(cluster, "")
 
     def snapshot(self) -> ClusterView:
         return self.view

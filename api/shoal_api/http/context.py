@@ -54,8 +54,9 @@ class ClusterSource(Protocol):
         """`ControlLoop.stacks`. On the event loop."""
         ...
 
-    async def why_not_move(self, job: JobView, to: str) -> str:
-        """`ControlLoop.why_not_move`. On the event loop."""
+    async def why_not_in(self, job: JobView, cluster: str) -> str:
+        """Why the job cannot run in that cluster, with the way out and no full stop; empty: it can. On the event loop.
+        Raises ClusterNotFound."""
         ...
 
 

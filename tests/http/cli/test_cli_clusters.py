@@ -108,10 +108,18 @@ def test_a_move_that_ends_elsewhere_or_is_refused_says_so(two: Any, shoal: Any) 
     job = two.add_job()
     two.cluster.why_not["west"] = "the cluster is cordoned (new switches)"
     refused = shoal("move", job.id, "--to", "west")
-    assert refused.code != 0 and "cannot move to the cluster 'west': the cluster is cordoned" in refused.err
+    assert refused.code != 0 and "cannot be moved to cluster west: the cluster is cordoned" in refused.err
     assert shoal("move", job.id, "--to", "nowhere").code == 4
     two.cluster.why_not.clear()
     later = threading.Timer(0.5, lambda: two.client.cancel(job.id))
     later.start()
     assert shoal("move", job.id, "--to", "west", "--wait").code == 1
     later.join()
+
+
+def test_a_label_of_shoal_join_that_no_node_can_have_is_refused_before_anything_starts(shoal: Any) -> None:
+    for label, words in (("region", "has no value"), ("region=a b", "not valid in a label of a node")):
+        ran = shoal("join", "http://127.0.0.1:1", "--token", "t", "--label", label)
+        assert ran.code != 0 and words in ran.err
+    ran = shoal("join", "http://127.0.0.1:1", "--token", "t", "--label", "a=b", "--label", "a=c")
+    assert ran.code != 0 and "is given twice" in ran.err

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes.server import until
 from shoal_api.client import ApiError
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 from shoal_service.core.access.roles import Role
@@ -141,7 +142,7 @@ def test_a_move_that_cannot_succeed_is_refused_with_its_reason(two: Any, spec: A
     two.cluster.why_not["west"] = "its nodes cannot read the checkpoints at /data: use a shared directory"
     error = refused(lambda: two.client.move(job_id, "west"))
     assert error.code == "move-refused"
-    assert "cannot move to the cluster 'west': its nodes cannot read the checkpoints at /data" in str(error)
+    assert "cannot be moved to cluster west: its nodes cannot read the checkpoints at /data" in str(error)
     assert refused(lambda: two.client.move(job_id, "nowhere")).code == "cluster-not-found"
     assert two.client.job(job_id).spec_version == 1
     answer = two.http.post(f"/v1/jobs/{job_id}/move", json={"to": "Not A Name"})
@@ -177,6 +178,16 @@ def test_viewers_read_clusters_operators_move_jobs_and_admins_change_clusters(tw
         found = {n: two.http.request(m, p, headers=headers, **more).status_code for n, (m, p, more) in asked.items()}
         allowed[role] = {name for name, status in found.items() if status != 403}
     assert allowed == {Role.VIEWER: {"read"}, Role.OPERATOR: {"read", "move"}, Role.ADMIN: set(asked)}
+
+
+def test_a_cluster_that_is_away_is_a_warning_of_a_service_that_is_ready(two: Any) -> None:
+    warnings = two.client.ready().warnings
+    assert warnings == ("Cluster west is away: its gateway is silent for 9 s. Jobs there train on.",)
+
+
+def test_the_labels_that_a_gateway_is_given_are_those_of_its_cluster(make_gateway: Any, store: Any) -> None:
+    make_gateway(labels={"region": "eu"})
+    until(lambda: [one.labels for one in store.cluster_entries()] == [{"region": "eu"}], "the first report")
 
 
 def test_jobs_are_found_by_their_cluster(two: Any, spec: Any) -> None:

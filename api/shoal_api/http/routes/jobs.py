@@ -19,7 +19,7 @@ from shoal_api.http.followers import JobFollower, JobListFollower
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.query.selection import LABEL_FORMS, MAX_SELECTORS, SEARCH_WORDS, selectors_of
-from shoal_api.http.routes.lifecycle.routes import require_may_move
+from shoal_api.http.routes.lifecycle.routes import require_runs_in
 from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_api.http.routes.users import USER_NAME
 from shoal_api.http.streams import STREAMED, sse_response
@@ -163,7 +163,7 @@ def routes(context: Context) -> APIRouter:
         if patch.code is not None:
             require_no_directory_of_server(patch.code.working_dir, principal_of(request))
         if patch.worker is not None:
-            await require_may_move(context, job_id, patch.worker.cluster)
+            await require_runs_in(context, await run_in_threadpool(store.get_job, job_id), patch.worker.cluster)
         tags = spec_tags(if_match)
         change = partial(submission.patch, store, job_id, patch, if_match=tags, now=context.clock())
         job = await run_in_threadpool(change, places=context.places)

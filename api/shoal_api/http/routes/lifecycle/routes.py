@@ -66,19 +66,18 @@ def routes(context: Context) -> APIRouter:
         Refused if it could not run there. `any`: the scheduler may choose again, and an attempt stays where it is.
         With `If-Match`, only if the ETag is still this one."""
         body = await read_model(request, MoveRequest, JSON_TYPES)
-        await require_may_move(context, job_id, body.to)
+        job = await run_in_threadpool(store.get_job, job_id)
+        await require_runs_in(context, job, body.to)
         change = partial(store.move_job, job_id, body.to, if_match=spec_tags(if_match), now=context.clock())
         return job_response(await run_in_threadpool(change), 202)
 
     return router
 
 
-async def require_may_move(context: Context, job_id: str, to: str) -> None:
-    """Raises JobNotFound; MoveRefused: the job cannot go on in that cluster. The store refuses what it knows itself: a
-    cluster that has not joined, a job that has ended."""
-    job = await run_in_threadpool(context.store.get_job, job_id)
-    if to in (ANY_CLUSTER, job.spec.worker.cluster) or job.status.state.ended:
-        return
-    why = await context.cluster.why_not_move(job, to)
+async def require_runs_in(context: Context, job: JobView, cluster: str) -> None:
+    """Raises MoveRefused: the job cannot run in that cluster."""
+    if cluster in (ANY_CLUSTER, job.spec.worker.cluster) or job.status.state.ended:
+        return  # of a job that has ended the store says so
+    why = await context.cluster.why_not_in(job, cluster)
     if why:
-        raise MoveRefused(job_id, job.status.state, to, why)
+        raise MoveRefused(job.id, cluster, why)
