@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from kit.processes.server import until
 from shoal_service.access_views import ClusterTokenRequest
+from shoal_service.core.desired import Desired
+from shoal_service.reports import SupervisorReports
 from shoal_service.views import ClusterSummary, JobStatus, NodeView
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract.job import EndReason, JobState
 
 
 @pytest.fixture
@@ -90,14 +93,12 @@ def test_a_job_is_moved_and_followed_until_it_trains_there(two: Any, shoal: Any)
 
     def scheduler() -> None:
         """What the control loop does: the attempt ends, the next one begins there."""
-        store.requeue(job.id, reason="preempted", message="moves to west", epoch=epoch, now=time.time())
+        store.requeue(job.id, reason=EndReason.PREEMPTED, message="moves to west", epoch=epoch, now=time.time())
         attempt = store.begin_attempt(job.id, workers=2, cluster="west", epoch=epoch, now=time.time())
-        from shoal_service.reports import SupervisorReports
-
         status = JobStatus(state=JobState.RUNNING, attempt=attempt)
         store.apply(job.id, SupervisorReports(attempt=attempt, seq=1, status=status), epoch=epoch, now=time.time())
 
-    later = threading.Timer(0.5, scheduler)
+    later = threading.Thread(target=scheduler)
     later.start()
     waited = shoal("move", job.id, "--to", "west", "--wait")
     later.join()
@@ -111,7 +112,12 @@ def test_a_move_that_ends_elsewhere_or_is_refused_says_so(two: Any, shoal: Any) 
     assert refused.code != 0 and "cannot be moved to cluster west: the cluster is cordoned" in refused.err
     assert shoal("move", job.id, "--to", "nowhere").code == 4
     two.cluster.why_not.clear()
-    later = threading.Timer(0.5, lambda: two.client.cancel(job.id))
+
+    def cancel() -> None:
+        until(lambda: two.store.get_job(job.id).spec.worker.cluster == "west", "the move")
+        two.store.request(job.id, Desired.CANCEL, now=time.time())
+
+    later = threading.Thread(target=cancel)
     later.start()
     assert shoal("move", job.id, "--to", "west", "--wait").code == 1
     later.join()
