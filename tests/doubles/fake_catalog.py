@@ -42,7 +42,7 @@ class FakeCatalog:
 
     def begin(self, attempt: int) -> None:
         self._require_storage()
-        self.begun.setdefault(attempt, frozenset(name for name in self.markers if self._counts(name)))
+        self.begun.setdefault(attempt, frozenset(name for name in {*self.markers, *self.damaged} if self._counts(name)))
 
     def commit(self, parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:
         self._require_storage()

@@ -58,7 +58,7 @@ class Moving:
         self._storage = ReachableStorage(store, clusters, clock, checkpoint_url)
         self._lost = LostClusters(clock)
         self._begun: set[AttemptKey] = set()
-        """Attempts that were told to save and end. They stay told, whatever becomes of the other cluster."""
+        """Attempts that are directed to save and end. They stay directed, whatever becomes of the other cluster."""
         self._said: dict[str, str] = {}
         """By job: what stands in the way, as it was said last."""
 

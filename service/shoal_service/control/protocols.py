@@ -111,8 +111,8 @@ class Clusters(Protocol):
 
     @property
     def own(self) -> str:
-        """The name of the one that this service has for itself, or was told to use. Attempts whose cluster is not
-        known are there. It counts as joined from the start."""
+        """The name of the one that this service has for itself, or that its settings name. Attempts whose cluster is
+        not known are there. It counts as joined from the start."""
 
     def refresh(self) -> None:
         """Reads which ones have joined or were removed since; blocks. Raises StoreUnavailable."""
