@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal_service.queue_views import StartForecast
 from shoal_service.store.errors import ClusterNotFound
-from shoal_service.views import ClusterView, JobView, NodeView
+from shoal_service.views import ClusterSummary, ClusterView, JobView, NodeView
 from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.spec import JobSpec
 
@@ -16,7 +16,8 @@ class FakeClusterSource:
         self.view = ClusterView(
             connected=True,
             address="127.0.0.1:6379",
-            nodes=nodes,
+            clusters=(ClusterSummary(name="default", connected=True, silent_s=0.5, cpus_total=4.0, cpus_free=1.0),),
+            nodes=tuple(node.model_copy(update={"cluster": node.cluster or "default"}) for node in nodes),
             cpus_total=4.0,
             cpus_free=1.0,
             gpus_total=0.0,

@@ -83,12 +83,20 @@ FLEET = Board(
             one("Share of the workers", "max by (project) (shoal_project_share)", "{{project}}", "percentunit"),
         ),
         "Nodes": (
-            one("Nodes by state", "max by (state) (shoal_cluster_nodes)", "{{state}}", look=Look.STACKED),
+            one(
+                "Nodes by state",
+                "sum by (state) (max by (cluster, state) (shoal_cluster_nodes))",
+                "{{state}}",
+                look=Look.STACKED,
+            ),
             Panel(
                 "CPUs and GPUs",
                 (
-                    Query("max by (resource) (shoal_cluster_resources)", "{{resource}}"),
-                    Query("max by (resource) (shoal_cluster_free_resources)", "{{resource}} free"),
+                    Query("sum by (resource) (max by (cluster, resource) (shoal_cluster_resources))", "{{resource}}"),
+                    Query(
+                        "sum by (resource) (max by (cluster, resource) (shoal_cluster_free_resources))",
+                        "{{resource}} free",
+                    ),
                 ),
             ),
             one(

@@ -17,7 +17,8 @@ SERVICE = Board(
             one("Leader", "shoal_control_plane_leader", "{{instance}}"),
             one("Epoch of the lease", "max(shoal_lease_epoch)"),
             one("Until the lease ends", "max(shoal_lease_expiry_timestamp_seconds) - time()", unit="s"),
-            one("Ray's head answers", "shoal_cluster_connected", "{{instance}}"),
+            one("Clusters that answer", "max by (cluster) (shoal_cluster_connected)", "{{cluster}}"),
+            one("Silence of gateways", "min by (cluster) (shoal_cluster_silent_seconds)", "{{cluster}}", "s"),
             one("CPU", f"rate(process_cpu_seconds_total[{INTERVAL}])", "{{instance}}"),
             one("Memory", "process_resident_memory_bytes", "{{instance}}", "bytes"),
             one(

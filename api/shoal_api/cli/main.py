@@ -13,6 +13,7 @@ import typer
 from shoal_api.cli.commands import (
     accounts,
     check,
+    clusters,
     control,
     export,
     inspect,
@@ -52,6 +53,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "events": inspect.events,
         "scale": control.scale,
         "relayout": control.relayout,
+        "move": clusters.move,
         "update": update.update,
         "label": label.label,
         "annotate": label.annotate,
@@ -88,6 +90,12 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Server": {
         "serve": serve.serve,
         "join": join.join,
+        "clusters list": clusters.list_clusters,
+        "clusters cordon": clusters.cordon,
+        "clusters uncordon": clusters.uncordon,
+        "clusters label": clusters.label,
+        "clusters remove": clusters.remove,
+        "clusters tokens": clusters.tokens,
         "cluster": inspect.cluster,
         "nodes": nodes.nodes,
         "drain": nodes.drain,
@@ -119,7 +127,15 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
     },
 }
 """The commands, in the order in which the help lists them. A name of two words is a command of a group."""
-_GROUPS = {"data": specs.data, "quota": queue.quota, "maintenance": nodes.maintenance, "token": tokens.token}
+_GROUPS: dict[str, Callable[..., None]] = {
+    "data": specs.data,
+    "quota": queue.quota,
+    "maintenance": nodes.maintenance,
+    "token": tokens.token,
+    "clusters": clusters.clusters,
+}
+_LISTS = {"clusters"}
+"""Groups that do something without a further word."""
 
 
 def main() -> None:
@@ -145,7 +161,8 @@ def build_app() -> typer.Typer:
                 app.command(name, rich_help_panel=panel)(function)
                 continue
             if group not in groups:
-                groups[group] = typer.Typer(no_args_is_help=True)
+                lists = group in _LISTS
+                groups[group] = typer.Typer(no_args_is_help=not lists, invoke_without_command=lists)
                 groups[group].callback()(_GROUPS[group])
                 app.add_typer(groups[group], name=group, rich_help_panel=panel)
             groups[group].command(word)(function)

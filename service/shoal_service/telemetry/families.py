@@ -6,6 +6,7 @@ its counter was 0 before.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -116,11 +117,23 @@ def _incidents(scene: Scene) -> Iterator[Family]:
 
 
 def _cluster(view: ClusterView) -> Iterator[Family]:
-    yield _one(names.CLUSTER_CONNECTED, int(view.connected))
-    states = [_state_of(node) for node in view.nodes]
-    yield Family(names.CLUSTER_NODES, {(state,): states.count(state) for state in NODE_STATES})
-    yield Family(names.CLUSTER_RESOURCES, {("cpu",): view.cpus_total, ("gpu",): view.gpus_total})
-    yield Family(names.CLUSTER_FREE_RESOURCES, {("cpu",): view.cpus_free, ("gpu",): view.gpus_free})
+    """Of one that is away nothing is known but for how long."""
+    yield Family(names.CLUSTER_CONNECTED, {(one.name,): int(one.connected) for one in view.clusters})
+    silent = {one.name: one.silent_s for one in view.clusters if one.silent_s is not None}
+    yield Family(names.CLUSTER_SILENT, {(name,): silent_s for name, silent_s in silent.items()})
+    connected = [one for one in view.clusters if one.connected]
+    counts = Counter((node.cluster, _state_of(node)) for node in view.nodes)
+    states: dict[Labels, Value] = {
+        (one.name, state): counts[one.name, state] for one in connected for state in NODE_STATES
+    }
+    yield Family(names.CLUSTER_NODES, states)
+    total: dict[Labels, Value] = {}
+    free: dict[Labels, Value] = {}
+    for one in connected:
+        total |= {(one.name, "cpu"): one.cpus_total, (one.name, "gpu"): one.gpus_total}
+        free |= {(one.name, "cpu"): one.cpus_free, (one.name, "gpu"): one.gpus_free}
+    yield Family(names.CLUSTER_RESOURCES, total)
+    yield Family(names.CLUSTER_FREE_RESOURCES, free)
 
 
 def _state_of(node: NodeView) -> str:

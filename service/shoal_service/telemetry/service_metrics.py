@@ -97,14 +97,34 @@ CHECKPOINT_SECONDS = Metric(
 )
 
 CLUSTER_CONNECTED = Metric(
-    "shoal_cluster_connected", Kind.GAUGE, "1 while the head of the Ray cluster answers this control plane, else 0."
+    "shoal_cluster_connected",
+    Kind.GAUGE,
+    "1 while a cluster's gateway reports to the service and its Ray head answers the gateway, else 0.",
+    ("cluster",),
 )
-CLUSTER_NODES = Metric("shoal_cluster_nodes", Kind.GAUGE, "Nodes of the Ray cluster, each in one state.", ("state",))
+CLUSTER_SILENT = Metric(
+    "shoal_cluster_silent_seconds",
+    Kind.GAUGE,
+    "Seconds since the newest report of a cluster's gateway; absent: none has come.",
+    ("cluster",),
+)
+CLUSTER_NODES = Metric(
+    "shoal_cluster_nodes",
+    Kind.GAUGE,
+    "Nodes of a connected Ray cluster, each in one state.",
+    ("cluster", "state"),
+)
 CLUSTER_RESOURCES = Metric(
-    "shoal_cluster_resources", Kind.GAUGE, "CPUs and GPUs of all live nodes of the Ray cluster.", ("resource",)
+    "shoal_cluster_resources",
+    Kind.GAUGE,
+    "CPUs and GPUs of all live nodes of a connected Ray cluster.",
+    ("cluster", "resource"),
 )
 CLUSTER_FREE_RESOURCES = Metric(
-    "shoal_cluster_free_resources", Kind.GAUGE, "CPUs and GPUs that nothing has reserved.", ("resource",)
+    "shoal_cluster_free_resources",
+    Kind.GAUGE,
+    "CPUs and GPUs of a connected Ray cluster that nothing has reserved.",
+    ("cluster", "resource"),
 )
 NODE_SHM_BYTES = Metric(
     "shoal_node_shm_bytes", Kind.GAUGE, "Size of /dev/shm of a node on which a worker trains, in bytes.", ("node_id",)

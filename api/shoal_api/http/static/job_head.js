@@ -3,14 +3,14 @@ import { $, element, fillFacts } from "./dom.js";
 import { moment, number, percent, plural, progressOf, seconds, steps, unitOf, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
 
-export function showHead(job) {
+export function showHead(job, clusters) {
   const status = job.status;
   document.title = `${job.name}: ${status.state}`;
   $("title").replaceChildren(`${job.name} `, badge(status.state, job.queue?.position));
   $("progress").value = progressOf(status) ?? 0;
   $("message").textContent = [status.message, status.note].filter(Boolean).join(" ");
   const unit = unitOf(job), isOver = ENDED.has(status.state);
-  fillFacts("facts", [...queue(job.queue), ["Step", steps(status)], ["Loss", number(status.loss)], ...known([["Validation loss", number(status.val_loss)]]),
+  fillFacts("facts", [...queue(job.queue), ...where(job, clusters), ["Step", steps(status)], ["Loss", number(status.loss)], ...known([["Validation loss", number(status.val_loss)]]),
     ...(isOver ? [] : [[`${unit[0].toUpperCase()}${unit.slice(1)}/s`, number(status.tokens_per_s)], ["Workers", `${status.workers} of ${status.desired_workers} granted`], ...heldBack(status.held_back), ["Remaining", seconds(status.eta_s)]]),
     ...known([["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"]]), ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${plural(status.steps_lost, "step")} lost`]] : []), ...origin(job.spec), ...best(job)]);
   fillFacts("more-facts", known([["Id", job.id], ["User", job.spec.user], ["Project", job.spec.project], ["Priority", job.spec.priority], ["Submitted", moment(job.created_at)], ["Ended", moment(job.ended_at)],
@@ -25,6 +25,13 @@ export function showHead(job) {
 const known = (pairs) => pairs.filter(([, value]) => value !== "–");
 const queue = (place) => !place ? [] : [["Position in the queue", place.position], ["Expected start", place.expected_at === null ? "not known" : moment(place.expected_at)],
   ["Who holds what it waits for", place.holders.join(", ") || "–"]];
+// Where it runs, if there is a choice: with what the spec wants, if that is another one.
+function where({ spec, status }, clusters) {
+  if (clusters.length < 2) return [];
+  const wanted = spec.worker.cluster, away = clusters.find((one) => one.name === status.cluster && !one.connected);
+  const goesTo = wanted === "any" || wanted === status.cluster ? "" : status.cluster ? `, to ${wanted}` : wanted;
+  return [["Cluster", `${status.cluster || (wanted === "any" ? "any" : "")}${goesTo}${away ? " (away)" : ""}`]];
+}
 // What it began with: the checkpoint of another job, or a file of weights.
 const origin = ({ continue_from: from, init_from: file }) => from ? [["Continues", element("a", `${from.job} after step ${whole(from.step)}`, { href: `/jobs/${encodeURIComponent(from.job)}` })]] : file ? [["Begins with", file]] : [];
 function best({ spec, status: { best: standing } }) {

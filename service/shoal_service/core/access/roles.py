@@ -78,18 +78,20 @@ PERMISSIONS: Mapping[Permission, PermissionRow] = {
         True,
         "Read jobs with their specs, events, logs, series, checkpoints, profiles and webhooks; the queue.",
     ),
-    Permission.CLUSTER_READ: PermissionRow(_VIEWERS, True, "Read the cluster, its nodes and maintenance windows."),
+    Permission.CLUSTER_READ: PermissionRow(_VIEWERS, True, "Read the clusters, their nodes and maintenance windows."),
     Permission.USERS_READ: PermissionRow(_VIEWERS, False, "Read the users, their limits, and what they have."),
     Permission.SPECS_CHECK: PermissionRow(_VIEWERS, True, "Check specs, and predict layouts."),
     Permission.JOBS_SUBMIT: PermissionRow(_OPERATORS, True, "Upload code, and submit jobs."),
     Permission.JOBS_CHANGE: PermissionRow(
         _OPERATORS,
         True,
-        "Change, pause, resume and cancel jobs; pin, verify and delete their checkpoints; delete ended jobs.",
+        "Change, move, pause, resume and cancel jobs; pin, verify and delete their checkpoints; delete ended jobs.",
     ),
     Permission.JOBS_INSPECT: PermissionRow(_OPERATORS, True, "Read stacks of running workers, and profile them."),
     Permission.CLUSTER_CHANGE: PermissionRow(
-        _ADMINS, False, "Drain and cordon nodes, announce preemptions, plan maintenance windows."
+        _ADMINS,
+        False,
+        "Drain and cordon nodes, announce preemptions, plan maintenance windows; cordon, label and remove clusters.",
     ),
     Permission.QUOTAS_CHANGE: PermissionRow(_ADMINS, False, "Set the quotas of projects and the limits of users."),
     Permission.RETENTION_RUN: PermissionRow(_ADMINS, False, "Delete what ended jobs leave behind."),

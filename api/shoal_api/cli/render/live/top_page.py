@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_api.cli.render.sparkline import worker_bar
-from shoal_api.cli.render.tables import STATE_STYLE, clock, new_table, number
+from shoal_api.cli.render.tables import STATE_STYLE, clock, in_several_clusters, new_table, number
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.views import ClusterView, JobSummary
 from shoal_workers.contract.job import JobState
@@ -58,6 +58,9 @@ def _head(jobs: Sequence[JobSummary], cluster: ClusterView, now: float) -> Text:
     head.append(f"   {count_text(len(alive), 'node')}, {cluster.cpus_free:g} of {cluster.cpus_total:g} CPUs free")
     if cluster.gpus_total:
         head.append(f", {cluster.gpus_free:g} of {cluster.gpus_total:g} GPUs free")
+    away = [one.name for one in cluster.clusters if not one.connected]
+    if away and cluster.connected:
+        head.append(f"   {'cluster' if len(away) == 1 else 'clusters'} {', '.join(away)} away", style="red")
     if not cluster.connected:
         head.append("   the Ray cluster is not connected", style="red")
     elif len(alive) < len(cluster.nodes):
@@ -73,8 +76,23 @@ def fleet_goodput(jobs: Sequence[JobSummary]) -> float | None:
 
 
 def _table(jobs: Sequence[JobSummary], now: float) -> Table:
+    several = in_several_clusters(jobs)
+    where = ("cluster",) if several else ()
     table = new_table(
-        *("job", "name", "state", ">step", ">ETA", ">loss", ">tokens/s", "workers", ">goodput", ">incidents", "now")
+        *(
+            "job",
+            "name",
+            *where,
+            "state",
+            ">step",
+            ">ETA",
+            ">loss",
+            ">tokens/s",
+            "workers",
+            ">goodput",
+            ">incidents",
+            "now",
+        )
     )
     for job in jobs:
         step = f"{job.step}/{job.total_steps}" if job.total_steps else str(job.step)
@@ -83,6 +101,7 @@ def _table(jobs: Sequence[JobSummary], now: float) -> Table:
         table.add_row(
             job.id,
             job.name,
+            *((job.cluster or "-",) if several else ()),
             Text(job.state, style=STATE_STYLE[job.state]),
             step,
             duration_text(job.eta_s) if job.eta_s is not None else "-",

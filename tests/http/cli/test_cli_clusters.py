@@ -1,0 +1,131 @@
+"""`shoal clusters ...` and `shoal move`, against a real server whose scheduler sees two clusters."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from kit.processes.server import until
+from shoal_service.access_views import ClusterTokenRequest
+from shoal_service.core.desired import Desired
+from shoal_service.reports import SupervisorReports
+from shoal_service.views import ClusterSummary, JobStatus, NodeView
+from shoal_workers.contract.job import EndReason, JobState
+
+
+@pytest.fixture
+def two(service: Any) -> Any:
+    for name in ("default", "west"):
+        service.store.create_cluster_token(name, ClusterTokenRequest(), by="test", now=time.time())
+    summaries = (
+        ClusterSummary(name="default", connected=True, silent_s=0.5, num_nodes=1, cpus_total=4, cpus_free=1),
+        ClusterSummary(name="west", why_away="its gateway has not reported for 90 s", silent_s=90.0, gpus_total=8),
+    )
+    known = service.cluster.view
+    nodes = tuple(
+        NodeView.of(known.nodes[0]).model_copy(update={"node_id": letter * 56, "cluster": cluster})
+        for letter, cluster in (("a", "default"), ("b", "west"))
+    )
+    service.cluster.view = known.model_copy(update={"clusters": summaries, "nodes": nodes})
+    return service
+
+
+def begin(service: Any, cluster: str, **changes: Any) -> Any:
+    job = service.add_job(**changes)
+    service.store.begin_attempt(job.id, workers=2, cluster=cluster, epoch=service.epoch, now=time.time())
+    service._seq[job.id] = 0
+    return job
+
+
+def test_clusters_are_listed_with_and_without_a_further_word(two: Any, shoal: Any) -> None:
+    assert [one["name"] for one in shoal("clusters", "--json").json()] == ["default", "west"]
+    text = shoal("clusters").out
+    assert "connected" in text and "away" in text and "1/4" in text and "0/8" in text
+    assert "its gateway has not reported for 90 s" in text
+    assert shoal("clusters", "list").out == text
+
+
+def test_a_cluster_is_cordoned_labelled_and_used_again(two: Any, shoal: Any) -> None:
+    assert shoal("clusters", "cordon", "west", "--reason", "new switches", "--json").json()["cordon"] is not None
+    assert "cordoned: new switches" in shoal("clusters").out
+    assert shoal("clusters", "uncordon", "west", "--json").json()["cordon"] is None
+    assert "region=eu" in shoal("clusters", "label", "west", "region=eu", "tier=1").out
+    assert shoal("clusters", "label", "west", "tier-", "--json").json()["labels"] == {"region": "eu"}
+    wrong = shoal("clusters", "label", "west", "region=a b")
+    assert wrong.code != 0 and "not valid in a label of a node" in wrong.err
+
+
+def test_a_cluster_is_removed_with_its_tokens(two: Any, shoal: Any) -> None:
+    job = begin(two, "west")
+    refused = shoal("clusters", "remove", "west")
+    assert refused.code != 0 and "shoal clusters remove west --force" in refused.err
+    assert "west" in shoal("clusters", "tokens", "west").out
+    assert shoal("clusters", "remove", "west", "--force").code == 0
+    assert [one["name"] for one in shoal("clusters", "--json").json()] == ["default"]
+    assert shoal("clusters", "cordon", "west").code == 4
+    assert shoal("clusters", "tokens", "west", "--json").json()[0]["revoked_at"] is not None
+    assert shoal("show", job.id, "--json").json()["status"]["cluster"] == "west"
+
+
+def test_nodes_and_jobs_show_their_cluster_only_if_there_are_several(two: Any, shoal: Any) -> None:
+    first = begin(two, "default")
+    assert " cluster " not in shoal("jobs").out
+    second = begin(two, "west", worker={"cluster": "west"})
+    lines = {line.split()[0]: line for line in shoal("jobs").out.splitlines()}
+    assert " default " in lines[first.id] and " west " in lines[second.id]
+    assert " west " in shoal("nodes").out
+    assert "west, as the spec says" in shoal("show", second.id).out
+    assert "west" in shoal("cluster").out
+    known = two.cluster.view
+    nodes, clusters = known.nodes[:1], known.clusters[:1]
+    two.cluster.view = known.model_copy(update={"nodes": nodes, "clusters": clusters})
+    assert "default" not in shoal("nodes").out
+
+
+def test_a_job_is_moved_and_followed_until_it_trains_there(two: Any, shoal: Any) -> None:
+    job = begin(two, "default")
+    moved = shoal("move", job.id, "--to", "west")
+    assert moved.code == 0 and "it goes to west" in moved.out
+    store, epoch = two.store, two.epoch
+
+    def scheduler() -> None:
+        """What the control loop does: the attempt ends, the next one begins there."""
+        store.requeue(job.id, reason=EndReason.PREEMPTED, message="moves to west", epoch=epoch, now=time.time())
+        attempt = store.begin_attempt(job.id, workers=2, cluster="west", epoch=epoch, now=time.time())
+        status = JobStatus(state=JobState.RUNNING, attempt=attempt)
+        store.apply(job.id, SupervisorReports(attempt=attempt, seq=1, status=status), epoch=epoch, now=time.time())
+
+    later = threading.Thread(target=scheduler)
+    later.start()
+    waited = shoal("move", job.id, "--to", "west", "--wait")
+    later.join()
+    assert waited.code == 0 and "it trains in west" in waited.out and "RUNNING in west" in waited.err
+
+
+def test_a_move_that_ends_elsewhere_or_is_refused_says_so(two: Any, shoal: Any) -> None:
+    job = two.add_job()
+    two.cluster.why_not["west"] = "the cluster is cordoned (new switches)"
+    refused = shoal("move", job.id, "--to", "west")
+    assert refused.code != 0 and "cannot be moved to cluster west: the cluster is cordoned" in refused.err
+    assert shoal("move", job.id, "--to", "nowhere").code == 4
+    two.cluster.why_not.clear()
+
+    def cancel() -> None:
+        until(lambda: two.store.get_job(job.id).spec.worker.cluster == "west", "the move")
+        two.store.request(job.id, Desired.CANCEL, now=time.time())
+
+    later = threading.Thread(target=cancel)
+    later.start()
+    assert shoal("move", job.id, "--to", "west", "--wait").code == 1
+    later.join()
+
+
+def test_a_label_of_shoal_join_that_no_node_can_have_is_refused_before_anything_starts(shoal: Any) -> None:
+    for label, words in (("region", "has no value"), ("region=a b", "not valid in a label of a node")):
+        ran = shoal("join", "http://127.0.0.1:1", "--token", "t", "--label", label)
+        assert ran.code != 0 and words in ran.err
+    ran = shoal("join", "http://127.0.0.1:1", "--token", "t", "--label", "a=b", "--label", "a=c")
+    assert ran.code != 0 and "is given twice" in ran.err
