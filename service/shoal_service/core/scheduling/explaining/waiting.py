@@ -100,9 +100,10 @@ def _place(forecasts: Sequence[Forecast], workers: int) -> tuple[float | None, t
     """In the cluster where they fit first. If that is known of none, nothing is known of those after them either."""
     if len(forecasts) == 1:
         return forecasts[0].place(workers)
-    best = min(forecasts, key=lambda one: one.at(workers))
-    if best.at(workers) < math.inf:
-        return best.place(workers)
+    times = [one.at(workers) for one in forecasts]
+    soonest = min(times)
+    if soonest < math.inf:
+        return forecasts[times.index(soonest)].place(workers)
     holders = [one.place(workers)[1] for one in forecasts]
     return None, next(filter(None, holders), ())
 
