@@ -146,7 +146,7 @@ def _aged(plan: Plan, above_limit: list[Entry]) -> Entry | None:
             return entry
     for entry in old:
         least = entry.job.min_workers
-        if entry.job.granted or starved_s(entry.job, plan.now) < AGED_AFTER_S or entry.ever < least:
+        if entry.job.granted or starved_s(entry.job, plan.now) < AGED_AFTER_S or entry.claim.ever < least:
             continue
         if limit_in_the_way(plan, entry, least) is None:
             return entry
@@ -239,24 +239,17 @@ class _Ways:
     def admit(self, entry: Entry) -> tuple[Obstacle | None, bool]:
         """Book the job's minimum, or say what is in the way; and whether that is in the way of every queued job with
         this claim, until some job gets or loses places."""
-        job, plan = entry.job, self._plan
-        if entry.ever < job.min_workers:
+        job, claim, plan = entry.job, entry.claim, self._plan
+        if claim.ever < job.min_workers:
             closed = closed_words(plan, job)
             return Obstacle(closed or never_words(plan, entry), is_limit=closed is not None), True
-        if entry.claim.has_limits:
+        if claim.has_limits:
             obstacle = limit_in_the_way(plan, entry, job.min_workers - entry.charged)
             if obstacle is not None:
                 return obstacle, True
         missing = job.min_workers - entry.target
-        obstacle, is_of_claim = (
-            self._in_its_cluster(entry, missing) if len(entry.claim.shapes) == 1 else self._in_any(entry, missing)
-        )
-        if obstacle is None:
-            self._preemption.add(entry)
-            self._choice.booked(entry, missing)
-        return obstacle, is_of_claim
-
-    def _in_its_cluster(self, entry: Entry, missing: int) -> tuple[Obstacle | None, bool]:
+        if len(claim.shapes) > 1:
+            return self._in_any(entry, missing)
         shape = entry.shape
         found = self._reservations.take(entry, missing)
         if found is None or isinstance(found, Reservation):
@@ -268,9 +261,15 @@ class _Ways:
             if not self._preempt(entry, missing):
                 self._reservations.reserve(entry, (shape,))
                 return ROOM, False
-            return None, False
-        self._plan.book(entry, found)
+        else:
+            plan.book(entry, found)
+        self._admitted(entry, missing)
         return None, False
+
+    def _admitted(self, entry: Entry, missing: int) -> None:
+        self._preemption.add(entry)
+        if self._plan.has_clusters:
+            self._choice.booked(entry, missing)
 
     def _in_any(self, entry: Entry, missing: int) -> tuple[Obstacle | None, bool]:
         """In the cluster where it does the least harm."""
@@ -291,8 +290,10 @@ class _Ways:
                 behind = behind or found
             else:
                 self._plan.book(entry, found)
+                self._admitted(entry, missing)
                 return None, False
         if self._preempt_in_any(entry, missing, full):
+            self._admitted(entry, missing)
             return None, False
         entry.shape = entry.claim.shape
         if behind is not None:

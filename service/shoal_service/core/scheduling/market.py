@@ -209,7 +209,8 @@ class Wait(NamedTuple):
     expected_at: float | None = None
     """When it is expected to start; None: not known."""
     waits_for_limit: bool = False
-    """A limit of its project, its user or its sweep is in the way: more nodes would not help."""
+    """A limit of its project, its user or its sweep is in the way, or no cluster that it may start in takes jobs: more
+    nodes would not help."""
 
 
 Decision: TypeAlias = Start | Resize | Preempt | Wait

@@ -29,13 +29,15 @@ _NONE: Sites = []
 class Claim:
     """What queued jobs with equal needs, project, user, sweep, priority, minimum and clusters ask for."""
 
-    __slots__ = ("_precedence", "_precedence_as_of", "has_limits", "priority", "shape", "shapes", "share")
+    __slots__ = ("_precedence", "_precedence_as_of", "ever", "has_limits", "priority", "shape", "shapes", "share")
 
     def __init__(self, job: MarketJob, shapes: tuple[Shape, ...], share: Share, has_limits: bool) -> None:
         self.priority = job.priority
         self.shapes = shapes
         """In each cluster in which they may start, by name."""
         self.shape = shapes[0]
+        self.ever = max([shape.ever for shape in shapes])
+        """Workers that fit into the empty nodes of the cluster that has room for most."""
         self.share = share
         self.has_limits = has_limits
         """Of its project and those above it, of its user or of its sweep."""
@@ -98,12 +100,6 @@ class Entry:
         """The project that gets what is guaranteed to it by preemption, of this job or for it."""
         self.donors: tuple[str, ...] = ()
         """Jobs that are preempted for it."""
-
-    @property
-    def ever(self) -> int:
-        """Workers that fit into the empty nodes of the cluster that has room for most."""
-        shapes = self.claim.shapes
-        return self.shape.ever if len(shapes) == 1 else max([shape.ever for shape in shapes])
 
     def start_in(self, cluster: str) -> None:
         """The queued job is to start in this one of its clusters."""

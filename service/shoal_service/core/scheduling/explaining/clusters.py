@@ -98,6 +98,8 @@ def room_words(plan: Plan, entry: Entry, rooms: Sequence[tuple[Shape, int]]) -> 
 
 def _rooms(rooms: Sequence[tuple[Shape, int]]) -> str:
     """ "3 in the cluster east, 2 in the cluster west": the most first."""
+    if not any(room for _, room in rooms):
+        return f"0 in each of the clusters {names_of([shape.cluster for shape, _ in rooms])}"
     ordered = sorted(rooms, key=lambda pair: (-pair[1], pair[0].cluster))
     found = [f"{room} in the cluster {shape.cluster}" for shape, room in ordered[:_MOST_NAMED]]
     more = len(ordered) - _MOST_NAMED

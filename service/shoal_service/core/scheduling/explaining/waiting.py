@@ -91,18 +91,20 @@ def waits(plan: Plan, waiting: Sequence[tuple[Entry, Obstacle]]) -> list[Wait]:
             decisions.append(Wait(job.job_id, obstacle.words, position, limited_by, None, obstacle.is_limit))
             continue
         forecasts, reason = words.room(entry, obstacle)
-        at, holders = _place(forecasts, job.min_workers)
+        if len(forecasts) == 1:
+            at, holders = forecasts[0].place(job.min_workers)
+        else:
+            at, holders = _place(forecasts, job.min_workers)
         decisions.append(Wait(job.job_id, reason, position, holders, at))
     return decisions
 
 
 def _place(forecasts: Sequence[Forecast], workers: int) -> tuple[float | None, tuple[str, ...]]:
     """In the cluster where they fit first. If that is known of none, nothing is known of those after them either."""
-    if len(forecasts) == 1:
-        return forecasts[0].place(workers)
-    best = min(forecasts, key=lambda one: one.at(workers))
-    if best.at(workers) < math.inf:
-        return best.place(workers)
+    times = [one.at(workers) for one in forecasts]
+    soonest = min(times)
+    if soonest < math.inf:
+        return forecasts[times.index(soonest)].place(workers)
     holders = [one.place(workers)[1] for one in forecasts]
     return None, next(filter(None, holders), ())
 

@@ -96,6 +96,17 @@ def test_a_job_for_which_only_two_clusters_together_have_room_says_that_jobs_do_
     )
 
 
+def test_clusters_without_room_are_named_together_and_of_many_those_with_most_room() -> None:
+    running = [job(name, 2, 2, granted=2, cluster=name) for name in ("east", "west")]
+    decisions = decide(market([*running, job("new", 2, 2)], [*cluster("east", 2), *cluster("west", 2)]), NOW)
+    assert "; 0 in each of the clusters east and west can be had by shrinking others" in reasons(decisions)["new"]
+    many = [node for at in range(5) for node in cluster(f"c{at}", at + 1)]
+    assert (
+        "have room for 5 in the cluster c4, 4 in the cluster c3, 3 in the cluster c2, less in 2 others, and a job does "
+        "not span clusters."
+    ) in reasons(decide(market([job("new", 9, 9)], many), NOW))["new"]
+
+
 def test_a_job_is_expected_where_it_fits_first_and_held_by_the_jobs_there() -> None:
     running = [
         job("long", 4, 4, granted=4, cluster="east", left=34.0 * 1000),
