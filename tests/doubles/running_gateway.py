@@ -26,6 +26,7 @@ class RunningGateway:
     token: str
     cluster: str = "east"
     ray: FakeRay = field(default_factory=lambda: FakeRay(NODE))
+    replaces: bool = False
     lines: list[str] = field(default_factory=list)
     """What it has said to people."""
     error: Exception | None = None
@@ -43,7 +44,7 @@ class RunningGateway:
     async def _run(self) -> None:
         link = Link(self.url, self.token, self.cluster)
         self._loop = asyncio.get_running_loop()
-        self.gateway = Gateway(self.ray, link, address="head:6379", say=self.lines.append)
+        self.gateway = Gateway(self.ray, link, address="head:6379", say=self.lines.append, replaces=self.replaces)
         self._stop = asyncio.Event()
         try:
             await self.gateway.run(self._stop)

@@ -65,7 +65,8 @@ async def _run(ray: RayAccess, config: GatewayConfig) -> int:
     if config.ends_with_input:
         threading.Thread(target=await_end_of_input, daemon=True, name="input").start()
     link = Link(config.url, config.token, config.cluster, _verify(config))
-    gateway = Gateway(ray, link, address=config.ray_address, say=_say, connected=handle_signals)
+    address, replaces = config.ray_address, config.replaces
+    gateway = Gateway(ray, link, address=address, say=_say, connected=handle_signals, replaces=replaces)
     try:
         await gateway.run(stop)
         status = 0

@@ -27,7 +27,8 @@
     |   |-- CheckpointKept        the checkpoint is pinned, or the job would resume from it
     |   |-- ProfileOpen           the profile before this one is not ended
     |   |-- ProjectConflict       the project cannot have these quotas, or cannot be deleted
-    |   `-- GatewayRefused        another gateway speaks for the cluster
+    |   |-- GatewayRefused        another gateway speaks for the cluster
+    |   `-- ClusterNameTaken      another Ray cluster has the name
     |-- PreconditionFailed    If-Match named another version
     |-- AttemptTokenRefused   the token is not that of an attempt that goes on
     |-- SupervisorReplaced    the attempt has a later supervisor than the one that reports
@@ -368,6 +369,18 @@ class ClusterNotFound(NotFound):
 
 class GatewayRefused(Conflict):
     code: ClassVar[str] = "gateway_refused"
+
+    def __init__(self, cluster: str, reason: str) -> None:
+        super().__init__(cluster, reason)
+        self.cluster = cluster
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class ClusterNameTaken(Conflict):
+    code: ClassVar[str] = "cluster_name_taken"
 
     def __init__(self, cluster: str, reason: str) -> None:
         super().__init__(cluster, reason)

@@ -38,6 +38,9 @@ def join(
     ca_file: Annotated[
         Path | None, typer.Option("--ca-file", help="Authority of the service's certificate, in PEM.")
     ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Take the name over from another Ray cluster, once that one is silent.")
+    ] = False,
 ) -> None:
     """Join a Ray cluster to a service: jobs then run on it. Runs until Ctrl-C.
 
@@ -48,7 +51,7 @@ def join(
         session.check_url()
         home = home_url or os.environ.get("SHOAL_HOME_URL") or url
         config = _config(url, _token(token, token_file), name, ray_address, ca_file, home)
-        _become(config, os.environ)
+        _become(config.model_copy(update={"replaces": replace}), os.environ)
 
 
 def _config(url: str, token: str, name: str, ray_address: str, ca_file: Path | None, home_url: str) -> GatewayConfig:
