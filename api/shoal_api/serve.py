@@ -1,7 +1,7 @@
 """The composition root of the control plane: store, control loop, HTTP edge, and a Ray cluster if none was given.
 
 HTTP requests are answered from the start; the cluster comes up in the background, and /readyz reports when it is there.
-The cluster and its gateway are children, and the gateway dials in as one from elsewhere does: no Ray here.
+Its own cluster and the gateway of that are children, and the gateway dials in as one from elsewhere does: no Ray here.
 Called by `shoal serve`. It decides nothing.
 """
 
@@ -42,13 +42,14 @@ from shoal_service.control.access.token_files import (
     ensure_cluster_token,
     register_cluster_token,
 )
+from shoal_service.control.clusters.all_joined import JoinedClusters
 from shoal_service.control.clusters.gateway_process import GatewayProcess
-from shoal_service.control.clusters.joined import JoinedCluster
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.ownership import own_name
 from shoal_service.control.profile_store import load_profiles, planning_profile
 from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
+from shoal_service.control.retention.node_packages import NodePackages
 from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.control.webhooks.delivery import WebhookDelivery
 from shoal_service.control.webhooks.lane import WebhookConfig
@@ -60,6 +61,7 @@ from shoal_service.core.quantities import count_text
 from shoal_service.process_memory import hide_process
 from shoal_service.settings import Settings, SettingsError, is_loopback, take_webhook_secrets
 from shoal_service.state_lock import StateLock
+from shoal_service.store.errors import StoreUnavailable
 from shoal_service.store.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
 from shoal_service.telemetry.pass_times import PassTimes
@@ -107,7 +109,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     if settings.cluster and settings.home_url:
         _log.warning("home.ignored", extra={"reason": _NOT_HERE.format(url=settings.home_url)})
     clock = SystemClock()
-    cluster = JoinedCluster(store, settings.cluster or DEFAULT_CLUSTER, clock, lambda: control.lease).start()
+    clusters = JoinedClusters(store, settings.cluster or DEFAULT_CLUSTER, clock, lambda: control.lease)
     profiles = load_profiles(settings.state_dir)
     config = ControlConfig(
         owner=own_name(),
@@ -124,7 +126,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     )
     console = JobConsole(store, since=time.time())
     requests, passes = RequestMetrics(), PassTimes()
-    control = ControlLoop(store, cluster, clock, config, times=passes)
+    control = ControlLoop(store, clusters, clock, config, times=passes)
     tallies = WebhookTallies(hook.name for hook in settings.webhooks)
     hooks = WebhookConfig(secrets=secrets, rules=settings.webhook_rules, hooks=settings.webhooks)
     if any(hook.is_apprise for hook in hooks.hooks) and not is_installed():
@@ -132,7 +134,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     delivery = WebhookDelivery(store, SystemClock(), hooks, lease=lambda: control.lease, tallies=tallies)
     storage, removals = JobStorage(settings.checkpoint_url), RemovalTallies()
     rules = RetentionConfig(rules=settings.retention, every_s=settings.gc_every_s)
-    retention = RetentionCollector(store, storage, SystemClock(), rules, removals, cluster)
+    retention = RetentionCollector(store, storage, SystemClock(), rules, removals, NodePackages(clusters))
     exposition = Exposition(
         Sources(
             store=store,
@@ -188,8 +190,8 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
             assert address
             return GatewayConfig(
                 url=f"{wire.scheme}://{_netloc(_reachable(host), port)}",
-                token=ensure_cluster_token(store, settings.state_dir, cluster.name, now=time.time()),
-                cluster=cluster.name,
+                token=ensure_cluster_token(store, settings.state_dir, clusters.own, now=time.time()),
+                cluster=clusters.own,
                 ca="" if settings.tls_cert is None else settings.tls_cert.read_text(encoding="ascii"),
                 is_same_machine=True,
                 ray_address=address,
@@ -202,14 +204,14 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         gateway = None
         if not settings.cluster:
             environment = _ray_environment(embedded)
-            gateway = GatewayProcess(configure_gateway, environment, lambda: store.cluster_report(cluster.name))
+            gateway = GatewayProcess(configure_gateway, environment, lambda: store.cluster_report(clusters.own))
 
         async def act() -> None:
             healing = await _start_cluster(settings, embedded, stop.requested)
             beside = [healing] if healing is not None else []
             if gateway is not None and not stop.requested.is_set():
                 beside.append(asyncio.create_task(gateway.run()))
-            await _wait_until_joined(cluster, stop.requested)
+            await _wait_until_joined(clusters, stop.requested)
             if not stop.requested.is_set() or (embedded is not None and embedded.adopted):
                 await control.run(stop.now)
             for one in beside:
@@ -235,7 +237,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
                 progress.close([job_id for job_id, _ in control.given_up])
             if gateway is not None:
                 await asyncio.to_thread(gateway.stop)
-            await asyncio.to_thread(cluster.close)
+            await asyncio.to_thread(clusters.close)
             if embedded is not None and not settings.keep_cluster:
                 await asyncio.to_thread(embedded.stop)
                 remove_attempts(control.given_up)
@@ -336,22 +338,27 @@ async def _start_cluster(
     return None
 
 
-async def _wait_until_joined(cluster: JoinedCluster, stop: asyncio.Event) -> None:
-    """Return when the gateway has reported, or `stop` is set."""
+async def _wait_until_joined(clusters: JoinedClusters, stop: asyncio.Event) -> None:
+    """Return when a gateway has reported, or `stop` is set."""
     began_mono, loop, joined = time.monotonic(), asyncio.get_running_loop(), asyncio.Event()
 
-    def changed() -> None:
+    def changed(_: str) -> None:
         loop.call_soon_threadsafe(joined.set)
 
-    unwatch = cluster.watch(changed)
-    while not cluster.connected and not stop.is_set():
+    def is_connected() -> bool:
+        return any(one.cluster.connected for one in clusters.joined.values())
+
+    unwatch = clusters.watch(changed)
+    while not is_connected() and not stop.is_set():
         joined.clear()
         waits = [asyncio.create_task(one.wait()) for one in (joined, stop)]
         await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
+        with contextlib.suppress(StoreUnavailable):
+            await asyncio.to_thread(clusters.refresh)
     unwatch()
-    if cluster.connected:
+    if is_connected():
         _say(f"Ray: connected after {time.monotonic() - began_mono:.1f} s; jobs can start")
 
 

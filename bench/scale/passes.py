@@ -25,6 +25,7 @@ sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tes
 
 from doubles.control_bench import SPEC, node
 from doubles.fake_cluster import FakeCluster
+from doubles.fake_clusters import FakeClusters
 from measurements.machine import describe
 from shoal_service.clock import SystemClock
 from shoal_service.control.config import ControlConfig
@@ -87,7 +88,7 @@ async def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, flo
     store = Store.open(f"sqlite:///{folder / 'shoal.db'}")
     cluster, times = FakeCluster(_nodes(arguments.running)), _Times()
     config = ControlConfig(owner="bench", lease_ttl_s=60.0, checkpoint_url=str(folder))
-    loop = ControlLoop(store, cluster, SystemClock(), config, times=times)
+    loop = ControlLoop(store, FakeClusters.single(cluster), SystemClock(), config, times=times)
     running = [_submit(store, _spec(f"r{number}", 1000)) for number in range(arguments.running)]
     stop = asyncio.Event()
     task = asyncio.create_task(loop.run(stop))

@@ -21,7 +21,7 @@ from shoal_service.core.events.base import Severity
 from shoal_service.core.goodput import Goodput as Goodput
 from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.core.node_loss import NodeLossBound, WorkerLossBound
-from shoal_service.core.nodes import Drain, Node
+from shoal_service.core.nodes import Cordon, Drain, Node
 from shoal_service.core.parity import Parity
 from shoal_service.core.parity import ParityPoint as ParityPoint
 from shoal_service.core.parity import SpecDifference as SpecDifference
@@ -371,11 +371,40 @@ class NodeView(Node):
         return cls.model_validate({**node.model_dump(), **changes})
 
 
+class ClusterSummary(Frozen):
+    """One of the Ray clusters that have joined."""
+
+    name: str
+    address: str = ""
+    connected: bool = False
+    """Its gateway reports, and Ray answers it."""
+    why_away: str = ""
+    """For people: why it is not connected; empty: it is."""
+    silent_s: float | None = None
+    """Seconds since its gateway's newest report; null: none has come."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Added to those of its nodes; a node's own take precedence."""
+    cordon: Cordon | None = None
+    """No worker is added on its nodes; those that are there stay."""
+    num_nodes: int = 0
+    """That are alive. This and the numbers below are those of the newest snapshot."""
+    cpus_total: float = 0.0
+    cpus_free: float = 0.0
+    gpus_total: float = 0.0
+    gpus_free: float = 0.0
+    num_jobs: int = 0
+    """Jobs with an attempt there."""
+
+
 class ClusterView(Frozen):
-    """The cluster as the scheduler sees it."""
+    """The clusters as the scheduler sees them."""
 
     connected: bool
+    """At least one of them is."""
     address: str
+    """Of the first one."""
+    clusters: tuple[ClusterSummary, ...] = ()
+    """By name; the service's own first."""
     nodes: tuple[NodeView, ...]
     cpus_total: float
     cpus_free: float

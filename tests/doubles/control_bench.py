@@ -10,6 +10,7 @@ from typing import Any
 from doubles.event_loop import settle
 from doubles.fake_clock import FakeClock
 from doubles.fake_cluster import FakeCluster
+from doubles.fake_clusters import FakeClusters
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.supervisors.reception import Reception
@@ -37,10 +38,14 @@ class ControlBench:
     ) -> None:
         self.store = store
         self.clock = FakeClock()
-        reception = Reception(store, self.clock)
-        self.cluster = FakeCluster(nodes or (node(),), reception=reception, clock=self.clock)
+        self._reception = Reception(store, self.clock)
+        self.cluster = self.make_cluster(*(nodes or (node(),)))
+        self.clusters = FakeClusters.single(self.cluster)
         config = ControlConfig(owner=owner, lease_ttl_s=9.0, checkpoint_url="/checkpoints", scale_out=scale_out)
-        self.loop = ControlLoop(store, self.cluster, self.clock, config, policy=policy)
+        self.loop = ControlLoop(store, self.clusters, self.clock, config, policy=policy)
+
+    def make_cluster(self, *nodes: Node) -> FakeCluster:
+        return FakeCluster(nodes, reception=self._reception, clock=self.clock)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

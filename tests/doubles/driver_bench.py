@@ -8,6 +8,7 @@ from typing import Any
 from doubles.event_loop import until
 from doubles.fake_clock import FakeClock
 from doubles.fake_cluster import FakeCluster, FakeSupervisor
+from doubles.fake_clusters import FakeClusters
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.driver import Driver
 from shoal_service.control.supervisors.links import SupervisorLinks
@@ -43,7 +44,7 @@ class DriverBench:
     def make_driver(self) -> Driver:
         return Driver(
             self.store,
-            self.cluster,
+            FakeClusters.single(self.cluster),
             self.clock,
             CONFIG,
             self.row,

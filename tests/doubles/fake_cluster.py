@@ -142,6 +142,11 @@ class FakeCluster:
         self._reception, self._clock = reception, clock
         self.address = "127.0.0.1:6379"
         self.connected = True
+        self.silent_s: float | None = 0.0
+        self.storage: dict[str, str] = {}
+        """By URL of a job's directory: why it cannot be read. Others can."""
+        self.asked_storage: list[tuple[str, str]] = []
+        """URL, and name of the checkpoint."""
         self.nodes = nodes
         self.supervisors: dict[tuple[str, int], FakeSupervisor] = {}
         self.avoided: list[frozenset[str]] = []
@@ -295,6 +300,12 @@ class FakeCluster:
     def _notify(self) -> None:
         for changed in tuple(self._watchers):
             changed()
+
+    def sees_storage(self, url: str, name: str) -> str:
+        if self.error is not None:
+            raise self.error
+        self.asked_storage.append((url, name))
+        return self.storage.get(url, "")
 
     def _free(self) -> dict[str, WorkerNeed]:
         return {

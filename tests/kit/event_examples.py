@@ -46,6 +46,7 @@ from shoal_service.core.events.job import (
     JobExtended,
     JobGranted,
     JobHeldBack,
+    JobMoveRequested,
     JobOutperformed,
     JobPatched,
     JobPreempted,
@@ -150,6 +151,13 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         JobPatched(spec_version=2, elasticity={"max_workers": 3}, priority=4, labels={"draft": None}),
         "spec changed to version 2: elasticity, priority, labels",
     ),
+    (
+        JobMoveRequested(from_="any", to="west", running_in="default", by="anna"),
+        "anna moves the job to cluster west from default",
+    ),
+    (JobMoveRequested(from_="any", to="west"), "a user moves the job to cluster west"),
+    (JobMoveRequested(from_="any", to="west", running_in="west"), "a user keeps the job in cluster west"),
+    (JobMoveRequested(from_="west", to="any"), "a user lets the job run in any cluster (before: west)"),
     (
         JobPreempted(workers=2, beneficiary="job-y", reason="priority 50 before 0."),
         "preempted, gives 2 workers to job-y: priority 50 before 0.",

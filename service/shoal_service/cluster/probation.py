@@ -1,10 +1,11 @@
-"""Probation: tests nodes that a supervisor suspected, one at a time, and clears those that pass.
+"""Probation: tests nodes of a cluster that a supervisor suspected, one at a time, and clears those that pass.
 
 The first test of a node comes soon after the suspicion, since others may be using it. If it passes, the job that
 suspects the node still avoids it for its `health.probation_s`, and a second test clears it. The pause doubles after
 each failed test.
 
-Called by the control loop in each pass. It never decides which nodes may be used; `core/nodes.py` does.
+Called by the control loop in each pass; each cluster has its own. It never decides which nodes may be used;
+`core/nodes.py` does.
 """
 
 from __future__ import annotations

@@ -81,6 +81,15 @@ class UploadCode(OfAttempt):
     sha256: str
 
 
+class SeesStorage(Frozen):
+    """Of a job that may go on in this cluster."""
+
+    url: str
+    """Of the job's directory."""
+    name: str
+    """Of its newest checkpoint; empty: it has none."""
+
+
 class FaultOfNode(Frozen):
     suspect: Node
     partner: str | None
@@ -112,6 +121,7 @@ ANSWERS: Mapping[type[Frozen], TypeAdapter[Any]] = {
     LastEnds: TypeAdapter(tuple[ProcessEnd, ...]),
     Reap: TypeAdapter(Count),
     UploadCode: TypeAdapter(Words),
+    SeesStorage: TypeAdapter(Words),
     FaultOfNode: TypeAdapter(Words),
     ListUnusedPackages: TypeAdapter(tuple[UnusedPackages, ...]),
     RemovePackages: TypeAdapter(bool),

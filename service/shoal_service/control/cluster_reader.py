@@ -1,63 +1,63 @@
-"""ClusterReader: the nodes of the Ray cluster, with drains, cordons, probation and what others have reserved on them.
+"""ClusterReader: the nodes of all clusters, with drains, cordons, probation and what others have reserved on them.
 
-The newest report of the gateway is read once a second; one is asked for when a node has come or gone, or an attempt
-has begun or ended; drains, cordons, maintenance windows and
-suspicions are read from the store each time. Called by the control loop in each pass. It never decides which job uses
-which node.
+    newest report of each gateway  ->  one snapshot a second and cluster; one is asked for when a node has come or gone,
+                                       or an attempt there has begun or ended
+    drains, cordons, windows, suspicions, labels of clusters  ->  read from the store each time
+
+Called by the control loop in each pass. Of several clusters, one that answers late is left out, and its last snapshot
+counts for some seconds: the pass is about all of them. It never decides which job uses which node.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from shoal_service.clock import Clock
-from shoal_service.cluster.errors import ClusterUnreachable
+from shoal_service.cluster.errors import ClusterError
 from shoal_service.clusters.snapshot import AttemptKey, ClusterSnapshot, Reservation
 from shoal_service.control.market import maintenance
 from shoal_service.control.market.foreign import ForeignUse
-from shoal_service.control.protocols import Cluster
+from shoal_service.control.protocols import Cluster, Clusters, JoinedAs
 from shoal_service.core import nodes as node_rules
-from shoal_service.core.nodes import Drain, Node, NodeSuspicion
+from shoal_service.core.nodes import Cordon, Drain, Node, NodeSuspicion
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
-from shoal_service.views import ClusterView, NodeView
+from shoal_service.views import ClusterSummary, ClusterView, NodeView
 
 _log = logging.getLogger(__name__)
 READ_S = 1.0
-"""The cluster is read again after this time."""
+"""A cluster is read again after this time."""
 _SNAPSHOT_S = 5.0
+_LATE_S = 0.3
+"""For so long a pass waits for one cluster of several."""
+_NOTHING = WorkerNeed()
 
 
 class ClusterReader:
     """`view` may be read from any thread; `read` is called by one pass at a time."""
 
-    def __init__(self, store: Store, cluster: Cluster, clock: Clock, max_probation: str) -> None:
+    def __init__(self, store: Store, clusters: Clusters, clock: Clock, max_probation: str) -> None:
         self._store = store
-        self._cluster = cluster
+        self._clusters = clusters
         self._clock = clock
         self._max_probation = max_probation
-        self._foreign_use = ForeignUse()
-        self._snapshot: ClusterSnapshot | None = None
-        self._is_expired = False
-        """Something has changed since the gateway has reported."""
-        self._read_mono = 0.0
-        self._task: asyncio.Task[ClusterSnapshot] | None = None
+        self._readings: dict[str, _Reading] = {}
         self._window_drains: dict[str, Drain] = {}
         """For maintenance windows, as of the last `read`."""
         self.foreign: dict[str, WorkerNeed] = {}
         """What others than Shoal's jobs have reserved, by node id."""
         self.workers: dict[str, dict[str, int]] = {}
-        """Workers that are alive, by job and node."""
+        """Workers that are alive, by job and node, in the cluster of the job's attempt."""
         self.reservations: tuple[Reservation, ...] = ()
         """Of the workers of all jobs."""
-        self.attempts: frozenset[AttemptKey] = frozenset()
-        """Those that have actors in the cluster."""
         self.view = ClusterView(
             connected=False,
-            address=cluster.address,
+            address=clusters.of("").address,
             nodes=(),
             cpus_total=0,
             cpus_free=0,
@@ -67,75 +67,230 @@ class ClusterReader:
             epoch=0,
         )
 
-    def expire(self) -> None:
-        """A node or an attempt has changed: the next `read` has the cluster looked at."""
-        self._snapshot, self._is_expired = None, True
+    def expire(self, cluster: str) -> None:
+        """A node or an attempt has changed there: the next `read` has the cluster looked at."""
+        if (reading := self._readings.get(cluster or self._clusters.own)) is not None:
+            reading.is_expired = True
 
-    async def read(self, lease: Lease | None, job_ids: Collection[str]) -> bool:
-        """False: the cluster does not answer; the last view is kept, marked as not connected."""
-        mono = self._clock.monotonic()
-        if self._snapshot is None or mono - self._read_mono >= READ_S:
-            try:
-                snapshot = await self._take_snapshot()
-            except ClusterUnreachable as error:
-                if self.view.connected:
-                    _log.warning("ray_head.away", extra={"error": str(error)})
-                self._snapshot = None
-                self.view = self.view.model_copy(update={"connected": False})
-                return False
-            finally:
-                self._is_expired = False
-            self._snapshot, self._read_mono = snapshot, mono
-            self.workers, self.reservations = _by_job(snapshot), snapshot.reservations
-            self.attempts = snapshot.attempts
-            self.foreign = self._foreign_use.observe(snapshot, job_ids, mono)
-        nodes = await asyncio.to_thread(self._described, self._snapshot, lease)
-        lease = lease or await asyncio.to_thread(self._store.current_lease)
-        alive, free = [n for n in nodes if n.alive], self._snapshot.free.values()
-        self.view = ClusterView(
-            connected=self._cluster.connected,
-            address=self._cluster.address,
-            nodes=tuple(self._node_view(node) for node in nodes),
-            cpus_total=sum(n.cpus for n in alive),
-            cpus_free=sum(one.cpus for one in free),
-            gpus_total=sum(n.gpus for n in alive),
-            gpus_free=sum(one.gpus for one in free),
-            owner=lease.owner if lease else "",
-            epoch=lease.epoch if lease else 0,
-        )
-        return True
+    def nodes_of(self, cluster: str) -> tuple[NodeView, ...]:
+        """Those of one cluster, also if it is away: as they were last."""
+        reading = self._readings.get(cluster or self._clusters.own)
+        return () if reading is None else reading.nodes
 
-    def _node_view(self, node: Node) -> NodeView:
-        others = self.foreign.get(node.node_id, WorkerNeed())
-        return NodeView.of(node, cpus_of_others=others.cpus, gpus_of_others=others.gpus)
+    @property
+    def connected_nodes(self) -> tuple[NodeView, ...]:
+        """Those of the clusters that answer."""
+        return tuple(node for one in self._readings.values() if not one.why_away for node in one.nodes)
 
-    async def _take_snapshot(self) -> ClusterSnapshot:
-        """One call at a time: a call that hangs is waited for again in the next pass."""
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(asyncio.to_thread(self._cluster.snapshot, fresh=self._is_expired))
-            self._task.add_done_callback(_retrieve)
-        try:
-            return await self._clock.wait_for(asyncio.shield(self._task), _SNAPSHOT_S)
-        except TimeoutError:
-            raise ClusterUnreachable(f"no answer from the Ray head within {_SNAPSHOT_S:g} s") from None
+    @property
+    def connected(self) -> tuple[str, ...]:
+        """The clusters that answer."""
+        return tuple(name for name, one in self._readings.items() if not one.why_away)
 
-    def _described(self, snapshot: ClusterSnapshot, lease: Lease | None) -> tuple[Node, ...]:
+    def why_away(self, cluster: str) -> str:
+        """Why it is not one of these; empty: it is."""
+        name = cluster or self._clusters.own
+        reading = self._readings.get(name)
+        return f"no cluster has joined under the name {name!r}" if reading is None else reading.why_away
+
+    def attempts(self, cluster: str) -> frozenset[AttemptKey]:
+        """Those that have actors there."""
+        snapshot = self._readings[cluster].snapshot
+        return frozenset() if snapshot is None else snapshot.attempts
+
+    async def read(self, lease: Lease | None, clusters_of_jobs: Mapping[str, str]) -> bool:
+        """False: no cluster answers; the last view is kept, marked as not connected.
+
+        Args:
+            clusters_of_jobs: of the jobs with an attempt, by job id.
+        """
+        await asyncio.to_thread(self._clusters.refresh)
+        joined = self._clusters.joined
+        self._readings = {name: self._readings.get(name) or _Reading(name, self._clock) for name in joined}
+        await self._look(joined)
+        by_cluster: dict[str, set[str]] = {name: set() for name in joined}
+        for job_id, name in clusters_of_jobs.items():
+            by_cluster.get(name, set()).add(job_id)
+        for name, reading in self._readings.items():
+            reading.observe(by_cluster[name])
+        self.foreign = {id_: need for one in self._readings.values() for id_, need in one.foreign.items()}
+        seen = [(name, one.seen) for name, one in self._readings.items() if one.seen is not None]
+        self.reservations = tuple(one for _, snapshot in seen for one in snapshot.reservations)
+        self.workers = _by_job(seen, clusters_of_jobs)
+        is_connected = bool(self.connected)
+        if is_connected:
+            await asyncio.to_thread(self._describe, joined, lease)
+        lease = lease or (await asyncio.to_thread(self._store.current_lease) if is_connected else None)
+        self._show(joined, lease, Counter(clusters_of_jobs.values()))
+        return is_connected
+
+    async def _look(self, joined: Mapping[str, JoinedAs]) -> None:
+        due = [one for one in self._readings.values() if one.is_due()]
+        waits = [task for one in due if (task := one.begin(joined[one.name].cluster)) is not None]
+        if waits:
+            limit_s = _SNAPSHOT_S if len(joined) == 1 else _LATE_S
+            with suppress(TimeoutError):
+                await self._clock.wait_for(asyncio.wait(waits), limit_s)
+        for one in due:
+            one.take()
+
+    def _describe(self, joined: Mapping[str, JoinedAs], lease: Lease | None) -> None:
         """The nodes with their drains, cordons, windows and probation; blocks on the store."""
-        requested, suspicions, cordons = self._store.drains(), self._store.suspicions(), self._store.cordons()
-        gone = {n.node_id for n in snapshot.nodes if not n.alive} & {*requested, *suspicions, *cordons}
-        if gone and lease is not None:
-            self._store.forget_nodes(frozenset(gone), epoch=lease.epoch)
+        store, now = self._store, self._clock.time()
+        requested, suspicions, cordons = store.drains(), store.suspicions(), store.cordons()
         suspected = {
             s.node_id: NodeSuspicion(s.reason, s.since, s.next_test_at, s.job_ids, s.num_tests)
             for s in suspicions.values()
         }
-        nodes = tuple(node.model_copy(update={"cordon": cordons.get(node.node_id)}) for node in snapshot.nodes)
-        windows, now = self._store.windows(), self._clock.time()
-        lead = maintenance.lead_s(self._store.drain_times() if windows else ())
-        self._window_drains = maintenance.window_drains(nodes, windows, lead, now, self._window_drains)
+        windows = store.windows()
+        lead = maintenance.lead_s(store.drain_times() if windows else ())
+        found: dict[str, tuple[Node, ...]] = {}
+        gone: set[str] = set()
+        for name, one in self._readings.items():
+            if one.why_away or one.snapshot is None:
+                found[name] = one.nodes
+                continue
+            gone |= {n.node_id for n in one.snapshot.nodes if not n.alive} & {*requested, *suspicions, *cordons}
+            found[name] = _of_cluster(one.snapshot.nodes, name, joined[name], cordons)
+        if gone and lease is not None:
+            store.forget_nodes(frozenset(gone), epoch=lease.epoch)
+        all_nodes = tuple(node for nodes in found.values() for node in nodes)
+        self._window_drains = maintenance.window_drains(all_nodes, windows, lead, now, self._window_drains)
         drains = maintenance.combined(requested, self._window_drains)
-        found = node_rules.described(nodes, drains, suspected, self._max_probation)
-        return maintenance.with_windows(found, windows, lead, now) if windows else found
+        for name, nodes in found.items():
+            reading = self._readings[name]
+            if reading.why_away:
+                continue
+            shown = node_rules.described(nodes, drains, suspected, self._max_probation)
+            if windows:
+                shown = maintenance.with_windows(shown, windows, lead, now)
+            reading.nodes = tuple(_view_of(node, reading.foreign) for node in shown)
+
+    def _show(self, joined: Mapping[str, JoinedAs], lease: Lease | None, num_jobs: Mapping[str, int]) -> None:
+        summaries = tuple(one.summary(joined[name], num_jobs.get(name, 0)) for name, one in self._readings.items())
+        connected = [one for one in summaries if one.connected]
+        if not connected:
+            self.view = self.view.model_copy(update={"connected": False, "clusters": summaries})
+            return
+        self.view = ClusterView(
+            connected=True,
+            address=self._clusters.of("").address,
+            clusters=summaries,
+            nodes=tuple(node for one in self._readings.values() for node in one.nodes),
+            cpus_total=sum(one.cpus_total for one in connected),
+            cpus_free=sum(one.cpus_free for one in connected),
+            gpus_total=sum(one.gpus_total for one in connected),
+            gpus_free=sum(one.gpus_free for one in connected),
+            owner=lease.owner if lease else "",
+            epoch=lease.epoch if lease else 0,
+        )
+
+
+class _Reading:
+    """What is known of one cluster."""
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self.name = name
+        self._clock = clock
+        self._foreign_use = ForeignUse()
+        self._task: asyncio.Task[ClusterSnapshot] | None = None
+        self._began_mono = self._read_mono = 0.0
+        self._is_new = False
+        """The newest snapshot was not observed yet."""
+        self.snapshot: ClusterSnapshot | None = None
+        """None: it is away."""
+        self.seen: ClusterSnapshot | None = None
+        """The newest one, also if it is away now."""
+        self.why_away = "its gateway has not reported yet"
+        self.is_expired = False
+        """Something has changed since the gateway has reported."""
+        self.nodes: tuple[NodeView, ...] = ()
+        self.foreign: dict[str, WorkerNeed] = {}
+
+    def is_due(self) -> bool:
+        age_s = self._clock.monotonic() - self._read_mono
+        return self.snapshot is None or self.is_expired or age_s >= READ_S
+
+    def begin(self, cluster: Cluster) -> asyncio.Task[ClusterSnapshot] | None:
+        """One call at a time: a call that hangs is asked about again in the next pass. None: it hangs, so nothing waits
+        for it."""
+        mono = self._clock.monotonic()
+        if self._task is None:
+            self._task = asyncio.create_task(asyncio.to_thread(cluster.snapshot, fresh=self.is_expired))
+            self._task.add_done_callback(_retrieve)
+            self._began_mono, self.is_expired = mono, False
+        elif not self._task.done() and mono - self._began_mono >= _SNAPSHOT_S:
+            return None
+        return self._task
+
+    def take(self) -> None:
+        """What has come of the call. Raises what is no error of the cluster."""
+        mono, task = self._clock.monotonic(), self._task
+        assert task is not None
+        if not task.done():
+            if self.snapshot is None or mono - self._read_mono >= _SNAPSHOT_S:
+                self._go_away(f"no answer from the Ray head within {_SNAPSHOT_S:g} s")
+            return
+        self._task = None
+        try:
+            self.snapshot = self.seen = task.result()
+        except ClusterError as error:
+            self._go_away(str(error))
+            return
+        self.why_away, self._read_mono, self._is_new = "", mono, True
+
+    def observe(self, job_ids: set[str]) -> None:
+        """`job_ids`: of the jobs with an attempt there."""
+        if self._is_new and self.snapshot is not None:
+            self.foreign = self._foreign_use.observe(self.snapshot, job_ids, self._read_mono)
+            self._is_new = False
+
+    def summary(self, joined: JoinedAs, num_jobs: int) -> ClusterSummary:
+        alive = [node for node in self.nodes if node.alive]
+        free = [] if self.snapshot is None else [*self.snapshot.free.values()]
+        return ClusterSummary(
+            name=self.name,
+            address=joined.cluster.address,
+            connected=not self.why_away,
+            why_away=self.why_away,
+            silent_s=joined.cluster.silent_s,
+            labels=dict(joined.labels),
+            cordon=joined.cordon,
+            num_nodes=len(alive),
+            cpus_total=sum(node.cpus for node in alive),
+            cpus_free=sum(one.cpus for one in free),
+            gpus_total=sum(node.gpus for node in alive),
+            gpus_free=sum(one.gpus for one in free),
+            num_jobs=num_jobs,
+        )
+
+    def _go_away(self, why: str) -> None:
+        if self.snapshot is not None:
+            _log.warning("ray_head.away", extra={"cluster": self.name, "error": why})
+        self.snapshot, self.why_away = None, why
+
+
+def _of_cluster(nodes: Sequence[Node], name: str, joined: JoinedAs, cordons: Mapping[str, Cordon]) -> tuple[Node, ...]:
+    """The nodes of a snapshot as nodes of that cluster: with its name, its labels under their own, and its cordon."""
+    of_all = joined.cordon
+    if of_all is not None:
+        reason = f"the cluster {name!r} is cordoned: {of_all.reason}"
+        of_all = Cordon(reason=reason, requested_at=of_all.requested_at)
+    return tuple(
+        node.model_copy(
+            update={
+                "cluster": name,
+                "cordon": cordons.get(node.node_id, of_all),
+                "labels": {**joined.labels, **node.labels} if joined.labels else node.labels,
+            }
+        )
+        for node in nodes
+    )
+
+
+def _view_of(node: Node, foreign: Mapping[str, WorkerNeed]) -> NodeView:
+    others = foreign.get(node.node_id, _NOTHING)
+    return NodeView.of(node, cpus_of_others=others.cpus, gpus_of_others=others.gpus)
 
 
 def _retrieve(task: asyncio.Task[ClusterSnapshot]) -> None:
@@ -144,10 +299,14 @@ def _retrieve(task: asyncio.Task[ClusterSnapshot]) -> None:
         task.exception()
 
 
-def _by_job(snapshot: ClusterSnapshot) -> dict[str, dict[str, int]]:
+def _by_job(
+    seen: Sequence[tuple[str, ClusterSnapshot]], clusters_of_jobs: Mapping[str, str]
+) -> dict[str, dict[str, int]]:
+    """Without what is left of an earlier attempt in another cluster."""
     found: dict[str, dict[str, int]] = {}
-    for one in snapshot.reservations:
-        if one.is_alive:
-            on_nodes = found.setdefault(one.job_id, {})
-            on_nodes[one.node_id] = on_nodes.get(one.node_id, 0) + 1
+    for name, snapshot in seen:
+        for one in snapshot.reservations:
+            if one.is_alive and clusters_of_jobs.get(one.job_id, name) == name:
+                on_nodes = found.setdefault(one.job_id, {})
+                on_nodes[one.node_id] = on_nodes.get(one.node_id, 0) + 1
     return found

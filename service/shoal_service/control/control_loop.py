@@ -1,13 +1,14 @@
 """ControlLoop: the acting half of the control plane. Holds the lease, starts queued jobs, runs one driver per attempt.
 
-    lease (renewed)  ->  one pass: the store's jobs + the cluster's nodes  ->  the policy  ->  store, drivers
+    lease (renewed)  ->  one pass: the store's jobs + the nodes of all clusters  ->  the policy  ->  store, drivers
                          one driver task per attempt: starts its supervisor, writes its directives
 
 Run by `shoal serve`. Training never depends on it: supervisors and workers go on without a control plane, and the next
 holder of the lease finds them by name. Every write is guarded by the lease's epoch.
 
 A pass begins when a job or a node has changed, and at the latest after a second. The policy is asked only if something
-changed that it depends on besides progress, or after some seconds.
+changed that it depends on besides progress, or after some seconds. A cluster that does not answer holds up nothing: its
+jobs keep what they have, and the others are scheduled as usual.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable
@@ -22,10 +24,11 @@ from shoal_service.cluster.probation import Probation
 from shoal_service.clusters.snapshot import RoomKind
 from shoal_service.collector import SparedJobs, paused_collector
 from shoal_service.control.cluster_reader import READ_S, ClusterReader
+from shoal_service.control.clusters.errands import Errands
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.decisions import DecisionWriter, changes_of
 from shoal_service.control.driver import Driver
-from shoal_service.control.market.build import MarketBuilder, market_nodes, standing_of
+from shoal_service.control.market.build import MarketBuilder, Whereabouts, market_nodes, standing_of
 from shoal_service.control.market.cramped import without_room
 from shoal_service.control.market.demand import demand
 from shoal_service.control.market.drain_times import DrainTimes
@@ -33,7 +36,7 @@ from shoal_service.control.market.forecast import forecast
 from shoal_service.control.market.freed import freed_places
 from shoal_service.control.market.pruner import Pruner
 from shoal_service.control.ownership import LeaseWatch, acquired
-from shoal_service.control.protocols import Cluster
+from shoal_service.control.protocols import Clusters
 from shoal_service.control.supervisors.leftovers import Leftovers
 from shoal_service.control.supervisors.links import SupervisorLinks
 from shoal_service.core import nodes as node_rules
@@ -67,7 +70,7 @@ class ControlLoop:
     def __init__(
         self,
         store: Store,
-        cluster: Cluster,
+        clusters: Clusters,
         clock: Clock,
         config: ControlConfig,
         *,
@@ -76,32 +79,32 @@ class ControlLoop:
     ) -> None:
         """`times` gets the durations."""
         self._store = store
-        self._cluster = cluster
+        self._clusters = clusters
         self._clock = clock
         self._config = config
         self._lease: Lease | None = None
         self._lease_watch, self._renewed_mono = LeaseWatch(), 0.0
         self._drivers: dict[tuple[str, int], tuple[Driver, asyncio.Task[None]]] = {}
         self._quarantined: frozenset[str] = frozenset()
-        self._probation = Probation(store, cluster, clock)
+        self._probations: dict[str, Probation] = {}
+        """By cluster."""
+        self._errands = Errands()
         self._times = times or PassTimes()
-        self._reader = ClusterReader(store, cluster, clock, config.max_probation)
+        self._reader = ClusterReader(store, clusters, clock, config.max_probation)
         self._policy = policy
         self._market, self._spared = MarketBuilder(config.profiles), SparedJobs()
-        self._writer, self._links = DecisionWriter(store), SupervisorLinks(store, clock)
+        self._writer, self._links = DecisionWriter(store, clusters.own), SupervisorLinks(store, clock)
         self._pruner = Pruner(store)
         self._drain_times = DrainTimes()
-        self._leftovers = Leftovers(store, cluster)
+        self._leftovers = Leftovers(store, clusters)
         self._last_market: MarketState | None = None
         self._decided_for: object = None
         """What the last decisions were taken for; None: they changed something."""
         self._decided_mono = 0.0
-        self._requested: dict[RoomKind, int] = {}
-        """Of the autoscaler ..."""
-        self._requested_mono = 0.0
-        """... and when."""
-        self._sizes: dict[str, tuple[JobState, int]] = {}
-        """State and workers of each job with an attempt, in the last pass."""
+        self._requested: dict[str, tuple[dict[RoomKind, int], float]] = {}
+        """Of the autoscaler of each cluster, and when."""
+        self._sizes: dict[str, tuple[str, JobState, int]] = {}
+        """Cluster, state and workers of each job with an attempt, in the last pass."""
         self._woken = asyncio.Event()
         self._is_requested = asyncio.Event()
         self._show_saving: Callable[[Sequence[DriveRow]], None] | None = None
@@ -111,7 +114,7 @@ class ControlLoop:
         """Job and number of each attempt that was not saved when the server ended the cluster."""
 
     def snapshot(self) -> ClusterView:
-        """The cluster at the time of the last pass."""
+        """The clusters at the time of the last pass."""
         return self._reader.view
 
     def expected_start(self, spec: JobSpec) -> StartForecast | None:
@@ -137,11 +140,12 @@ class ControlLoop:
         return await self._drivers[max(attempts)][0].stacks(rank, native=native)
 
     def save_and_end(self, show: Callable[[Sequence[DriveRow]], None]) -> None:
-        """The server stops, and the cluster with it: no attempt begins any more, each one saves and ends, and its job
-        returns to the queue. `run` returns once none is left. From the loop's thread.
+        """The server stops, and its own cluster with it: no attempt begins any more, each one there saves and ends, and
+        its job returns to the queue. `run` returns once none is left. From the loop's thread. Jobs in other clusters
+        train on.
 
         Args:
-            show: called after each pass with the jobs that still have an attempt.
+            show: called after each pass with the jobs that still have an attempt there.
         """
         self._show_saving = show
         self._woken.set()
@@ -149,10 +153,10 @@ class ControlLoop:
     async def run(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
 
-        def node_changed() -> None:
-            loop.call_soon_threadsafe(self._node_changed)
+        def node_changed(cluster: str) -> None:
+            loop.call_soon_threadsafe(self._node_changed, cluster)
 
-        unwatch = self._cluster.watch(node_changed)
+        unwatch = self._clusters.watch(node_changed)
 
         with (  # an event that is set already is cleared before the next pass reads: nothing is missed
             self._store.subscribe(lambda _: self._woken.is_set() or loop.call_soon_threadsafe(self._woken.set)),
@@ -197,56 +201,82 @@ class ControlLoop:
             )
             self._renewed_mono = mono
         if self._lease is None:
-            await self._read_cluster(())
+            await self._read_clusters(())
             await self._stop_driving()
             self._is_saved = self._show_saving is not None  # by the control plane that holds the lease
             return
         rows = await self._readable_jobs(self._lease)
         self._expire_if_resized(rows)
-        reachable = await self._read_cluster(rows)
+        reachable = await self._read_clusters(rows)
         if self._show_saving is not None:
             self._drive_all(rows, self._lease)
-            with_attempt = [row for row in rows if row.state is not JobState.QUEUED]
-            self._show_saving(with_attempt)
+            in_own = [row for row in rows if self._cluster_of(row) == self._clusters.own]
+            self._show_saving(in_own)
             self._forget_ended()
-            self._is_saved = not with_attempt and not self._drivers
+            known = {(row.id, row.attempt) for row in rows if row.state is not JobState.QUEUED}
+            elsewhere = known - {(row.id, row.attempt) for row in in_own}
+            self._is_saved = not in_own and not self._drivers.keys() - elsewhere
         elif reachable:
             await self._schedule(rows, self._lease)
             await self._measure_drains(self._lease)
-            await self._leftovers.end(self._reader.attempts, self._drivers)
             await asyncio.to_thread(self._pruner.look, rows, mono, epoch=self._lease.epoch, now=self._clock.time())
-            await self._probation.consider(self._reader.view.nodes, epoch=self._lease.epoch, now=self._clock.time())
+            joined = self._clusters.joined
+            self._probations = {name: one for name, one in self._probations.items() if name in joined}
+            for cluster in self._reader.connected:
+                await self._look_after(cluster, self._lease)
         else:
             self._drive_all(rows, self._lease)  # supervisors go on, and can be directed to pause or to cancel
         self._forget_ended()
+
+    async def _look_after(self, cluster: str, lease: Lease) -> None:
+        """What a cluster needs beside its jobs: leftovers ended, suspected nodes tested."""
+        if keys := self._leftovers.of(self._reader.attempts(cluster), self._drivers):
+            self._errands.block(cluster, "end leftovers", lambda: self._leftovers.end(cluster, keys))
+        probation = self._probations.get(cluster)
+        if probation is None:
+            probation = self._probations[cluster] = Probation(self._store, self._clusters.of(cluster), self._clock)
+        nodes, now = self._reader.nodes_of(cluster), self._clock.time()
+        try:
+            await probation.consider(nodes, epoch=lease.epoch, now=now)
+        except ClusterUnreachable as error:
+            _log.warning("cluster.unreachable", extra={"cluster": cluster, "error": str(error)})
 
     async def _measure_drains(self, lease: Lease) -> None:
         ended = self._drain_times.observe(self._reader.view.nodes, self._reader.workers, self._clock.monotonic())
         if ended:
             await asyncio.to_thread(self._store.add_drain_times, ended, epoch=lease.epoch, now=self._clock.time())
 
-    def _node_changed(self) -> None:
-        self._reader.expire()
+    def _node_changed(self, cluster: str) -> None:
+        self._reader.expire(cluster)
         self._woken.set()
         self._is_requested.set()
 
     def _expire_if_resized(self, rows: Sequence[DriveRow]) -> None:
         """A group has formed with other workers, or an attempt has begun or ended: other resources are free now."""
-        sizes: dict[str, tuple[JobState, int]] = {
-            row.id: (row.state, row.status.workers) for row in rows if row.state is not JobState.QUEUED
+        sizes = {
+            row.id: (self._cluster_of(row), row.state, row.status.workers)
+            for row in rows
+            if row.state is not JobState.QUEUED
         }
         if sizes != self._sizes:
+            changed = {*sizes.items()} ^ {*self._sizes.items()}
             self._sizes = sizes
-            self._reader.expire()
+            for cluster in {cluster for _, (cluster, *_) in changed}:
+                self._reader.expire(cluster)
 
-    async def _read_cluster(self, rows: Sequence[DriveRow]) -> bool:
-        """False: the cluster does not answer."""
-        with_attempt = {row.id for row in rows if row.state is not JobState.QUEUED}
+    def _cluster_of(self, row: DriveRow) -> str:
+        """Of its attempt; empty: it has none."""
+        return "" if row.state is JobState.QUEUED else row.cluster or self._clusters.own
+
+    async def _read_clusters(self, rows: Sequence[DriveRow]) -> bool:
+        """False: none answers."""
+        with_attempt = {row.id: self._cluster_of(row) for row in rows if row.state is not JobState.QUEUED}
         return await self._reader.read(self._lease, with_attempt)
 
     async def _schedule(self, rows: list[DriveRow], lease: Lease) -> None:
         now, mono = self._clock.time(), self._clock.monotonic()
-        state = self._last_market = await asyncio.to_thread(self._market_state, rows, now)
+        where = self._whereabouts(rows)
+        state = self._last_market = await asyncio.to_thread(self._market_state, rows, now, where)
         standing = standing_of(state)
         if standing == self._decided_for and mono - self._decided_mono < _REVIEW_S:
             self._drive_all(rows, lease)
@@ -261,27 +291,38 @@ class ControlLoop:
         places = freed_places(changes, grants, self._reader.reservations) if changes else {}
         self._drive_all(await self._with_changes(rows) if changes else rows, lease, places)
         await self._writer.explain(state, decisions, by_id, epoch=lease.epoch, now=now)
-        await self._scale_out(state, decisions, mono)
-        avoided = frozenset(node.node_id for node in self._reader.view.nodes if node.drain or node.suspected)
-        await asyncio.to_thread(self._cluster.keep_ready, avoided)
+        self._scale_out(state, decisions, mono)
+        for name in self._reader.connected:
+            nodes = self._reader.nodes_of(name)
+            avoided = frozenset(node.node_id for node in nodes if node.drain or node.suspected)
+            keep_ready = self._clusters.of(name).keep_ready
+            self._errands.block(name, "keep a process ready", partial(keep_ready, avoided))
 
     def _decide(self, state: MarketState, now: float) -> Sequence[Decision]:
         with paused_collector():
             return self._policy(state, now)
 
-    async def _scale_out(self, state: MarketState, decisions: Sequence[Decision], mono: float) -> None:
+    def _scale_out(self, state: MarketState, decisions: Sequence[Decision], mono: float) -> None:
         """Again after a while, since a head that was restarted has forgotten the request."""
         if not self._config.scale_out:
             return
-        wanted = demand(state, decisions)
-        if wanted != self._requested or mono - self._requested_mono >= _REQUEST_S:
-            await asyncio.to_thread(self._cluster.request_room, wanted)
-            self._requested, self._requested_mono = wanted, mono
+        for name in self._reader.connected:
+            wanted = demand(state, decisions)
+            before, requested_mono = self._requested.get(name, ({}, 0.0))
+            if wanted != before or mono - requested_mono >= _REQUEST_S:
+                request = partial(self._clusters.of(name).request_room, wanted)
+                if self._errands.block(name, "ask for room", request):
+                    self._requested[name] = wanted, mono
 
-    def _market_state(self, rows: list[DriveRow], now: float) -> MarketState:
+    def _whereabouts(self, rows: Sequence[DriveRow]) -> Whereabouts:
+        own, away = self._clusters.own, self._reader.why_away
+        held = frozenset(row.id for row in rows if row.state is not JobState.QUEUED and away(self._cluster_of(row)))
+        return Whereabouts(own=own, held=held)
+
+    def _market_state(self, rows: list[DriveRow], now: float, where: Whereabouts) -> MarketState:
         reader, store = self._reader, self._store
         state = self._market.build(
-            rows, reader.view.nodes, reader.foreign, reader.workers, store.projects(), store.users(), now
+            rows, reader.connected_nodes, reader.foreign, reader.workers, store.projects(), store.users(), now, where
         )
         self._spared.note(self._market.num_new, len(rows))
         return state
@@ -290,25 +331,31 @@ class ControlLoop:
         self, rows: list[DriveRow], lease: Lease, places: Mapping[str, Mapping[str, int]] | None = None
     ) -> None:
         """`places`: where workers of jobs that start are expected, by job and node."""
-        nodes, with_attempt = self._reader.view.nodes, [row for row in rows if row.state is not JobState.QUEUED]
-        capacity = market_nodes(nodes, [row.id for row in rows], self._reader.foreign)
-        cramped = frozenset[str]()
-        if any(node.drain or node.suspected for node in nodes):
-            cramped = without_room(with_attempt, capacity, self._reader.workers, self._clock.time())
-        common, wary = node_rules.avoided(nodes), node_rules.suspecting(nodes)
-        for row in with_attempt:
-            avoid = node_rules.avoided(nodes, row.id) if row.id in wary else common
-            if row.id in cramped:
-                avoid = tuple(node.model_copy(update={"is_replaceable": False}) for node in avoid)
-            self._drive(row, lease, avoid, (places or {}).get(row.id, {}))
+        by_cluster: dict[str, list[DriveRow]] = {}
+        for row in rows:
+            if row.state is not JobState.QUEUED:
+                by_cluster.setdefault(self._cluster_of(row), []).append(row)
+        for cluster, there in by_cluster.items():
+            nodes = self._reader.nodes_of(cluster)
+            cramped = frozenset[str]()
+            if any(node.drain or node.suspected for node in nodes):
+                capacity = market_nodes(nodes, [row.id for row in rows], self._reader.foreign)
+                cramped = without_room(there, capacity, self._reader.workers, self._clock.time())
+            common, wary = node_rules.avoided(nodes), node_rules.suspecting(nodes)
+            for row in there:
+                avoid = node_rules.avoided(nodes, row.id) if row.id in wary else common
+                if row.id in cramped:
+                    avoid = tuple(node.model_copy(update={"is_replaceable": False}) for node in avoid)
+                self._drive(row, lease, avoid, (places or {}).get(row.id, {}))
 
     def _drive(self, row: DriveRow, lease: Lease, avoid: tuple[AvoidedNode, ...], places: Mapping[str, int]) -> None:
         """One driver per attempt; an existing one gets the newest row."""
         key = (row.id, row.attempt)
+        server_stops = self._show_saving is not None and self._cluster_of(row) == self._clusters.own
         if key not in self._drivers:
             driver = Driver(
                 self._store,
-                self._cluster,
+                self._clusters,
                 self._clock,
                 self._config,
                 row,
@@ -316,10 +363,10 @@ class ControlLoop:
                 links=self._links,
             )
             driver.expect(places)
-            driver.update(row, avoid, server_stops=self._show_saving is not None)
+            driver.update(row, avoid, server_stops=server_stops)
             task = asyncio.get_running_loop().create_task(driver.run(), name=f"drive {row.id}")
             self._drivers[key] = (driver, task)
-        self._drivers[key][0].update(row, avoid, server_stops=self._show_saving is not None)
+        self._drivers[key][0].update(row, avoid, server_stops=server_stops)
 
     def _forget_ended(self) -> None:
         for key, (_, task) in list(self._drivers.items()):
@@ -335,6 +382,8 @@ class ControlLoop:
     def _give_up(self, lease: Lease) -> None:
         """The cluster ends before these attempts are saved: their jobs return to the queue with what they have lost."""
         for row in self._store.jobs_to_drive(max_queued=0):
+            if self._cluster_of(row) != self._clusters.own:
+                continue
             try:
                 self._store.requeue(
                     row.id,
@@ -368,7 +417,9 @@ class ControlLoop:
     async def _stop_driving(self) -> None:
         """Without the lease nothing is driven; supervisors go on alone."""
         self._lease = self._last_market = None
-        self._probation.stop()
+        for probation in self._probations.values():
+            probation.stop()
+        self._errands.drop()
         await self._drop_drivers()
 
     async def _drop_drivers(self) -> None:

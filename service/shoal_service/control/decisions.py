@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias, assert_never
 
 from shoal_service.collector import paused_collector
+from shoal_service.control.market.build import named_cluster
 from shoal_service.core.scheduling.decide import after
 from shoal_service.core.scheduling.explaining.held_back import HeldBack, held_back
 from shoal_service.core.scheduling.market import Decision, MarketState, Preempt, Resize, Start, Wait
@@ -26,8 +27,10 @@ _REFRESH_S = 10.0
 class DecisionWriter:
     """Made by the control loop. Raises LeaseLost."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, own: str = "") -> None:
+        """`own`: the cluster in which a job starts for which the policy names none."""
         self._store = store
+        self._own = own
         self._written: object = None
         self._written_at = 0.0
         self._explained: object = None
@@ -39,7 +42,7 @@ class DecisionWriter:
         """Those that give workers back first."""
         for change in sorted(changes, key=lambda one: _turn(one, rows[one.job_id])):
             try:
-                await asyncio.to_thread(self._change, change, epoch, now)
+                await asyncio.to_thread(self._change, change, rows[change.job_id], epoch, now)
             except RequestConflict:
                 pass  # paused or cancelled since the decision
 
@@ -51,10 +54,11 @@ class DecisionWriter:
         await self._explain_waits([one for one in decisions if isinstance(one, Wait)], epoch, now)
         await self._explain_growth(state, changes_of(decisions), rows, epoch, now)
 
-    def _change(self, change: Change, epoch: int, now: float) -> None:
+    def _change(self, change: Change, row: DriveRow, epoch: int, now: float) -> None:
         match change:
-            case Start(job_id, workers, reason):
-                self._store.begin_attempt(job_id, workers=workers, reason=reason, epoch=epoch, now=now)
+            case Start(job_id, workers, reason, cluster):
+                where = cluster or named_cluster(row.spec) or self._own
+                self._store.begin_attempt(job_id, workers=workers, cluster=where, reason=reason, epoch=epoch, now=now)
             case Resize(job_id, workers, reason):
                 self._store.set_grant(job_id, workers=workers, reason=reason, epoch=epoch, now=now)
             case Preempt(job_id, reason, beneficiary):

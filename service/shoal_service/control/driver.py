@@ -12,6 +12,7 @@ a job should do; it passes on the store's row.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from shoal_service.cluster.errors import ClusterUnreachable, SupervisorGone, Sup
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.market.build import is_preempted
 from shoal_service.control.profile_store import measured_profile
-from shoal_service.control.protocols import Cluster
+from shoal_service.control.protocols import Cluster, Clusters
 from shoal_service.control.supervisors.finishing import to_its_end
 from shoal_service.control.supervisors.links import SupervisorLinks
 from shoal_service.core import supervisor_starts
@@ -43,7 +44,10 @@ from shoal_workers.contract.course.settings import settings_of
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import Stacks
 
+_log = logging.getLogger(__name__)
 _RETRY_S = 0.25
+_AWAY_S = 1.0
+"""Between two tries to start a supervisor in a cluster that does not answer."""
 _LOOK_S = 0.5
 """Between two looks at when the supervisor has reported last; it does so at least every second."""
 _OVERDUE_S = 1.5
@@ -111,7 +115,7 @@ class Driver:
     def __init__(
         self,
         store: Store,
-        cluster: Cluster,
+        clusters: Clusters,
         clock: Clock,
         config: ControlConfig,
         row: DriveRow,
@@ -121,7 +125,7 @@ class Driver:
     ) -> None:
         """`links`: shared by all drivers."""
         self._store = store
-        self._cluster = cluster
+        self._clusters = clusters
         self._clock = clock
         self._config = config
         self._row = row
@@ -129,7 +133,7 @@ class Driver:
         self._epoch = epoch
         self._links = links
         self._avoid: tuple[AvoidedNode, ...] = ()
-        self._server_stops = False
+        self._server_stops = self._moves = False
         self._places: Mapping[str, int] = {}
         self._written: Directive | None = None
         """The last directive that this driver has written."""
@@ -184,9 +188,17 @@ class Driver:
         """Before `run`: how many workers are expected on which node, once others have given these places back."""
         self._places = places
 
-    def update(self, row: DriveRow, avoid: tuple[AvoidedNode, ...], *, server_stops: bool = False) -> None:
-        """The newest row of the store, the nodes that must not be used, and whether the attempt has to save and end."""
-        self._avoid, self._server_stops = avoid, server_stops
+    @property
+    def _cluster(self) -> Cluster:
+        """In which the attempt has begun. Asked each time: it may be removed and join again."""
+        return self._clusters.of(self._row.cluster)
+
+    def update(
+        self, row: DriveRow, avoid: tuple[AvoidedNode, ...], *, server_stops: bool = False, moves: bool = False
+    ) -> None:
+        """The newest row of the store, the nodes that must not be used, and whether the attempt has to save and end:
+        since the server stops, or the job moves to another cluster."""
+        self._avoid, self._server_stops, self._moves = avoid, server_stops, moves
         if self._directive(row) != self._written:
             self._row = row
             self._changed.set()
@@ -209,6 +221,9 @@ class Driver:
                 except _StartsInVain as error:
                     await self._end(error.args[0])
                     return
+                except ClusterUnreachable:
+                    await self._clock.sleep(_AWAY_S)
+                    continue
                 except SupervisorGone as error:
                     if self._has_reported:
                         await self._requeue("is gone", error)
@@ -229,7 +244,11 @@ class Driver:
         if link is not None:
             self._has_reported = link.life > 0
             silence.seen(link.reported_at)
-            await self._find_or_start(has_token=link.has_token)
+            try:
+                await self._find_or_start(has_token=link.has_token)
+            except ClusterUnreachable:
+                if not self._has_reported:
+                    raise  # there may be none yet
         steering = asyncio.create_task(self._steer())
         try:
             while await self._goes_on(silence):
@@ -245,7 +264,11 @@ class Driver:
         finally:
             steering.cancel()
             await asyncio.gather(steering, return_exceptions=True)
-        await to_its_end(self._reap(), self._clock, _REAP_S)
+        try:
+            await to_its_end(self._reap(), self._clock, _REAP_S)
+        except ClusterUnreachable as error:  # what is left there is ended when the cluster is back
+            fields = {"job": self._row.id, "attempt": self._row.attempt, "error": str(error)}
+            _log.warning("attempt.not_reaped", extra=fields)
 
     @contextmanager
     def _failed_creation(self) -> Iterator[None]:
@@ -418,7 +441,7 @@ class Driver:
             epoch=self._epoch,
             version=WIRE_VERSION,
             granted=row.granted_workers or self._last_grant,
-            is_preempted=is_preempted(row),
+            is_preempted=self._moves or is_preempted(row),
             desired=row.desired,
             elasticity=row.spec.elasticity,
             parallelism=row.spec.parallelism,

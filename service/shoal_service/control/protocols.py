@@ -1,15 +1,16 @@
-"""What the control plane needs from a Ray cluster. Supervisors dial home, see `shoal_service/home.py`.
+"""What the control plane needs from the Ray clusters that have joined. Supervisors dial home: `shoal_service/home.py`.
 
-The real one is `control/clusters/joined.py`, wired by `shoal serve`; the fake is in `tests/doubles`. No Ray here.
+The real ones are in `control/clusters/`, wired by `shoal serve`; the fakes are in `tests/doubles`. No Ray here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, RoomKind, UnusedPackages
-from shoal_service.core.nodes import Node
+from shoal_service.core.nodes import Cordon, Node
 from shoal_service.core.supervisor_starts import ProcessEnd
 from shoal_service.home import Home
 from shoal_service.supervisor.config import SupervisorConfig
@@ -86,3 +87,44 @@ class Cluster(PackageStores, Protocol):
     def upload_code(self, job_id: str, attempt: int, sha256: str) -> str:
         """Stores a code archive of the store in the cluster, for the runtime environments of an attempt's workers; its
         URI, the same for equal bytes."""
+
+    def sees_storage(self, url: str, name: str) -> str:
+        """Why the checkpoint of this name in the job's directory cannot be read from there; empty: it can. With an
+        empty name: why the directory is not there."""
+
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds since the newest report; None: none has come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedAs:
+    """One of the clusters, and what users have set for it."""
+
+    cluster: Cluster
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Added to those of its nodes."""
+    cordon: Cordon | None = None
+
+
+class Clusters(Protocol):
+    """All clusters that have joined, by name."""
+
+    @property
+    def own(self) -> str:
+        """The name of the one that this service has for itself, or was told to use. Attempts whose cluster is not
+        known are there. It counts as joined from the start."""
+
+    def refresh(self) -> None:
+        """Reads which ones have joined or were removed since; blocks. Raises StoreUnavailable."""
+
+    @property
+    def joined(self) -> Mapping[str, JoinedAs]:
+        """As of the last `refresh`: the own one first, the others by name."""
+
+    def of(self, name: str) -> Cluster:
+        """The one of this name; empty: the own one. One that has not joined, or was removed, answers no call."""
+
+    def watch(self, changed: Callable[[str], None]) -> Callable[[], None]:
+        """Calls `changed` with the name of a cluster, on any thread, soon after a node of it has come, gone or begun to
+        drain. Returns how to stop."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic_core import to_json
@@ -17,9 +18,12 @@ from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.clusters import calls
 from shoal_service.clusters.wire import Answer, Order
 from shoal_service.gateway.protocols import RayAccess
+from shoal_service.gateway.storage import why_unreachable
 from shoal_workers.contract.base import Frozen
 
 _THREADS = 32
+_STORAGE_THREADS = 4
+"""A storage that hangs keeps these, and no others."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -39,6 +43,7 @@ class Answering:
         self._look = look
         self._archive = archive
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="order")
+        self._storage_threads = ThreadPoolExecutor(_STORAGE_THREADS, thread_name_prefix="storage")
 
     async def answer(self, order: Order) -> Answer:
         try:
@@ -66,6 +71,9 @@ class Answering:
                 return await ray.unused_packages(request.for_s)
             case calls.RemovePackages():
                 return await ray.remove_packages(request.node_id, request.name, request.for_s)
+            case calls.SeesStorage():
+                look = partial(why_unreachable, request.url, request.name)
+                return await asyncio.get_running_loop().run_in_executor(self._storage_threads, look)
             case calls.UploadCode():
                 archive = await self._archive(request.sha256)
                 return await self._blocking(lambda: ray.upload_code(request.job_id, request.attempt, archive))

@@ -221,7 +221,8 @@ def begin_attempt(
     attempt = job.attempt + 1
     edit = JobEdit(connection, job, now)
     edit.describe(observed_generation=job.spec_version, generation=0)
-    edit.move(standing, "", reason or f"Starts with {count_text(workers, 'worker')}.", attempt=attempt, workers=workers)
+    message = reason or f"Starts with {count_text(workers, 'worker')}."
+    edit.move(standing, "", message, attempt=attempt, workers=workers, cluster=cluster or None)
     edit.set(attempt=attempt, pulled_seq=0, granted_workers=workers, cluster=cluster)
     if job.started_at is None:
         edit.set(started_at=now)

@@ -115,6 +115,7 @@ class JobEdit:
         attempt: int | None = None,
         step: int | None = None,
         workers: int | None = None,
+        cluster: str | None = None,
     ) -> None:
         """Changes the standing of the job, with an event if its state changes. Raises RequestConflict: it is being
         deleted."""
@@ -139,7 +140,7 @@ class JobEdit:
             self.set(ended_at=self.now, **continuing.RELEASED)
         if to.state is JobState.SUCCEEDED:
             self.set(failure=None)
-        known = {"attempt": attempt, "step": step, "workers": workers}
+        known = {"attempt": attempt, "step": step, "workers": workers, "cluster": cluster}
         where = {name: value for name, value in known.items() if value is not None}
         self.event(JobStateChanged(from_=before, to=to.state, reason=reason, message=message, **where))
 

@@ -52,6 +52,7 @@ _LIMITS_S: Mapping[type[Frozen], float] = {
     calls.ListUnusedPackages: 180.0,
     calls.RemovePackages: 180.0,
     calls.UploadCode: 180.0,
+    calls.SeesStorage: 30.0,
 }
 _CLEAN_S = 10.0
 _KEPT_S = 60.0
@@ -80,7 +81,7 @@ class _Waiting:
 
 
 class JoinedCluster:
-    """A `protocols.Cluster`. Call `start` first, and `close` at the end."""
+    """A `protocols.Cluster`. Call `start` first, and `close` at the end. One that was not started answers no call."""
 
     def __init__(self, store: Store, name: str, clock: Clock, lease: Callable[[], Lease | None]) -> None:
         """`lease`: the one of this process, None while it has none. From any thread."""
@@ -108,7 +109,8 @@ class JoinedCluster:
         with self._lock:
             self._is_closed = self._is_woken = True
             self._lock.notify_all()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def __enter__(self) -> JoinedCluster:
         return self.start()
@@ -124,6 +126,13 @@ class JoinedCluster:
     @property
     def connected(self) -> bool:
         return not self._why_unreachable(self._newest)
+
+    @property
+    def silent_s(self) -> float | None:
+        newest = self._newest
+        if newest.number <= 0 or newest.seen_mono == float("-inf"):
+            return None
+        return max(0.0, self._clock.monotonic() - newest.seen_mono)
 
     def snapshot(self, *, fresh: bool = False) -> ClusterSnapshot:
         if fresh and self.connected and self._own_epoch() is not None:
@@ -187,6 +196,9 @@ class JoinedCluster:
     def upload_code(self, job_id: str, attempt: int, sha256: str) -> str:
         request = calls.UploadCode(job_id=job_id, attempt=attempt, sha256=sha256)
         return str(self._block(request, archive=sha256))
+
+    def sees_storage(self, url: str, name: str) -> str:
+        return str(self._block(calls.SeesStorage(url=url, name=name)))
 
     async def ask(self, request: Frozen) -> Any:
         """The answer to an order. If the caller is cancelled, so is the order. Raises what the call raises in the

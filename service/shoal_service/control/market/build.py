@@ -6,7 +6,7 @@ A job keeps its value as long as its row does not change, so a pass in which lit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from shoal_service.control.market.curves import CurveBook, by_partition, corrected
 from shoal_service.control.market.measured import JobMeasured, Measurements, served_s
@@ -19,10 +19,27 @@ from shoal_service.core.scheduling.market import MarketJob, MarketNode, MarketSt
 from shoal_service.planner import HardwareProfile
 from shoal_service.store.driving import DriveRow
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.placing import MARKET_TYPE_LABEL, SPOT
+from shoal_workers.contract.placing import ANY_CLUSTER, MARKET_TYPE_LABEL, SPOT
+from shoal_workers.contract.spec import JobSpec
 
 _PREDICTIONS_PER_PASS = 8
 _NOTHING = WorkerNeed()
+_NOWHERE: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """What a market needs to know about clusters beside their nodes."""
+
+    own: str = ""
+    """The cluster of attempts that name none."""
+    held: frozenset[str] = frozenset()
+    """Jobs with an attempt about which nothing is decided: their cluster does not answer, or they move."""
+    excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By queued job: clusters in which it may not start, since its checkpoints are not known to be reachable there."""
+
+
+SINGLE = Whereabouts()
 
 
 class MarketBuilder:
@@ -46,6 +63,7 @@ class MarketBuilder:
         projects: Mapping[str, Project],
         users: Mapping[str, User],
         now: float,
+        where: Whereabouts = SINGLE,
     ) -> MarketState:
         """
         Args:
@@ -57,7 +75,7 @@ class MarketBuilder:
         self.num_new = 0
         self._known = {row.id: self._job(row, now) for row in rows}
         jobs = [
-            _with_workers(job, workers.get(job.job_id, {}))
+            _placed(_with_workers(job, workers.get(job.job_id, {})), where)
             for row, job, _ in self._known.values()
             if not is_preempted(row)  # its workers are promised to another job
         ]
@@ -116,8 +134,14 @@ def requested(row: DriveRow) -> MarketJob:
         selector=spec.worker.node_labels,
         placement=spec.placement,
         granted=row.granted_workers if row.state is not JobState.QUEUED else 0,
+        cluster=named_cluster(spec) if row.state is JobState.QUEUED else row.cluster,
         is_leaving=row.desired is not Desired.RUN,
     )
+
+
+def named_cluster(spec: JobSpec) -> str:
+    """The only one in which the job may run; empty: any."""
+    return "" if spec.worker.cluster == ANY_CLUSTER else spec.worker.cluster
 
 
 def standing_of(state: MarketState) -> object:
@@ -142,6 +166,7 @@ def market_nodes(
 def _market_node(node: Node, foreign: WorkerNeed) -> MarketNode:
     return MarketNode(
         node_id=node.node_id,
+        cluster=node.cluster,
         cpus=max(0.0, node.cpus - foreign.cpus),
         gpus=max(0.0, node.gpus - foreign.gpus),
         memory_gib=max(0.0, node.memory_gib - foreign.memory_gib),
@@ -154,3 +179,14 @@ def _market_node(node: Node, foreign: WorkerNeed) -> MarketNode:
 
 def _with_workers(job: MarketJob, on_nodes: Mapping[str, int]) -> MarketJob:
     return job if on_nodes == job.on_nodes else replace(job, held=sum(on_nodes.values()), on_nodes=on_nodes)
+
+
+def _placed(job: MarketJob, where: Whereabouts) -> MarketJob:
+    """A job that nothing of this concerns stays the same object."""
+    if not job.granted:
+        excluded = where.excluded.get(job.job_id, _NOWHERE)
+        return job if excluded == job.excluded_clusters else replace(job, excluded_clusters=excluded)
+    cluster, is_leaving = job.cluster or where.own, job.is_leaving or job.job_id in where.held
+    if (cluster, is_leaving) == (job.cluster, job.is_leaving):
+        return job
+    return replace(job, cluster=cluster, is_leaving=is_leaving)

@@ -8,6 +8,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.events.base import JobEvent, Severity
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.job import JobState
+from shoal_workers.contract.placing import ANY_CLUSTER
 from shoal_workers.contract.spec import ParallelismSpec
 
 _SEVERITY_OF_STATE = {
@@ -67,6 +68,8 @@ class JobStateChanged(JobEvent):
     step: int | None = None
     workers: int | None = None
     """Workers that the attempt starts with."""
+    cluster: str | None = None
+    """In which the attempt starts."""
 
     def words(self) -> str:
         reason = f" ({self.reason})" if self.reason else ""
@@ -161,6 +164,30 @@ class JobPatched(JobEvent):
         others = {"spec_version", "by"}
         changed = [name for name in type(self).model_fields if name not in others and getattr(self, name) is not None]
         return f"spec changed to version {self.spec_version}" + (f": {', '.join(changed)}" if changed else "")
+
+
+class JobMoveRequested(JobEvent):
+    """A user asked that the job run in another cluster. An attempt elsewhere saves and ends, and the job goes on there
+    without losing a step."""
+
+    type: ClassVar[str] = "job.move_requested"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    from_: str
+    """The cluster that the spec named before; `any`: the one that the scheduler chooses. `to` too."""
+    to: str
+    running_in: str = ""
+    """The cluster in which it has an attempt; empty: it has none."""
+    by: str | None = None
+    """Name of the one who asked through the API."""
+
+    def words(self) -> str:
+        who = self.by or "a user"
+        if self.to == ANY_CLUSTER:
+            return f"{who} lets the job run in any cluster (before: {self.from_})"
+        if self.running_in == self.to:
+            return f"{who} keeps the job in cluster {self.to}"
+        return f"{who} moves the job to cluster {self.to}" + (f" from {self.running_in}" if self.running_in else "")
 
 
 class JobGranted(JobEvent):

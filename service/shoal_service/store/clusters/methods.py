@@ -12,6 +12,7 @@ job, so no other subscriber is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ from shoal_service.access_views import ClusterTokenRequest, NewToken, TokenView
 from shoal_service.core.access.tokens import new_token
 from shoal_service.core.gateways import Incoming, Speaker, Verdict, admit, is_of_another
 from shoal_service.core.job_machine import ATTEMPT_STATES
+from shoal_service.core.nodes import Cordon
 from shoal_service.store import lease as leases
 from shoal_service.store.access import tokens
 from shoal_service.store.clusters.tables import cluster_orders, clusters
@@ -69,6 +71,15 @@ class ClusterRow:
     """Empty: there is none of this life."""
     snapshot_report: int
     """Number of the report that it came with."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCluster:
+    """A cluster that has joined, or for which a token was made."""
+
+    name: str
+    labels: dict[str, str]
+    cordon: Cordon | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +190,19 @@ class ClusterMethods:
             return tx.execute(query.limit(1)).first() is not None
 
     # --- control plane
+
+    def known_clusters(self) -> tuple[KnownCluster, ...]:
+        """By name."""
+        with self._database.read() as tx:
+            rows = tx.execute(select(clusters.c.name, clusters.c.labels, clusters.c.cordon).order_by(clusters.c.name))
+            return tuple(
+                KnownCluster(
+                    row.name,
+                    json.loads(row.labels or "{}"),
+                    Cordon.model_validate_json(row.cordon) if row.cordon else None,
+                )
+                for row in rows
+            )
 
     def cluster(self, name: str) -> ClusterRow | None:
         """None: no gateway has reported, and no token of the cluster was made."""

@@ -56,6 +56,7 @@ NAMES = [
     "job.extended",
     "job.granted",
     "job.held_back",
+    "job.move_requested",
     "job.outperformed",
     "job.patched",
     "job.preempted",

@@ -1,0 +1,72 @@
+"""FakeClusters: several FakeClusters, as the control plane sees those that have joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from doubles.fake_cluster import FakeCluster
+from shoal_service.cluster.errors import ClusterUnreachable
+from shoal_service.control.protocols import JoinedAs
+from shoal_service.core.nodes import Cordon
+
+
+class FakeClusters:
+    """A `control.protocols.Clusters`."""
+
+    def __init__(self, own: str = "default", /, **clusters: FakeCluster) -> None:
+        """`clusters`: by name; the own one is among them."""
+        self.own = own
+        self.joined: Mapping[str, JoinedAs] = {}
+        self._watchers: list[Callable[[str], None]] = []
+        for name, cluster in sorted(clusters.items(), key=lambda one: (one[0] != own, one[0])):
+            self.join(name, cluster)
+
+    @classmethod
+    def single(cls, cluster: FakeCluster) -> FakeClusters:
+        return cls("default", default=cluster)
+
+    def join(self, name: str, cluster: FakeCluster, *, labels: Mapping[str, str] | None = None) -> None:
+        cluster.watch(lambda: self._changed(name))
+        self.joined = {**self.joined, name: JoinedAs(cluster=cluster, labels=labels or {})}
+
+    def cordon(self, name: str, reason: str) -> None:
+        cordon = Cordon(reason=reason, requested_at=1.0)
+        self.joined = {**self.joined, name: replace(self.joined[name], cordon=cordon)}
+
+    def remove(self, name: str) -> None:
+        self.joined = {other: one for other, one in self.joined.items() if other != name}
+
+    def refresh(self) -> None:
+        pass
+
+    def of(self, name: str) -> FakeCluster:
+        joined = self.joined.get(name or self.own)
+        if joined is None:
+            return AbsentCluster(name)
+        assert isinstance(joined.cluster, FakeCluster)
+        return joined.cluster
+
+    def watch(self, changed: Callable[[str], None]) -> Callable[[], None]:
+        self._watchers.append(changed)
+        return lambda: self._watchers.remove(changed)
+
+    def _changed(self, name: str) -> None:
+        for changed in tuple(self._watchers):
+            changed(name)
+
+
+class AbsentCluster(FakeCluster):
+    """One that has not joined: it answers no call that drivers make."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.connected = False
+        self.error = ClusterUnreachable(f"no gateway speaks for the cluster {name!r}")
+
+    def _refuse(self, *_: object, **__: object) -> None:
+        assert self.error is not None
+        raise self.error
+
+    start_supervisor = find_supervisor = why_gone = silent_supervisor = replace_supervisor = _refuse  # type: ignore[assignment]
+    unrecorded_starts = last_ends = reap = upload_code = keep_ready = _refuse  # type: ignore[assignment]
