@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.course.sweep import SWEEP_NAME
-from shoal_workers.contract.placing import Moment
+from shoal_workers.contract.placing import CLUSTER_PATTERN, Moment
 from shoal_workers.contract.spec import ParallelismSpec, StopSpec
 
 
@@ -65,6 +65,14 @@ class CodePatch(Frozen):
         return self
 
 
+class WorkerPatch(Frozen):
+    """Where the workers of a job run; what one reserves cannot be changed."""
+
+    cluster: str = Field(pattern=CLUSTER_PATTERN)
+    """Another cluster, by the name with which it has joined: an attempt elsewhere saves and ends, and the job goes on
+    there. `any`: it may run in any, and stays where it is."""
+
+
 class JobPatch(Frozen):
     """Changes of a job's spec. Absent keys stay as they are. Only `labels` and `annotations` of a job that has ended
     can be changed."""
@@ -85,6 +93,7 @@ class JobPatch(Frozen):
     code: CodePatch | None = None
     """New code. Workers with it start beside the others and take over at a step boundary. If it fails, or builds
     another model, the job trains on with the code before, which is then that of the spec again."""
+    worker: WorkerPatch | None = None
     labels: dict[str, str | None] | None = Field(None, max_length=64)
     """Merged by name; null removes one. The rules for names and values are those of the spec."""
     annotations: dict[str, str | None] | None = Field(None, max_length=64)

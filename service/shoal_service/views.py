@@ -16,6 +16,7 @@ from shoal_service.change_views import JobPatch as JobPatch
 from shoal_service.change_views import OptimizerPatch as OptimizerPatch
 from shoal_service.change_views import SchedulePatch as SchedulePatch
 from shoal_service.change_views import ValidationPatch as ValidationPatch
+from shoal_service.change_views import WorkerPatch as WorkerPatch
 from shoal_service.core.downsampling import SeriesPoint as SeriesPoint
 from shoal_service.core.events.base import Severity
 from shoal_service.core.goodput import Goodput as Goodput

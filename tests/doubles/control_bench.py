@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -34,13 +34,22 @@ def node(name: str = "n1", *, cpus: float = 2.0, alive: bool = True) -> Node:
 
 class ControlBench:
     def __init__(
-        self, store: Store, *nodes: Node, owner: str = "me", policy: Policy = decide, scale_out: bool = False
+        self,
+        store: Store,
+        *nodes: Node,
+        owner: str = "me",
+        policy: Policy = decide,
+        scale_out: bool = False,
+        others: Mapping[str, Sequence[Node]] | None = None,
     ) -> None:
+        """`nodes`: of the cluster `default`, the service's own; `others`: by name of another cluster."""
         self.store = store
         self.clock = FakeClock()
         self._reception = Reception(store, self.clock)
         self.cluster = self.make_cluster(*(nodes or (node(),)))
         self.clusters = FakeClusters.single(self.cluster)
+        for name, theirs in (others or {}).items():
+            self.clusters.join(name, self.make_cluster(*theirs))
         config = ControlConfig(owner=owner, lease_ttl_s=9.0, checkpoint_url="/checkpoints", scale_out=scale_out)
         self.loop = ControlLoop(store, self.clusters, self.clock, config, policy=policy)
 

@@ -8,7 +8,7 @@ from doubles.event_loop import Hangs
 from shoal_service.core.retention.checkpoints import best_names, choose_deletions
 from shoal_service.supervisor.protocols import ANYBODY, Deleter, Found
 from shoal_workers.checkpoint.commit import marker_of
-from shoal_workers.checkpoint.errors import CommitConflict, DamagedCheckpoint, StorageUnusable
+from shoal_workers.checkpoint.errors import AttemptFollowed, CommitConflict, DamagedCheckpoint, StorageUnusable
 from shoal_workers.contract.marker import CheckpointName, CommitMarker
 from shoal_workers.contract.worker_reports import SavedPart
 
@@ -23,6 +23,8 @@ class FakeCatalog:
         self.markers: dict[CheckpointName, CommitMarker] = {}
         self.damaged: set[CheckpointName] = set()
         """Those whose marker is damaged."""
+        self.begun: dict[int, frozenset[CheckpointName]] = {}
+        """By attempt: what it has found."""
         self.is_unusable = False
         self.is_away = False
         self.hangs = False
@@ -38,6 +40,10 @@ class FakeCatalog:
         if self.is_unusable:
             raise StorageUnusable(self._root, "permission denied", "Use another directory.")
 
+    def begin(self, attempt: int) -> None:
+        self._require_storage()
+        self.begun.setdefault(attempt, frozenset(name for name in self.markers if self._counts(name)))
+
     def commit(self, parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:
         self._require_storage()
         if self.hangs:
@@ -45,6 +51,8 @@ class FakeCatalog:
             raise self.hanging[-1]
         marker = marker_of(parts, job_id=job_id, attempt=attempt, now=now)
         name = CheckpointName(marker.step, marker.attempt, marker.generation)
+        if (later := max(self.begun, default=0)) > attempt:
+            raise AttemptFollowed(self.url(name), attempt, later)
         if name in self.markers:
             if self.markers[name].files != marker.files:
                 raise CommitConflict(self.url(name))
@@ -61,12 +69,12 @@ class FakeCatalog:
         self, *, before: CheckpointName | None = None, excluding: Collection[CheckpointName] = ()
     ) -> CheckpointName | None:
         self._require_storage()
-        fitting = [n for n in self.markers if n not in excluding and (before is None or n < before)]
+        fitting = [n for n in self.markers if self._counts(n) and n not in excluding and (before is None or n < before)]
         return max(fitting, default=None)
 
     def search(self, excluding: Collection[CheckpointName] = ()) -> Found:
         newest = self.newest(excluding=[*excluding, *self.damaged])
-        newer = [n for n in self.damaged if n not in excluding and (newest is None or n > newest)]
+        newer = [n for n in self.damaged if self._counts(n) and n not in excluding and (newest is None or n > newest)]
         errors = [DamagedCheckpoint(self.url(n), "COMMIT.json", "is damaged") for n in newer]
         return Found(newest, tuple(zip(newer, errors, strict=True)))
 
@@ -81,17 +89,22 @@ class FakeCatalog:
         by: Deleter = ANYBODY,
     ) -> list[CheckpointName]:
         self._require_storage()
-        torn = [name for name in self.files if name not in self.markers]
-        pinned = {*pinned, *best_names(self.markers, damaged, best)}
-        deletions = choose_deletions(
-            list(self.markers), torn, keep=keep, damaged=damaged, in_flight=in_flight, pinned=pinned
-        )
+        if max(self.begun, default=0) > by.attempt:
+            return []
+        committed = [name for name in self.markers if self._counts(name)]
+        torn = [name for name in self.files if name not in committed]
+        pinned = {*pinned, *best_names(committed, damaged, best)}
+        deletions = choose_deletions(committed, torn, keep=keep, damaged=damaged, in_flight=in_flight, pinned=pinned)
         return self._delete([deletion.name for deletion in deletions if by.may_delete(deletion.name)])
 
     def remove_torn(self, *, in_flight: Collection[CheckpointName], by: Deleter = ANYBODY) -> list[CheckpointName]:
         self._require_storage()
         torn = [n for n in self.files if n not in self.markers and n not in in_flight]
         return self._delete([n for n in torn if by.may_delete(n)])
+
+    def _counts(self, name: CheckpointName) -> bool:
+        newest = max(self.begun, default=0)
+        return name.attempt >= newest or name in self.begun[newest]
 
     def _delete(self, names: list[CheckpointName]) -> list[CheckpointName]:
         for name in names:

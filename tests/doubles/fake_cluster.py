@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal_service.clock import Clock
-from shoal_service.cluster.errors import ClusterError
+from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
 from shoal_service.control.supervisors.reception import Reception
 from shoal_service.core.access.tokens import hash_of
@@ -181,6 +181,8 @@ class FakeCluster:
         """The outcome of every node test."""
         self.error: ClusterError | None = None
         """Raised by every look at the cluster."""
+        self.away: ClusterUnreachable | None = None
+        """Raised by every call to it; see `cut_off`."""
         self.reservations: list[Reservation] = []
         """Of Shoal's workers."""
         self.foreign: dict[str, float] = {}
@@ -189,7 +191,23 @@ class FakeCluster:
         """Of the autoscaler."""
         self._watchers: list[Callable[[], None]] = []
 
+    def cut_off(self, *, with_supervisors: bool = True) -> None:
+        """Its gateway is silent. Supervisors dial by themselves, unless they are cut off too."""
+        self.away = ClusterUnreachable("the gateway of the cluster is silent")
+        for supervisor in self.supervisors.values() if with_supervisors else ():
+            supervisor.cut_off()
+
+    def reconnect(self) -> None:
+        self.away = None
+        for supervisor in self.supervisors.values():
+            supervisor.reconnect()
+
+    def _require_link(self) -> None:
+        if self.away is not None:
+            raise self.away
+
     def snapshot(self, *, fresh: bool = False) -> ClusterSnapshot:
+        self._require_link()
         self.num_fresh += fresh
         if self.error is not None:
             raise self.error
@@ -213,6 +231,7 @@ class FakeCluster:
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
     ) -> None:
+        self._require_link()
         self.avoided.append(avoid_nodes)
         self.places[config.job_id] = dict(places)
         key = config.job_id, config.attempt
@@ -231,6 +250,7 @@ class FakeCluster:
         pass
 
     def find_supervisor(self, job_id: str, attempt: int) -> FoundSupervisor | None:
+        self._require_link()
         if (job_id, attempt) not in self.supervisors:
             return None
         return FoundSupervisor(can_dial=not self.old_release, dials_here=not self.address_changed)
@@ -266,6 +286,7 @@ class FakeCluster:
         return self.ends
 
     def reap(self, job_id: str, attempt: int) -> int:
+        self._require_link()
         self.reaped.append((job_id, attempt))
         self._failed.discard((job_id, attempt))
         reaped = self.supervisors.pop((job_id, attempt), None)
@@ -302,6 +323,7 @@ class FakeCluster:
             changed()
 
     def sees_storage(self, url: str, name: str) -> str:
+        self._require_link()
         if self.error is not None:
             raise self.error
         self.asked_storage.append((url, name))

@@ -55,6 +55,7 @@ from shoal_service.core.events.job import (
     JobRequested,
     JobRetried,
     JobStateChanged,
+    JobStaysInCluster,
     JobWaiting,
 )
 from shoal_service.core.events.profiles import ProfileFailed, ProfileRequested, ProfileTaken
@@ -158,6 +159,10 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     (JobMoveRequested(from_="any", to="west"), "a user moves the job to cluster west"),
     (JobMoveRequested(from_="any", to="west", running_in="west"), "a user keeps the job in cluster west"),
     (JobMoveRequested(from_="west", to="any"), "a user lets the job run in any cluster (before: west)"),
+    (
+        JobStaysInCluster(cluster="west", reason="no other cluster answers"),
+        "stays in cluster west: no other cluster answers",
+    ),
     (
         JobPreempted(workers=2, beneficiary="job-y", reason="priority 50 before 0."),
         "preempted, gives 2 workers to job-y: priority 50 before 0.",

@@ -40,15 +40,19 @@ def market(jobs: Sequence[MarketJob], cluster: Sequence[MarketNode], *projects: 
 
 
 def carried_out(state: MarketState, decisions: Iterable[Decision], now: float = NOW) -> MarketState:
-    """The market once the decisions are in effect."""
+    """The market once the decisions are in effect. A preempted job may start in any cluster again, but `NAME@CLUSTER`,
+    which its spec ties to this one."""
     changed = {one.job_id: one for one in decisions}
 
     def after(old: MarketJob) -> MarketJob:
         match changed.get(old.job_id):
-            case Start(workers=workers) | Resize(workers=workers):
+            case Start(workers=workers, cluster=cluster):
+                return replace(old, granted=workers, held=workers, moved_at=now, cluster=cluster)
+            case Resize(workers=workers):
                 return replace(old, granted=workers, held=workers, moved_at=now)
             case Preempt():
-                return replace(old, granted=0, held=0, moved_at=now)
+                tied = old.job_id.partition("@")[2]
+                return replace(old, granted=0, held=0, moved_at=now, cluster=tied)
             case Wait() | None:
                 return old
 

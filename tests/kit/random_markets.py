@@ -43,6 +43,30 @@ def random_market(draw: Random) -> MarketState:
     return replace(now, jobs=[*old, *newcomers])
 
 
+def clustered_markets() -> st.SearchStrategy[MarketState]:
+    """Of two or three clusters."""
+    return st.integers(0, 2**32 - 1).map(lambda seed: random_clusters(Random(seed)))
+
+
+def random_clusters(draw: Random) -> MarketState:
+    """As a random market. Some jobs are tied to a cluster, which need not be there, or may not start in another one."""
+    names = ["east", "north", "west"][: draw.randint(2, 3)]
+    cluster = [replace(_node(draw, f"{name}-{at}"), cluster=name) for name in names for at in range(draw.randint(1, 3))]
+    jobs = [_somewhere(draw, _job(draw, f"job-{at}"), names) for at in range(draw.randint(1, 12))]
+    state = market(jobs, cluster, *_quotas(draw), users=_limits(draw))
+    now = _placed(carried_out(state, decide(state, NOW - 100), NOW - 100))
+    newcomers = [_somewhere(draw, _job(draw, f"new-{at}"), names) for at in range(draw.randint(0, 6))]
+    old = [replace(one, is_leaving=draw.random() < 0.25 and one.granted > 0) for one in now.jobs]
+    return replace(now, jobs=[*old, *newcomers])
+
+
+def _somewhere(draw: Random, job: MarketJob, names: list[str]) -> MarketJob:
+    excluded = frozenset(draw.sample(names, 1)) if draw.random() < 0.2 else frozenset[str]()
+    tied = draw.choice([*names, "away"]) if draw.random() < 0.3 else ""
+    name = f"{job.job_id}@{tied}" if tied else job.job_id
+    return replace(job, job_id=name, cluster=tied, excluded_clusters=excluded)
+
+
 def _placed(state: MarketState) -> MarketState:
     """With the nodes of new workers, which a running cluster knows; a job that finds no place is queued again."""
     free = {node.node_id: [node.cpus, node.gpus] for node in state.nodes}
@@ -59,7 +83,10 @@ def _placed(state: MarketState) -> MarketState:
             if may_use(job, node) and room > 0:
                 places[node.node_id] = min(int(room), job.granted - places.total())
         fits = places.total() == job.granted
-        found[job.job_id] = replace(job, on_nodes=dict(places)) if fits else replace(job, granted=0, held=0)
+        tied = job.job_id.partition("@")[2]
+        found[job.job_id] = (
+            replace(job, on_nodes=dict(places)) if fits else replace(job, granted=0, held=0, cluster=tied)
+        )
         _take(free, job, places if fits else {})
     return replace(state, jobs=[found[job.job_id] for job in state.jobs])
 
@@ -70,6 +97,9 @@ def _take(free: dict[str, list[float]], job: MarketJob, places: Mapping[str, int
 
 
 def may_use(job: MarketJob, node: MarketNode) -> bool:
+    """A queued job that may start in any cluster: alone, or beside other nodes of this one."""
+    if job.cluster not in ("", node.cluster) or (not job.granted and node.cluster in job.excluded_clusters):
+        return False
     return (job.capacity is CapacityKind.ANY or node.is_spot == (job.capacity is CapacityKind.SPOT)) and all(
         node.labels.get(key) == value for key, value in job.selector.items()
     )

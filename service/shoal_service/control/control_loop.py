@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -35,6 +36,7 @@ from shoal_service.control.market.drain_times import DrainTimes
 from shoal_service.control.market.forecast import forecast
 from shoal_service.control.market.freed import freed_places
 from shoal_service.control.market.pruner import Pruner
+from shoal_service.control.moving import Moving
 from shoal_service.control.ownership import LeaseWatch, acquired
 from shoal_service.control.protocols import Clusters
 from shoal_service.control.supervisors.leftovers import Leftovers
@@ -51,7 +53,7 @@ from shoal_service.store.hub import REQUESTS
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
 from shoal_service.telemetry.pass_times import PassTimes
-from shoal_service.views import ClusterView
+from shoal_service.views import ClusterView, JobView
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.spec import JobSpec
@@ -97,6 +99,7 @@ class ControlLoop:
         self._pruner = Pruner(store)
         self._drain_times = DrainTimes()
         self._leftovers = Leftovers(store, clusters)
+        self._moving = Moving(store, clusters, self._reader, self._links, clock, config.checkpoint_url)
         self._last_market: MarketState | None = None
         self._decided_for: object = None
         """What the last decisions were taken for; None: they changed something."""
@@ -122,6 +125,11 @@ class ControlLoop:
         if (market := self._last_market) is None:
             return None
         return forecast(market, spec, self._config.profiles, self._policy, self._clock.time())
+
+    async def why_not_move(self, job: JobView, to: str) -> str:
+        """Why the job cannot move to this cluster, or to `any`; empty: it can. A request is refused with these words.
+        The store checks besides whether such a cluster has joined. On the loop's thread."""
+        return await self._moving.why_not(job, to, may_ask=self._lease is not None)
 
     @property
     def lease(self) -> Lease | None:
@@ -208,6 +216,7 @@ class ControlLoop:
         rows = await self._readable_jobs(self._lease)
         self._expire_if_resized(rows)
         reachable = await self._read_clusters(rows)
+        rows = await self._moving.give_up_lost(rows, self._lease)
         if self._show_saving is not None:
             self._drive_all(rows, self._lease)
             in_own = [row for row in rows if self._cluster_of(row) == self._clusters.own]
@@ -253,7 +262,7 @@ class ControlLoop:
 
     def _expire_if_resized(self, rows: Sequence[DriveRow]) -> None:
         """A group has formed with other workers, or an attempt has begun or ended: other resources are free now."""
-        sizes = {
+        sizes: dict[str, tuple[str, JobState, int]] = {
             row.id: (self._cluster_of(row), row.state, row.status.workers)
             for row in rows
             if row.state is not JobState.QUEUED
@@ -275,7 +284,7 @@ class ControlLoop:
 
     async def _schedule(self, rows: list[DriveRow], lease: Lease) -> None:
         now, mono = self._clock.time(), self._clock.monotonic()
-        where = self._whereabouts(rows)
+        where = await self._moving.whereabouts(rows, lease)
         state = self._last_market = await asyncio.to_thread(self._market_state, rows, now, where)
         standing = standing_of(state)
         if standing == self._decided_for and mono - self._decided_mono < _REVIEW_S:
@@ -306,18 +315,14 @@ class ControlLoop:
         """Again after a while, since a head that was restarted has forgotten the request."""
         if not self._config.scale_out:
             return
+        room = demand(state, decisions)
         for name in self._reader.connected:
-            wanted = demand(state, decisions)
+            wanted = _of_nodes(room.get(name, {}), self._clusters.joined[name].labels)
             before, requested_mono = self._requested.get(name, ({}, 0.0))
             if wanted != before or mono - requested_mono >= _REQUEST_S:
                 request = partial(self._clusters.of(name).request_room, wanted)
                 if self._errands.block(name, "ask for room", request):
                     self._requested[name] = wanted, mono
-
-    def _whereabouts(self, rows: Sequence[DriveRow]) -> Whereabouts:
-        own, away = self._clusters.own, self._reader.why_away
-        held = frozenset(row.id for row in rows if row.state is not JobState.QUEUED and away(self._cluster_of(row)))
-        return Whereabouts(own=own, held=held)
 
     def _market_state(self, rows: list[DriveRow], now: float, where: Whereabouts) -> MarketState:
         reader, store = self._reader, self._store
@@ -351,6 +356,7 @@ class ControlLoop:
     def _drive(self, row: DriveRow, lease: Lease, avoid: tuple[AvoidedNode, ...], places: Mapping[str, int]) -> None:
         """One driver per attempt; an existing one gets the newest row."""
         key = (row.id, row.attempt)
+        moves = self._moving.moves(row)
         server_stops = self._show_saving is not None and self._cluster_of(row) == self._clusters.own
         if key not in self._drivers:
             driver = Driver(
@@ -363,10 +369,10 @@ class ControlLoop:
                 links=self._links,
             )
             driver.expect(places)
-            driver.update(row, avoid, server_stops=server_stops)
+            driver.update(row, avoid, server_stops=server_stops, moves=moves)
             task = asyncio.get_running_loop().create_task(driver.run(), name=f"drive {row.id}")
             self._drivers[key] = (driver, task)
-        self._drivers[key][0].update(row, avoid, server_stops=server_stops)
+        self._drivers[key][0].update(row, avoid, server_stops=server_stops, moves=moves)
 
     def _forget_ended(self) -> None:
         for key, (_, task) in list(self._drivers.items()):
@@ -420,6 +426,7 @@ class ControlLoop:
         for probation in self._probations.values():
             probation.stop()
         self._errands.drop()
+        self._moving.drop()
         await self._drop_drivers()
 
     async def _drop_drivers(self) -> None:
@@ -438,3 +445,12 @@ class ControlLoop:
         finally:
             for wait in waits:
                 wait.cancel()
+
+
+def _of_nodes(wanted: Mapping[RoomKind, int], labels: Mapping[str, str]) -> dict[RoomKind, int]:
+    """Without the labels of the cluster, which its nodes do not have in Ray."""
+    found = Counter[RoomKind]()
+    for kind, workers in wanted.items():
+        own = tuple((name, value) for name, value in kind.labels if labels.get(name) != value)
+        found[kind._replace(labels=own)] += workers
+    return dict(found)

@@ -43,6 +43,7 @@ from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.course.settings import settings_of
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import Stacks
+from shoal_workers.contract.spec import JobSpec
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.25
@@ -467,7 +468,7 @@ class Driver:
             job_id=row.id,
             attempt=row.attempt,
             version=WIRE_VERSION,
-            spec=row.spec,
+            spec=self._spec_of_nodes(row),
             checkpoint_root=checkpoint_root(row.spec, self._config.checkpoint_url, row.id),
             granted=row.granted_workers or self._last_grant,
             epoch=self._epoch,
@@ -487,6 +488,16 @@ class Driver:
             avoid=self._avoid,
             pinned=row.pins,
         )
+
+    def _spec_of_nodes(self, row: DriveRow) -> JobSpec:
+        """Without the labels of the cluster in the selector: the scheduler has followed them, and nodes do not have
+        them in Ray."""
+        joined = self._clusters.joined.get(row.cluster or self._clusters.own)
+        labels = joined.labels if joined is not None else {}
+        own = {name: value for name, value in row.spec.worker.selector.items() if labels.get(name) != value}
+        if own == row.spec.worker.selector:
+            return row.spec
+        return row.spec.model_copy(update={"worker": row.spec.worker.model_copy(update={"selector": own})})
 
     def _store_code(self, row: DriveRow) -> str | None:
         """In the cluster, where the workers get it from; its URI. None: the job has none, or it is there already."""

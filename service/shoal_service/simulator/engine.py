@@ -6,12 +6,15 @@
 
 A start costs `start_s`, a change of the number of workers `switch_s` seconds without training; no work is ever lost, so
 a preempted job continues where it was. If nodes leave and a policy does not shrink anybody, the jobs that started last
-lose their workers (they keep the grant). The engine raises PolicyError when a policy breaks a rule of the market.
+lose their workers (they keep the grant). If a whole cluster is lost, its jobs stand still; those that may run elsewhere
+return to the queue after their `wait_s`, and the others go on, for the price of a start, when it is back.
+The engine raises PolicyError when a policy breaks a rule of the market.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +22,7 @@ from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.market import (
     START_S,
     SWITCH_S,
+    ClusterState,
     Decision,
     MarketState,
     Policy,
@@ -102,6 +106,7 @@ class _Engine:
         self._running: list[JobRun] = []
         self._capacity_step = 0
         self._nodes = market.capacity.nodes(0)
+        self._clusters = market.capacity.states(0)
         self._num_calls = 0
 
     def run(self, progress: Progress) -> Run:
@@ -116,7 +121,8 @@ class _Engine:
             if self._active:
                 self._call_policy(now)
             progress(now, len(self._runs) - len(self._active) - len(self._coming))
-            num_idle_calls = num_idle_calls + 1 if is_regular_call and not self._running else 0
+            is_idle = not any(run.held for run in self._running)
+            num_idle_calls = num_idle_calls + 1 if is_regular_call and is_idle else 0
             if num_idle_calls > _MOST_IDLE_CALLS:
                 break
         for run in self._running:
@@ -135,7 +141,8 @@ class _Engine:
         coming = self._coming[-1].job.submit_s if self._coming else math.inf
         ending = min((run.ends_at for run in self._running), default=math.inf)
         changing = steps[self._capacity_step + 1][0] if self._capacity_step + 1 < len(steps) else math.inf
-        return min(coming, ending, changing)
+        leaving = min((run.leaves_at for run in self._running), default=math.inf)
+        return min(coming, ending, changing, leaving)
 
     def _happen(self, now: float) -> None:
         """Ends, submissions and changes of capacity that are due."""
@@ -151,6 +158,13 @@ class _Engine:
         while self._capacity_step + 1 < len(steps) and steps[self._capacity_step + 1][0] <= now + _EPSILON_S:
             self._capacity_step += 1
             self._nodes = self._market.capacity.nodes(self._capacity_step)
+            self._clusters = self._market.capacity.states(self._capacity_step)
+            for run in self._running:
+                run.see_cluster(self._clusters.get(run.cluster) is ClusterState.AWAY, now)
+        for run in self._running:
+            if run.leaves_at <= now + _EPSILON_S:
+                run.leave(now)
+        self._running = [run for run in self._running if run.granted]
 
     def _call_policy(self, now: float) -> None:
         for run in self._running:
@@ -159,19 +173,29 @@ class _Engine:
             jobs=[run.market_job() for run in self._active.values()],
             nodes=self._nodes,
             projects=self._market.projects,
+            clusters=self._clusters,
         )
         self._num_calls += 1
-        granted_before = sum(run.granted for run in self._running)
+        granted_before = self._granted()
         for decision in self._policy(state, now):
             self._apply(decision, now)
         self._running = [run for run in self._active.values() if run.granted]
-        capacity = self._market.capacity.workers(self._capacity_step)
-        granted = sum(run.granted for run in self._running)
-        if granted > max(capacity, granted_before):
-            raise PolicyError(
-                f"At {now:.0f} s the policy granted {count_text(granted, 'worker')}, and there are {capacity}."
-            )
+        capacity = self._market.capacity.workers_by_cluster(self._capacity_step)
+        for name, granted in self._granted().items():
+            if granted > max(capacity[name], granted_before[name]):
+                where = f" in the cluster {name}" if name else ""
+                raise PolicyError(
+                    f"At {now:.0f} s the policy granted {count_text(granted, 'worker')}{where}, and there are "
+                    f"{capacity[name]}."
+                )
         self._share_out(capacity, now)
+
+    def _granted(self) -> Counter[str]:
+        """Workers by cluster."""
+        found = Counter[str]()
+        for run in self._running:
+            found[run.cluster] += run.granted
+        return found
 
     def _apply(self, decision: Decision, now: float) -> None:
         if isinstance(decision, Wait):
@@ -179,6 +203,7 @@ class _Engine:
         run = self._active.get(decision.job_id)
         if run is None:
             raise PolicyError(f"At {now:.0f} s the policy decided on {decision.job_id}, which is not in the market.")
+        _demand(run.away_since is None, run, now, "changed while its cluster is lost")
         match decision:
             case Preempt():
                 _demand(run.granted > 0, run, now, "preempted, and has no workers")
@@ -189,18 +214,28 @@ class _Engine:
                 fits = run.job.min_workers <= workers <= run.job.max_workers
                 bounds = f"{run.job.min_workers} to {run.job.max_workers}"
                 _demand(fits, run, now, f"given {count_text(workers, 'worker')}, and may have {bounds}")
+                if isinstance(decision, Start):
+                    self._start_in(decision.cluster, run, now)
                 if workers != run.granted:
                     run.grant(workers, now)
 
-    def _share_out(self, capacity: int, now: float) -> None:
-        """Workers for the grants: the oldest start first, while there are nodes."""
+    def _start_in(self, cluster: str, run: JobRun, now: float) -> None:
+        if self._clusters:
+            is_open = self._clusters.get(cluster) is ClusterState.OPEN
+            _demand(is_open, run, now, f"started in the cluster {cluster!r}, and there is none that takes jobs")
+            may = run.job.cluster in ("", cluster)
+            _demand(may, run, now, f"started in the cluster {cluster}, and may run in {run.job.cluster} only")
+        run.start_in(cluster, now)
+
+    def _share_out(self, capacity: Mapping[str, int], now: float) -> None:
+        """Workers for the grants: the oldest start first, while there are nodes in its cluster."""
         for run in self._active.values():
             if not run.granted:
                 run.hold(0, now)
-        left = capacity
+        left = dict(capacity)
         for run in sorted(self._running, key=lambda run: now if run.started_at is None else run.started_at):
-            held = min(left, run.granted)
-            left -= held
+            held = min(left[run.cluster], run.granted)
+            left[run.cluster] -= held
             run.hold(held, now)
 
 

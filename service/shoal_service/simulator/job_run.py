@@ -46,8 +46,16 @@ class JobRun:
     num_moves: int = 0
     """Changes of the number of workers that it trained with; starts and preemptions are counted apart."""
     num_preemptions: int = 0
+    num_losses: int = 0
+    """How often it returned to the queue because its cluster was lost."""
+    cluster: str = ""
+    """Where it runs, of several clusters; empty: nowhere."""
+    away_since: float | None = None
+    """Its cluster is lost since then: it keeps its grant, and stands still."""
     history: list[tuple[float, int]] = field(default_factory=list)
     """(from when on, workers held)."""
+    places: list[tuple[float, str]] = field(default_factory=list)
+    """(from when on, cluster), of several clusters: its starts."""
     seen: MarketJob | None = None
     """What a policy is shown; kept while nothing changes."""
 
@@ -66,6 +74,28 @@ class JobRun:
         self.granted, self.moved_at, self.seen = workers, now, None
         if not workers:
             self.num_preemptions += 1
+            self.cluster = ""
+
+    def start_in(self, cluster: str, now: float) -> None:
+        """`cluster`: of several. Called before the grant."""
+        self.cluster = cluster
+        if cluster:
+            self.places.append((now, cluster))
+
+    def see_cluster(self, is_away: bool, now: float) -> None:
+        """Whether its cluster is lost, from now on."""
+        if is_away != (self.away_since is not None):
+            self.away_since, self.seen = now if is_away else None, None
+
+    @property
+    def leaves_at(self) -> float:
+        """When it returns to the queue if its cluster stays away; infinite if it may run nowhere else."""
+        return math.inf if self.away_since is None or self.job.cluster else self.away_since + self.job.wait_s
+
+    def leave(self, now: float) -> None:
+        """It returns to the queue, to start in another cluster. No work is lost."""
+        self.granted, self.cluster, self.away_since, self.moved_at, self.seen = 0, "", None, now, None
+        self.num_losses += 1
 
     def hold(self, workers: int, now: float) -> None:
         """The workers that it really has from now on: those granted, as far as there are nodes for them."""
@@ -101,6 +131,8 @@ class JobRun:
                 priority=self.job.priority,
                 granted=self.granted,
                 held=self.held,
+                cluster=self.cluster or self.job.cluster,
+                is_leaving=self.away_since is not None,
                 curve=self.job.curve,
                 left=self.left,
                 done=self.job.work - self.left,

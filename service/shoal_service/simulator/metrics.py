@@ -44,6 +44,8 @@ class Metrics:
     num_moves: int
     """Changes of the number of workers of jobs that kept training."""
     num_preemptions: int
+    num_losses: int
+    """How often a job returned to the queue because its cluster was lost."""
     mean_wait_s: float
     """From submission to the first workers."""
 
@@ -71,6 +73,7 @@ def measure(run: Run, market: Market) -> Metrics:
         goodput=_ratio(sum(job.trained_s for job in run.jobs), held_s),
         num_moves=sum(job.num_moves for job in run.jobs),
         num_preemptions=sum(job.num_preemptions for job in run.jobs),
+        num_losses=sum(job.num_losses for job in run.jobs),
         mean_wait_s=_mean(waits_s),
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from shoal_service.core.scheduling.market import Policy
 from shoal_service.simulator.engine import Market, Progress, Run, simulate
+from shoal_service.simulator.peers.per_cluster import per_cluster
 from shoal_service.simulator.peers.rules import with_rules
 from shoal_service.simulator.trace import TraceJob
 
@@ -20,6 +21,8 @@ class NamedPolicy:
     build: Callable[[Sequence[TraceJob]], Policy]
     has_rules: bool = False
     """It has rules of its own about projects or priorities; around the others `with_rules` can be put."""
+    knows_clusters: bool = False
+    """It says in which of several clusters a job starts; around the others `per_cluster` is put."""
     every_s: float | None = None
     """It must be called at least so often; None: at events only."""
 
@@ -31,6 +34,8 @@ class NamedPolicy:
         intervals = [every_s for every_s in (self.every_s, market.every_s) if every_s]
         market = replace(market, every_s=min(intervals, default=None))
         policy = self.build(jobs)
-        return simulate(
-            jobs, with_rules(policy) if use_rules and not self.has_rules else policy, market, progress=progress
-        )
+        if use_rules and not self.has_rules:
+            policy = with_rules(policy)
+        if market.capacity.clusters and not self.knows_clusters:
+            policy = per_cluster(policy)
+        return simulate(jobs, policy, market, progress=progress)

@@ -7,6 +7,6 @@ from shoal_service.simulator.named_policy import NamedPolicy
 from shoal_service.simulator.peers.registry import PEERS
 
 POLICIES: dict[str, NamedPolicy] = {
-    "shoal": NamedPolicy("the service's own", lambda jobs: decide, has_rules=True),
+    "shoal": NamedPolicy("the service's own", lambda jobs: decide, has_rules=True, knows_clusters=True),
     **PEERS,
 }

@@ -11,6 +11,8 @@
 | `asked_workers` | optional: what a rigid user asks for; default: `max_workers` |
 | `priority`, `project` | optional; default: 0 and `default` |
 | `restart_s` | optional: what each start and each change cost where the trace comes from |
+| `cluster` | optional: the only cluster in which it may run; default: `any` |
+| `wait_s` | optional: it starts elsewhere when its cluster was lost for so long; default: 1800 |
 
 Measured curves fall here and there. A job with n workers may leave some of them idle, so it runs as fast as the best
 world size up to n: curves are read that way.
@@ -26,10 +28,22 @@ from pathlib import Path
 
 from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.market import DEFAULT_PROJECT
-from shoal_service.simulator.trace import Trace, TraceJob
+from shoal_service.simulator.trace import WAIT_S, Trace, TraceJob
+from shoal_workers.contract.placing import ANY_CLUSTER
 
 _REQUIRED = ("submit_s", "work_samples", "min_workers", "max_workers")
-_OPTIONAL = ("job", "asked_workers", "priority", "project", "restart_s", "curve", "application", "batch")
+_OPTIONAL = (
+    "job",
+    "asked_workers",
+    "priority",
+    "project",
+    "restart_s",
+    "cluster",
+    "wait_s",
+    "curve",
+    "application",
+    "batch",
+)
 
 
 class TraceError(ValueError):
@@ -127,6 +141,7 @@ def _job(row: _Row, number: int, curves: Mapping[str, Mapping[int, float]]) -> T
     work = row.number("work_samples", least=0)
     if not work:
         raise row.error("work_samples", "0 must be more than 0")
+    cluster = row.text("cluster", ANY_CLUSTER)
     return TraceJob(
         job_id=row.text("job", f"job-{number}"),
         submit_s=row.number("submit_s", least=0),
@@ -138,6 +153,8 @@ def _job(row: _Row, number: int, curves: Mapping[str, Mapping[int, float]]) -> T
         priority=row.whole("priority", least=-math.inf, default=0),
         project=row.text("project", DEFAULT_PROJECT),
         restart_s=row.number("restart_s", least=0) if row.text("restart_s", "") else None,
+        cluster="" if cluster == ANY_CLUSTER else cluster,
+        wait_s=row.number("wait_s", least=0, default=WAIT_S),
     )
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.market import DEFAULT_PROJECT
 
+WAIT_S = 1800.0
+"""The default of `elasticity.wait_s`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceJob:
@@ -25,6 +28,10 @@ class TraceJob:
     project: str = DEFAULT_PROJECT
     restart_s: float | None = None
     """What each start and each change of the number of workers cost in the system that the trace was measured on."""
+    cluster: str = ""
+    """The only one of several clusters in which it may run; empty: any."""
+    wait_s: float = WAIT_S
+    """When its cluster was lost for so long, it starts in another one."""
 
     @property
     def fastest_rate(self) -> float:

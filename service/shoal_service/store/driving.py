@@ -17,11 +17,11 @@ from sqlalchemy import Column, Connection, Row, bindparam, select
 from shoal_service.core import goodput
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.job import JobGranted, JobPreempted, JobQuarantined
+from shoal_service.core.events.job import JobGranted, JobPreempted, JobQuarantined, JobStaysInCluster
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeued, step
 from shoal_service.core.quantities import count_text
 from shoal_service.store.edit import JobEdit
-from shoal_service.store.errors import JobEnded, RequestConflict
+from shoal_service.store.errors import JobEnded, JobNotFound, RequestConflict
 from shoal_service.store.lifecycle import continuing
 from shoal_service.store.profiles import requests
 from shoal_service.store.reads.documents import Readable
@@ -265,6 +265,26 @@ def requeue(connection: Connection, job_id: str, *, reason: EndReason, message: 
     edit.lose(reason, message)
     requests.end_open(edit, f"the attempt ended: {message}")
     edit.move(standing, reason.value, message, attempt=job.attempt, step=job.status.step)
+    return edit.save()
+
+
+def cluster_of(connection: Connection, job_id: str) -> str:
+    name = connection.execute(select(jobs.c.cluster).where(jobs.c.id == job_id)).scalar_one_or_none()
+    if name is None:
+        raise JobNotFound(job_id)
+    return str(name)
+
+
+def note_stay(connection: Connection, job_id: str, *, cluster: str, reason: str, now: float) -> bool:
+    """Why the attempt stays in its cluster for now, or a queued job does not start in the one that it names: its status
+    says so until the supervisor reports. False: it says so already, or has ended."""
+    job = load(connection, job_id, lock=True)
+    if job.state.ended or job.status.note == reason:
+        return False
+    edit = JobEdit(connection, job, now)
+    edit.describe(note=reason)
+    if job.state in ATTEMPT_STATES and reason:
+        edit.event(JobStaysInCluster(cluster=cluster, reason=reason))
     return edit.save()
 
 

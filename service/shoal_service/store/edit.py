@@ -140,7 +140,7 @@ class JobEdit:
             self.set(ended_at=self.now, **continuing.RELEASED)
         if to.state is JobState.SUCCEEDED:
             self.set(failure=None)
-        known = {"attempt": attempt, "step": step, "workers": workers, "cluster": cluster}
+        known: dict[str, Any] = {"attempt": attempt, "step": step, "workers": workers, "cluster": cluster}
         where = {name: value for name, value in known.items() if value is not None}
         self.event(JobStateChanged(from_=before, to=to.state, reason=reason, message=message, **where))
 

@@ -19,7 +19,8 @@
     |   |-- RequestConflict       the request is impossible in the job's state
     |   |   |-- JobEnded          ... because the job has ended
     |   |   |-- JobNotEnded       ... because it has not
-    |   |   `-- LifecycleConflict     the job cannot go on in this way; the message names the way out
+    |   |   |-- LifecycleConflict     the job cannot go on in this way; the message names the way out
+    |   |   `-- MoveRefused           the job cannot move to that cluster; the message says why
     |   |-- SweepConflict         the name is that of a sweep with other jobs
     |   |-- QueueFull             the project or the user has as many queued jobs as allowed
     |   |   `-- SweepTooLarge         ... with the jobs of a sweep, of which none was submitted
@@ -212,6 +213,19 @@ class LifecycleConflict(RequestConflict):
 
     def __str__(self) -> str:
         return f"Job {self.job_id} is {self.state.value} and cannot {self.action}."
+
+
+class MoveRefused(RequestConflict):
+    code: ClassVar[str] = "move_refused"
+
+    def __init__(self, job_id: str, state: JobState, to: str, reason: str) -> None:
+        super().__init__(job_id, state, f"move to {to}: {reason}")
+        self.args = (job_id, state, to, reason)
+        self.to = to
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"Job {self.job_id} cannot move to the cluster {self.to!r}: {self.reason}."
 
 
 class QueueFull(Conflict):

@@ -16,6 +16,7 @@ from shoal_service.core.endings import AttemptEnd, FailureRecord, RetryDecision,
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptEnded, Reported, step
 from shoal_service.core.lifecycle.reopening import is_outdated_end
 from shoal_service.core.nodes import FIRST_TEST_S
+from shoal_service.core.quantities import count_text
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import nodes
 from shoal_service.store.database import upsert
@@ -33,6 +34,7 @@ from shoal_service.telemetry.metric import Exemplar
 from shoal_service.telemetry.step_times import StepTimes
 from shoal_service.views import CheckpointState, CheckpointView, IncidentView, SeriesPoint
 from shoal_workers.contract.job import EndReason, IncidentCause
+from shoal_workers.contract.placing import ANY_CLUSTER
 
 MAX_TRACEBACK_CHARS = 65_536
 
@@ -185,6 +187,9 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
         if is_outdated_end(done, known.stop, spec.stop):
             why = f"It had ended before it knew of version {job.spec_version} of its spec, and goes on."
             decision = RetryDecision(again=True, charged=False, reason=why)
+    if end.reason is EndReason.PREEMPTED and job.granted_workers and spec.worker.cluster != ANY_CLUSTER:
+        words_of_move = f"It moves to the cluster {spec.worker.cluster} with {count_text(done, 'step')} kept."
+        decision = RetryDecision(again=True, charged=False, reason=words_of_move)
     standing = step(edit.standing, AttemptEnded(end.reason, decision.again))
     assert standing is not None, "an attempt in ATTEMPT_STATES can always end"
     if decision.charged:

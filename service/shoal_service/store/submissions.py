@@ -26,7 +26,7 @@ from shoal_service.store.errors import (
     PreconditionFailed,
     RequestConflict,
 )
-from shoal_service.store.lifecycle import code_versions, continuing, labels
+from shoal_service.store.lifecycle import code_versions, continuing, labels, moving
 from shoal_service.store.reads import cursor as page_cursors
 from shoal_service.store.reads.selection import selected
 from shoal_service.store.records import (
@@ -184,6 +184,9 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
         raise RequestConflict(job_id, job.state, f"be changed: its stored spec cannot be read ({stored.problem})")
     before = stored.value
     after = _patched(before, changes)
+    is_move = after.worker.cluster != before.worker.cluster
+    if is_move:
+        moving.require_cluster(connection, job, after.worker.cluster)
     code_versions.require_changeable(job, before, after)
     if after != before:
         version = job.spec_version + 1
@@ -194,7 +197,10 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
         if job.state is JobState.QUEUED:
             edit.book()  # until now the job requested the old number of workers
         edit.set(spec_version=version, priority=after.priority)
-        edit.event(JobPatched(spec_version=version, **audit.by(), **_changed(changes)))
+        if is_move:
+            moving.note(edit, before.worker.cluster, after.worker.cluster)
+        if others := _changed(changes.model_copy(update={"worker": None})):
+            edit.event(JobPatched(spec_version=version, **audit.by(), **others))
         edit.save()
     return load_view(connection, job_id)
 
@@ -265,6 +271,8 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
             data[key] |= section.model_dump(mode="json", exclude_unset=True)
     if changes.code is not None:
         data["code"] |= changes.code.model_dump(mode="json")
+    if changes.worker is not None:
+        data["worker"]["cluster"] = changes.worker.cluster
     if changes.labels is not None:
         labels.require_label_of_sweep(spec, changes.labels)
         data["labels"] = labels.merged(spec.labels, changes.labels)

@@ -194,9 +194,13 @@ class Catalog(Protocol):
     def check_writable(self) -> None:
         """Raises StorageUnusable."""
 
+    def begin(self, attempt: int) -> None:
+        """Before the attempt searches: what earlier attempts commit from now on never counts, and they delete
+        nothing."""
+
     def commit(self, parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:
         """Compare and set: the first commit stays. Raises DamagedCheckpoint: a part is not there, or has another
-        length. CommitConflict: it was committed with other files."""
+        length. CommitConflict: it was committed with other files. AttemptFollowed: a later attempt has begun."""
 
     def newest(
         self, *, before: CheckpointName | None = None, excluding: Collection[CheckpointName] = ()

@@ -67,6 +67,18 @@ def test_nodes_that_never_come_are_an_exit_code_and_a_sentence(offline: Any, tmp
     assert "0 to 2 nodes of 4 workers" in ran.out
 
 
+def test_several_clusters_one_of_which_is_lost(offline: Any, tmp_path: Path) -> None:
+    file = tmp_path / "clusters.csv"
+    file.write_text("at_s,cluster,nodes\n0,east,2\n0,west,2\n600,west,away\n9000,west,2\n")
+    options = ("simulate", EXAMPLE, "--policy", "shoal", "--policy", "srtf-gang", "--capacity", str(file))
+    assert "2 to 4 nodes of 4 workers in 2 clusters" in offline(*options).out
+    found = offline(*options, "--json").json()
+    assert found["clusters"] == {"east": [[0, 8]], "west": [[0, 8], [600, None], [9000, 8]]}
+    jobs = [job for one in found["policies"] for job in one["jobs"]]
+    assert {name for job in jobs for _, name in job["clusters"]} == {"east", "west"}
+    assert {one["policy"]: one["num_losses"] > 0 for one in found["policies"]} == {"shoal": True, "srtf-gang": True}
+
+
 def test_projects_weigh_in_the_fairness(offline: Any, tmp_path: Path) -> None:
     file = tmp_path / "projects.yaml"
     file.write_text("vision: {weight: 5, guaranteed: 8}\nspeech: {limit: 4}\n")

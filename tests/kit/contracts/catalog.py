@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_service.supervisor.protocols import Catalog, Deleter
-from shoal_workers.checkpoint.errors import CommitConflict, DamagedCheckpoint
+from shoal_service.supervisor.protocols import Catalog, Deleter, Found
+from shoal_workers.checkpoint.errors import AttemptFollowed, CommitConflict, DamagedCheckpoint
 from shoal_workers.contract.ids import next_generation
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.worker_reports import SavedFile, SavedPart
@@ -13,8 +13,8 @@ from shoal_workers.contract.worker_reports import SavedFile, SavedPart
 ROOT_NAME = "j1"
 
 
-def name(step: int, generation: int = 1) -> CheckpointName:
-    return CheckpointName(step, 1, generation)
+def name(step: int, generation: int = 1, attempt: int = 1) -> CheckpointName:
+    return CheckpointName(step, attempt, generation)
 
 
 class CatalogContract:
@@ -25,10 +25,12 @@ class CatalogContract:
         """A rank writes a file of its part."""
         raise NotImplementedError
 
-    def parts(self, catalog: Catalog, step: int, *, generation: int = 1, world_size: int = 2) -> list[SavedPart]:
+    def parts(
+        self, catalog: Catalog, step: int, *, generation: int = 1, world_size: int = 2, attempt: int = 1
+    ) -> list[SavedPart]:
         """Of all ranks, written."""
         made = []
-        directory = name(step, generation)
+        directory = name(step, generation, attempt)
         for rank in range(world_size):
             file = SavedFile(name=f"shard-{rank:05d}.bin", bytes=10 + rank, crc32=0)
             self.write(catalog, directory, file.name, file.bytes)
@@ -46,9 +48,9 @@ class CatalogContract:
             )
         return made
 
-    def commit(self, catalog: Catalog, step: int, *, generation: int = 1) -> None:
-        parts = self.parts(catalog, step, generation=generation)
-        marker = catalog.commit(parts, job_id="j1", attempt=1, now=5.0)
+    def commit(self, catalog: Catalog, step: int, *, generation: int = 1, attempt: int = 1) -> None:
+        parts = self.parts(catalog, step, generation=generation, attempt=attempt)
+        marker = catalog.commit(parts, job_id="j1", attempt=attempt, now=5.0)
         assert (marker.step, marker.generation, marker.world_size) == (step, generation, 2)
         assert (marker.committed_at, [file.bytes for file in marker.files]) == (5.0, [10, 11])
 
@@ -145,3 +147,35 @@ class CatalogContract:
         self.parts(catalog, 12)
         assert catalog.remove_torn(in_flight=[name(12)]) == [name(8)]
         assert catalog.newest() == name(4)
+
+    def test_what_an_earlier_attempt_commits_after_a_later_one_has_begun_never_counts(self) -> None:
+        catalog = self.make()
+        catalog.begin(1)
+        for step in (4, 8):
+            self.commit(catalog, step)
+        late = self.parts(catalog, 12)
+        catalog.begin(2)
+        with pytest.raises(AttemptFollowed, match="attempt 2 of the job has begun, so attempt 1 is over"):
+            catalog.commit(late, job_id="j1", attempt=1, now=6.0)
+        assert catalog.search() == Found(name(8), ())
+        self.commit(catalog, 10, attempt=2)
+        assert catalog.newest() == name(10, attempt=2)
+        catalog.begin(3)
+        self.commit(catalog, 11, attempt=3)
+        assert catalog.newest(excluding=[name(11, attempt=3)]) == name(10, attempt=2)
+
+    def test_an_attempt_that_is_followed_deletes_nothing_that_the_later_one_needs(self) -> None:
+        catalog = self.make()
+        catalog.begin(1)
+        for step in (4, 8):
+            self.commit(catalog, step)
+        catalog.begin(2)
+        assert catalog.retain(1, damaged=(), in_flight=(), by=Deleter(1, 1, lambda: None)) == []
+        assert catalog.retain(1, damaged=(), in_flight=(), by=Deleter(2, 1, lambda: None)) == [name(4)]
+
+    def test_an_attempt_begins_once_and_its_first_list_stays(self) -> None:
+        catalog = self.make()
+        catalog.begin(2)
+        self.commit(catalog, 4, attempt=2)
+        catalog.begin(2)  # the next supervisor of the attempt
+        assert catalog.newest() == name(4, attempt=2)

@@ -4,6 +4,7 @@
     +-- DamagedCheckpoint     a file is missing, short, long or altered: fall back to an older checkpoint
     +-- StateMismatch         the checkpoint is intact, but its tensors do not fit the state to load
     +-- CommitConflict        another supervisor has committed this checkpoint with other files
+    +-- AttemptFollowed       a later attempt of the job has begun, so this one commits nothing
     +-- InitialWeightsUnusable    `init_from` cannot be read, or does not fit the model
     +-- StorageUnusable       the URL cannot be used for checkpoints: the user must change the configuration
 
@@ -92,6 +93,24 @@ class CommitConflict(CheckpointError):
 
     def __str__(self) -> str:
         return f"Checkpoint {self.directory} is committed already, with other files. The first commit stays."
+
+
+class AttemptFollowed(CheckpointError):
+    """Attempt `attempt` may not commit in `directory`, since the attempt `later` has begun."""
+
+    code = "attempt_followed"
+
+    def __init__(self, directory: str, attempt: int, later: int) -> None:
+        super().__init__(directory, attempt, later)
+        self.directory = directory
+        self.attempt = attempt
+        self.later = later
+
+    def __str__(self) -> str:
+        return (
+            f"Checkpoint {self.directory} is not committed: attempt {self.later} of the job has begun, so attempt "
+            f"{self.attempt} is over."
+        )
 
 
 class StorageUnusable(CheckpointError):

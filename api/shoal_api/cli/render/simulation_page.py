@@ -11,6 +11,7 @@ from rich.text import Text
 
 from shoal_api.cli.render.tables import new_table
 from shoal_service.core.quantities import count_text, duration_text
+from shoal_service.simulator.capacity import AWAY, Capacity
 from shoal_service.simulator.engine import Market, Run
 from shoal_service.simulator.job_run import JobRun
 from shoal_service.simulator.metrics import Metrics
@@ -71,6 +72,7 @@ def documents(trace: Trace, market: Market, found: Sequence[Simulated]) -> dict[
         "trace": trace.name,
         "num_jobs": len(trace.jobs),
         "capacity": [[at_s, nodes * market.capacity.workers_per_node] for at_s, nodes in market.capacity.steps],
+        **_clusters(market.capacity),
         "switch_s": market.costs.switch_s,
         "start_s": market.costs.start_s,
         "policies": [
@@ -84,7 +86,18 @@ def documents(trace: Trace, market: Market, found: Sequence[Simulated]) -> dict[
     }
 
 
+def _clusters(capacity: Capacity) -> dict[str, Any]:
+    """Workers of each cluster over time, null while it is lost; nothing if there is only one."""
+    size = capacity.workers_per_node
+    found = {
+        one.name: [[at_s, None if nodes == AWAY else nodes * size] for at_s, nodes in one.steps]
+        for one in capacity.clusters
+    }
+    return {"clusters": found} if found else {}
+
+
 def _job(run: JobRun) -> dict[str, Any]:
+    places = {"num_losses": run.num_losses, "clusters": run.places} if run.places else {}
     return {
         "job": run.job.job_id,
         "project": run.job.project,
@@ -94,6 +107,7 @@ def _job(run: JobRun) -> dict[str, Any]:
         "num_moves": run.num_moves,
         "num_preemptions": run.num_preemptions,
         "workers": run.history,
+        **places,
     }
 
 
@@ -102,6 +116,8 @@ def _head(trace: Trace, market: Market, unit: str, *, restart_costs: bool) -> Te
     nodes = [nodes for _, nodes in capacity.steps]
     size = str(nodes[0]) if len(nodes) == 1 else f"{min(nodes)} to {max(nodes)}"
     cluster = f"{size} nodes of {count_text(capacity.workers_per_node, 'worker')}"
+    if capacity.clusters:
+        cluster += f" in {count_text(len(capacity.clusters), 'cluster')}"
     costs = f"a move costs {market.costs.switch_s:g} s, a start {market.costs.start_s:g} s"
     if restart_costs:
         costs = f"a move or start costs the trace's restart_s; otherwise {costs}"

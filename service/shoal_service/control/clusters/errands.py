@@ -28,6 +28,7 @@ class Errands:
         """False: the last one of that kind is not done. What it raises is logged."""
         if self.is_under_way(cluster, kind):
             return False
+        self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
         self._tasks[cluster, kind] = asyncio.create_task(self._run(cluster, kind, errand), name=f"{kind} {cluster}")
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from shoal_service.control.market.build import requested
 from shoal_service.core.scheduling.facts import facts_of
@@ -14,7 +15,7 @@ from shoal_service.store.driving import DriveRow
 def without_room(
     rows: Sequence[DriveRow], nodes: Sequence[MarketNode], workers: Mapping[str, Mapping[str, int]], now: float
 ) -> frozenset[str]:
-    """The jobs whose granted workers do not all fit on the nodes that they may use.
+    """The jobs whose granted workers do not all fit on the nodes of their cluster that they may use.
 
     Workers stay where they are. Then the missing ones are placed, of jobs of higher priority first, then of older ones.
 
@@ -23,7 +24,10 @@ def without_room(
         workers: those that each job really has, by job and node.
     """
     room = Room(nodes, now)
-    jobs = [requested(row) for row in sorted(rows, key=lambda row: (-row.priority, row.created_at, row.id))]
+    jobs = [
+        replace(requested(row), cluster=row.cluster)
+        for row in sorted(rows, key=lambda row: (-row.priority, row.created_at, row.id))
+    ]
     shapes = [room.shape(job, facts_of(job)) for job in jobs]
     known = {node.node_id for node in nodes}
     missing = []

@@ -58,6 +58,7 @@ class JobDeleter:
             if parsed is not None and name not in kept:
                 await self._storage.run(partial(catalog.delete, parsed), within_s=_FILES_S)
                 self._tallies.removed(Kind.CHECKPOINT)
+        await self._storage.run(catalog.forget_beginnings, within_s=_FILES_S)
         for folder in _FOLDERS:
             await self._storage.run(root.child(folder).remove_tree, within_s=_FILES_S)
         await self._storage.run(partial(_remove_if_empty, view.root), within_s=_FILES_S)

@@ -190,6 +190,21 @@ class JobMoveRequested(JobEvent):
         return f"{who} moves the job to cluster {self.to}" + (f" from {self.running_in}" if self.running_in else "")
 
 
+class JobStaysInCluster(JobEvent):
+    """The job should leave its cluster, because it was asked to move or the cluster does not answer. It cannot for now.
+    It goes on as soon as the reason is gone."""
+
+    type: ClassVar[str] = "job.stays_in_cluster"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    cluster: str
+    """In which its attempt is."""
+    reason: str
+
+    def words(self) -> str:
+        return f"stays in cluster {self.cluster}: {self.reason}"
+
+
 class JobGranted(JobEvent):
     """The scheduler allows another world size."""
 

@@ -7,6 +7,9 @@
                 of equal priority that have what is guaranteed to the claim's project
     4 reserve   the first claim that is not met has a reservation; a later one starts only if it does not delay it
 
+A job that may start in any of several clusters is admitted where that does the least harm: beside what jobs have, else
+beside their minima (`cluster_choice`), else where those that are preempted have the least priority and workers.
+
 What a job has above its minimum is nobody's: it is divided later (`gains`). So admission shrinks without saying so.
 Jobs that ask for the same are refused together: the first refusal answers for all, until some job gets or loses places.
 In a queue of thousands, priority also goes first within a project, and a decision starts MOST_STARTS jobs at most.
@@ -22,11 +25,14 @@ from itertools import chain
 from operator import attrgetter, itemgetter
 
 from shoal_service.core.quantities import count_text
+from shoal_service.core.scheduling.cluster_choice import ClusterChoice
 from shoal_service.core.scheduling.estimates import AGED_AFTER_S, AGED_UNTIL_S, starved_s
+from shoal_service.core.scheduling.explaining.clusters import closed_words, never_words
 from shoal_service.core.scheduling.market import MarketJob
 from shoal_service.core.scheduling.plan import Claim, Entry, Plan, Precedence
 from shoal_service.core.scheduling.preemption import Preemption, has_waited
 from shoal_service.core.scheduling.reservations import Reservation, Reservations
+from shoal_service.core.scheduling.room import Shape
 from shoal_service.core.scheduling.shares import Share
 
 
@@ -46,6 +52,8 @@ class Obstacle:
     """More nodes would not help."""
     behind: str | None = None
     """The job with the reserved start that it would delay."""
+    cluster: str = ""
+    """... and in which cluster."""
 
 
 ROOM = Obstacle(None)
@@ -138,7 +146,7 @@ def _aged(plan: Plan, above_limit: list[Entry]) -> Entry | None:
             return entry
     for entry in old:
         least = entry.job.min_workers
-        if entry.job.granted or starved_s(entry.job, plan.now) < AGED_AFTER_S or entry.shape.ever < least:
+        if entry.job.granted or starved_s(entry.job, plan.now) < AGED_AFTER_S or entry.ever < least:
             continue
         if limit_in_the_way(plan, entry, least) is None:
             return entry
@@ -146,7 +154,7 @@ def _aged(plan: Plan, above_limit: list[Entry]) -> Entry | None:
 
 
 def _meet_claims(plan: Plan, admission: Admission) -> None:
-    reservations, preemption, refusals = Reservations(plan), Preemption(plan), _Refusals(plan)
+    ways, refusals = _Ways(plan, admission), _Refusals(plan)
     waiting = admission.waiting
     for entry in turns(plan, admission.preempted):
         known = refusals.of(entry)
@@ -157,10 +165,9 @@ def _meet_claims(plan: Plan, admission: Admission) -> None:
             waiting.extend([(later, LATER) for later in _left_over(plan, waiting)])
             admission.is_cut_short = True
             return
-        obstacle, is_of_claim = _admit(plan, entry, reservations, preemption, admission)
+        obstacle, is_of_claim = ways.admit(entry)
         is_queued = not entry.job.granted
         if obstacle is None:
-            preemption.add(entry)
             admission.num_starts += is_queued
             continue
         if is_of_claim:
@@ -210,6 +217,7 @@ def _displace(admission: Admission, victims: list[Entry], claimant: Entry) -> No
             continue
         admission.num_starts -= 1
         admission.waiting.append((entry, ROOM))
+        entry.shape = entry.claim.shape
         claimant.donors = (*claimant.donors, *entry.donors)
         entry.donors = ()
         for earlier in admission.preempted:
@@ -217,44 +225,109 @@ def _displace(admission: Admission, victims: list[Entry], claimant: Entry) -> No
                 earlier.beneficiary = claimant.job.job_id
 
 
-def _admit(
-    plan: Plan, entry: Entry, reservations: Reservations, preemption: Preemption, admission: Admission
-) -> tuple[Obstacle | None, bool]:
-    """Book the job's minimum, or say what is in the way; and whether that is in the way of every queued job with this
-    claim, until some job gets or loses places."""
-    job, shape = entry.job, entry.shape
-    if shape.ever < job.min_workers:
-        return _never(entry), True
-    if entry.claim.has_limits:
-        obstacle = limit_in_the_way(plan, entry, job.min_workers - entry.charged)
-        if obstacle is not None:
-            return obstacle, True
-    missing = job.min_workers - entry.target
-    found = reservations.take(entry, missing)
-    if found is None or isinstance(found, Reservation):
-        if shape.lacks(missing) and not preemption.may_help(entry, missing):
-            reservations.reserve(entry)
+class _Ways:
+    """How the claims of one round are met: beside the minima of others and without delay of a reserved start, else by
+    preemption."""
+
+    def __init__(self, plan: Plan, admission: Admission) -> None:
+        self._plan = plan
+        self._admission = admission
+        self._reservations = Reservations(plan)
+        self._preemption = Preemption(plan)
+        self._choice = ClusterChoice(plan)
+
+    def admit(self, entry: Entry) -> tuple[Obstacle | None, bool]:
+        """Book the job's minimum, or say what is in the way; and whether that is in the way of every queued job with
+        this claim, until some job gets or loses places."""
+        job, plan = entry.job, self._plan
+        if entry.ever < job.min_workers:
+            closed = closed_words(plan, job)
+            return Obstacle(closed or never_words(plan, entry), is_limit=closed is not None), True
+        if entry.claim.has_limits:
+            obstacle = limit_in_the_way(plan, entry, job.min_workers - entry.charged)
+            if obstacle is not None:
+                return obstacle, True
+        missing = job.min_workers - entry.target
+        obstacle, is_of_claim = (
+            self._in_its_cluster(entry, missing) if len(entry.claim.shapes) == 1 else self._in_any(entry, missing)
+        )
+        if obstacle is None:
+            self._preemption.add(entry)
+            self._choice.booked(entry, missing)
+        return obstacle, is_of_claim
+
+    def _in_its_cluster(self, entry: Entry, missing: int) -> tuple[Obstacle | None, bool]:
+        shape = entry.shape
+        found = self._reservations.take(entry, missing)
+        if found is None or isinstance(found, Reservation):
+            if shape.lacks(missing) and not self._preemption.may_help(entry, missing):
+                self._reservations.reserve(entry, (shape,))
+                return ROOM, True
+            if found is not None:
+                return _behind(found), False
+            if not self._preempt(entry, missing):
+                self._reservations.reserve(entry, (shape,))
+                return ROOM, False
+            return None, False
+        self._plan.book(entry, found)
+        return None, False
+
+    def _in_any(self, entry: Entry, missing: int) -> tuple[Obstacle | None, bool]:
+        """In the cluster where it does the least harm."""
+        shapes = [shape for shape in entry.claim.shapes if shape.ever >= missing]
+        fitting = [shape for shape in shapes if not shape.lacks(missing)]
+        if not fitting and not self._preemption.may_help(entry, missing):
+            self._reservations.reserve(entry, shapes)
             return ROOM, True
-        if found is not None:
-            return Obstacle(None, behind=found.entry.job.job_id), False
-        victims = preemption.make_room(entry, missing)
+        ranked = self._choice.ranked(entry, missing, fitting) if len(fitting) > 1 else fitting
+        behind: Reservation | None = None
+        full: list[Shape] = []
+        for shape in (*ranked, *(shape for shape in shapes if shape not in fitting)):
+            entry.shape = shape
+            found = self._reservations.take(entry, missing)
+            if found is None:
+                full.append(shape)
+            elif isinstance(found, Reservation):
+                behind = behind or found
+            else:
+                self._plan.book(entry, found)
+                return None, False
+        if self._preempt_in_any(entry, missing, full):
+            return None, False
+        entry.shape = entry.claim.shape
+        if behind is not None:
+            return _behind(behind), False
+        self._reservations.reserve(entry, shapes)
+        return ROOM, False
+
+    def _preempt_in_any(self, entry: Entry, missing: int, shapes: list[Shape]) -> bool:
+        if len(shapes) > 1:
+            harms = []
+            for shape in shapes:
+                entry.shape = shape
+                harm = self._preemption.harm(entry, missing)
+                if harm is not None:
+                    harms.append((harm, shape.cluster, shape))
+            shapes = [min(harms)[-1]] if harms else []
+        if not shapes:
+            return False
+        entry.shape = shapes[0]
+        return self._preempt(entry, missing)
+
+    def _preempt(self, entry: Entry, missing: int) -> bool:
+        """In the cluster of its shape; False: that cannot be done, and then nothing has changed."""
+        victims = self._preemption.make_room(entry, missing)
         if not victims:
-            reservations.reserve(entry)
-            return ROOM, False
-        _displace(admission, victims, entry)
-        found = shape.take_all(missing)
+            return False
+        _displace(self._admission, victims, entry)
+        found = entry.shape.take_all(missing)
         assert found is not None, "preemption has made room"
-    plan.book(entry, found)
-    return None, False
+        self._plan.book(entry, found)
+        return True
 
 
-def _never(entry: Entry) -> Obstacle:
-    job, shape = entry.job, entry.shape
-    return Obstacle(
-        f"Needs {count_text(job.min_workers, 'worker')} of {job.need.describe()} each; the nodes "
-        "that it may use have room for "
-        f"{shape.ever}. Add nodes, or lower elasticity.min_workers."
-    )
+def _behind(reserved: Reservation) -> Obstacle:
+    return Obstacle(None, behind=reserved.entry.job.job_id, cluster=reserved.shape.cluster)
 
 
 def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from shoal_service.core.scheduling.admission import admit, keep_minima
+from shoal_service.core.scheduling.explaining.clusters import in_cluster
 from shoal_service.core.scheduling.explaining.reasons import (
     Flows,
     grow_words,
@@ -71,6 +72,8 @@ def decide(state: MarketState, now: float) -> list[Decision]:
             entry = entries[one.job_id]
             if not isinstance(one, Preempt):
                 entry.target = one.workers
+                if isinstance(one, Start):
+                    entry.start_in(one.cluster)
             elif entry.job.granted:
                 entry.beneficiary = one.beneficiary
                 preempted.append(entry)
@@ -117,6 +120,7 @@ def after(
     were elsewhere, and a node as free that is not.
     """
     grants = {one.job_id: 0 if isinstance(one, Preempt) else one.workers for one in changes}
+    clusters = {one.job_id: one.cluster for one in changes if isinstance(one, Start)}
     jobs = []
     for job in state.jobs:
         workers = grants.get(job.job_id)
@@ -124,7 +128,8 @@ def after(
             jobs.append(job)
         elif workers:
             on_nodes = (places or {}).get(job.job_id, job.on_nodes)
-            jobs.append(replace(job, granted=workers, held=workers, moved_at=now, on_nodes=on_nodes))
+            cluster = clusters.get(job.job_id, job.cluster)
+            jobs.append(replace(job, granted=workers, held=workers, moved_at=now, on_nodes=on_nodes, cluster=cluster))
     return replace(state, jobs=jobs)
 
 
@@ -196,7 +201,10 @@ def _changes(plan: Plan, preempted: list[Entry]) -> list[Change]:
             name = entry.beneficiary or ""
             changes.append(Preempt(entry.job.job_id, preempt_words(entry, by_id.get(name)), name))
     changes += [Resize(entry.job.job_id, _wanted(entry), shrink_words(entry, flows)) for entry in shrunk]
-    changes += [Start(entry.job.job_id, entry.target, start_words(entry, flows)) for entry in started]
+    for entry in started:
+        cluster = entry.shape.cluster
+        words = start_words(entry, flows, in_cluster(plan, cluster))
+        changes.append(Start(entry.job.job_id, entry.target, words, cluster))
     changes += [Resize(entry.job.job_id, entry.target, grow_words(entry, flows)) for entry in grown]
     return changes
 

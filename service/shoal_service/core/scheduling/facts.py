@@ -27,9 +27,10 @@ the minimum, an urgent job that is long would take the workers of many short one
 
 ShapeKey: TypeAlias = tuple[float, float, float, CapacityKind, Placement, frozenset[tuple[str, str]]]
 
-ClaimKey: TypeAlias = tuple[str, str, str, int | None, int, int, ShapeKey]
+ClaimKey: TypeAlias = tuple[str, str, str, int | None, int, int, str, frozenset[str], ShapeKey]
 
 _NO_LABELS: frozenset[tuple[str, str]] = frozenset()
+_NO_CLUSTERS: frozenset[str] = frozenset()
 
 
 class Facts:
@@ -40,7 +41,8 @@ class Facts:
     def __init__(self, job: MarketJob) -> None:
         need = job.need
         self.claim_key: ClaimKey = _claim_key(
-            *(job.project, job.user, job.sweep, job.sweep_limit, job.priority, job.min_workers),
+            *(job.project, job.user, job.sweep, job.sweep_limit, job.priority, job.min_workers, job.cluster),
+            _NO_CLUSTERS if job.granted else job.excluded_clusters,
             *(need.cpus, need.gpus, need.memory_gib, job.capacity, job.placement),
             frozenset(job.selector.items()) if job.selector else _NO_LABELS,
         )
@@ -58,7 +60,7 @@ class Facts:
 
     @property
     def shape_key(self) -> ShapeKey:
-        """Equal for jobs whose workers are alike and may use the same nodes."""
+        """Equal for jobs whose workers are alike and may use the same nodes of a cluster."""
         return self.claim_key[-1]
 
     def order(self, now: float) -> tuple[float, str]:
@@ -102,6 +104,8 @@ def _claim_key(
     sweep_limit: int | None,
     priority: int,
     min_workers: int,
+    cluster: str,
+    excluded_clusters: frozenset[str],
     cpus: float,
     gpus: float,
     memory_gib: float,
@@ -111,7 +115,7 @@ def _claim_key(
 ) -> ClaimKey:
     """Kept, since thousands of jobs ask for the same: one key for all of them is less to build and to compare."""
     shape_key = cpus, gpus, memory_gib, capacity, placement, labels
-    return project, user, sweep, sweep_limit, priority, min_workers, shape_key
+    return project, user, sweep, sweep_limit, priority, min_workers, cluster, excluded_clusters, shape_key
 
 
 def facts_of(job: MarketJob) -> Facts:

@@ -96,9 +96,10 @@ def _entitle(plan: Plan, entries: list[Entry]) -> None:
         segments = entry.facts.division(entry.job)[0]
         entry.share.own_demand += max(0, (segments[-1][0] if segments else entry.job.min_workers) - entry.target)
     placed = sum(share.own_used for share in plan.shares.all)
-    shapes = {id(entry.shape): entry.shape for entry in entries}
-    free = max((shape.free() for shape in shapes.values()), default=0)
-    plan.shares.entitle(placed + free)
+    free: dict[str, int] = {}
+    for shape in {id(entry.shape): entry.shape for entry in entries}.values():
+        free[shape.cluster] = max(free.get(shape.cluster, 0), shape.free())
+    plan.shares.entitle(placed + sum(free.values()))
 
 
 class _Offer:

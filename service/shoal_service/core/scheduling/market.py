@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
 from shoal_service.core.scheduling.curves import ThroughputCurve
@@ -144,6 +145,16 @@ class User:
     """Checked at submit."""
 
 
+class ClusterState(StrEnum):
+    """Whether a cluster that has joined takes jobs."""
+
+    OPEN = "open"
+    CORDONED = "cordoned"
+    """Its workers stay, and nothing starts or grows there."""
+    AWAY = "away"
+    """It does not answer: its nodes are not in the market, and its jobs are leaving."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketState:
     """Everything that a decision depends on, except the time."""
@@ -154,6 +165,8 @@ class MarketState:
     """Jobs of a project that is not listed share DEFAULT_PROJECT's rules."""
     users: Mapping[str, User] = field(default_factory=dict)
     """To a user who is not listed, DEFAULT_USER's limits apply; each one has them alone."""
+    clusters: Mapping[str, ClusterState] = field(default_factory=dict)
+    """Those that have joined, by name. A cluster that only nodes name is open."""
 
 
 class Start(NamedTuple):

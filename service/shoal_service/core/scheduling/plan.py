@@ -27,13 +27,15 @@ _NONE: Sites = []
 
 
 class Claim:
-    """What queued jobs with equal needs, project, user, sweep, priority and minimum ask for."""
+    """What queued jobs with equal needs, project, user, sweep, priority, minimum and clusters ask for."""
 
-    __slots__ = ("_precedence", "_precedence_as_of", "has_limits", "priority", "shape", "share")
+    __slots__ = ("_precedence", "_precedence_as_of", "has_limits", "priority", "shape", "shapes", "share")
 
-    def __init__(self, job: MarketJob, shape: Shape, share: Share, has_limits: bool) -> None:
+    def __init__(self, job: MarketJob, shapes: tuple[Shape, ...], share: Share, has_limits: bool) -> None:
         self.priority = job.priority
-        self.shape = shape
+        self.shapes = shapes
+        """In each cluster in which they may start, by name."""
+        self.shape = shapes[0]
         self.share = share
         self.has_limits = has_limits
         """Of its project and those above it, of its user or of its sweep."""
@@ -77,6 +79,7 @@ class Entry:
         self.facts = facts
         self.claim = claim
         self.shape = claim.shape
+        """In the cluster where it has its workers, is to start, or was last looked for room."""
         self.share = claim.share
         self.order = facts.order(now)
         self.target = 0
@@ -97,6 +100,16 @@ class Entry:
         """Jobs that are preempted for it."""
 
     @property
+    def ever(self) -> int:
+        """Workers that fit into the empty nodes of the cluster that has room for most."""
+        shapes = self.claim.shapes
+        return self.shape.ever if len(shapes) == 1 else max([shape.ever for shape in shapes])
+
+    def start_in(self, cluster: str) -> None:
+        """The queued job is to start in this one of its clusters."""
+        self.shape = next((shape for shape in self.claim.shapes if shape.cluster == cluster), self.shape)
+
+    @property
     def is_below_minimum(self) -> bool:
         return self.target < self.job.min_workers
 
@@ -107,6 +120,12 @@ class Plan:
     def __init__(self, state: MarketState, now: float) -> None:
         self.now = now
         self.room = Room(state.nodes, now)
+        self.clusters = state.clusters
+        self.known_clusters = state.clusters.keys() | set(self.room.clusters)
+        self.has_clusters = len(self.known_clusters) > 1
+        """There are several, so words name them."""
+        self.num_elastic: Counter[str] = Counter()
+        """By cluster, where there are several: jobs with places that can have more workers than their minimum."""
         self.shares = Shares(state.projects)
         self._users = state.users
         self.running_of_user: Counter[str] = Counter()
@@ -149,7 +168,7 @@ class Plan:
     def _claim(self, job: MarketJob, facts: Facts) -> Claim:
         share = self.shares.of(job.project)
         has_limits = share.has_limits or job.sweep_limit is not None or self.max_running_of(job.user) is not None
-        return Claim(job, self.room.shape(job, facts), share, has_limits)
+        return Claim(job, self.room.choices(job, facts), share, has_limits)
 
     def is_unplaced(self, entry: Entry) -> bool:
         """Its workers were granted a moment ago and are on no node yet. They have room, though not where they are
@@ -209,6 +228,8 @@ class Plan:
         entry.charged = workers
         running = (workers > 0) - (before > 0)
         entry.share.add(workers - before, running)
+        if running and self.has_clusters and entry.job.max_workers > entry.job.min_workers and not entry.job.is_leaving:
+            self.num_elastic[entry.shape.cluster] += running
         if running and entry.job.user:
             self.running_of_user[entry.job.user] += running
         if running and entry.job.sweep:

@@ -71,20 +71,20 @@ class Preemption:
         """The project that gets what is guaranteed to it back from others by this claim."""
         return claimant.share.owed(missing) if has_waited(claimant.job, self._plan.now) else None
 
+    def harm(self, claimant: Entry, missing: int) -> tuple[float, int] | None:
+        """The highest priority among the jobs that `make_room` would preempt, and the workers that would count less for
+        their projects; None: it cannot. Nothing has changed afterwards."""
+        cleared = self._make_room(claimant, missing)
+        if not cleared:
+            return None
+        for victim in reversed(cleared):
+            self._put_back(victim)
+        return max([victim.ranked[0] for victim in cleared]), sum([victim.charged for victim in cleared])
+
     def make_room(self, claimant: Entry, missing: int) -> list[Entry]:
         """Preempt until so many workers fit. Empty if that cannot be done, and then nothing has changed."""
-        if not self.may_help(claimant, missing):
-            return []
         priority, owed = self._priority(claimant), self._owed_to(claimant, missing)
-        failed = self._failed.get((id(claimant.shape), claimant.share, owed))
-        if failed is not None and priority <= failed[0] and missing >= failed[1]:
-            return []
-        self._put_in_order()
-        cleared = self._clear(claimant, missing, owed)
-        if not cleared:
-            if claimant is not self._plan.aged:  # its failure says nothing of other projects, whose guarantees differ
-                self._failed[id(claimant.shape), claimant.share, owed] = (priority, missing)
-            return []
+        cleared = self._make_room(claimant, missing)
         for victim in cleared:
             del self._victims[bisect_left(self._victims, victim.ranked)]
             victim.entry.beneficiary = claimant.job.job_id
@@ -94,6 +94,21 @@ class Preemption:
         entries = [victim.entry for victim in cleared]
         claimant.donors = (*claimant.donors, *(entry.job.job_id for entry in entries if entry.job.granted))
         return entries
+
+    def _make_room(self, claimant: Entry, missing: int) -> list[_Victim]:
+        """Take the places of as few jobs as it takes. Empty: none was taken."""
+        if not self.may_help(claimant, missing):
+            return []
+        priority, owed = self._priority(claimant), self._owed_to(claimant, missing)
+        failed = self._failed.get((id(claimant.shape), claimant.share, owed))
+        if failed is not None and priority <= failed[0] and missing >= failed[1]:
+            return []
+        self._put_in_order()
+        cleared = self._clear(claimant, missing, owed)
+        if not cleared and claimant is not self._plan.aged:
+            # The failure of a job that has waited for long says nothing of other projects, whose guarantees differ.
+            self._failed[id(claimant.shape), claimant.share, owed] = (priority, missing)
+        return cleared
 
     def _clear(self, claimant: Entry, missing: int, owed: Share | None) -> list[_Victim]:
         cleared: list[_Victim] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from shoal_service.core.scheduling.estimates import seconds_left
 from shoal_service.core.scheduling.market import WorkerNeed
@@ -21,8 +21,10 @@ from shoal_service.core.scheduling.room import UNLIMITED, FreeNode, Shape, Sites
 class Reservation:
     """A start that nothing may delay: what each node can spare until then, beside the minimum of the job."""
 
-    def __init__(self, entry: Entry, at: float, spare: dict[int, FreeNode]) -> None:
+    def __init__(self, entry: Entry, shape: Shape, at: float, spare: dict[int, FreeNode]) -> None:
         self.entry = entry
+        self.shape = shape
+        """Where it is to start."""
         self.at = at
         self._spare = spare
         """By identity of the node: what is free there at that time. The others have what is free now."""
@@ -77,18 +79,20 @@ class Reservations:
         job = entry.job
         if reserved.entry is entry or reserved.entry.job.priority < job.priority:
             return False
-        if not reserved.entry.shape.overlaps(entry.shape):
+        if not reserved.shape.overlaps(entry.shape):
             return False
         return not self._plan.now + job.start_s + seconds_left(job, job.min_workers) <= reserved.at
 
-    def reserve(self, entry: Entry) -> None:
-        """The job does not fit: reserve its start, if no job before it has reserved on its nodes."""
-        if not any(reserved.entry.shape.overlaps(entry.shape) for reserved in self._all):
-            self._all.append(self._reservation(entry))
+    def reserve(self, entry: Entry, shapes: Sequence[Shape]) -> None:
+        """The job fits into none of these: reserve its start where it is earliest, if no job before it has reserved on
+        nodes that it may use."""
+        if not any(reserved.shape.overlaps(shape) for reserved in self._all for shape in shapes):
+            found = [self._reservation(entry, shape) for shape in shapes]
+            self._all.append(min(found, key=lambda one: one.at))
 
-    def _reservation(self, entry: Entry) -> Reservation:
+    def _reservation(self, entry: Entry, shape: Shape) -> Reservation:
         """Its workers start where others end, so that what is free now stays spare."""
-        shape, need = entry.shape, entry.shape.need
+        need = shape.need
         missing = entry.job.min_workers - entry.target
         fits = shape.free(missing)
         at = self._plan.now
@@ -110,7 +114,7 @@ class Reservations:
             workers = min(missing, then.fits(need))
             then.reserve(need, workers)
             missing -= workers
-        return Reservation(entry, at if missing <= 0 else math.inf, spare)
+        return Reservation(entry, shape, at if missing <= 0 else math.inf, spare)
 
 
 def _earliest_ends(plan: Plan) -> Iterator[tuple[float, Entry]]:

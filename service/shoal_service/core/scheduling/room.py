@@ -1,8 +1,9 @@
 """Where workers fit: the free resources of each node during one decision, and which nodes a job may use.
 
 Workers are indivisible, so capacity is counted node by node. A `Shape` is what jobs with equal workers share: what one
-worker reserves and on which nodes it may be. Its nodes are ordered once; a cursor skips the nodes that are full, so
-that thousands of workers are placed in a time that does not grow with the number of nodes.
+worker reserves and on which nodes it may be. These are of one cluster, since a job does not span clusters; a queued job
+that may start in any of several has a shape in each. A shape's nodes are ordered once; a cursor skips the nodes that
+are full, so that thousands of workers are placed in a time that does not grow with the number of nodes.
 Called by `decide`. It knows no job, no share and no priority.
 """
 
@@ -66,13 +67,15 @@ Sites: TypeAlias = list[tuple[FreeNode, int]]
 
 
 class Shape:
-    """Workers of one kind: what each reserves, and the nodes that they may use, in the order in which they fill."""
+    """Workers of one kind in one cluster: what each reserves, and the nodes that they may use, in the order in which
+    they fill."""
 
-    def __init__(self, need: WorkerNeed, open_nodes: list[FreeNode], cordoned: list[FreeNode]) -> None:
+    def __init__(self, need: WorkerNeed, open_nodes: list[FreeNode], cordoned: list[FreeNode], cluster: str) -> None:
         self.need = need
+        self.cluster = cluster
         self.words = need.describe()
         self.ever = sum(free.fits(need) for free in open_nodes)
-        """Workers that fit into the empty cluster."""
+        """Workers that fit into the empty nodes."""
         self.nodes = open_nodes
         self._cordoned = cordoned
         self._index = {id(free): at for at, free in enumerate(open_nodes)}
@@ -262,15 +265,35 @@ class Room:
     def __init__(self, nodes: Sequence[MarketNode], now: float) -> None:
         usable = [node for node in nodes if node.ends_at is None or node.ends_at > now + LEAD_S]
         self._nodes = [FreeNode(node) for node in sorted(usable, key=lambda node: node.node_id)]
-        self._shapes: dict[ShapeKey, Shape] = {}
+        self.clusters: tuple[str, ...] = tuple(sorted({node.cluster for node in nodes}))
+        """Those that have nodes, by name."""
+        self._shapes: dict[tuple[str | None, ShapeKey], Shape] = {}
+        """By cluster; None: of a job that runs in one of several, and it is not known in which."""
         self.num_returns = 0
         """Grows whenever workers leave their nodes."""
 
     def shape(self, job: MarketJob, facts: Facts) -> Shape:
-        """The shape of a job's workers. All shapes must be known before the first worker is placed."""
-        shape = self._shapes.get(facts.shape_key)
+        """The shape of a job's workers where it runs; of a queued job, the first one that it may have."""
+        return self.choices(job, facts)[0]
+
+    def choices(self, job: MarketJob, facts: Facts) -> tuple[Shape, ...]:
+        """The shape of a job's workers in each cluster in which it may be, by name, and at least one, which may have no
+        nodes. All shapes must be known before the first worker is placed."""
+        if job.cluster:
+            names: Sequence[str | None] = [job.cluster]
+        elif job.granted and len(self.clusters) > 1:
+            names = [None]
+        else:
+            names = self.clusters or [""]
+        if job.excluded_clusters and not job.granted:
+            names = [name for name in names if name not in job.excluded_clusters]
+        return tuple([self._shape(name, job, facts) for name in names]) or (Shape(job.need, [], [], ""),)
+
+    def _shape(self, cluster: str | None, job: MarketJob, facts: Facts) -> Shape:
+        key = cluster, facts.shape_key
+        shape = self._shapes.get(key)
         if shape is None:
-            shape = self._shapes[facts.shape_key] = self._new_shape(job)
+            shape = self._shapes[key] = self._new_shape(job, cluster)
         return shape
 
     @property
@@ -285,7 +308,7 @@ class Room:
             for shape in self._shapes.values():
                 shape.given_back(other, sites)
 
-    def _new_shape(self, job: MarketJob) -> Shape:
+    def _new_shape(self, job: MarketJob, cluster: str | None) -> Shape:
         need, spread = job.need, job.placement is Placement.SPREAD
 
         def order(free: FreeNode) -> tuple[bool, bool, float, bool, int]:
@@ -296,11 +319,13 @@ class Room:
             is_gpu_wasted = not need.gpus and node.gpus > 0
             return (is_gpu_wasted, node.ends_at is not None, ends, not node.is_spot, -fits if spread else fits)
 
-        allowed = sorted(_allowed(self._nodes, job), key=order)
+        of_cluster = [free for free in self._nodes if cluster is None or free.node.cluster == cluster]
+        allowed = sorted(_allowed(of_cluster, job), key=order)
         return Shape(
             need,
             [free for free in allowed if not free.node.is_cordoned],
             [free for free in allowed if free.node.is_cordoned],
+            cluster or "",
         )
 
 

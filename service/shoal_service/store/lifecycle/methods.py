@@ -6,7 +6,7 @@ from shoal_service.store import submissions
 from shoal_service.store.database import Database
 from shoal_service.store.hub import Hub
 from shoal_service.store.lifecycle import continuing, reopening
-from shoal_service.views import JobView
+from shoal_service.views import JobPatch, JobView, WorkerPatch
 from shoal_workers.contract.spec import JobSpec
 
 
@@ -43,6 +43,16 @@ class LifecycleMethods:
         LifecycleConflict, RequestConflict, QueueFull."""
         with self._database.write() as tx:
             view = reopening.retry(tx, job_id, now=now)
+        self._hub.publish(job_id, is_request=True)
+        return view
+
+    def move_job(self, job_id: str, to: str, *, if_match: str | None = None, now: float) -> JobView:
+        """The job shall run in this cluster (`worker.cluster` of its spec), or in any: an attempt elsewhere saves and
+        ends, and the job goes on there. Raises JobNotFound, JobEnded, PreconditionFailed, ClusterNotFound, MoveRefused,
+        SpecError. `control.moving` says before whether it can go on there."""
+        patch = JobPatch(worker=WorkerPatch(cluster=to))
+        with self._database.write() as tx:
+            view = submissions.patch(tx, job_id, patch, if_match=if_match, now=now)
         self._hub.publish(job_id, is_request=True)
         return view
 

@@ -2,6 +2,7 @@
 
     <checkpoint.url>/<job id>/          the root of a catalog
         step-000000000120-a1-g3/        a checkpoint, once COMMIT.json is in it
+        began-a2.json                   which ones attempt 2 has found; of earlier attempts, only these count
 
 Every call accesses the storage and may block, so the supervisor calls it from a thread. OSError means that the storage
 does not answer. It never means "there is no checkpoint", since a job would then start again from step 0.
@@ -12,12 +13,13 @@ from __future__ import annotations
 import errno
 import logging
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from shoal_service.core.retention.checkpoints import best_names, choose_deletions
 from shoal_service.supervisor.protocols import ANYBODY, Deleter, Found
+from shoal_workers.checkpoint import beginnings
 from shoal_workers.checkpoint.commit import checkpoint_names, commit_in, marker_in, marker_of
-from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
+from shoal_workers.checkpoint.errors import AttemptFollowed, DamagedCheckpoint, StorageUnusable
 from shoal_workers.checkpoint.integrity import check_lengths, verify_file
 from shoal_workers.checkpoint.storage import Directory, join, open_job_directory
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMarker
@@ -52,29 +54,38 @@ class CheckpointCatalog:
             reason = f"{len(probe)} bytes were written, but {len(found)} different bytes were read back"
             raise StorageUnusable(self._root, reason, _way_out(self._root))
 
+    def begin(self, attempt: int) -> None:
+        """Notes which checkpoints are there when the attempt begins: what an earlier attempt, which still trains in a
+        cluster that was given up, commits from now on never counts. Repeating it is harmless."""
+        root = open_job_directory(self._root)
+        beginnings.begin(root, attempt, _listed_later(root))
+
     def commit(self, parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:
         """Makes a checkpoint of the parts of all ranks. Repeating it is harmless.
 
         DamagedCheckpoint if a reported part is not there, for example because the directory is not shared by all nodes.
-        CommitConflict if another supervisor has committed it with other files.
+        CommitConflict if another supervisor has committed it with other files. AttemptFollowed.
         """
         marker = marker_of(parts, job_id=job_id, attempt=attempt, now=now)
         place = self._open(CheckpointName(marker.step, marker.attempt, marker.generation))
         check_lengths(place, marker)
+        later = beginnings.later_attempt(open_job_directory(self._root), attempt)
+        if later is not None:
+            raise AttemptFollowed(place.url, attempt, later)
         return commit_in(place, marker)
 
     def newest(
         self, *, before: CheckpointName | None = None, excluding: Collection[CheckpointName] = ()
     ) -> CheckpointName | None:
         """The newest checkpoint with a valid marker; with `before`, the newest that is older than it."""
-        for name in self._names():
+        for name in self._counting():
             if (before is None or name < before) and name not in excluding and self._marker(name) is not None:
                 return name
         return None
 
     def search(self, excluding: Collection[CheckpointName] = ()) -> Found:
         damaged: list[tuple[CheckpointName, DamagedCheckpoint]] = []
-        for name in self._names():
+        for name in self._counting():
             if name in excluding:
                 continue
             place = self._open(name)
@@ -89,7 +100,7 @@ class CheckpointCatalog:
 
     def markers(self) -> list[tuple[CheckpointName, CommitMarker]]:
         """Every committed checkpoint, newest first, without those with a damaged marker."""
-        found = ((name, self._marker(name)) for name in self._names())
+        found = ((name, self._marker(name)) for name in self._counting())
         return [(name, marker) for name, marker in found if marker is not None]
 
     def verify(self, name: CheckpointName, advanced: Callable[[int, int], None] = lambda read, of: None) -> None:
@@ -134,10 +145,13 @@ class CheckpointCatalog:
         by: Deleter = ANYBODY,
     ) -> list[CheckpointName]:
         """Deletes what `choose_deletions` chooses; returns what was deleted. Failed deletions are tried again later.
-        `best`: steps whose checkpoints stay. `by` is asked before each one.
+        `best`: steps whose checkpoints stay. `by` is asked before each one. If a later attempt has begun, nothing is
+        deleted: it goes on from one of them.
 
         The marker is deleted first, so that an interrupted deletion does not leave a directory with a valid marker.
         """
+        if beginnings.later_attempt(open_job_directory(self._root), by.attempt) is not None:
+            return []
         names = self._names()
         committed = [name for name, _ in self.markers()]
         uncommitted = [name for name in names if name not in committed]
@@ -171,17 +185,32 @@ class CheckpointCatalog:
                 gone.append(name)
         return gone
 
+    def forget_beginnings(self) -> None:
+        """Once the job's checkpoints are deleted."""
+        beginnings.forget_beginnings(open_job_directory(self._root))
+
     def _open(self, name: CheckpointName) -> Directory:
         return open_job_directory(self._root).child(str(name))
 
     def _names(self) -> list[CheckpointName]:
         return checkpoint_names(open_job_directory(self._root))
 
+    def _counting(self) -> list[CheckpointName]:
+        """Without those that an earlier attempt has committed after a later one had begun."""
+        root = open_job_directory(self._root)
+        newest = beginnings.newest_beginning(root)
+        return [name for name in checkpoint_names(root) if newest.counts(name)]
+
     def _marker(self, name: CheckpointName) -> CommitMarker | None:
         try:
             return marker_in(self._open(name))
         except DamagedCheckpoint:
             return None
+
+
+def _listed_later(root: Directory) -> Iterator[CheckpointName]:
+    """Listed when it is iterated."""
+    yield from checkpoint_names(root)
 
 
 def _is_final(error: OSError) -> bool:

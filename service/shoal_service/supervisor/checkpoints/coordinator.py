@@ -131,6 +131,7 @@ class CheckpointCoordinator:
     def _find(self, excluding: tuple[str, ...]) -> Found:
         if not self._is_checked:
             self._catalog.check_writable()
+            self._catalog.begin(self._config.attempt)
             self._is_checked = True
         return self._catalog.search(excluding=_names(excluding))
 

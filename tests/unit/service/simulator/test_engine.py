@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from kit.market_traces import FREE, market, scripted, trace_job
+from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState, Start
-from shoal_service.simulator.capacity import Capacity
-from shoal_service.simulator.engine import Costs, Market, PolicyError, simulate
+from shoal_service.simulator.capacity import AWAY, Capacity
+from shoal_service.simulator.engine import Costs, Market, PolicyError, Run, simulate
 from shoal_service.simulator.peers.first_come import first_come
 
 
@@ -87,6 +89,68 @@ def test_a_policy_is_called_at_events_and_when_asked_regularly() -> None:
     times.clear()
     simulate(jobs, policy, market(8, every_s=4))
     assert times == [0, 4, 8, 9, 13, 17, 19, 23]
+
+
+def clusters(*west: tuple[float, int], costs: Costs = FREE) -> Market:
+    """Four workers in the cluster east, and the steps of the cluster west."""
+    return Market(capacity=Capacity.of_clusters({"east": [(0.0, 4)], "west": west}, 1), costs=costs)
+
+
+def test_jobs_of_a_lost_cluster_start_in_another_one_after_their_wait_and_lose_no_work() -> None:
+    jobs = [replace(trace_job("a", work=400), wait_s=50.0), replace(trace_job("b", work=400), wait_s=50.0)]
+    run = simulate(jobs, decide, clusters((0.0, 4), (10.0, AWAY)))
+    a, b = run.jobs
+    assert (a.places, a.history) == ([(0, "east")], [(0, 4), (60, 3), (112, 4), (118, 0)]) or a.finished_at
+    assert [name for _, name in b.places] == ["west", "east"]
+    assert b.history[:3] == [(0, 4), (10, 0), (60, b.history[2][1])], "it stands still for 50 s, and starts in the east"
+    assert (b.num_losses, b.num_preemptions) == (1, 0)
+    assert max(_held(run, at) for at, _ in (*a.history, *b.history) if at >= 60) <= 4
+    samples = sum(workers * (until - at) for (at, workers), (until, _) in pairwise(b.history))
+    assert samples == pytest.approx(400)
+
+
+def _held(run: Run, at: float) -> int:
+    return sum(next((held for since, held in reversed(job.history) if since <= at), 0) for job in run.jobs)
+
+
+def test_a_tied_job_waits_for_its_cluster_and_goes_on_there_for_the_price_of_a_start() -> None:
+    tied = replace(trace_job("a", work=400), cluster="west", wait_s=1.0)
+    market = clusters((0.0, 4), (10.0, AWAY), (500.0, 4), costs=Costs(start_s=3.0, switch_s=0.0))
+    (a,) = simulate([tied], decide, market).jobs
+    assert a.history == [(0, 4), (10, 0), (500, 4), (500 + 3 + (400 - 7 * 4) / 4, 0)]
+    assert (a.num_losses, [name for _, name in a.places]) == (0, ["west"])
+
+
+def test_a_cluster_that_is_back_within_the_wait_keeps_its_jobs() -> None:
+    job = replace(trace_job("a", work=400), wait_s=50.0)
+    market = Market(capacity=Capacity.of_clusters({"east": [(0.0, 1)], "west": [(0.0, 4), (10.0, AWAY), (40.0, 4)]}, 1))
+    (a,) = simulate([job], decide, replace(market, costs=FREE)).jobs
+    assert (a.history, a.num_losses) == ([(0, 4), (10, 0), (40, 4), (130, 0)], 0)
+
+
+@pytest.mark.parametrize("every_s", [None, 60.0])
+def test_a_tied_job_whose_cluster_never_returns_ends_the_simulation_unfinished(every_s: float | None) -> None:
+    tied = replace(trace_job("a"), cluster="west")
+    run = simulate([tied], decide, replace(clusters((0.0, 4), (10.0, AWAY)), every_s=every_s))
+    assert run.jobs[0].finished_at is None
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (Start("a", 4, ""), "job a was started in the cluster '', and there is none that takes jobs"),
+        (Start("a", 4, "", "east"), "job a was started in the cluster east, and may run in west only"),
+    ],
+)
+def test_a_start_outside_the_jobs_clusters_is_refused(start: Start, message: str) -> None:
+    tied = replace(trace_job("a"), cluster="west")
+    with pytest.raises(PolicyError, match=message):
+        simulate([tied], lambda state, now: [start], clusters((0.0, 4)))
+
+
+def test_more_workers_than_a_cluster_has_are_refused_whatever_the_other_one_has_free() -> None:
+    with pytest.raises(PolicyError, match="granted 5 workers in the cluster east, and there are 4"):
+        simulate([trace_job("a", workers=(1, 8))], lambda state, now: [Start("a", 5, "", "east")], clusters((0.0, 4)))
 
 
 @pytest.mark.parametrize("every_s", [None, 60.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.market import Project
-from shoal_service.simulator.capacity import Capacity
+from shoal_service.simulator.capacity import AWAY, Capacity
 from shoal_service.simulator.engine import Costs, Market, Run
 from shoal_service.simulator.job_run import JobRun
 from shoal_service.simulator.metrics import measure
@@ -72,6 +73,44 @@ def test_every_policy_keeps_the_laws(
     if use_rules and name != "first-come":
         assert _most_in_use(run, "b") <= 6
     assert measure(run, market).utilisation <= 1 + 1e-9
+
+
+def _steps(most: int) -> st.SearchStrategy[list[tuple[float, int]]]:
+    """Of one cluster, which is lost now and then, and is there in the end."""
+    later = st.lists(st.tuples(st.floats(1, 300), st.integers(AWAY, most)), max_size=3, unique_by=lambda step: step[0])
+    return later.map(lambda steps: [(0.0, most), *sorted(steps), (400.0, most)])
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@settings(max_examples=30)
+@given(
+    jobs=_jobs(),
+    east=_steps(2),
+    west=_steps(3),
+    ties=st.lists(st.sampled_from(["", "", "east", "west"]), min_size=8, max_size=8),
+    wait_s=st.floats(0, 300),
+    costs=_COSTS,
+)
+def test_every_policy_keeps_the_laws_in_several_clusters(
+    name: str,
+    jobs: list[TraceJob],
+    east: list[tuple[float, int]],
+    west: list[tuple[float, int]],
+    ties: list[str],
+    wait_s: float,
+    costs: Costs,
+) -> None:
+    """The engine refuses a job that would span them."""
+    jobs = [replace(job, cluster=tie, wait_s=wait_s) for job, tie in zip(jobs, ties, strict=False)]
+    capacity = Capacity.of_clusters({"east": east, "west": west}, 3)
+    run = POLICIES[name].run(jobs, Market(capacity=capacity, costs=costs, projects=_PROJECTS), use_rules=True)
+    for job in run.jobs:
+        assert job.finished_at is not None, f"{job.job.job_id} starves"
+        assert _trained(job) == pytest.approx(job.job.work, rel=1e-6, abs=1e-3)
+        assert {place for _, place in job.places} <= ({job.job.cluster} if job.job.cluster else {"east", "west"})
+    assert _most_overbooked(run, capacity) <= 0
+    if name != "first-come":
+        assert _most_in_use(run, "b") <= 6
 
 
 def _trained(run: JobRun) -> float:

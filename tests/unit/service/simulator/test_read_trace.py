@@ -35,6 +35,12 @@ def test_a_published_trace_takes_its_curves_from_the_file_beside_it(tmp_path: Pa
     assert (job.job_id, job.asked_workers, job.restart_s) == ("bert-0", 3, 120)
 
 
+def test_a_job_may_name_its_cluster_and_how_long_it_waits_for_it() -> None:
+    text = "submit_s,work_samples,min_workers,max_workers,curve,cluster,wait_s\n0,1,1,1,1:1,west,60\n1,1,1,1,1:1,any,\n"
+    tied, free = parse_trace(text, "t.csv").jobs
+    assert (tied.cluster, tied.wait_s, free.cluster, free.wait_s) == ("west", 60.0, "", 1800.0)
+
+
 def test_a_job_is_never_slower_with_more_workers() -> None:
     """It may leave one of them idle."""
     (job,) = parse_trace(PUBLISHED, "t.csv", parse_curves(CURVES, "t.curves.json")).jobs

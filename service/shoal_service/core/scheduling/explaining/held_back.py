@@ -14,6 +14,7 @@ from enum import StrEnum
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.core.scheduling.curves import hull
 from shoal_service.core.scheduling.estimates import seconds_left
+from shoal_service.core.scheduling.explaining.clusters import in_cluster
 from shoal_service.core.scheduling.explaining.reasons import names_of, percent, workers_of
 from shoal_service.core.scheduling.gains import HORIZON_S, pays
 from shoal_service.core.scheduling.market import MarketJob, MarketState
@@ -63,12 +64,12 @@ def held_back(state: MarketState, now: float) -> list[HeldBack]:
     spare = [entry for entry in plan.running if entry.job.granted > entry.job.min_workers] if short else []
     answers = []
     for entry in short:
-        limit, reason = _why(entry, spare)
+        limit, reason = _why(entry, spare, in_cluster(plan, entry.shape.cluster))
         answers.append(HeldBack(entry.job.job_id, entry.job.granted, entry.job.max_workers, limit, reason))
     return answers
 
 
-def _why(entry: Entry, spare: Sequence[Entry]) -> tuple[GrowthLimit, str]:
+def _why(entry: Entry, spare: Sequence[Entry], where: str) -> tuple[GrowthLimit, str]:
     job, have = entry.job, entry.job.granted
     if have >= job.min_workers and not hull(job.curve, have, job.max_workers):
         words = f"By what was predicted and measured, it trains no faster with more than {workers_of(have)}."
@@ -79,7 +80,7 @@ def _why(entry: Entry, spare: Sequence[Entry]) -> tuple[GrowthLimit, str]:
     reach = have + int(min(entry.shape.free(job.max_workers - have), allowed, job.max_workers - have))
     segments = hull(job.curve, have, reach) if reach > have else ()
     if not segments:
-        return _full(entry, spare)
+        return _full(entry, spare, where)
     size = segments[-1][0]
     if have >= job.min_workers and not pays(job, size):
         return GrowthLimit.PAUSE_COSTS_MORE, _pause_words(job, size)
@@ -96,20 +97,20 @@ def _quota_words(entry: Entry) -> str:
     )
 
 
-def _full(entry: Entry, spare: Sequence[Entry]) -> tuple[GrowthLimit, str]:
+def _full(entry: Entry, spare: Sequence[Entry], where: str) -> tuple[GrowthLimit, str]:
     others = [one for one in spare if one is not entry and one.shape.overlaps(entry.shape)]
     if not others:
         words = (
-            f"The nodes that it may use have no room for another worker of {entry.shape.words}: all is at the minima "
-            "of jobs, or reserved by others. More nodes help."
+            f"The nodes that it may use{where} have no room for another worker of {entry.shape.words}: all is at the "
+            "minima of jobs, or reserved by others. More nodes help."
         )
         return GrowthLimit.NO_ROOM, words
     above = sum(one.job.granted - one.job.min_workers for one in others)
     hold, adds = "holds" if len(others) == 1 else "hold", "adds" if above == 1 else "add"
     names = names_of(tuple(one.job.job_id for one in others))
     words = (
-        f"No worker of {entry.shape.words} is free. {names} {hold} {above} above the minimum, which {adds} more there "
-        f"than here. A priority above {entry.job.priority} weighs more, and more nodes help."
+        f"No worker of {entry.shape.words} is free{where}. {names} {hold} {above} above the minimum, which {adds} more "
+        f"there than here. A priority above {entry.job.priority} weighs more, and more nodes help."
     )
     return GrowthLimit.OTHERS_GAIN_MORE, words
 

@@ -1,6 +1,7 @@
 """Why a job's number of workers changes, in plain words: "Gave 2 workers to job-x: +31 % there, -9 % here."
 
-Called by `decide`. Workers that some jobs give and others get are matched in order; whatever is left over was free.
+Called by `decide`. Workers that some jobs give and others of their cluster get are matched in order; whatever is left
+over was free.
 """
 
 from __future__ import annotations
@@ -33,8 +34,15 @@ class Flows:
     def __init__(self, givers: Sequence[Entry], takers: Sequence[Entry]) -> None:
         self.given: dict[str, list[Flow]] = defaultdict(list)
         self.got: dict[str, list[Flow]] = defaultdict(list)
-        if not givers:
-            return
+        clusters = dict.fromkeys(entry.shape.cluster for entry in givers)
+        for cluster in clusters:
+            self._match(
+                [entry for entry in givers if entry.shape.cluster == cluster] if len(clusters) > 1 else givers,
+                [entry for entry in takers if entry.shape.cluster == cluster],
+            )
+
+    def _match(self, givers: Sequence[Entry], takers: Sequence[Entry]) -> None:
+        """Within a cluster."""
         by_id = {entry.job.job_id: entry for entry in takers}
         open_needs = {entry.job.job_id: entry.target - entry.job.granted for entry in takers}
         pools = [(entry, entry.job.granted - entry.target) for entry in givers]
@@ -59,9 +67,10 @@ class Flows:
         return workers
 
 
-def start_words(entry: Entry, flows: Flows) -> str:
+def start_words(entry: Entry, flows: Flows, where: str = "") -> str:
+    """`where`: in which cluster, with a space before it; empty if there is only one."""
     job = entry.job
-    needs = _starts_with(entry.target, entry.shape.words, job.min_workers, job.max_workers)
+    needs = _starts_with(entry.target, entry.shape.words, job.min_workers, job.max_workers, where)
     if entry.donors:
         right = f"by its priority of {job.priority}"
         if entry.aged:
@@ -140,10 +149,10 @@ def workers_of(number: int) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _starts_with(workers: int, need: str, least: int, most: int) -> str:
+def _starts_with(workers: int, need: str, least: int, most: int, where: str) -> str:
     """Kept, since thousands of jobs may start at once."""
     sizes = str(least) if least == most else f"{least} to {most}"
-    return f"Starts with {workers_of(workers)} of {need} ({sizes})"
+    return f"Starts with {workers_of(workers)} of {need} ({sizes}){where}"
 
 
 def _givers(flows: Sequence[Flow]) -> tuple[str, ...]:

@@ -5,11 +5,14 @@ Called by `decide`. Expected starts follow the present rates of running jobs; a 
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
 from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.admission import Obstacle
+from shoal_service.core.scheduling.explaining.clusters import in_cluster, room_words
 from shoal_service.core.scheduling.market import Wait
 from shoal_service.core.scheduling.plan import Claim, Entry, Plan
 from shoal_service.core.scheduling.reservations import Ends
@@ -25,10 +28,29 @@ class Forecast:
 
     def __init__(self, plan: Plan, shape: Shape, ends: Ends) -> None:
         self._coming = ends.of(shape)
+        self._seen: deque[tuple[float, int, str]] = deque()
+        """Those of `_coming` that `at` has looked at."""
         self._last: tuple[str, ...] = ()
         """The job that ended last in this forecast."""
         self._at = plan.now
+        self.shape = shape
         self.room = self.free = shape.free()
+
+    def at(self, workers: int) -> float:
+        """The time that `place` would return, infinite if it is not known. Changes nothing."""
+        if self.free >= workers or self.free < 0:
+            return self._at if self.free >= workers else math.inf
+        free = self.free
+        for at, freed, _ in self._seen:
+            free += freed
+            if free >= workers:
+                return at
+        for following in self._coming:
+            self._seen.append(following)
+            free += following[1]
+            if free >= workers:
+                return following[0]
+        return math.inf
 
     def place(self, workers: int) -> tuple[float | None, tuple[str, ...]]:
         """When so many workers have come free beyond those of earlier calls, and from which jobs."""
@@ -39,7 +61,7 @@ class Forecast:
             return None, self._last
         holders: list[str] = []
         while self.free < workers:
-            following = next(self._coming, None)
+            following = self._seen.popleft() if self._seen else next(self._coming, None)
             if following is None:
                 self.free = -UNLIMITED
                 return None, self._held_by(holders)
@@ -68,10 +90,21 @@ def waits(plan: Plan, waiting: Sequence[tuple[Entry, Obstacle]]) -> list[Wait]:
                 explained, limited_by = obstacle, words.holders(obstacle)
             decisions.append(Wait(job.job_id, obstacle.words, position, limited_by, None, obstacle.is_limit))
             continue
-        forecast, reason = words.room(entry, obstacle.behind)
-        at, holders = forecast.place(job.min_workers)
+        forecasts, reason = words.room(entry, obstacle)
+        at, holders = _place(forecasts, job.min_workers)
         decisions.append(Wait(job.job_id, reason, position, holders, at))
     return decisions
+
+
+def _place(forecasts: Sequence[Forecast], workers: int) -> tuple[float | None, tuple[str, ...]]:
+    """In the cluster where they fit first. If that is known of none, nothing is known of those after them either."""
+    if len(forecasts) == 1:
+        return forecasts[0].place(workers)
+    best = min(forecasts, key=lambda one: one.at(workers))
+    if best.at(workers) < math.inf:
+        return best.place(workers)
+    holders = [one.place(workers)[1] for one in forecasts]
+    return None, next(filter(None, holders), ())
 
 
 class _Words:
@@ -82,15 +115,20 @@ class _Words:
         self._ends: Ends | None = None
         self._forecasts: dict[int, Forecast] = {}
         """By identity of the shape."""
-        self._rooms: dict[tuple[Claim, str | None], tuple[Forecast, str]] = {}
+        self._rooms: dict[tuple[Claim, str | None], tuple[list[Forecast], str]] = {}
         self._holders: dict[tuple[Share | None, str, tuple[str, str] | None], tuple[str, ...]] = {}
 
-    def room(self, entry: Entry, behind: str | None) -> tuple[Forecast, str]:
-        """The forecast of the job's start, and why it does not start now."""
-        known = self._rooms.get((entry.claim, behind))
+    def room(self, entry: Entry, obstacle: Obstacle) -> tuple[list[Forecast], str]:
+        """The forecasts of the job's start in each cluster that could hold it, and why it does not start now."""
+        known = self._rooms.get((entry.claim, obstacle.behind))
         if known is None:
-            forecast = self._forecast(entry.shape)
-            known = self._rooms[entry.claim, behind] = forecast, _room_words(entry, forecast.room, behind)
+            shapes = [shape for shape in entry.claim.shapes if shape.ever >= entry.job.min_workers]
+            forecasts = [self._forecast(shape) for shape in shapes]
+            if obstacle.behind is None:
+                reason = room_words(self._plan, entry, [(one.shape, one.room) for one in forecasts])
+            else:
+                reason = _behind_words(entry, obstacle.behind, in_cluster(self._plan, obstacle.cluster))
+            known = self._rooms[entry.claim, obstacle.behind] = forecasts, reason
         return known
 
     def holders(self, obstacle: Obstacle) -> tuple[str, ...]:
@@ -134,12 +172,8 @@ def _jobs_of_user(plan: Plan, user: str) -> tuple[str, ...]:
     return tuple(islice(inside, MAX_HOLDERS))
 
 
-def _room_words(entry: Entry, room: int, behind: str | None) -> str:
-    job = entry.job
-    needs = f"Needs {count_text(job.min_workers, 'worker')} of {entry.shape.words} each"
-    if behind is not None:
-        return f"{needs}; to start now would delay {behind}, which is before it and whose start is reserved."
+def _behind_words(entry: Entry, behind: str, where: str) -> str:
     return (
-        f"{needs}; {room} can be had by shrinking others, the rest is at the minima of running jobs. "
-        f"A priority above {job.priority} may preempt, more nodes help always."
+        f"Needs {count_text(entry.job.min_workers, 'worker')} of {entry.shape.words} each; to start now{where} would "
+        f"delay {behind}, which is before it and whose start is reserved."
     )

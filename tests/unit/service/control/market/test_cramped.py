@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,3 +89,10 @@ def test_workers_that_stay_keep_their_places_from_jobs_of_higher_priority() -> N
 def test_a_higher_priority_gets_the_last_place() -> None:
     rows = [row("a", 1), row("b", 1, priority=1)]
     assert cramped(rows, [node("n1", 1.0)], a={"x": 1}, b={"x": 1}) == {"a"}
+
+
+def test_room_in_another_cluster_is_none() -> None:
+    job = replace(row("a", 2), cluster="east")
+    full = node("n1", 1.0, cluster="east")
+    assert cramped([job], [full, node("n2", cluster="west")], a={"n1": 1, "drained": 1}) == {"a"}
+    assert cramped([job], [full, node("n2", cluster="east")], a={"n1": 1, "drained": 1}) == frozenset()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from shoal_service.clusters.snapshot import RoomKind
@@ -9,6 +11,8 @@ from shoal_service.control.market.demand import MAX_WORKERS, demand
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (
     CapacityKind,
+    ClusterState,
+    Decision,
     MarketJob,
     MarketNode,
     MarketState,
@@ -31,15 +35,21 @@ def job(name: str, *, granted: int = 0, need: WorkerNeed = CPU_NEED, least: int 
     )
 
 
+def asked(state: MarketState, decisions: Sequence[Decision]) -> dict[RoomKind, int]:
+    """Of the only cluster."""
+    [found] = demand(state, decisions).values()
+    return found
+
+
 def test_running_jobs_keep_what_they_have_and_waiting_ones_ask_for_their_minimum() -> None:
     state = MarketState(jobs=[job("a", granted=4), job("b", need=GPU_NEED), job("c")], nodes=[])
-    assert demand(state, [Wait("b", "no GPU", 1), Start("c", 3, "")]) == {CPU: 7, GPU: 2}
+    assert asked(state, [Wait("b", "no GPU", 1), Start("c", 3, "")]) == {CPU: 7, GPU: 2}
 
 
 def test_the_nodes_that_a_job_may_use_are_asked_for_by_their_labels() -> None:
     chosen = job("a", selector={"zone": "x", "disk": "ssd"}, capacity=CapacityKind.SPOT)
     jobs = [chosen, job("b", capacity=CapacityKind.ON_DEMAND), job("c", granted=1)]
-    assert demand(MarketState(jobs=jobs, nodes=[]), [Wait("a", "", 1), Wait("b", "", 2)]) == {
+    assert asked(MarketState(jobs=jobs, nodes=[]), [Wait("a", "", 1), Wait("b", "", 2)]) == {
         RoomKind(CPU_NEED, (("disk", "ssd"), ("ray.io/market-type", "spot"), ("zone", "x"))): 2,
         RoomKind(CPU_NEED, (("ray.io/market-type", "!in(spot)"),)): 2,
         CPU: 1,
@@ -48,19 +58,19 @@ def test_the_nodes_that_a_job_may_use_are_asked_for_by_their_labels() -> None:
 
 def test_a_resize_counts_with_its_new_size_and_a_preempted_job_with_what_it_still_has() -> None:
     state = MarketState(jobs=[job("a", granted=4), job("b", granted=2)], nodes=[])
-    assert demand(state, [Resize("a", 1, ""), Preempt("b", "", "c")]) == {CPU: 3}
+    assert asked(state, [Resize("a", 1, ""), Preempt("b", "", "c")]) == {CPU: 3}
 
 
 def test_nothing_is_asked_for_a_job_above_the_limit_of_its_project() -> None:
     jobs = [job("a", granted=3, least=3, project="p"), job("b", project="p"), job("c", project="q")]
     state = MarketState(jobs=jobs, nodes=[], projects={"p": Project(name="p", limit=4)})
-    assert demand(state, [Wait("b", "limit", 1), Wait("c", "no room", 2)]) == {CPU: 5}
+    assert asked(state, [Wait("b", "limit", 1), Wait("c", "no room", 2)]) == {CPU: 5}
 
 
 def test_a_long_queue_asks_for_a_limited_number_of_workers_first_come_first() -> None:
     jobs = [job("a", least=MAX_WORKERS - 1, need=GPU_NEED), job("b"), job("c", least=1)]
     waits = [Wait("c", "", 3), Wait("b", "", 2), Wait("a", "", 1)]
-    assert demand(MarketState(jobs=jobs, nodes=[]), waits) == {GPU: MAX_WORKERS - 1, CPU: 1}
+    assert asked(MarketState(jobs=jobs, nodes=[]), waits) == {GPU: MAX_WORKERS - 1, CPU: 1}
 
 
 def test_a_job_that_waits_for_a_limit_of_jobs_asks_for_nothing() -> None:
@@ -70,7 +80,7 @@ def test_a_job_that_waits_for_a_limit_of_jobs_asks_for_nothing() -> None:
         nodes=[MarketNode(node_id="n", cpus=4.0)],
         users={"default": User(name="default", max_running=1)},
     )
-    assert demand(state, [one for one in decide(state, 10.0) if isinstance(one, Wait)]) == {CPU: 2 + 8}
+    assert asked(state, [one for one in decide(state, 10.0) if isinstance(one, Wait)]) == {CPU: 2 + 8}
 
 
 def test_nothing_is_asked_for_a_job_above_the_limit_of_any_project_above_its_own() -> None:
@@ -81,13 +91,13 @@ def test_nothing_is_asked_for_a_job_above_the_limit_of_any_project_above_its_own
     }
     jobs = [job("a", granted=3, least=3, project="x"), job("b", project="y"), job("c", least=1, project="y")]
     state = MarketState(jobs=jobs, nodes=[], projects=tree)
-    assert demand(state, [Wait("b", "no room", 1), Wait("c", "no room", 2)]) == {CPU: 4}
+    assert asked(state, [Wait("b", "no room", 1), Wait("c", "no room", 2)]) == {CPU: 4}
 
 
 def test_jobs_of_projects_without_rules_share_the_limit_of_the_default_project() -> None:
     jobs = [job("a", granted=3, least=3, project="p"), job("b", project="q")]
     state = MarketState(jobs=jobs, nodes=[], projects={"default": Project(name="default", limit=4)})
-    assert demand(state, [Wait("b", "no room", 1)]) == {CPU: 3}
+    assert asked(state, [Wait("b", "no room", 1)]) == {CPU: 3}
 
 
 def test_no_more_waiting_jobs_ask_than_may_run_at_a_time() -> None:
@@ -100,7 +110,7 @@ def test_no_more_waiting_jobs_ask_than_may_run_at_a_time() -> None:
         users={"user": User(name="user", max_running=1)},
     )
     waits = [Wait(one.job_id, "no room", at) for at, one in enumerate(state.jobs)]
-    assert demand(state, waits) == {CPU: 3 * 2}
+    assert asked(state, waits) == {CPU: 3 * 2}
 
 
 def test_a_minimum_above_a_limit_asks_for_nothing_and_waits_for_the_limit() -> None:
@@ -108,10 +118,48 @@ def test_a_minimum_above_a_limit_asks_for_nothing_and_waits_for_the_limit() -> N
     state = MarketState(jobs=[job("a", project="x")], nodes=[MarketNode(node_id="n", cpus=8.0)], projects=tree)
     decisions = decide(state, 10.0)
     assert [one.waits_for_limit for one in decisions if isinstance(one, Wait)] == [True]
-    assert demand(state, decisions) == {}
+    assert asked(state, decisions) == {}
 
 
 def test_a_job_that_needs_other_nodes_asks_for_them_in_place_of_what_its_project_has_above_minima() -> None:
     jobs = [job("a", granted=8, least=1), job("b", need=GPU_NEED)]
     state = MarketState(jobs=jobs, nodes=[], projects={"default": Project(name="default", limit=8)})
-    assert demand(state, [Wait("b", "no GPU", 1)]) == {CPU: 6, GPU: 2}
+    assert asked(state, [Wait("b", "no GPU", 1)]) == {CPU: 6, GPU: 2}
+
+
+def node(cluster: str, cpus: float) -> MarketNode:
+    return MarketNode(node_id=f"{cluster}-node", cpus=cpus, cluster=cluster)
+
+
+def test_each_cluster_is_asked_for_its_own_jobs_and_one_for_a_job_that_may_start_in_any() -> None:
+    jobs = [
+        job("a", granted=3, cluster="east"),
+        job("b", granted=2, cluster="north", is_leaving=True),
+        job("c"),
+        job("tied", least=5, cluster="west"),
+        job("any", least=6),
+        job("not-east", least=7, excluded_clusters=frozenset({"east"})),
+    ]
+    state = MarketState(
+        jobs=jobs,
+        nodes=[node("east", 4.0), node("west", 2.0)],
+        clusters={"east": ClusterState.OPEN, "north": ClusterState.AWAY, "west": ClusterState.OPEN},
+    )
+    waits = [Wait(name, "no room", at) for at, name in enumerate(("tied", "any", "not-east"), 1)]
+    found = demand(state, [Start("c", 2, "", "west"), *waits])
+    assert found == {"east": {CPU: 3 + 6}, "north": {CPU: 2}, "west": {CPU: 2 + 5 + 7}}
+
+
+def test_nothing_is_asked_for_a_job_whose_cluster_takes_no_jobs() -> None:
+    jobs = [job("away", cluster="west"), job("cordoned", cluster="north"), job("unknown", cluster="mars")]
+    state = MarketState(
+        jobs=jobs,
+        nodes=[node("east", 4.0), replace(node("north", 4.0), is_cordoned=True)],
+        clusters={"east": ClusterState.OPEN, "north": ClusterState.CORDONED, "west": ClusterState.AWAY},
+    )
+    assert demand(state, decide(state, 10.0)) == {"east": {}, "north": {}, "west": {}}
+
+
+def test_a_cluster_without_nodes_is_asked_for_the_first_ones() -> None:
+    state = MarketState(jobs=[job("a")], nodes=[], clusters={"west": ClusterState.OPEN})
+    assert demand(state, decide(state, 10.0)) == {"west": {CPU: 2}}

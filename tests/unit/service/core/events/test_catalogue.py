@@ -65,6 +65,7 @@ NAMES = [
     "job.requested",
     "job.retried",
     "job.state",
+    "job.stays_in_cluster",
     "job.waiting",
     "layout.measured",
     "layout.proven",

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from kit.market import NOW, carried_out, grants, market
-from kit.random_markets import NEEDS, markets, may_use, of_one_kind, random_market
+from kit.random_markets import NEEDS, clustered_markets, markets, may_use, of_one_kind, random_market
 from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.decide import after, decide
 from shoal_service.core.scheduling.estimates import MAX_OVERTAKEN_S
@@ -165,13 +165,21 @@ def what_is_guaranteed_is_not_left_to_borrowers(state: MarketState) -> None:
         project = projects.get(waiting.project)
         mine = workers_in(state, {waiting.project})
         if project and mine + waiting.min_workers <= project.guaranteed:
-            spare = sum(one.granted - one.min_workers for one in state.jobs if one.granted and not one.is_leaving)
-            free = sum(node.cpus for node in cluster) - sum(
-                max(one.granted, one.held) for one in state.jobs if one.granted
-            )
-            assert spare + free < waiting.min_workers or "would delay" in wait.reason
-            if has_waited(waiting, NOW):
-                assert all(spare + free + one.min_workers < waiting.min_workers for one in borrowers(state, waiting))
+            for name in clusters_of(state, waiting):
+                there = [one for one in state.jobs if one.granted and one.cluster == name]
+                spare = sum(one.granted - one.min_workers for one in there if not one.is_leaving)
+                free = sum(node.cpus for node in cluster if node.cluster == name)
+                free -= sum(max(one.granted, one.held) for one in there)
+                assert spare + free < waiting.min_workers or "would delay" in wait.reason
+                if has_waited(waiting, NOW):
+                    lenders = [one for one in borrowers(state, waiting) if one.cluster == name]
+                    assert all(spare + free + one.min_workers < waiting.min_workers for one in lenders)
+
+
+def clusters_of(state: MarketState, waiting: MarketJob) -> set[str]:
+    """Those in which it may start."""
+    names = {node.cluster for node in state.nodes} - waiting.excluded_clusters
+    return names & {waiting.cluster} if waiting.cluster else names
 
 
 def borrowers(state: MarketState, waiting: MarketJob) -> list[MarketJob]:
@@ -201,6 +209,56 @@ def each_running_job_below_its_maximum_has_a_reason(state: MarketState) -> None:
     )
 
 
+def no_job_spans_clusters(state: MarketState) -> None:
+    """Each cluster holds its jobs, by CPUs and GPUs and by those nodes that they may use."""
+    after = carried_out(state, decide(state, NOW))
+    for name in {node.cluster for node in state.nodes}:
+        there = [one for one in after.jobs if one.granted and one.cluster == name]
+        usable = [node for node in state.nodes if any(may_use(one, node) for one in there)]
+        assert sum(one.granted * one.need.cpus for one in there) <= sum(node.cpus for node in usable) + 1e-6
+        assert sum(one.granted * one.need.gpus for one in there) <= sum(node.gpus for node in usable)
+        for one in there:
+            alone = sum(int(node.cpus / one.need.cpus) for node in state.nodes if may_use(one, node))
+            assert one.granted <= alone
+
+
+def jobs_start_only_where_they_may(state: MarketState) -> None:
+    by_id = {one.job_id: one for one in state.jobs}
+    names = {node.cluster for node in state.nodes}
+    for one in decide(state, NOW):
+        if isinstance(one, Start):
+            old = by_id[one.job_id]
+            assert one.cluster in names - old.excluded_clusters
+            assert old.cluster in ("", one.cluster)
+
+
+def no_decision_moves_a_running_job(state: MarketState) -> None:
+    after = {one.job_id: one for one in carried_out(state, decide(state, NOW)).jobs}
+    for one in state.jobs:
+        if one.granted and after[one.job_id].granted:
+            assert after[one.job_id].cluster == one.cluster
+
+
+def a_job_that_some_cluster_has_room_for_starts(state: MarketState) -> None:
+    """On one kind of worker and node and without limits: a job waits only if its minimum fits beside what others keep
+    in no cluster that it may use, or would delay a reserved start there."""
+    state = of_one_kind(state)
+    jobs = [replace(one, user="", project="p") for one in state.jobs]
+    state = MarketState(jobs=jobs, nodes=state.nodes)
+    decisions = decide(state, NOW)
+    outcome = carried_out(state, decisions)
+    for one in [one for one in decisions if isinstance(one, Wait)]:
+        waiting = next(old for old in jobs if old.job_id == one.job_id)
+        for name in clusters_of(state, waiting) if "would delay" not in one.reason else ():
+            room = sum(int(node.cpus) for node in state.nodes if node.cluster == name)
+            kept = [
+                max(other.granted, other.held) if other.is_leaving else min(other.granted, other.min_workers)
+                for other in outcome.jobs
+                if other.granted and other.cluster == name
+            ]
+            assert room - sum(kept) < waiting.min_workers, one.reason
+
+
 INVARIANTS = [
     there_is_one_decision_for_each_queued_job_and_at_most_one_for_a_running_one,
     workers_never_exceed_what_the_nodes_hold,
@@ -214,11 +272,35 @@ INVARIANTS = [
 ]
 
 
+OF_SEVERAL_CLUSTERS = [
+    *INVARIANTS,
+    no_job_spans_clusters,
+    jobs_start_only_where_they_may,
+    no_decision_moves_a_running_job,
+    a_job_that_some_cluster_has_room_for_starts,
+]
+
+
 @pytest.mark.parametrize("holds", INVARIANTS, ids=lambda one: one.__name__)
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
 @given(state=markets())
 def test_every_invariant_holds(holds: Callable[[MarketState], None], state: MarketState) -> None:
     holds(state)
+
+
+@pytest.mark.parametrize("holds", OF_SEVERAL_CLUSTERS, ids=lambda one: one.__name__)
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@given(state=clustered_markets())
+def test_every_invariant_holds_with_several_clusters(holds: Callable[[MarketState], None], state: MarketState) -> None:
+    holds(state)
+
+
+@pytest.mark.matrix
+@settings(max_examples=MANY_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(clustered_markets())
+def test_every_invariant_holds_for_many_markets_of_several_clusters(state: MarketState) -> None:
+    for holds in OF_SEVERAL_CLUSTERS:
+        holds(state)
 
 
 @pytest.mark.matrix

@@ -1,0 +1,264 @@
+"""Moving: whether a job can go on in another cluster, and which ones do: at a request, or since theirs is lost.
+
+    spec names another cluster, it can go on there   ->  its attempt saves and ends; the queue starts it there
+    cluster and supervisor silent for wait_s         ->  requeued, if another cluster can have it
+    queued, with a checkpoint                        ->  not in clusters where that is not known to be readable
+
+Part of the control loop, on its event loop; `core/lost_clusters.py` decides about lost ones. What stands in the way is
+said once, in the job's status and history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from shoal_service.clock import Clock
+from shoal_service.cluster.errors import ClusterError
+from shoal_service.clusters.snapshot import AttemptKey
+from shoal_service.control.cluster_reader import ClusterReader
+from shoal_service.control.lost_clusters import LostClusters
+from shoal_service.control.market.build import Whereabouts, market_nodes, named_cluster, requested
+from shoal_service.control.protocols import Clusters
+from shoal_service.control.storage.reachable import ReachableStorage, needs_storage
+from shoal_service.control.supervisors.links import SupervisorLinks
+from shoal_service.core.desired import Desired
+from shoal_service.core.lost_clusters import OtherCluster, SilentJob, Verdict, decide
+from shoal_service.core.scheduling.facts import facts_of
+from shoal_service.core.scheduling.room import Room
+from shoal_service.store.driving import DriveRow
+from shoal_service.store.lease import Lease
+from shoal_service.store.lifecycle.moving import why_cordoned
+from shoal_service.store.store import Store
+from shoal_service.views import JobView
+from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.placing import ANY_CLUSTER
+
+
+class Moving:
+    """Made by the control loop. Raises LeaseLost."""
+
+    def __init__(
+        self,
+        store: Store,
+        clusters: Clusters,
+        reader: ClusterReader,
+        links: SupervisorLinks,
+        clock: Clock,
+        checkpoint_url: str,
+    ) -> None:
+        self._store = store
+        self._clusters = clusters
+        self._reader = reader
+        self._links = links
+        self._clock = clock
+        self._storage = ReachableStorage(store, clusters, clock, checkpoint_url)
+        self._lost = LostClusters(clock)
+        self._begun: set[AttemptKey] = set()
+        """Attempts that were told to save and end. They stay told, whatever becomes of the other cluster."""
+        self._said: dict[str, str] = {}
+        """By job: what stands in the way, as it was said last."""
+
+    def drop(self) -> None:
+        """The lease is lost."""
+        self._storage.drop()
+        self._said.clear()
+
+    def cluster_of(self, row: DriveRow) -> str:
+        """Of its newest attempt; empty: it has had none."""
+        return (row.cluster or self._clusters.own) if row.attempt else ""
+
+    async def give_up_lost(self, rows: Sequence[DriveRow], lease: Lease) -> list[DriveRow]:
+        """Requeues the jobs that go on elsewhere; the others."""
+        away = [row for row in rows if row.state is not JobState.QUEUED and self._reader.why_away(self.cluster_of(row))]
+        if len(self._clusters.joined) < 2:
+            away = [row for row in away if self.cluster_of(row) not in self._clusters.joined]
+        reported: dict[AttemptKey, float] = {}
+        for row in away:
+            link = await self._links.of((row.id, row.attempt))
+            reported[row.id, row.attempt] = link.reported_at if link is not None else 0.0
+        self._lost.observe({self.cluster_of(row) for row in away}, reported)
+        gone: set[str] = set()
+        for row in away:
+            if await self._is_given_up(row, lease):
+                gone.add(row.id)
+        return [row for row in rows if row.id not in gone] if gone else [*rows]
+
+    async def whereabouts(self, rows: Sequence[DriveRow], lease: Lease) -> Whereabouts:
+        """For the market; and says what stands in the way of jobs."""
+        away = frozenset(
+            row.id for row in rows if row.state is not JobState.QUEUED and self._reader.why_away(self.cluster_of(row))
+        )
+        excluded: dict[str, frozenset[str]] = {}
+        if len(self._clusters.joined) > 1:
+            for row in rows:
+                if row.state is JobState.QUEUED and needs_storage(row):
+                    found = self._unreadable(row)
+                    if found:
+                        excluded[row.id] = frozenset(found)
+                    named = named_cluster(row.spec)
+                    await self._say(row, found.get(named) or "", lease, cluster=named)
+        return Whereabouts(own=self._clusters.own, held=away | await self._movers(rows, lease), excluded=excluded)
+
+    def moves(self, row: DriveRow) -> bool:
+        """Its attempt has to save and end, since the job goes on in another cluster."""
+        return (row.id, row.attempt) in self._begun and self._is_elsewhere(row)
+
+    async def why_not(self, job: JobView, to: str, *, may_ask: bool) -> str:
+        """Why the job cannot move to this cluster now, for the one who asks; empty: it can.
+
+        Args:
+            may_ask: this control plane has the lease, so it may ask the cluster whether it reads the checkpoints. If
+                not, the one that has it asks before the attempt ends.
+        """
+        if to == ANY_CLUSTER:
+            return ""
+        if away := self._reader.why_away(to):
+            return f"it does not answer ({away}). `shoal clusters` lists those that do"
+        row = _row_of(job, await asyncio.to_thread(self._store.cluster_of_job, job.id))
+        if why := self._why_no_place(row, to):
+            return why
+        if not may_ask or not needs_storage(row) or to == self.cluster_of(row):
+            return ""
+        saves = job.status.state.holds_workers
+        look = partial(self._storage.look_now, to, job.id, job.spec, saves=saves)
+        try:
+            found = await asyncio.to_thread(look)
+        except ClusterError as error:
+            return f"whether it reads the job's checkpoints could not be found out: {error}. Try again"
+        return _unreadable_words(found)
+
+    async def _is_given_up(self, row: DriveRow, lease: Lease) -> bool:
+        cluster = self.cluster_of(row)
+        cluster_s, supervisor_s = self._lost.silent_s(cluster, (row.id, row.attempt))
+        silent = SilentJob(
+            cluster=cluster,
+            named=named_cluster(row.spec),
+            cluster_s=cluster_s,
+            supervisor_s=supervisor_s,
+            wait_s=row.spec.elasticity.wait_s,
+            saved_step=row.status.checkpoint_step,
+            is_leaving=row.desired is not Desired.RUN,
+        )
+        others: list[OtherCluster] = []
+        if min(cluster_s, supervisor_s) > silent.wait_s:
+            others = [
+                OtherCluster(name, self._why_not_go(row, name)) for name in self._reader.connected if name != cluster
+            ]
+        decision = decide(silent, others)
+        if decision.verdict is Verdict.STAY and self._said.get(row.id) != decision.words:
+            self._said[row.id] = decision.words
+            await self._note(row, decision.reason, lease, cluster)
+        if decision.verdict is not Verdict.REQUEUE:
+            return False
+        requeue = partial(
+            self._store.requeue,
+            row.id,
+            reason=EndReason.CLUSTER_LOST,
+            message=f"Attempt {row.attempt} is given up: {decision.reason}",
+            epoch=lease.epoch,
+            now=self._clock.time(),
+        )
+        await asyncio.to_thread(requeue)
+        return True
+
+    async def _movers(self, rows: Sequence[DriveRow], lease: Lease) -> frozenset[str]:
+        self._begun &= {(row.id, row.attempt) for row in rows}
+        found = set()
+        for row in rows:
+            if row.state is JobState.QUEUED or row.desired is not Desired.RUN or not self._is_elsewhere(row):
+                continue
+            key = row.id, row.attempt
+            if key not in self._begun:
+                why_not = self._why_not_go(row, named_cluster(row.spec), saves=True)
+                if why_not == "":
+                    self._begun.add(key)
+                elif why_not is not None and not self._reader.why_away(self.cluster_of(row)):
+                    words = f"moves to the cluster {named_cluster(row.spec)!r} as soon as it can: {why_not}"
+                    await self._say(row, words, lease, cluster=self.cluster_of(row))
+            if key in self._begun:
+                found.add(row.id)
+        return frozenset(found)
+
+    def _is_elsewhere(self, row: DriveRow) -> bool:
+        return named_cluster(row.spec) not in ("", self.cluster_of(row))
+
+    def _unreadable(self, row: DriveRow) -> dict[str, str]:
+        """Clusters in which a queued job may not start, with the reasons; empty reason: not known yet."""
+        named, last = named_cluster(row.spec), self.cluster_of(row)
+        found: dict[str, str] = {}
+        for name in [named] if named else self._reader.connected:
+            if name != last and not self._reader.why_away(name):
+                why_not = self._storage.why_not(name, row)
+                if why_not != "":
+                    found[name] = _unreadable_words(why_not or "")
+        return found
+
+    def _why_not_go(self, row: DriveRow, to: str, *, saves: bool = False) -> str | None:
+        """Empty: it can go on there; None: not known yet."""
+        if away := self._reader.why_away(to):
+            return away
+        if why := self._why_no_place(row, to):
+            return why
+        why_not = self._storage.why_not(to, row, saves=saves)
+        return None if why_not is None else _unreadable_words(why_not)
+
+    def _why_no_place(self, row: DriveRow, to: str) -> str:
+        joined = self._clusters.joined.get(to)
+        if joined is not None and joined.cordon is not None:
+            return why_cordoned(to, joined.cordon)
+        job = replace(requested(row), cluster=to)
+        nodes = market_nodes(self._reader.nodes_of(to), [row.id], self._reader.foreign)
+        shape = Room(nodes, self._clock.time()).shape(job, facts_of(job))
+        if shape.ever >= job.min_workers:
+            return ""
+        return (
+            f"elasticity.min_workers is {job.min_workers}, and {shape.ever} of its workers ({shape.words} each) fit on "
+            "the nodes there that it may use, if they were empty. Lower one of them, or add nodes"
+        )
+
+    async def _say(self, row: DriveRow, words: str, lease: Lease, *, cluster: str) -> None:
+        """Once. With empty words what was said is taken back."""
+        before = self._said.get(row.id, "")
+        if words == before:
+            return
+        if words:
+            self._said[row.id] = words
+        else:
+            del self._said[row.id]
+        if words or row.status.note == before:
+            await self._note(row, words, lease, cluster)
+
+    async def _note(self, row: DriveRow, words: str, lease: Lease, cluster: str) -> None:
+        now = self._clock.time()
+        note = partial(self._store.note_stay, row.id, cluster=cluster, reason=words, epoch=lease.epoch, now=now)
+        await asyncio.to_thread(note)
+
+
+def _unreadable_words(why_not: str) -> str:
+    if not why_not:
+        return ""
+    return (
+        f"its checkpoints cannot be read there: {why_not}. Set checkpoint.url to a place that both clusters reach "
+        "under the same URL"
+    )
+
+
+def _row_of(job: JobView, cluster: str) -> DriveRow:
+    status = job.status
+    return DriveRow(
+        id=job.id,
+        spec=job.spec,
+        spec_version=job.spec_version,
+        state=status.state,
+        desired=Desired.RUN,
+        attempt=status.attempt,
+        granted_workers=0,
+        pulled_seq=0,
+        created_at=job.created_at,
+        priority=job.spec.priority,
+        status=status,
+        cluster=cluster,
+    )

@@ -1,0 +1,397 @@
+"""The control loop with several clusters: where jobs start, one that does not answer, moves, and jobs of a lost one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from doubles.control_bench import ControlBench, node
+from doubles.event_loop import Hangs, run, settle
+from doubles.fake_cluster import FakeCluster, FakeSupervisor
+from shoal_service.core.desired import Desired
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.gateways import Incoming
+from shoal_service.reports import PendingEvent
+from shoal_service.store.clusters.methods import StoredReport
+from shoal_service.store.errors import ClusterNotFound, JobEnded, MoveRefused
+from shoal_service.store.store import Store
+from shoal_service.views import CheckpointState, CheckpointView, JobPatch, JobStatus, WorkerPatch
+from shoal_workers.contract.job import EndReason, JobState
+
+WAIT_S = 30.0
+ELASTICITY = {"min_workers": 1, "max_workers": 1, "wait_s": WAIT_S}
+
+
+def two(store: Store, **options: Any) -> ControlBench:
+    """The own cluster `default` and `west`, with a node each."""
+    for name in ("default", "west"):
+        store.take_report(name, _report(), now=1.0)
+    return ControlBench(store, node("d1"), others={"west": [node("w1")]}, **options)
+
+
+def _report() -> StoredReport:
+    return StoredReport(sender=Incoming("a" * 16, "t", 1, True), address="", error="", snapshot=None)
+
+
+def of_west(bench: ControlBench) -> FakeCluster:
+    return bench.clusters.of("west")
+
+
+def submit(bench: ControlBench, cluster: str = "any", **spec: Any) -> str:
+    return bench.submit(worker={"cluster": cluster}, elasticity=ELASTICITY, **spec)
+
+
+def saved(supervisor: FakeSupervisor, step: int) -> None:
+    """It trains, and has committed a checkpoint."""
+    attempt = supervisor.config.attempt
+    status = JobStatus(state=JobState.RUNNING, step=step, generation=1, checkpoint_step=step)
+    supervisor.outbox.set_status(status, ())
+    url = f"{supervisor.config.checkpoint_root}/step-{step:012d}-a{attempt}-g1"
+    view = CheckpointView(step=step, url=url, state=CheckpointState.COMMITTED, attempt=attempt, generation=1)
+    supervisor.report(view)
+
+
+def ended(supervisor: FakeSupervisor, step: int) -> None:
+    supervisor.end(AttemptEnd(reason=EndReason.PREEMPTED, message=f"saved at step {step}.", step=step))
+
+
+async def training(bench: ControlBench, job_id: str, cluster: str = "west") -> FakeSupervisor:
+    supervisor = bench.clusters.of(cluster).supervisors[job_id, 1]
+    saved(supervisor, 7)
+    await bench.clock.advance(2.0)
+    assert bench.state(job_id) is JobState.RUNNING
+    return supervisor
+
+
+def events(store: Store, job_id: str, kind: str) -> list[dict[str, Any]]:
+    return [event.data for event in store.events(job_id) if event.type == kind]
+
+
+def test_a_job_starts_in_the_cluster_that_it_names_and_is_driven_there(store: Store) -> None:
+    async def main() -> None:
+        bench = two(store)
+        here, there = submit(bench, "default"), submit(bench, "west")
+        async with bench.running():
+            assert set(bench.cluster.supervisors) == {(here, 1)}
+            assert set(of_west(bench).supervisors) == {(there, 1)}
+            assert store.cluster_of_job(there) == "west"
+            view = bench.loop.snapshot()
+            assert [(one.name, one.connected, one.num_nodes) for one in view.clusters] == [
+                ("default", True, 1),
+                ("west", True, 1),
+            ]
+            assert {one.node_id: one.cluster for one in view.nodes} == {"d1": "default", "w1": "west"}
+            assert view.cpus_total == 4.0
+            await bench.clock.advance(2.0)
+            assert [one.num_jobs for one in bench.loop.snapshot().clusters] == [1, 1]
+
+    run(main())
+
+
+def test_a_cluster_that_joins_later_is_used_without_a_restart(store: Store) -> None:
+    async def main() -> None:
+        bench = ControlBench(store, node("d1"))
+        job_id = submit(bench, "west")
+        async with bench.running():
+            await bench.clock.advance(3.0)
+            assert bench.state(job_id) is JobState.QUEUED
+            bench.clusters.join("west", bench.make_cluster(node("w1")), labels={"region": "eu"})
+            await bench.clock.advance(3.0)
+            assert (job_id, 1) in of_west(bench).supervisors
+            [of_node] = [one for one in bench.loop.snapshot().nodes if one.node_id == "w1"]
+            assert of_node.labels == {"region": "eu"}
+
+    run(main())
+
+
+def test_a_selector_may_name_labels_of_the_cluster_which_its_nodes_lack_in_ray(store: Store) -> None:
+    async def main() -> None:
+        bench = two(store)
+        bench.clusters.join("west", of_west(bench), labels={"region": "eu"})
+        job_id = bench.submit(worker={"cluster": "west", "selector": {"region": "eu"}})
+        async with bench.running():
+            supervisor = of_west(bench).supervisors[job_id, 1]
+            assert supervisor.config.spec.worker.selector == {}
+
+    run(main())
+
+
+def test_a_cluster_that_does_not_answer_keeps_its_jobs_and_others_are_scheduled(store: Store) -> None:
+    async def main() -> None:
+        bench = two(store)
+        there = submit(bench, "west")
+        async with bench.running():
+            supervisor = await training(bench, there)
+            of_west(bench).cut_off(with_supervisors=False)
+            here = submit(bench, "default")
+            await bench.clock.advance(3.0)
+            assert bench.state(here) is JobState.STARTING and bench.state(there) is JobState.RUNNING
+            [west] = [one for one in bench.loop.snapshot().clusters if one.name == "west"]
+            assert (west.connected, west.why_away) == (False, "the gateway of the cluster is silent")
+            await bench.clock.advance(3 * WAIT_S)
+            assert bench.state(there) is JobState.RUNNING, "its supervisor reports by itself"
+            store.request(there, Desired.PAUSE, now=bench.clock.time())
+            await bench.clock.advance(2.0)
+            assert supervisor.directives[-1].desired is Desired.PAUSE, "it is directed"
+
+    run(main())
+
+
+def test_a_job_moves_on_request_once_it_has_saved(store: Store) -> None:
+    async def main() -> None:
+        bench = two(store)
+        job_id = submit(bench, "west")
+        async with bench.running():
+            supervisor = await training(bench, job_id)
+            store.move_job(job_id, "default", now=bench.clock.time())
+            await bench.clock.advance(2.0)
+            assert supervisor.directives[-1].is_preempted
+            assert bench.cluster.asked_storage == [(f"/checkpoints/{job_id}", "step-000000000007-a1-g1")]
+            assert bench.state(job_id) is JobState.RUNNING and not bench.cluster.supervisors
+            saved(supervisor, 9)
+            ended(supervisor, 9)
+            await bench.clock.advance(3.0)
+            assert (job_id, 2) in bench.cluster.supervisors and store.cluster_of_job(job_id) == "default"
+            [moved] = events(store, job_id, "job.move_requested")
+            assert (moved["from"], moved["to"], moved["running_in"]) == ("west", "default", "west")
+            [queued] = [one for one in events(store, job_id, "job.state") if one["to"] == "QUEUED"]
+            assert queued["message"] == "saved at step 9. It moves to the cluster default with 9 steps kept."
+            assert of_west(bench).reaped == [(job_id, 1)]
+
+    run(main())
+
+
+def test_a_move_waits_with_words_for_a_cluster_that_cannot_have_the_job(store: Store) -> None:
+    async def main() -> None:
+        bench = two(store)
+        job_id = submit(bench, "west")
+        async with bench.running():
+            supervisor = await training(bench, job_id)
+            bench.cluster.storage[f"/checkpoints/{job_id}"] = "no such directory"
+            store.patch_job(
+                job_id, JobPatch(worker=WorkerPatch(cluster="default")), if_match=None, now=bench.clock.time()
+            )
+            await bench.clock.advance(20.0)
+            assert not supervisor.directives[-1].is_preempted
+            [stays] = events(store, job_id, "job.stays_in_cluster")
+            assert (
+                stays["cluster"] == "west"
+                and "its checkpoints cannot be read there: no such directory" in stays["reason"]
+            )
+            bench.cluster.storage.clear()
+            await bench.clock.advance(20.0)
+            assert supervisor.directives[-1].is_preempted, "it is asked again"
+            store.move_job(job_id, "any", now=bench.clock.time())
+            await bench.clock.advance(2.0)
+            assert not supervisor.directives[-1].is_preempted, "and stays, once it may"
+
+    run(main())
+
+
+def test_a_request_to_move_is_refused_with_words(store: Store) -> None:
+    async def main() -> None:
+        bench = two(store)
+        job_id = submit(bench, "west")
+        async with bench.running():
+            await training(bench, job_id)
+
+            async def why(to: str) -> str:
+                return await bench.loop.why_not_move(store.get_job(job_id), to)
+
+            assert await why("any") == "" and await why("default") == ""
+            assert "no cluster has joined under the name 'east'" in await why("east")
+            bench.cluster.storage[f"/checkpoints/{job_id}"] = "another disk"
+            assert "another disk" in await why("default") and "checkpoint.url" in await why("default")
+            bench.cluster.storage.clear()
+            bench.clusters.cordon("default", "upgrade")
+            assert "cordoned (upgrade)" in await why("default") and "uncordon" in await why("default")
+            bench.cluster.change_nodes(node("d1", cpus=0.5))
+            bench.clusters.join("default", bench.cluster)
+            await bench.clock.advance(3.0)
+            assert "elasticity.min_workers is 1, and 0 of its workers" in await why("default")
+            bench.cluster.cut_off()
+            await bench.clock.advance(3.0)
+            assert "it does not answer (the gateway of the cluster is silent)" in await why("default")
+            with pytest.raises(ClusterNotFound):
+                store.move_job(job_id, "east", now=1.0)
+
+    run(main())
+
+
+def test_the_store_refuses_a_move_to_a_cordoned_cluster_and_of_an_ended_job(store: Store) -> None:
+    bench = two(store)
+    job_id = submit(bench)
+    with store._database.write() as tx:
+        tx.exec_driver_sql(
+            'UPDATE clusters SET cordon = \'{"reason": "upgrade", "requested_at": 1.0}\' WHERE name = \'west\''
+        )
+    with pytest.raises(MoveRefused, match=f"Job {job_id} cannot move to the cluster 'west': the cluster is cordoned"):
+        store.move_job(job_id, "west", now=2.0)
+    version = store.get_job(job_id).spec_version
+    assert store.move_job(job_id, "any", now=2.0).spec_version == version, "nothing changes"
+    assert store.move_job(job_id, "default", now=2.0).spec.worker.cluster == "default"
+    store.request(job_id, Desired.CANCEL, now=3.0)
+    with pytest.raises(JobEnded):
+        store.move_job(job_id, "any", now=4.0)
+
+
+def test_a_job_of_a_lost_cluster_goes_on_elsewhere_and_what_is_left_is_ended_when_it_returns(store: Store) -> None:
+    async def main() -> None:
+        bench = two(store)
+        job_id = submit(bench, "west")
+        async with bench.running():
+            supervisor = await training(bench, job_id)
+            store.move_job(job_id, "any", now=bench.clock.time())
+            of_west(bench).cut_off()
+            await bench.clock.advance(WAIT_S - 2.0)
+            assert bench.state(job_id) is JobState.RUNNING, "not yet"
+            await bench.clock.advance(8.0)
+            assert store.cluster_of_job(job_id) == "default" and (job_id, 2) in bench.cluster.supervisors
+            [queued] = [one for one in events(store, job_id, "job.state") if one["to"] == "QUEUED"]
+            assert queued["reason"] == "cluster_lost"
+            assert "the cluster 'west' and the job's supervisor have been silent for 3" in queued["message"]
+            assert "(30 s); it goes on in another cluster from the checkpoint of step 7" in queued["message"]
+            of_west(bench).reconnect()
+            supervisor.report(PendingEvent(at=1.0, type="said"))
+            await bench.clock.advance(6.0)
+            assert supervisor.num_refused, "its token has ended with the attempt"
+            assert of_west(bench).reaped == [(job_id, 1)] and not of_west(bench).supervisors
+            assert (job_id, 2) in bench.cluster.supervisors
+
+    run(main())
+
+
+def test_a_job_that_names_the_lost_cluster_stays_and_says_so_once(store: Store) -> None:
+    async def main() -> None:
+        bench = two(store)
+        job_id = submit(bench, "west")
+        async with bench.running():
+            supervisor = await training(bench, job_id)
+            of_west(bench).cut_off()
+            await bench.clock.advance(3 * WAIT_S)
+            assert bench.state(job_id) is JobState.RUNNING
+            [stays] = events(store, job_id, "job.stays_in_cluster")
+            assert "worker.cluster is west. `shoal move JOB --to any` lets it go on" in stays["reason"]
+            assert store.get_job(job_id).status.note == stays["reason"]
+            store.move_job(job_id, "any", now=bench.clock.time())
+            await bench.clock.advance(5.0)
+            assert (job_id, 2) in bench.cluster.supervisors, "the way out"
+            assert supervisor.config.attempt == 1
+
+    run(main())
+
+
+def test_a_job_whose_checkpoints_cannot_be_read_elsewhere_stays_and_says_so_once(store: Store) -> None:
+    async def main() -> None:
+        bench = two(store)
+        job_id = submit(bench, "west")
+        async with bench.running():
+            await training(bench, job_id)
+            store.move_job(job_id, "any", now=bench.clock.time())
+            bench.cluster.storage[f"/checkpoints/{job_id}"] = "no such directory"
+            of_west(bench).cut_off()
+            await bench.clock.advance(3 * WAIT_S)
+            assert bench.state(job_id) is JobState.RUNNING
+            [stays] = events(store, job_id, "job.stays_in_cluster")
+            assert "in 'default': its checkpoints cannot be read there: no such directory" in stays["reason"]
+            bench.cluster.storage.clear()
+            await bench.clock.advance(20.0)
+            assert (job_id, 2) in bench.cluster.supervisors
+
+    run(main())
+
+
+def test_jobs_of_a_cluster_that_was_removed_go_on_elsewhere(store: Store) -> None:
+    async def main() -> None:
+        bench = two(store)
+        job_id = submit(bench, "west")
+        async with bench.running():
+            supervisor = await training(bench, job_id)
+            store.move_job(job_id, "any", now=bench.clock.time())
+            supervisor.cut_off()
+            bench.clusters.remove("west")
+            await bench.clock.advance(WAIT_S + 5.0)
+            assert (job_id, 2) in bench.cluster.supervisors
+            assert [one.name for one in bench.loop.snapshot().clusters] == ["default"]
+
+    run(main())
+
+
+def test_a_new_control_plane_waits_anew_and_finds_the_jobs_in_their_clusters(store: Store) -> None:
+    async def main() -> None:
+        bench = two(store)
+        job_id = submit(bench, "west")
+        async with bench.running():
+            await training(bench, job_id)
+            store.move_job(job_id, "any", now=bench.clock.time())
+            of_west(bench).cut_off()
+            await bench.clock.advance(WAIT_S - 5.0)
+        next_one = two(store, owner="another")
+        next_one.clusters.join("west", of_west(bench))
+        next_one.clock.take(bench.clock.time() - next_one.clock.time())
+        async with next_one.running():
+            await next_one.clock.advance(WAIT_S - 5.0)
+            assert next_one.state(job_id) is JobState.RUNNING, "this process has seen less silence"
+            await next_one.clock.advance(12.0)
+            assert (job_id, 2) in next_one.cluster.supervisors
+
+    run(main())
+
+
+def test_nothing_is_added_in_a_cordoned_cluster_and_its_supervisors_know_why(store: Store) -> None:
+    async def main() -> None:
+        bench = two(store)
+        job_id = submit(bench, "west")
+        async with bench.running():
+            supervisor = await training(bench, job_id)
+            bench.clusters.cordon("west", "upgrade")
+            await bench.clock.advance(2.0)
+            [avoided] = supervisor.directives[-1].avoid
+            assert avoided.keeps_workers and avoided.reason == "cordoned: the cluster 'west' is cordoned: upgrade"
+            other = submit(bench, "west")
+            await bench.clock.advance(3.0)
+            assert bench.state(other) is JobState.QUEUED
+
+    run(main())
+
+
+def test_a_server_that_stops_ends_the_jobs_of_its_own_cluster_only(store: Store) -> None:
+    async def main() -> None:
+        bench = two(store)
+        here, there = submit(bench, "default"), submit(bench, "west")
+        async with bench.running():
+            await training(bench, there)
+            own = await training(bench, here, "default")
+            shown: list[list[str]] = []
+            bench.loop.save_and_end(lambda rows: shown.append([row.id for row in rows]))
+            await bench.clock.advance(2.0)
+            assert own.directives[-1].server_stops
+            assert not of_west(bench).supervisors[there, 1].directives[-1].server_stops
+            own.end(AttemptEnd(reason=EndReason.SERVER_STOPPED, message="saved", step=7))
+            await bench.clock.advance(3.0)
+            await settle()
+            assert shown[0] == [here] and bench.state(there) is JobState.RUNNING
+
+    run(main())
+
+
+def test_a_cluster_that_hangs_holds_up_no_pass(store: Store) -> None:
+    async def main() -> None:
+        bench = two(store)
+        west = of_west(bench)
+
+        def hang(*, fresh: bool = False) -> Any:
+            raise Hangs
+
+        async with bench.running():
+            west.snapshot = hang  # type: ignore[method-assign]
+            await bench.clock.advance(3.0)
+            job_id = submit(bench, "default")
+            await bench.clock.advance(1.5)
+            assert bench.state(job_id) is JobState.STARTING
+            await bench.clock.advance(6.0)
+            [one] = [one for one in bench.loop.snapshot().clusters if one.name == "west"]
+            assert "no answer from the Ray head within 5 s" in one.why_away
+
+    run(main())
