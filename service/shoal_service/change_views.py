@@ -50,6 +50,14 @@ class OptimizerPatch(Frozen):
     lr: float | None = Field(None, gt=0, le=1e3, allow_inf_nan=False)
 
 
+class WorkerPatch(Frozen):
+    """Changes of the key `worker`."""
+
+    cluster: str = Field(pattern=CLUSTER_PATTERN)
+    """Where the job shall run; `any`: the cluster that the scheduler chooses. An attempt elsewhere saves and ends, and
+    the job goes on there."""
+
+
 class CodePatch(Frozen):
     """New code for the job: one of the keys. What the job is named after and its variables stay as they are."""
 
@@ -63,14 +71,6 @@ class CodePatch(Frozen):
         if (self.working_dir is None) == (self.archive is None):
             raise ValueError('code has exactly one of working_dir and archive, for example {"working_dir": "./task"}.')
         return self
-
-
-class WorkerPatch(Frozen):
-    """Where the workers of a job run; what one reserves cannot be changed."""
-
-    cluster: str = Field(pattern=CLUSTER_PATTERN)
-    """Another cluster, by the name with which it has joined: an attempt elsewhere saves and ends, and the job goes on
-    there. `any`: it may run in any, and stays where it is."""
 
 
 class JobPatch(Frozen):
@@ -90,6 +90,7 @@ class JobPatch(Frozen):
     schedule: SchedulePatch | None = None
     validation: ValidationPatch | None = None
     optimizer: OptimizerPatch | None = None
+    worker: WorkerPatch | None = None
     code: CodePatch | None = None
     """New code. Workers with it start beside the others and take over at a step boundary. If it fails, or builds
     another model, the job trains on with the code before, which is then that of the spec again."""
@@ -105,6 +106,13 @@ class ExtendRequest(Frozen):
 
     steps: int = Field(ge=1, le=2**53)
     """Optimizer steps that it is to complete in all."""
+
+
+class MoveRequest(Frozen):
+    """The request to run a job in another cluster."""
+
+    to: str = Field(pattern=CLUSTER_PATTERN)
+    """Name of the cluster; `any`: the one that the scheduler chooses, and an attempt stays where it is."""
 
 
 class SweepRequest(Frozen):

@@ -1,4 +1,6 @@
-"""The resources of the REST API about cordons, notices and maintenance windows. Pure data, as those in `views`."""
+"""The resources of the REST API about cordons, labels of clusters, notices and maintenance windows. Pure data, as those
+in `views`.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,14 @@ class CordonRequest(Frozen):
 
     reason: str = Field("cordon requested", min_length=1, max_length=500)
     """For people; shown with the node."""
+
+
+class ClusterPatch(Frozen):
+    """Changes of a cluster."""
+
+    labels: dict[str, str | None] = Field(max_length=64)
+    """Merged by name; null removes one. They are added to those of its nodes, and the rules for names and values are
+    those of `worker.selector`."""
 
 
 class NoticeRequest(Frozen):

@@ -10,6 +10,7 @@ from pydantic import Field
 from shoal_service.core.goodput import Category
 from shoal_service.views import (
     CheckpointView,
+    ClusterSummary,
     EventView,
     Goodput,
     IncidentView,
@@ -89,6 +90,8 @@ class FleetJob(Frozen):
     """Why the job waits, or what it does; for people."""
     project: str = "default"
     user: str = "default"
+    cluster: str = ""
+    """In which its newest attempt has begun; empty: there was none."""
     priority: int = 0
     labels: dict[str, str] = Field(default_factory=dict)
     queue_position: int | None = None
@@ -152,8 +155,10 @@ class FleetOverview(Frozen):
     goodput_now: Goodput | None
     """The sum over all jobs that are queued or hold workers."""
     nodes: tuple[FleetNode, ...]
+    clusters: tuple[ClusterSummary, ...] = ()
+    """The service's own first."""
     connected: bool
-    """Whether the service is connected to the cluster."""
+    """Whether the service is connected to at least one cluster."""
 
 
 class SweepSummary(Frozen):

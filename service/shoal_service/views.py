@@ -13,6 +13,7 @@ from shoal_service.change_views import CodePatch as CodePatch
 from shoal_service.change_views import ElasticityPatch as ElasticityPatch
 from shoal_service.change_views import ExtendRequest as ExtendRequest
 from shoal_service.change_views import JobPatch as JobPatch
+from shoal_service.change_views import MoveRequest as MoveRequest
 from shoal_service.change_views import OptimizerPatch as OptimizerPatch
 from shoal_service.change_views import SchedulePatch as SchedulePatch
 from shoal_service.change_views import ValidationPatch as ValidationPatch
@@ -125,6 +126,8 @@ class JobStatus(Frozen):
     observed_generation: int = 0
     """The version of the spec that the supervisor works with."""
     attempt: int = 0
+    cluster: str = ""
+    """In which this attempt has begun; empty: there was none, or an earlier release has begun it."""
     generation: int = 0
     """Number of the group in the attempt. It is not the version of the spec."""
     workers: int = 0
@@ -233,6 +236,8 @@ class JobSummary(Frozen):
     priority: int = 0
     project: str = "default"
     user: str = "default"
+    cluster: str = ""
+    """In which its newest attempt has begun; empty: there was none."""
     queue_position: int | None = None
     """1 starts next; null: not in the queue, or not considered yet."""
     created_at: float

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from shoal_service.queue_views import StartForecast
-from shoal_service.views import ClusterView, NodeView
+from shoal_service.store.errors import ClusterNotFound
+from shoal_service.views import ClusterView, JobView, NodeView
 from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.spec import JobSpec
 
@@ -27,6 +28,9 @@ class FakeClusterSource:
         self.taken: dict[str, Stacks] = {}
         """By job: the answers of `stacks`."""
 
+        self.why_not: dict[str, str] = {}
+        """By cluster: the answers of `why_not_in`."""
+
         self.start: StartForecast | None = None
         """The answer of `expected_start`."""
 
@@ -38,6 +42,11 @@ class FakeClusterSource:
         if found is None or rank is None:
             return found
         return found.model_copy(update={"clusters": tuple(one for one in found.clusters if rank in one.ranks)})
+
+    async def why_not_in(self, job: JobView, cluster: str) -> str:
+        if cluster not in {one.name for one in self.view.clusters}:
+            raise ClusterNotFound(cluster)
+        return self.why_not.get(cluster, "")
 
     def snapshot(self) -> ClusterView:
         return self.view

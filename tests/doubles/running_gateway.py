@@ -25,6 +25,7 @@ class RunningGateway:
     url: str
     token: str
     cluster: str = "east"
+    labels: dict[str, str] = field(default_factory=dict)
     ray: FakeRay = field(default_factory=lambda: FakeRay(NODE))
     replaces: bool = False
     lines: list[str] = field(default_factory=list)
@@ -44,7 +45,8 @@ class RunningGateway:
     async def _run(self) -> None:
         link = Link(self.url, self.token, self.cluster)
         self._loop = asyncio.get_running_loop()
-        self.gateway = Gateway(self.ray, link, address="head:6379", say=self.lines.append, replaces=self.replaces)
+        how = {"replaces": self.replaces, "labels": self.labels}
+        self.gateway = Gateway(self.ray, link, address="head:6379", say=self.lines.append, **how)
         self._stop = asyncio.Event()
         try:
             await self.gateway.run(self._stop)

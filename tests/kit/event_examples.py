@@ -153,12 +153,15 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         "spec changed to version 2: elasticity, priority, labels",
     ),
     (
-        JobMoveRequested(from_="any", to="west", running_in="default", by="anna"),
+        JobMoveRequested(from_="any", to="west", spec_version=2, running_in="default", by="anna"),
         "anna moves the job to cluster west from default",
     ),
-    (JobMoveRequested(from_="any", to="west"), "a user moves the job to cluster west"),
-    (JobMoveRequested(from_="any", to="west", running_in="west"), "a user keeps the job in cluster west"),
-    (JobMoveRequested(from_="west", to="any"), "a user lets the job run in any cluster (before: west)"),
+    (JobMoveRequested(from_="any", to="west", spec_version=2), "a user moves the job to cluster west"),
+    (
+        JobMoveRequested(from_="any", to="west", spec_version=2, running_in="west"),
+        "a user keeps the job in cluster west",
+    ),
+    (JobMoveRequested(from_="west", to="any", spec_version=3), "a user lets the job run in any cluster (before: west)"),
     (
         JobStaysInCluster(cluster="west", reason="no other cluster answers"),
         "stays in cluster west: no other cluster answers",

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from shoal_api.answers import SpecCheck
 from shoal_api.client.access import Access
 from shoal_api.client.checkpoint_url import with_absolute_checkpoint
+from shoal_api.client.clusters import Clusters
 from shoal_api.client.credentials import find_ca_file, find_token
 from shoal_api.client.endpoint import JSON_CONTENT, job_path
 from shoal_api.client.errors import WaitTimeout
@@ -58,7 +59,7 @@ _SWEEP_S = 120.0
 """Seconds to wait for the answer: every job is checked, and all are stored in one transaction."""
 
 
-class Client(Histories, Operations, Scheduling, Profiles, Access):
+class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
     """Every method raises `ApiError` if the service refuses a request, and `Disconnected` if it does not answer."""
 
     def __init__(

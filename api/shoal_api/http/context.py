@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
-from fastapi import Path, Request
+from fastapi import Header, Path, Request
 
 from shoal_api.http.access.authentication import Authenticator
 from shoal_api.http.changes import Changes
@@ -23,7 +23,7 @@ from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.queue_views import StartForecast
 from shoal_service.store import Store
-from shoal_service.views import ClusterView
+from shoal_service.views import ClusterView, JobView
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces
 from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.spec import JobSpec
@@ -31,6 +31,10 @@ from shoal_workers.contract.spec import JobSpec
 JobId = Annotated[
     str,
     Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", description="The id of the job, as its submission answered."),
+]
+IfMatch = Annotated[
+    str | None,
+    Header(alias="If-Match", max_length=1024, description="Change the job only if its ETag is this one."),
 ]
 MAX_SEQ = 2**63 - 1
 
@@ -48,6 +52,11 @@ class ClusterSource(Protocol):
 
     async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:
         """`ControlLoop.stacks`. On the event loop."""
+        ...
+
+    async def why_not_in(self, job: JobView, cluster: str) -> str:
+        """Why the job cannot run in that cluster, with the way out and no full stop; empty: it can. On the event loop.
+        Raises ClusterNotFound."""
         ...
 
 

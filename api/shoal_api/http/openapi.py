@@ -18,10 +18,10 @@ from shoal_service.access_views import ClusterTokenRequest, SessionRequest, Toke
 from shoal_service.change_views import SweepRequest
 from shoal_service.clusters.wire import ClusterReport
 from shoal_service.control.planning.request import PlanRequest
-from shoal_service.node_views import CordonRequest, NoticeRequest, WindowRequest
+from shoal_service.node_views import ClusterPatch, CordonRequest, NoticeRequest, WindowRequest
 from shoal_service.profile_views import ProfileBody
 from shoal_service.queue_views import ProjectRules, UserRules
-from shoal_service.views import DrainRequest, ExtendRequest, JobPatch
+from shoal_service.views import DrainRequest, ExtendRequest, JobPatch, MoveRequest
 from shoal_workers.contract.spec import JobSpec
 
 JSON = "application/json"
@@ -36,14 +36,14 @@ _TAGS = [
     {"name": "specs", "description": "Job specs, their code, and predicted layouts."},
     {"name": "scheduling", "description": "The queue, and projects with their quotas."},
     {"name": "access", "description": "Who one is, sessions of the page, API tokens, and the audit."},
-    {"name": "clusters", "description": "Of the gateways of clusters, which dial in, and their tokens."},
+    {"name": "clusters", "description": "Clusters, their cordons, labels and tokens; and what their gateways ask."},
     {"name": "operations", "description": "Cluster, nodes, health, metrics and problem types, for operators."},
 ]
 
 _MODELS = (
     *(Problem, JobSpec, JobPatch, DrainRequest, PlanRequest, ProjectRules, UserRules),
     *(CordonRequest, NoticeRequest, WindowRequest, ProfileBody, TokenRequest, SessionRequest),
-    *(ExtendRequest, SweepRequest, ClusterReport, ClusterTokenRequest),
+    *(ExtendRequest, MoveRequest, SweepRequest, ClusterReport, ClusterTokenRequest, ClusterPatch),
 )
 """Of the bodies that routes decode themselves, and of problems."""
 
@@ -59,6 +59,7 @@ EXAMPLES: dict[str, Any] = {
         "workers": 8,
     },
     "ExtendRequest": {"steps": 2000},
+    "MoveRequest": {"to": "west"},
     "SweepRequest": {
         "name": "rates",
         "spec": {"name": "tiny", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 100}},
@@ -71,6 +72,7 @@ EXAMPLES: dict[str, Any] = {
     "TokenRequest": {"name": "ada", "role": "operator", "projects": ["vision"], "expires_in_s": 2592000},
     "ClusterTokenRequest": {"name": "gateway-of-east", "expires_in_s": 31536000},
     "ClusterReport": {"life": "00112233445566aa", "number": 1, "error": "Ray does not answer yet"},
+    "ClusterPatch": {"labels": {"region": "eu", "draft": None}},
     "SessionRequest": {"token": "shoal_3k9d2m7q_..."},
     "ProjectRules": {"weight": 2.0},
     "UserRules": {"max_queued": 20},
@@ -113,6 +115,11 @@ _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
     (r"POST /v1/maintenance-windows", (Kind.REQUEST_CONFLICT,)),
     (r"(GET|POST) /v1/clusters/{cluster}/(reports|orders)", (Kind.GATEWAY_REFUSED,)),
     (r"GET /v1/clusters/{cluster}/archives", (Kind.NOT_FOUND,)),
+    (r"(GET|PATCH|DELETE) /v1/clusters/{cluster}$", (Kind.CLUSTER_NOT_FOUND,)),
+    (r"GET /v1/clusters/{cluster}/tokens", (Kind.CLUSTER_NOT_FOUND,)),
+    (r"\w+ /v1/clusters/{cluster}/cordon", (Kind.CLUSTER_NOT_FOUND,)),
+    (r"DELETE /v1/clusters/{cluster}$", (Kind.CLUSTER_CONFLICT,)),
+    (r"POST /v1/jobs/{job_id}/move", (Kind.CLUSTER_NOT_FOUND, Kind.MOVE_REFUSED, Kind.PRECONDITION_FAILED)),
     (r"DELETE /v1/tokens/{", (Kind.TOKEN_NOT_FOUND,)),
     (r"DELETE /v1/maintenance-windows/", (Kind.WINDOW_NOT_FOUND,)),
     (r"GET /v1/webhooks", (Kind.JOB_NOT_FOUND,)),

@@ -123,6 +123,24 @@ class Kind(Enum):
         "Another Ray cluster has this name",
         "A name is that of one Ray cluster. The detail names the way out.",
     )
+    CLUSTER_NOT_FOUND = (
+        "cluster-not-found",
+        404,
+        "No such cluster",
+        "No cluster has joined under this name. GET /v1/clusters lists the clusters.",
+    )
+    CLUSTER_CONFLICT = (
+        "cluster-conflict",
+        409,
+        "The cluster cannot be removed now",
+        "Jobs have attempts there, or its gateway is one of this service. The detail names the way out.",
+    )
+    MOVE_REFUSED = (
+        "move-refused",
+        409,
+        "The job cannot run in that cluster",
+        "It is away, cordoned or too small, or it cannot read the job's checkpoints. The detail names the way out.",
+    )
     WINDOW_NOT_FOUND = (
         "window-not-found",
         404,

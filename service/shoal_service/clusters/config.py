@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from shoal_service.clusters.wire import CLUSTER_PATTERN, DEFAULT_CLUSTER
 from shoal_service.home import Home
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.log_settings import LogSettings
+from shoal_workers.contract.placing import check_labels
 
 COMMAND = (sys.executable, "-P", "-m", "shoal_service.gateway.process")
 
@@ -23,6 +24,8 @@ class GatewayConfig(Frozen):
     """With which the service knows the cluster."""
     cluster: str = Field(DEFAULT_CLUSTER, pattern=CLUSTER_PATTERN)
     """The name under which it joins."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Of the cluster: added to those of its nodes."""
     ca: str = ""
     """Certificates in PEM that the service's one must come from; empty: the usual authorities."""
     is_same_machine: bool = False
@@ -37,3 +40,8 @@ class GatewayConfig(Frozen):
     ends_with_input: bool = False
     """It ends with its standard input, and no signal ends it. Else SIGINT and SIGTERM do."""
     logs: LogSettings = LogSettings()
+
+    @field_validator("labels")
+    @classmethod
+    def _labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        return check_labels(labels)

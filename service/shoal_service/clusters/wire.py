@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, field_validator
 
 from shoal_service.clusters.calls import Failure, Words
 from shoal_service.clusters.snapshot import ClusterSnapshot
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.placing import CLUSTER_PATTERN as CLUSTER_PATTERN
+from shoal_workers.contract.placing import check_labels
 
 DEFAULT_CLUSTER = "default"
 MAX_ANSWERS = 500
@@ -57,9 +58,17 @@ class ClusterReport(Frozen):
     """Null: as in the report before, or see `error`."""
     error: Words = ""
     """Why Ray does not answer the gateway; empty: it does."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Of the cluster, as `shoal join --label` gives them. The first report of a life merges them into those that the
+    service has."""
     answers: Annotated[tuple[Answer, ...], Field(max_length=MAX_ANSWERS)] = ()
     running: Annotated[tuple[Number, ...], Field(max_length=100_000)] = ()
     """Numbers of the orders that it carries out now."""
+
+    @field_validator("labels")
+    @classmethod
+    def _labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        return check_labels(labels)
 
 
 class ReportReceipt(Frozen):

@@ -147,6 +147,10 @@ class ControlLoop:
             return None
         return await self._drivers[max(attempts)][0].stacks(rank, native=native)
 
+    async def why_not_in(self, job: JobView, cluster: str) -> str:
+        """The same, for the routes."""
+        return await self.why_not_move(job, cluster)
+
     def save_and_end(self, show: Callable[[Sequence[DriveRow]], None]) -> None:
         """The server stops, and its own cluster with it: no attempt begins any more, each one there saves and ends, and
         its job returns to the queue. `run` returns once none is left. From the loop's thread. Jobs in other clusters

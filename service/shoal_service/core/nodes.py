@@ -60,6 +60,13 @@ class Cordon(Frozen):
     requested_at: float
 
 
+def cordon_of_cluster(cluster: str, cordon: Cordon | None) -> Cordon | None:
+    """The cordon that the nodes of a cluster have from this one of the cluster, unless they have their own."""
+    if cordon is None:
+        return None
+    return cordon.model_copy(update={"reason": f"the cluster {cluster!r} is cordoned: {cordon.reason}"})
+
+
 class Node(Frozen):
     """A node of the Ray cluster, and what is known about it beyond that."""
 

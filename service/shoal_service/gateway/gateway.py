@@ -17,9 +17,10 @@ import logging
 import random
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.clusters.calls import MAX_WORDS, Failure
@@ -83,12 +84,14 @@ class Gateway:
         say: Callable[[str], None],
         connected: Callable[[], None] = lambda: None,
         replaces: bool = False,
+        labels: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """
         Args:
             address: of the Ray cluster.
             connected: called on the loop after each connection to Ray.
             replaces: it may take the name over from another Ray cluster, once that one is silent.
+            labels: that the cluster gets with the first report.
         """
         self._ray = ray
         self._link = link
@@ -96,6 +99,7 @@ class Gateway:
         self._say = say
         self._after_connect = connected
         self._replaces = replaces
+        self._labels = dict(labels)
         self._answering = Answering(ray, look=self._look_now, archive=self._archive)
         self._life = _Life(takes_over=True)
         self._seen: ClusterSnapshot | None = None
@@ -256,6 +260,7 @@ class Gateway:
             address=self._ray.address or self._address,
             snapshot=self._seen if self._seen != life.sent else None,
             error=self._error,
+            labels={} if life.is_admitted else self._labels,
             answers=tuple(answers),
             running=tuple(sorted(life.running)),
         )

@@ -65,8 +65,15 @@ async def _run(ray: RayAccess, config: GatewayConfig) -> int:
     if config.ends_with_input:
         threading.Thread(target=await_end_of_input, daemon=True, name="input").start()
     link = Link(config.url, config.token, config.cluster, _verify(config))
-    address, replaces = config.ray_address, config.replaces
-    gateway = Gateway(ray, link, address=address, say=_say, connected=handle_signals, replaces=replaces)
+    gateway = Gateway(
+        ray,
+        link,
+        address=config.ray_address,
+        say=_say,
+        connected=handle_signals,
+        replaces=config.replaces,
+        labels=config.labels,
+    )
     try:
         await gateway.run(stop)
         status = 0

@@ -29,7 +29,9 @@
     |   |-- ProfileOpen           the profile before this one is not ended
     |   |-- ProjectConflict       the project cannot have these quotas, or cannot be deleted
     |   |-- GatewayRefused        another gateway speaks for the cluster
-    |   `-- ClusterNameTaken      another Ray cluster has the name
+    |   |-- ClusterNameTaken      another Ray cluster has the name
+    |   |-- ClusterConflict       the cluster cannot be removed now; the message names the way out
+    |   `-- MoveRefused           the job cannot run in that cluster; the message names the way out
     |-- PreconditionFailed    If-Match named another version
     |-- AttemptTokenRefused   the token is not that of an attempt that goes on
     |-- SupervisorReplaced    the attempt has a later supervisor than the one that reports
@@ -378,7 +380,20 @@ class ClusterNotFound(NotFound):
         self.cluster = cluster
 
     def __str__(self) -> str:
-        return f"No cluster has joined as {self.cluster!r}: see `shoal join`."
+        return f"No cluster has joined as {self.cluster!r}. `shoal clusters` lists the clusters; `shoal join` adds one."
+
+
+class ClusterConflict(Conflict):
+    code: ClassVar[str] = "cluster_conflict"
+
+    def __init__(self, cluster: str, why: str) -> None:
+        super().__init__(cluster, why)
+        self.cluster = cluster
+        self.why = why
+        """With the way out."""
+
+    def __str__(self) -> str:
+        return f"Cluster {self.cluster} cannot be removed: {self.why}."
 
 
 class GatewayRefused(Conflict):

@@ -23,7 +23,7 @@ from shoal_workers.contract.plain_text import plain, plain_text
 from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.spec import JobSpec
 
-_COLUMN_FIELDS = {"state", "attempt", "desired_workers", "failure", "held_back"}
+_COLUMN_FIELDS = {"state", "attempt", "cluster", "desired_workers", "failure", "held_back"}
 """Fields of JobStatus with their own columns or table; the status document does not hold them."""
 QUARANTINED = "quarantined"
 """JobStatus.reason of a job whose stored spec cannot be read."""
@@ -47,6 +47,8 @@ class JobRecord:
     spec_version: int
     spec_hash: str
     attempt: int
+    cluster: str
+    """In which the newest attempt has begun; empty: there was none, or the release before has begun it."""
     granted_workers: int
     pulled_seq: int
     event_seq: int
@@ -184,6 +186,7 @@ def record_of(row: Row[Any]) -> JobRecord:
         spec_version=row.spec_version,
         spec_hash=row.spec_hash,
         attempt=row.attempt,
+        cluster=row.cluster,
         granted_workers=row.granted_workers,
         pulled_seq=row.pulled_seq,
         event_seq=row.event_seq,
@@ -236,6 +239,7 @@ SUMMARY_COLUMNS = (
     jobs.c.priority,
     jobs.c.project,
     jobs.c.user,
+    jobs.c.cluster,
     jobs.c.granted_workers,
     jobs.c.created_at,
     jobs.c.updated_at,
@@ -283,6 +287,7 @@ def _valid_summary(row: Row[*tuple[Any, ...]], known: dict[str, Any]) -> JobSumm
         priority=row.priority,
         project=row.project,
         user=row.user,
+        cluster=row.cluster,
         queue_position=row.queue_position,
         created_at=row.created_at,
         updated_at=row.updated_at,
@@ -319,10 +324,11 @@ def document_of(data: dict[str, Any]) -> str:
 
 
 def status_of(row: Row[Any]) -> JobStatus:
-    """From the columns status, failure, state, attempt and granted_workers."""
+    """From the columns status, failure, state, attempt, cluster and granted_workers."""
     columns: dict[str, Any] = {
         "state": JobState(row.state),
         "attempt": row.attempt,
+        "cluster": row.cluster,
         "desired_workers": row.granted_workers,
     }
     if row.failure is not None:

@@ -25,6 +25,7 @@ from shoal_service.store import lease as leases
 from shoal_service.store import reports as report_items
 from shoal_service.store.access.methods import AccessMethods
 from shoal_service.store.checkpoints.methods import CheckpointMethods
+from shoal_service.store.clusters.admin import ClusterAdminMethods
 from shoal_service.store.clusters.methods import ClusterMethods
 from shoal_service.store.database import Database, DatabaseTallies
 from shoal_service.store.driving import DriveRow, MoveKind, RowCache, SpecCache
@@ -78,6 +79,7 @@ class Store(
     SweepMethods,
     SupervisorMethods,
     ClusterMethods,
+    ClusterAdminMethods,
 ):
     def __init__(self, database: Database) -> None:
         self._database = database

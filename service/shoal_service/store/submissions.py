@@ -265,6 +265,8 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
         data["finish_by"] = changes.finish_by
     if changes.stop is not None:
         data["stop"] = changes.stop.model_dump(mode="json")
+    if changes.worker is not None:
+        data["worker"] |= changes.worker.model_dump(mode="json")
     for key in ("schedule", "validation", "optimizer"):
         section = getattr(changes, key)
         if section is not None:

@@ -1,6 +1,7 @@
-"""Routes of the gateways of clusters, which dial in: reports, orders, code archives; and the tokens that they show.
+"""Routes of the gateways of clusters, which dial in: reports, orders, code archives.
 
-Each control plane answers, with the lease or without: all that is said here is in the store.
+Each control plane answers, with the lease or without: all that is said here is in the store. Those of operators are in
+`operated_clusters.py`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ from starlette.responses import Response
 from shoal_api.http.access.authentication import principal_of
 from shoal_api.http.access.needs import needs, unaudited
 from shoal_api.http.context import Context
-from shoal_api.http.documents import JSON_TYPES, read_body, read_model, require_media_type
+from shoal_api.http.documents import JSON_TYPES, read_body, require_media_type
 from shoal_api.http.edge import OPEN_ENDED, POLL
 from shoal_api.http.long_poll import until_gone
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
-from shoal_service.access_views import ClusterTokenRequest, NewToken
 from shoal_service.clusters.snapshot import ClusterSnapshot
 from shoal_service.clusters.wire import (
     CLUSTER_PATTERN,
@@ -74,6 +74,7 @@ def routes(context: Context) -> APIRouter:
                 snapshot=None if given.snapshot is None else _SNAPSHOT.dump_json(given.snapshot).decode(),
                 answers=[(answer.number, answer.model_dump_json()) for answer in given.answers],
                 running=given.running,
+                labels=given.labels,
                 is_last=given.is_last,
             )
             number, cancelled = store.take_report(cluster, stored, now=context.clock())
@@ -116,21 +117,6 @@ def routes(context: Context) -> APIRouter:
         if data is None:
             raise ProblemError(Kind.NOT_FOUND, "No open order to this cluster names this archive.")
         return Response(data, media_type="application/zip")
-
-    @router.post(
-        "/{cluster}/tokens",
-        dependencies=[needs(Permission.TOKENS_MANAGE)],
-        status_code=201,
-        response_model=NewToken,
-        summary="Make a token for the gateway of a cluster",
-        openapi_extra=body_of("ClusterTokenRequest", JSON_TYPES),
-    )
-    async def create_token(request: Request, cluster: ClusterName) -> Response:
-        """For `shoal join`. Only this answer has it; it is listed and revoked as other tokens are."""
-        body = await read_model(request, ClusterTokenRequest)
-        by = principal_of(request).name
-        made = await run_in_threadpool(store.create_cluster_token, cluster, body, by=by, now=context.clock())
-        return Response(made.model_dump_json(), 201, media_type="application/json")
 
     return router
 

@@ -13,12 +13,13 @@ from shoal_api.http.access.authentication import principal_of
 from shoal_api.http.access.needs import needs, require_visible, visible_projects
 from shoal_api.http.access.owned_spec import OwnedSpec, of_principal, require_no_directory_of_server
 from shoal_api.http.conditional import is_unchanged, job_response, spec_tags
-from shoal_api.http.context import Context, JobId, wants_events
+from shoal_api.http.context import Context, IfMatch, JobId, wants_events
 from shoal_api.http.documents import JSON_TYPES, PATCH_TYPES, YAML_TYPES, read_model, read_spec
 from shoal_api.http.followers import JobFollower, JobListFollower
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.query.selection import LABEL_FORMS, MAX_SELECTORS, SEARCH_WORDS, selectors_of
+from shoal_api.http.routes.lifecycle.routes import require_runs_in
 from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_api.http.routes.users import USER_NAME
 from shoal_api.http.streams import STREAMED, sse_response
@@ -41,10 +42,6 @@ IdempotencyKey = Annotated[
     ),
 ]
 
-IfMatch = Annotated[
-    str | None,
-    Header(alias="If-Match", max_length=1024, description="Change the job only if its ETag is this one."),
-]
 IfNoneMatch = Annotated[
     str | None,
     Header(
@@ -157,13 +154,16 @@ def routes(context: Context) -> APIRouter:
         openapi_extra=body_of("JobPatch", PATCH_TYPES),
     )
     async def patch_job(request: Request, job_id: JobId, if_match: IfMatch = None) -> Response:
-        """Elasticity, parallelism, priority, deadline, the end, the learning rate, validation and code. Absent keys
+        """Elasticity, parallelism, priority, deadline, the end, the learning rate, validation, code and
+        `worker.cluster`, with which a job moves (see `/move`). Absent keys
         stay as they are; `parallelism` and `stop` are replaced as a whole. A running job follows at a step boundary.
         `labels` and `annotations` are merged (null removes one), also those of a job that has ended. With `If-Match`,
         only if the ETag is still this one."""
         patch = await read_model(request, JobPatch, PATCH_TYPES, invalid=Kind.INVALID_PATCH)
         if patch.code is not None:
             require_no_directory_of_server(patch.code.working_dir, principal_of(request))
+        if patch.worker is not None:
+            await require_runs_in(context, await run_in_threadpool(store.get_job, job_id), patch.worker.cluster)
         tags = spec_tags(if_match)
         change = partial(submission.patch, store, job_id, patch, if_match=tags, now=context.clock())
         job = await run_in_threadpool(change, places=context.places)

@@ -20,7 +20,7 @@ from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.core.access.roles import Permission
-from shoal_service.core.nodes import DrainSource, with_drains
+from shoal_service.core.nodes import Cordon, DrainSource, Node, cordon_of_cluster, with_drains
 from shoal_service.node_views import CordonRequest, NoticeRequest
 from shoal_service.views import DrainRequest, NodeView, Page
 
@@ -119,7 +119,7 @@ def routes(context: Context) -> APIRouter:
         summary="Place workers on a cordoned node again",
     )
     async def undo_cordon(node_id: NodeId) -> Response:
-        """Does nothing to a node that is not cordoned."""
+        """Does nothing to a node that is not cordoned. A node stays cordoned while its cluster is."""
         await run_in_threadpool(_node, context, node_id)
         await run_in_threadpool(store.uncordon_node, node_id)
         return _node_response(await run_in_threadpool(_node, context, node_id))
@@ -158,10 +158,13 @@ def nodes_of(context: Context) -> tuple[NodeView, ...]:
     """The nodes as the control loop saw them last, with the current drains and cordons."""
     nodes = with_drains(context.cluster.snapshot().nodes, context.store.drains())
     num_workers, cordons = context.store.workers_by_node(), context.store.cordons()
+    of_clusters = {one.name: cordon_of_cluster(one.name, one.cordon) for one in context.store.cluster_entries()}
+
+    def cordon_of(node: Node) -> Cordon | None:
+        return cordons.get(node.node_id) or of_clusters.get(node.cluster)
+
     return tuple(
-        NodeView.of(
-            node.model_copy(update={"cordon": cordons.get(node.node_id)}), num_workers=num_workers[node.node_id]
-        )
+        NodeView.of(node.model_copy(update={"cordon": cordon_of(node)}), num_workers=num_workers[node.node_id])
         for node in nodes
     )
 

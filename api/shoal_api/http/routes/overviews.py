@@ -15,6 +15,7 @@ from shoal_api.http.followers import FleetFollower
 from shoal_api.http.overview_stream import POSITION, OverviewCache, OverviewFollower, Position
 from shoal_api.http.query.selection import LABEL_FORMS, MAX_SELECTORS, SEARCH_WORDS, selectors_of
 from shoal_api.http.routes.nodes import nodes_of
+from shoal_api.http.routes.operated_clusters import clusters_of
 from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_api.http.streams import STREAMED, sse_response
 from shoal_service.core.access.roles import Permission
@@ -22,6 +23,7 @@ from shoal_service.overview_views import FleetNode, FleetOverview, JobOverview, 
 from shoal_service.store.overview.fleet import FleetQuery, JobOrder
 from shoal_service.views import Page
 from shoal_workers.contract.job import JobState
+from shoal_workers.contract.placing import CLUSTER_PATTERN
 
 _REFRESH_S = 1.0
 
@@ -44,6 +46,9 @@ def routes(context: Context) -> APIRouter:
         state: Annotated[list[JobState], Query(max_length=20, description="Only jobs in one of these states.")] = [],  # noqa: B006
         project: Annotated[str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project.")] = None,
         label: Annotated[list[str], Query(max_length=MAX_SELECTORS, description=LABEL_FORMS)] = [],  # noqa: B006
+        cluster: Annotated[
+            str | None, Query(pattern=CLUSTER_PATTERN, description="Only jobs whose newest attempt has begun there.")
+        ] = None,
         job: Annotated[list[str], Query(max_length=100, description="Only the jobs with these ids.")] = [],  # noqa: B006
         order: Annotated[JobOrder, Query(description="Jobs without the value come last.")] = JobOrder.CREATED,
         descending: Annotated[bool, Query(description="The largest, or newest, first.")] = True,
@@ -58,6 +63,7 @@ def routes(context: Context) -> APIRouter:
             project=project,
             visible=visible_projects(request),
             labels=selectors_of(label),
+            cluster=cluster,
             ids=frozenset(job),
             order=order,
             descending=descending,
@@ -127,5 +133,6 @@ def _fleet(context: Context, query: FleetQuery) -> FleetOverview:
         goodput=goodput,
         goodput_now=goodput_now,
         nodes=nodes,
+        clusters=clusters_of(context),
         connected=context.cluster.snapshot().connected,
     )

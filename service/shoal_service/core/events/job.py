@@ -151,6 +151,8 @@ class JobPatched(JobEvent):
     """Only the keys that were changed; `validation` and `optimizer` too."""
     validation: dict[str, str | int | float | None] | None = None
     optimizer: dict[str, float] | None = None
+    worker: dict[str, str] | None = None
+    """`job.move_requested` says from where."""
     code: dict[str, str] | None = None
     """`code.updated` says when the new code trains."""
     labels: dict[str, str | None] | None = None
@@ -176,6 +178,7 @@ class JobMoveRequested(JobEvent):
     from_: str
     """The cluster that the spec named before; `any`: the one that the scheduler chooses. `to` too."""
     to: str
+    spec_version: int
     running_in: str = ""
     """The cluster in which it has an attempt; empty: it has none."""
     by: str | None = None

@@ -89,6 +89,12 @@ def revoke(connection: Connection, token_id: str, *, now: float) -> TokenView:
     return view(connection, token_id)
 
 
+def is_revoked(connection: Connection, token_id: str) -> bool:
+    """False: it is valid, has expired, or there is none."""
+    query = select(tokens.c.revoked_at).where(tokens.c.id == token_id)
+    return connection.execute(query).scalar_one_or_none() is not None
+
+
 def note_use(connection: Connection, used: Mapping[str, float]) -> None:
     """When tokens were used last, by id."""
     newer = or_(tokens.c.last_used_at.is_(None), tokens.c.last_used_at < bindparam("at"))

@@ -13,8 +13,8 @@ job, so no other subscriber is.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy import Connection, delete, func, select, update
 
@@ -55,6 +55,8 @@ class StoredReport:
     answers: Sequence[tuple[int, str]] = ()
     """By number of the order."""
     running: Collection[int] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Merged by name into those of the cluster with the first report of a life."""
     is_last: bool = False
 
 
@@ -113,13 +115,19 @@ class ClusterMethods:
         """The number of the newest report that is stored, and those of `running` that nobody waits for any more.
 
         Raises:
-            GatewayRefused: another gateway speaks for the cluster; nothing is stored.
+            GatewayRefused: another gateway speaks for the cluster, or the cluster was removed; nothing is stored.
             ClusterNameTaken: another Ray cluster has this name; nothing is stored.
         """
         sender = report.sender
+        mine = select(clusters).where(clusters.c.name == cluster).with_for_update()
         with self._database.write() as tx:
-            _make(tx, cluster, now)
-            row = tx.execute(select(clusters).where(clusters.c.name == cluster).with_for_update()).one()
+            row = tx.execute(mine).one_or_none()
+            if row is None:
+                # a control plane knows for some seconds a token that another one has revoked
+                if tokens.is_revoked(tx, sender.token_id):
+                    raise GatewayRefused(cluster, f"The cluster {cluster!r} was removed, and its tokens with it.")
+                _make(tx, cluster, now)
+                row = tx.execute(mine).one()
             speaker = Speaker(row.life, row.token_id, row.report, row.reported_at, row.ray_cluster)
             if is_of_another(speaker, sender):
                 speaker = replace(speaker, jobs_reported_at=_jobs_reported_at(tx, cluster))
@@ -142,6 +150,8 @@ class ClusterMethods:
                 }
                 if report.snapshot is not None or admission.verdict is Verdict.NEW_LIFE:
                     values |= {"snapshot": report.snapshot or "", "snapshot_report": sender.number}
+                if report.labels and admission.verdict is Verdict.NEW_LIFE:
+                    values["labels"] = json.dumps({**json.loads(row.labels), **report.labels})
                 tx.execute(update(clusters).where(clusters.c.name == cluster).values(values))
             for number, answer in report.answers:
                 tx.execute(

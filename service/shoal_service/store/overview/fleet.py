@@ -43,7 +43,18 @@ _FROM_STATUS = (
 _COLUMNS = (
     *(
         jobs.c[name]
-        for name in ("num", "id", "name", "state", "project", "user", "priority", "granted_workers", "status")
+        for name in (
+            "num",
+            "id",
+            "name",
+            "state",
+            "project",
+            "user",
+            "cluster",
+            "priority",
+            "granted_workers",
+            "status",
+        )
     ),
     *(jobs.c[name] for name in ("created_at", "updated_at", "started_at", "ended_at")),
     queue_places.c.position.label("queue_position"),
@@ -82,6 +93,8 @@ class FleetQuery:
     """Only jobs of these projects; None: of all."""
     labels: tuple[LabelSelector, ...] = ()
     """All of them."""
+    cluster: str | None = None
+    """Only jobs whose newest attempt has begun there; None: all."""
     ids: frozenset[str] = frozenset()
     """Empty: all."""
     order: JobOrder = JobOrder.CREATED
@@ -158,6 +171,8 @@ def _filtered(select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
         select_jobs = select_jobs.where(jobs.c.id.in_(sorted(query.ids)))
     if query.project is not None:
         select_jobs = select_jobs.where(jobs.c.project == query.project)
+    if query.cluster is not None:
+        select_jobs = select_jobs.where(jobs.c.cluster == query.cluster)
     if query.visible is not None:
         select_jobs = select_jobs.where(jobs.c.project.in_(sorted(query.visible)))
     return selected(select_jobs, query.labels, query.search)
@@ -206,6 +221,7 @@ def _job(connection: Connection, row: Row[Any], labels: dict[str, str]) -> Fleet
         state=JobState(row.state),
         project=row.project,
         user=row.user,
+        cluster=row.cluster,
         priority=row.priority,
         labels=labels,
         queue_position=row.queue_position,

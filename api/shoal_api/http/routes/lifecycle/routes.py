@@ -1,20 +1,24 @@
-"""Routes that let a job go on in place: to more steps, or after a failure. A new job that goes on from another one's
-checkpoint is submitted with `continue_from`.
+"""Routes that let a job go on: in place, to more steps or after a failure; or in another cluster. A new job that goes
+on from another one's checkpoint is submitted with `continue_from`.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.http.access.needs import needs
-from shoal_api.http.conditional import job_response
-from shoal_api.http.context import Context, JobId
+from shoal_api.http.conditional import job_response, spec_tags
+from shoal_api.http.context import Context, IfMatch, JobId
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
 from shoal_service.core.access.roles import Permission
-from shoal_service.views import ExtendRequest, JobView
+from shoal_service.store.errors import MoveRefused
+from shoal_service.views import ExtendRequest, JobView, MoveRequest
+from shoal_workers.contract.placing import ANY_CLUSTER
 
 
 def routes(context: Context) -> APIRouter:
@@ -49,4 +53,31 @@ def routes(context: Context) -> APIRouter:
         job = await run_in_threadpool(store.retry_job, job_id, now=context.clock())
         return job_response(job, 202)
 
+    @router.post(
+        "/move",
+        dependencies=[needs(Permission.JOBS_CHANGE)],
+        response_model=JobView,
+        status_code=202,
+        summary="Run a job in another cluster",
+        openapi_extra=body_of("MoveRequest", JSON_TYPES),
+    )
+    async def move_job(request: Request, job_id: JobId, if_match: IfMatch = None) -> Response:
+        """An attempt elsewhere saves and ends, the job returns to the queue, and goes on there without losing a step.
+        Refused if it could not run there. `any`: the scheduler may choose again, and an attempt stays where it is.
+        With `If-Match`, only if the ETag is still this one."""
+        body = await read_model(request, MoveRequest, JSON_TYPES)
+        job = await run_in_threadpool(store.get_job, job_id)
+        await require_runs_in(context, job, body.to)
+        change = partial(store.move_job, job_id, body.to, if_match=spec_tags(if_match), now=context.clock())
+        return job_response(await run_in_threadpool(change), 202)
+
     return router
+
+
+async def require_runs_in(context: Context, job: JobView, cluster: str) -> None:
+    """Raises MoveRefused: the job cannot run in that cluster."""
+    if cluster in (ANY_CLUSTER, job.spec.worker.cluster) or job.status.state.ended:
+        return  # of a job that has ended the store says so
+    why = await context.cluster.why_not_in(job, cluster)
+    if why:
+        raise MoveRefused(job.id, job.status.state, cluster, why)
