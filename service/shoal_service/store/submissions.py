@@ -198,7 +198,7 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
             edit.book()  # until now the job requested the old number of workers
         edit.set(spec_version=version, priority=after.priority)
         if is_move:
-            moving.note(edit, before.worker.cluster, after.worker.cluster)
+            moving.note(edit, before.worker.cluster, after.worker.cluster, version)
         if others := _changed(changes.model_copy(update={"worker": None})):
             edit.event(JobPatched(spec_version=version, **audit.by(), **others))
         edit.save()

@@ -35,8 +35,8 @@ def why_cordoned(cluster: str, cordon: Cordon) -> str:
     return f"the cluster is cordoned ({cordon.reason}). `shoal clusters uncordon {cluster}` opens it"
 
 
-def note(edit: JobEdit, before: str, to: str) -> None:
+def note(edit: JobEdit, before: str, to: str, spec_version: int) -> None:
     """The event of the request."""
     query = select(jobs.c.cluster).where(jobs.c.num == edit.job.num)
     running_in = edit.connection.execute(query).scalar_one() if edit.job.state in ATTEMPT_STATES else ""
-    edit.event(JobMoveRequested(from_=before, to=to, running_in=running_in, **audit.by()))
+    edit.event(JobMoveRequested(from_=before, to=to, spec_version=spec_version, running_in=running_in, **audit.by()))
