@@ -41,17 +41,23 @@ def test_a_job_that_may_run_anywhere_grows_within_one_cluster_only(fleet: Any, s
     run.finish()
 
 
+def move(run: Any, to: str) -> None:
+    """Returns when the supervisor knows it: the step that it is in is the last one there."""
+    run.client.move(run.id, to)
+    run.wait_for(JobState.PAUSING)
+
+
 def test_a_job_that_is_moved_to_the_other_cluster_and_back_loses_no_step(fleet: Any, submit: Submit) -> None:
     run = submit("east", steps=30, strikes=[hold(6), hold(14)])
     run.wait_at("step-6-0")
     run.pids()
     assert run.clusters_of_workers() == {"east"}
-    run.client.move(run.id, "west")
+    move(run, "west")
     run.release("step-6-0")
     run.wait_at("step-14-0")
     run.wait_for_step(13)
     assert run.clusters_of_workers() == {"west"} and run.now().spec.worker.cluster == "west"
-    run.client.move(run.id, "east")
+    move(run, "east")
     run.release("step-14-0")
     job = run.finish()
 
@@ -96,7 +102,7 @@ def test_a_pinned_job_whose_cluster_is_lost_stays_and_says_so_until_it_is_back(f
     until(lambda: "west" in run.now().status.message, "its status says so")
     message = run.now().status.message
     assert "worker.cluster" in message and "shoal move" in message, message
-    assert run.now().status.attempt == 1
+    assert run.now().status.attempt == 1 and len(run.events("job.stays_in_cluster")) == 1
     fleet.west.start()
     job = run.finish()
     assert job.status.attempt == 2
