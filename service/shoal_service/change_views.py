@@ -90,10 +90,10 @@ class JobPatch(Frozen):
     schedule: SchedulePatch | None = None
     validation: ValidationPatch | None = None
     optimizer: OptimizerPatch | None = None
-    worker: WorkerPatch | None = None
     code: CodePatch | None = None
     """New code. Workers with it start beside the others and take over at a step boundary. If it fails, or builds
     another model, the job trains on with the code before, which is then that of the spec again."""
+    worker: WorkerPatch | None = None
     labels: dict[str, str | None] | None = Field(None, max_length=64)
     """Merged by name; null removes one. The rules for names and values are those of the spec."""
     annotations: dict[str, str | None] | None = Field(None, max_length=64)

@@ -272,10 +272,7 @@ class _Reading:
 
 def _of_cluster(nodes: Sequence[Node], name: str, joined: JoinedAs, cordons: Mapping[str, Cordon]) -> tuple[Node, ...]:
     """The nodes of a snapshot as nodes of that cluster: with its name, its labels under their own, and its cordon."""
-    of_all = joined.cordon
-    if of_all is not None:
-        reason = f"the cluster {name!r} is cordoned: {of_all.reason}"
-        of_all = Cordon(reason=reason, requested_at=of_all.requested_at)
+    of_all = node_rules.cordon_of_cluster(name, joined.cordon)
     return tuple(
         node.model_copy(
             update={

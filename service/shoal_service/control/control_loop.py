@@ -126,11 +126,6 @@ class ControlLoop:
             return None
         return forecast(market, spec, self._config.profiles, self._policy, self._clock.time())
 
-    async def why_not_move(self, job: JobView, to: str) -> str:
-        """Why the job cannot move to this cluster, or to `any`; empty: it can. A request is refused with these words.
-        The store checks besides whether such a cluster has joined. On the loop's thread."""
-        return await self._moving.why_not(job, to, may_ask=self._lease is not None)
-
     @property
     def lease(self) -> Lease | None:
         """The lease of this process as it was last renewed; None: it has none. On the loop's thread."""
@@ -148,8 +143,9 @@ class ControlLoop:
         return await self._drivers[max(attempts)][0].stacks(rank, native=native)
 
     async def why_not_in(self, job: JobView, cluster: str) -> str:
-        """The same, for the routes."""
-        return await self.why_not_move(job, cluster)
+        """Why the job cannot run in that cluster, with the way out and no full stop; empty: it can. On the loop's
+        thread. Raises ClusterNotFound."""
+        return await self._moving.why_not(job, cluster, may_ask=self._lease is not None)
 
     def save_and_end(self, show: Callable[[Sequence[DriveRow]], None]) -> None:
         """The server stops, and its own cluster with it: no attempt begins any more, each one there saves and ends, and

@@ -27,10 +27,11 @@ from shoal_service.control.supervisors.links import SupervisorLinks
 from shoal_service.core.desired import Desired
 from shoal_service.core.lost_clusters import OtherCluster, SilentJob, Verdict, decide
 from shoal_service.core.scheduling.facts import facts_of
+from shoal_service.core.scheduling.market import ClusterState
 from shoal_service.core.scheduling.room import Room
 from shoal_service.store.driving import DriveRow
+from shoal_service.store.errors import ClusterNotFound
 from shoal_service.store.lease import Lease
-from shoal_service.store.lifecycle.moving import why_cordoned
 from shoal_service.store.store import Store
 from shoal_service.views import JobView
 from shoal_workers.contract.job import EndReason, JobState
@@ -100,14 +101,21 @@ class Moving:
                         excluded[row.id] = frozenset(found)
                     named = named_cluster(row.spec)
                     await self._say(row, found.get(named) or "", lease, cluster=named)
-        return Whereabouts(own=self._clusters.own, held=away | await self._movers(rows, lease), excluded=excluded)
+        held = away | await self._movers(rows, lease)
+        states = {name: self._state(name) for name in self._clusters.joined}
+        return Whereabouts(own=self._clusters.own, clusters=states, held=held, excluded=excluded)
+
+    def _state(self, cluster: str) -> ClusterState:
+        if self._reader.why_away(cluster):
+            return ClusterState.AWAY
+        return ClusterState.OPEN if self._clusters.joined[cluster].cordon is None else ClusterState.CORDONED
 
     def moves(self, row: DriveRow) -> bool:
         """Its attempt has to save and end, since the job goes on in another cluster."""
         return (row.id, row.attempt) in self._begun and self._is_elsewhere(row)
 
     async def why_not(self, job: JobView, to: str, *, may_ask: bool) -> str:
-        """Why the job cannot move to this cluster now, for the one who asks; empty: it can.
+        """Why the job cannot move to this cluster now, for the one who asks; empty: it can. Raises ClusterNotFound.
 
         Args:
             may_ask: this control plane has the lease, so it may ask the cluster whether it reads the checkpoints. If
@@ -115,9 +123,11 @@ class Moving:
         """
         if to == ANY_CLUSTER:
             return ""
+        if to not in self._clusters.joined:
+            raise ClusterNotFound(to)
         if away := self._reader.why_away(to):
-            return f"it does not answer ({away}). `shoal clusters` lists those that do"
-        row = _row_of(job, await asyncio.to_thread(self._store.cluster_of_job, job.id))
+            return f"the cluster is away ({away}). Start its gateway (`shoal join`) or its Ray head again"
+        row = _row_of(job)
         if why := self._why_no_place(row, to):
             return why
         if not may_ask or not needs_storage(row) or to == self.cluster_of(row):
@@ -208,7 +218,7 @@ class Moving:
     def _why_no_place(self, row: DriveRow, to: str) -> str:
         joined = self._clusters.joined.get(to)
         if joined is not None and joined.cordon is not None:
-            return why_cordoned(to, joined.cordon)
+            return f"the cluster is cordoned ({joined.cordon.reason}). End that with `shoal clusters uncordon {to}`"
         job = replace(requested(row), cluster=to)
         nodes = market_nodes(self._reader.nodes_of(to), [row.id], self._reader.foreign)
         shape = Room(nodes, self._clock.time()).shape(job, facts_of(job))
@@ -246,7 +256,7 @@ def _unreadable_words(why_not: str) -> str:
     )
 
 
-def _row_of(job: JobView, cluster: str) -> DriveRow:
+def _row_of(job: JobView) -> DriveRow:
     status = job.status
     return DriveRow(
         id=job.id,
@@ -260,5 +270,5 @@ def _row_of(job: JobView, cluster: str) -> DriveRow:
         created_at=job.created_at,
         priority=job.spec.priority,
         status=status,
-        cluster=cluster,
+        cluster=status.cluster,
     )

@@ -94,6 +94,6 @@ def _why_it_stays(job: SilentJob, allowed: Sequence[OtherCluster]) -> str:
             "newest checkpoint"
         )
     if not allowed:
-        which = f"the cluster {job.named!r}, which worker.cluster names, does" if job.named else "no other cluster does"
-        return f"{which}{' not' if job.named else ''} answer. `shoal clusters` lists them"
+        which = f"the cluster {job.named!r}, which worker.cluster names, does not answer"
+        return f"{which if job.named else 'no other cluster answers'}. `shoal clusters` lists them"
     return "; ".join(f"in {one.name!r}: {one.why_not}" for one in sorted(allowed, key=lambda one: one.name))

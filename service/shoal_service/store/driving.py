@@ -21,7 +21,7 @@ from shoal_service.core.events.job import JobGranted, JobPreempted, JobQuarantin
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeued, step
 from shoal_service.core.quantities import count_text
 from shoal_service.store.edit import JobEdit
-from shoal_service.store.errors import JobEnded, JobNotFound, RequestConflict
+from shoal_service.store.errors import JobEnded, RequestConflict
 from shoal_service.store.lifecycle import continuing
 from shoal_service.store.profiles import requests
 from shoal_service.store.reads.documents import Readable
@@ -266,13 +266,6 @@ def requeue(connection: Connection, job_id: str, *, reason: EndReason, message: 
     requests.end_open(edit, f"the attempt ended: {message}")
     edit.move(standing, reason.value, message, attempt=job.attempt, step=job.status.step)
     return edit.save()
-
-
-def cluster_of(connection: Connection, job_id: str) -> str:
-    name = connection.execute(select(jobs.c.cluster).where(jobs.c.id == job_id)).scalar_one_or_none()
-    if name is None:
-        raise JobNotFound(job_id)
-    return str(name)
 
 
 def note_stay(connection: Connection, job_id: str, *, cluster: str, reason: str, now: float) -> bool:

@@ -140,8 +140,8 @@ class JobEdit:
             self.set(ended_at=self.now, **continuing.RELEASED)
         if to.state is JobState.SUCCEEDED:
             self.set(failure=None)
-        known: dict[str, Any] = {"attempt": attempt, "step": step, "workers": workers, "cluster": cluster}
-        where = {name: value for name, value in known.items() if value is not None}
+        known = {"attempt": attempt, "step": step, "workers": workers, "cluster": cluster}
+        where: dict[str, Any] = {name: value for name, value in known.items() if value is not None}
         self.event(JobStateChanged(from_=before, to=to.state, reason=reason, message=message, **where))
 
     def save(self) -> bool:

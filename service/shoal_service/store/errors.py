@@ -19,8 +19,7 @@
     |   |-- RequestConflict       the request is impossible in the job's state
     |   |   |-- JobEnded          ... because the job has ended
     |   |   |-- JobNotEnded       ... because it has not
-    |   |   |-- LifecycleConflict     the job cannot go on in this way; the message names the way out
-    |   |   `-- MoveRefused           the job cannot move to that cluster; the message says why
+    |   |   `-- LifecycleConflict     the job cannot go on in this way; the message names the way out
     |   |-- SweepConflict         the name is that of a sweep with other jobs
     |   |-- QueueFull             the project or the user has as many queued jobs as allowed
     |   |   `-- SweepTooLarge         ... with the jobs of a sweep, of which none was submitted
@@ -217,19 +216,6 @@ class LifecycleConflict(RequestConflict):
         return f"Job {self.job_id} is {self.state.value} and cannot {self.action}."
 
 
-class MoveRefused(RequestConflict):
-    code: ClassVar[str] = "move_refused"
-
-    def __init__(self, job_id: str, state: JobState, to: str, reason: str) -> None:
-        super().__init__(job_id, state, f"move to {to}: {reason}")
-        self.args = (job_id, state, to, reason)
-        self.to = to
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"Job {self.job_id} cannot move to the cluster {self.to!r}: {self.reason}."
-
-
 class QueueFull(Conflict):
     code: ClassVar[str] = "queue_full"
 
@@ -394,6 +380,20 @@ class ClusterConflict(Conflict):
 
     def __str__(self) -> str:
         return f"Cluster {self.cluster} cannot be removed: {self.why}."
+
+
+class MoveRefused(Conflict):
+    code: ClassVar[str] = "move_refused"
+
+    def __init__(self, job_id: str, to: str, why: str) -> None:
+        super().__init__(job_id, to, why)
+        self.job_id = job_id
+        self.to = to
+        self.why = why
+        """With the way out."""
+
+    def __str__(self) -> str:
+        return f"Job {self.job_id} cannot be moved to cluster {self.to}: {self.why}."
 
 
 class GatewayRefused(Conflict):

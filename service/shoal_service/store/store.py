@@ -341,12 +341,6 @@ class Store(
         if changed:
             self._hub.publish(job_id, is_request=True)
 
-    def cluster_of_job(self, job_id: str) -> str:
-        """In which its newest attempt has begun; empty: it had none, or a release before clusters had names has begun
-        it. Raises JobNotFound."""
-        with self._database.read() as tx:
-            return driving.cluster_of(tx, job_id)
-
     def note_stay(self, job_id: str, *, cluster: str, reason: str, epoch: int, now: float) -> None:
         """Why the job's attempt stays in a cluster that it should leave, in its status and its history; or why a queued
         job does not start in the one that it names."""

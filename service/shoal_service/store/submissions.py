@@ -14,8 +14,8 @@ from sqlalchemy import Connection, Executable, select, union_all
 from sqlalchemy import insert as plain_insert
 
 from shoal_service.core.desired import Desired
-from shoal_service.core.events.job import JobCreated, JobPatched, JobRequested
-from shoal_service.core.job_machine import Requested, step
+from shoal_service.core.events.job import JobCreated, JobMoveRequested, JobPatched, JobRequested
+from shoal_service.core.job_machine import ATTEMPT_STATES, Requested, step
 from shoal_service.core.selection.labels import LabelSelector
 from shoal_service.store.access import audit
 from shoal_service.store.database import insert
@@ -26,7 +26,7 @@ from shoal_service.store.errors import (
     PreconditionFailed,
     RequestConflict,
 )
-from shoal_service.store.lifecycle import code_versions, continuing, labels, moving
+from shoal_service.store.lifecycle import code_versions, continuing, labels
 from shoal_service.store.reads import cursor as page_cursors
 from shoal_service.store.reads.selection import selected
 from shoal_service.store.records import (
@@ -184,9 +184,6 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
         raise RequestConflict(job_id, job.state, f"be changed: its stored spec cannot be read ({stored.problem})")
     before = stored.value
     after = _patched(before, changes)
-    is_move = after.worker.cluster != before.worker.cluster
-    if is_move:
-        moving.require_cluster(connection, job, after.worker.cluster)
     code_versions.require_changeable(job, before, after)
     if after != before:
         version = job.spec_version + 1
@@ -197,10 +194,12 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
         if job.state is JobState.QUEUED:
             edit.book()  # until now the job requested the old number of workers
         edit.set(spec_version=version, priority=after.priority)
-        if is_move:
-            moving.note(edit, before.worker.cluster, after.worker.cluster, version)
-        if others := _changed(changes.model_copy(update={"worker": None})):
-            edit.event(JobPatched(spec_version=version, **audit.by(), **others))
+        if changes.model_fields_set != {"worker"}:
+            edit.event(JobPatched(spec_version=version, **audit.by(), **_changed(changes)))
+        if after.worker.cluster != before.worker.cluster:
+            clusters = {"from_": before.worker.cluster, "to": after.worker.cluster}
+            there = {"running_in": job.cluster} if job.state in ATTEMPT_STATES and job.cluster else {}
+            edit.event(JobMoveRequested(spec_version=version, **clusters, **there, **audit.by()))
         edit.save()
     return load_view(connection, job_id)
 
@@ -273,8 +272,6 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
             data[key] |= section.model_dump(mode="json", exclude_unset=True)
     if changes.code is not None:
         data["code"] |= changes.code.model_dump(mode="json")
-    if changes.worker is not None:
-        data["worker"]["cluster"] = changes.worker.cluster
     if changes.labels is not None:
         labels.require_label_of_sweep(spec, changes.labels)
         data["labels"] = labels.merged(spec.labels, changes.labels)

@@ -15,7 +15,15 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.facts import facts_of
-from shoal_service.core.scheduling.market import MarketJob, MarketNode, MarketState, Project, User, WorkerNeed
+from shoal_service.core.scheduling.market import (
+    ClusterState,
+    MarketJob,
+    MarketNode,
+    MarketState,
+    Project,
+    User,
+    WorkerNeed,
+)
 from shoal_service.planner import HardwareProfile
 from shoal_service.store.driving import DriveRow
 from shoal_workers.contract.job import JobState
@@ -33,6 +41,8 @@ class Whereabouts:
 
     own: str = ""
     """The cluster of attempts that name none."""
+    clusters: Mapping[str, ClusterState] = field(default_factory=dict)
+    """Those that have joined, by name."""
     held: frozenset[str] = frozenset()
     """Jobs with an attempt about which nothing is decided: their cluster does not answer, or they move."""
     excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -80,7 +90,7 @@ class MarketBuilder:
             if not is_preempted(row)  # its workers are promised to another job
         ]
         capacity = market_nodes(nodes, [row.id for row in rows], foreign)
-        return MarketState(jobs=jobs, nodes=capacity, projects=projects, users=users)
+        return MarketState(jobs=jobs, nodes=capacity, projects=projects, users=users, clusters=where.clusters)
 
     def _job(self, row: DriveRow, now: float) -> tuple[DriveRow, MarketJob, bool]:
         known = self._known.get(row.id)
@@ -148,7 +158,7 @@ def standing_of(state: MarketState) -> object:
     """All of a state but the progress of its jobs, to compare it with another one. Jobs that have not changed give the
     same object again, which is compared by its identity."""
     jobs = [facts_of(job).standing(job) for job in state.jobs]
-    return jobs, tuple(state.nodes), dict(state.projects), dict(state.users)
+    return jobs, tuple(state.nodes), dict(state.projects), dict(state.users), dict(state.clusters)
 
 
 def is_preempted(row: DriveRow) -> bool:

@@ -207,9 +207,7 @@ class ClusterMethods:
             rows = tx.execute(select(clusters.c.name, clusters.c.labels, clusters.c.cordon).order_by(clusters.c.name))
             return tuple(
                 KnownCluster(
-                    row.name,
-                    json.loads(row.labels or "{}"),
-                    Cordon.model_validate_json(row.cordon) if row.cordon else None,
+                    row.name, json.loads(row.labels), Cordon.model_validate_json(row.cordon) if row.cordon else None
                 )
                 for row in rows
             )

@@ -47,9 +47,12 @@ class LifecycleMethods:
         return view
 
     def move_job(self, job_id: str, to: str, *, if_match: str | None = None, now: float) -> JobView:
-        """The job shall run in this cluster (`worker.cluster` of its spec), or in any: an attempt elsewhere saves and
-        ends, and the job goes on there. Raises JobNotFound, JobEnded, PreconditionFailed, ClusterNotFound, MoveRefused,
-        SpecError. `control.moving` says before whether it can go on there."""
+        """The job shall run in the cluster `to`; `any`: in the one that the scheduler chooses. A new version of the
+        spec, as `patch_job` makes it. The caller has checked that it can run there.
+
+        Raises:
+            JobNotFound, JobEnded, RequestConflict, PreconditionFailed
+        """
         patch = JobPatch(worker=WorkerPatch(cluster=to))
         with self._database.write() as tx:
             view = submissions.patch(tx, job_id, patch, if_match=if_match, now=now)

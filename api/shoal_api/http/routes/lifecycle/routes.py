@@ -80,4 +80,4 @@ async def require_runs_in(context: Context, job: JobView, cluster: str) -> None:
         return  # of a job that has ended the store says so
     why = await context.cluster.why_not_in(job, cluster)
     if why:
-        raise MoveRefused(job.id, job.status.state, cluster, why)
+        raise MoveRefused(job.id, cluster, why)
