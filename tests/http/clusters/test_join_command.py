@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import signal
 import socket
 import sys
@@ -14,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from doubles.fake_cluster_source import FakeClusterSource
 from doubles.fake_ray import FakeRay
 from doubles.running_gateway import NODE, RunningGateway, until
+from kit.certificates import make_certificates
 from kit.processes.joined_clusters import Join
 from shoal_api.http.app import create_app
 from shoal_api.http.serving.server import Wire, make_server
@@ -147,38 +142,8 @@ def test_one_whose_name_another_gateway_has_stands_by_and_says_so(
 
 @pytest.fixture
 def authority(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """A private authority, and a certificate of 127.0.0.1 that it has signed: its file, the certificate, the key."""
-    return _certificates(tmp_path / "tls")
-
-
-def _certificates(folder: Path) -> tuple[Path, Path, Path]:
-    folder.mkdir()
-    now = datetime.datetime.now(datetime.UTC)
-    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
-    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("an authority", "shoal test")]
-
-    def signed(subject: int, *extensions: x509.ExtensionType) -> bytes:
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(names[subject])
-            .issuer_name(names[0])
-            .public_key(keys[subject].public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
-        )
-        for extension in extensions:
-            builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
-        return builder.sign(keys[0], hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    (folder / "ca.pem").write_bytes(signed(0, x509.BasicConstraints(ca=True, path_length=0)))
-    (folder / "cert.pem").write_bytes(signed(1, address, x509.BasicConstraints(ca=False, path_length=None)))
-    pem = keys[1].private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    (folder / "key.pem").write_bytes(pem)
-    return folder / "ca.pem", folder / "cert.pem", folder / "key.pem"
+    """See `make_certificates`."""
+    return make_certificates(tmp_path / "tls")
 
 
 @pytest.fixture
@@ -199,7 +164,7 @@ def https(store: Store, authority: tuple[Path, Path, Path]) -> Iterator[str]:
 def test_a_service_of_a_private_authority_is_joined_with_the_authority_s_file_only(
     https: str, store: Store, start: Started, authority: tuple[Path, Path, Path], tmp_path: Path, kind: str
 ) -> None:
-    files = {"its own": authority[0], "another": _certificates(tmp_path / "other")[0]}
+    files = {"its own": authority[0], "another": make_certificates(tmp_path / "other")[0]}
     given = ["--ca-file", str(files[kind])] if kind in files else []
     joining = start(https, "--name", "east", *given, *NO_RAY, token=token_of(store, "east"))
     if kind == "its own":

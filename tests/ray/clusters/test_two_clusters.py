@@ -17,6 +17,7 @@ def hold(step: int) -> dict[str, Any]:
     return {"at": "step", "rank": 0, "n": step, "do": "hold"}
 
 
+@pytest.mark.matrix
 def test_each_cluster_trains_the_job_that_names_it_and_no_job_spans_two(fleet: Any, submit: Submit) -> None:
     runs = {name: submit(name, steps=10, strikes=[hold(5)]) for name in ("east", "west")}
     for name, run in runs.items():
