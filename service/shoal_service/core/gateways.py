@@ -9,15 +9,16 @@ another one are refused.
     else                                                          refused; it stands by, and asks again
 
 A name is that of one Ray cluster. A report from another one (each has an id, which a restarted head keeps if its tables
-are on disk) counts only if its gateway shows the same token or was told to take the name over, the gateway before is
+are on disk) counts only if its gateway shows the same token or was asked to take the name over, the gateway before is
 silent, and so are the supervisors of the jobs there. So a Ray cluster that was made anew goes on under its name, and
 two that were given one name by mistake do not take each other's jobs.
 
-    another token, and not told to take over                      barred; it ends, and says so
+    another token, and not asked to take over                     barred; it ends, and says so
     the gateway before or a supervisor has reported lately        refused; it stands by, and asks again
     no Ray cluster is known yet, and one had this name            refused while the gateway before reports
 
-Also whether a gateway that a server has started hangs (`hangs`): a living one reports, or stands by for one that does.
+Also whether a gateway that a server has started hangs (`hangs`): one that does not reports, or stands by for one that
+reports.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Incoming:
     ray_cluster: str = ""
     """Id of its Ray cluster; empty: Ray has not answered it yet."""
     replaces: bool = False
-    """It was told to take the name over from another Ray cluster."""
+    """It was asked to take the name over from another Ray cluster."""
 
 
 class Verdict(StrEnum):

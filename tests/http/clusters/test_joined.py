@@ -241,7 +241,7 @@ def of_ray_cluster(ray_cluster: str) -> FakeRay:
     return ray
 
 
-def test_another_ray_cluster_under_the_name_ends_in_words_or_stands_by_and_follows_when_told_to(
+def test_another_ray_cluster_under_the_name_ends_in_words_or_stands_by_and_follows_when_asked_to(
     store: Store, cluster: JoinedCluster, make_gateway: Make
 ) -> None:
     first = make_gateway(ray=of_ray_cluster("a1"))
@@ -250,25 +250,25 @@ def test_another_ray_cluster_under_the_name_ends_in_words_or_stands_by_and_follo
     barred.wait()
     assert isinstance(barred.error, LinkRefused)
     assert "(a1, this one is b2)" in str(barred.error) and "--replace" in str(barred.error)
-    told = make_gateway(ray=of_ray_cluster("b2"), replaces=True)
-    until(lambda: any("This one is b2 and stands by" in line for line in told.lines), "it says so")
+    asked = make_gateway(ray=of_ray_cluster("b2"), replaces=True)
+    until(lambda: any("This one is b2 and stands by" in line for line in asked.lines), "it says so")
     same = make_gateway(ray=of_ray_cluster("b2"), token=first.token)
     until(lambda: any("This one is b2 and stands by" in line for line in same.lines), "the token alone does not do")
     same.stop()
     first.stop()
-    until(lambda: any("joined" in line for line in told.lines), "it has followed")
-    until(lambda: reaped_by(cluster, told), "it carries out the orders")
+    until(lambda: any("joined" in line for line in asked.lines), "it has followed")
+    until(lambda: reaped_by(cluster, asked), "it carries out the orders")
 
 
-def test_a_supervisor_that_could_not_be_created_is_told_at_once(cluster: JoinedCluster, make_gateway: Make) -> None:
+def test_a_supervisor_that_could_not_be_created_is_reported_at_once(cluster: JoinedCluster, make_gateway: Make) -> None:
     gateway = make_gateway()
     joined(cluster)
     gateway.ray.start_error = ClusterUnreachable("its constructor raised")
     gateway.ray.notices_failures = True
-    told = threading.Event()
-    unwatch = cluster.watch(lambda: told.set() if cluster.snapshot().failed else None)
+    reported = threading.Event()
+    unwatch = cluster.watch(lambda: reported.set() if cluster.snapshot().failed else None)
     cluster.start_supervisor(CONFIG, avoid_nodes=frozenset(), places={})
-    assert told.wait(60)
+    assert reported.wait(60)
     assert cluster.snapshot().failed == {("j", 1)} and cluster.why_gone("j", 1) == "its constructor raised"
     unwatch()
     cluster.reap("j", 1)

@@ -371,7 +371,7 @@ class JoinedCluster:
 
 
 def _watched(snapshot: ClusterSnapshot | None) -> object:
-    """What watchers are told about."""
+    """A change of this is announced to watchers."""
     return None if snapshot is None else (snapshot.nodes, snapshot.failed)
 
 
