@@ -8,6 +8,7 @@ Each arrow is a proxy that a test may hold. One pair for the session; `fleet` me
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,6 +148,11 @@ def whole_fleet(wheel_python: Path, tmp_path_factory: pytest.TempPathFactory) ->
                 cluster.token = client.create_cluster_token(cluster.name, ClusterTokenRequest()).token
         fleet.mend()
         yield fleet
+        for cluster in clusters:
+            cluster.join.send(signal.SIGTERM)
+            assert cluster.join.wait() == 0, cluster.join.output()
+        assert fleet.server.stop() == 0
+        assert fleet.attempts() == [], "an orderly stop of the service leaves supervisors of jobs that have ended"
     finally:
         fleet.end()
 
