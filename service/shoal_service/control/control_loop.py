@@ -44,7 +44,7 @@ from shoal_service.control.supervisors.links import SupervisorLinks
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.scheduling.decide import decide
-from shoal_service.core.scheduling.market import Decision, MarketState, Policy
+from shoal_service.core.scheduling.market import Decision, MarketState, Policy, Preempt, Resize, Start
 from shoal_service.core.scheduling.pauses import pauses_after
 from shoal_service.queue_views import StartForecast
 from shoal_service.store.driving import DriveRow
@@ -296,8 +296,7 @@ class ControlLoop:
         changes = changes_of(decisions)
         await self._writer.write(changes, by_id, epoch=lease.epoch, now=now)
         self._decided_for, self._decided_mono = (None if changes else standing), mono
-        grants = {row.id: row.granted_workers for row in rows}
-        places = freed_places(changes, grants, self._reader.reservations) if changes else {}
+        places = self._freed_places(changes, by_id) if changes else {}
         self._drive_all(await self._with_changes(rows) if changes else rows, lease, places)
         await self._writer.explain(state, decisions, by_id, epoch=lease.epoch, now=now)
         self._scale_out(state, decisions, mono)
@@ -306,6 +305,20 @@ class ControlLoop:
             avoided = frozenset(node.node_id for node in nodes if node.drain or node.suspected)
             keep_ready = self._clusters.of(name).keep_ready
             self._errands.block(name, "keep a process ready", partial(keep_ready, avoided))
+
+    def _freed_places(
+        self, changes: Sequence[Start | Resize | Preempt], rows: Mapping[str, DriveRow]
+    ) -> dict[str, Mapping[str, int]]:
+        """Workers of jobs that start take the places that others give back in the same cluster."""
+        by_cluster: dict[str, list[Start | Resize | Preempt]] = {}
+        for change in changes:
+            cluster = change.cluster if isinstance(change, Start) else self._cluster_of(rows[change.job_id])
+            by_cluster.setdefault(cluster or self._clusters.own, []).append(change)
+        grants = {row.id: row.granted_workers for row in rows.values()}
+        found: dict[str, Mapping[str, int]] = {}
+        for there in by_cluster.values():
+            found |= freed_places(there, grants, self._reader.reservations)
+        return found
 
     def _decide(self, state: MarketState, now: float) -> Sequence[Decision]:
         with paused_collector():

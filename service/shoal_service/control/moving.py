@@ -89,6 +89,9 @@ class Moving:
 
     async def whereabouts(self, rows: Sequence[DriveRow], lease: Lease) -> Whereabouts:
         """For the market; and says what stands in the way of jobs."""
+        if self._said:
+            known = {row.id for row in rows}
+            self._said = {job_id: words for job_id, words in self._said.items() if job_id in known}
         away = frozenset(
             row.id for row in rows if row.state is not JobState.QUEUED and self._reader.why_away(self.cluster_of(row))
         )

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TypeAlias
 
 from shoal_service.clock import Clock
+from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.control.clusters.errands import Errands
 from shoal_service.control.protocols import Clusters
 from shoal_service.store.driving import DriveRow
@@ -88,8 +89,10 @@ class ReachableStorage:
         cluster, job_id, _, saves = key
         try:
             why_not = await asyncio.to_thread(partial(self.look_now, cluster, job_id, spec, saves=saves))
-        except JobNotFound:
+        except (JobNotFound, ClusterUnreachable):
             return
+        except ClusterError as error:  # a gateway of a release that does not know the question
+            why_not = str(error)
         finally:
             self._asked[cluster] = max(0, self._asked.get(cluster, 0) - 1)
         mono = self._clock.monotonic()

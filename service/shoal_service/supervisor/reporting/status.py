@@ -254,7 +254,7 @@ def _message(state: Attempt, now: float) -> str:
     if state.target.server_stops:
         return "The server stops: the job saves its state and returns to the queue."
     if state.target.is_preempted:
-        return "Another job gets its workers: the job saves its state and returns to the queue."
+        return "The job gives its workers back: it saves its state and returns to the queue."
     if state.stage in (Stage.OPENING, Stage.FALLING_BACK):
         return checkpoint_search.waits_for(state)
     if isinstance(state.current, Waiting) and state.current.refused:

@@ -9,6 +9,7 @@ import pytest
 from doubles.control_bench import ControlBench, node
 from doubles.event_loop import Hangs, run, settle
 from doubles.fake_cluster import FakeCluster, FakeSupervisor
+from shoal_service.cluster.errors import RayCallFailed
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.gateways import Incoming
@@ -185,6 +186,31 @@ def test_a_move_waits_with_words_for_a_cluster_that_cannot_have_the_job(store: S
             store.move_job(job_id, "any", now=bench.clock.time())
             await bench.clock.advance(2.0)
             assert not supervisor.directives[-1].is_preempted, "and stays, once it may"
+
+    run(main())
+
+
+def test_a_queued_job_starts_only_where_its_checkpoints_are_known_to_be_readable(store: Store) -> None:
+    async def main() -> None:
+        bench = two(store)
+        job_id = submit(bench, "west")
+        async with bench.running():
+            supervisor = await training(bench, job_id)
+            of_west(bench).change_nodes()
+            store.move_job(job_id, "default", now=bench.clock.time())
+            bench.cluster.sees_storage = refuse  # type: ignore[method-assign]
+            ended(supervisor, 7)
+            await bench.clock.advance(5.0)
+            assert bench.state(job_id) is JobState.QUEUED
+            note = store.get_job(job_id).status.note
+            assert "its checkpoints cannot be read there: this release knows no order" in note
+            del bench.cluster.sees_storage
+            await bench.clock.advance(20.0)
+            assert (job_id, 2) in bench.cluster.supervisors
+            assert store.get_job(job_id).status.note != note
+
+    def refuse(url: str, name: str) -> str:
+        raise RayCallFailed("this release knows no order 'SeesStorage'")
 
     run(main())
 
