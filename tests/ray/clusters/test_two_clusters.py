@@ -100,9 +100,9 @@ def test_a_pinned_job_whose_cluster_is_lost_stays_and_says_so_until_it_is_back(f
     run.wait_for_step(10)
     fleet.west.lose()
     run.release("step-11-0")
-    until(lambda: "west" in run.now().status.message, "its status says so")
-    message = run.now().status.message
-    assert "worker.cluster" in message and "shoal move" in message, message
+    until(lambda: "west" in run.now().status.note, "its status says so")
+    note = run.now().status.note
+    assert "worker.cluster" in note and "shoal move" in note, note
     assert run.now().status.attempt == 1 and len(run.events("job.stays_in_cluster")) == 1
     fleet.west.start()
     job = run.finish()
