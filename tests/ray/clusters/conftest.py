@@ -111,14 +111,14 @@ class Fleet:
         self.wait_for("east", "west")
 
     def wait_for(self, *names: str) -> None:
-        """Until the service sees nodes of exactly these clusters."""
+        """Until exactly these clusters answer the service."""
         with self.server.client as client:
             until(lambda: self.seen(client) == set(names), f"the service sees the clusters {', '.join(names)}")
 
     @staticmethod
     def seen(client: Client) -> set[str]:
-        """Names of the clusters whose nodes are alive, as the service says."""
-        return {node.cluster for node in client.cluster().nodes if node.alive and node.cpus}
+        """Names of the clusters that answer and have a node, as the service says."""
+        return {one.name for one in client.cluster().clusters if one.connected and one.cpus_total}
 
     def attempts(self) -> list[tuple[str, str]]:
         """Supervisors that live: cluster, and title of the process."""
