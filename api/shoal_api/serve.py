@@ -196,11 +196,15 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
                 is_same_machine=True,
                 ray_address=address,
                 home=home_of(settings, host, port),
+                replaces=True,  # the cluster of a server that was started anew is another one
                 ends_with_input=True,
                 logs=settings.logs,
             )
 
-        gateway = None if settings.cluster else GatewayProcess(configure_gateway, _ray_environment(embedded))
+        gateway = None
+        if not settings.cluster:
+            environment = _ray_environment(embedded)
+            gateway = GatewayProcess(configure_gateway, environment, lambda: store.cluster_report(clusters.own))
 
         async def act() -> None:
             healing = await _start_cluster(settings, embedded, stop.requested)

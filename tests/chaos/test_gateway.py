@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from kit.processes.server import Server, until
 from shoal_api.client import Client
@@ -42,6 +45,34 @@ def test_training_continues_while_the_gateway_is_dead_and_the_server_starts_anot
 
     assert job.status.attempt == 1 and run.world_sizes() == [2]
     assert client.incidents(run.id) == ()
+    run.assert_undisturbed_losses()
+
+
+@pytest.mark.matrix
+def test_a_gateway_that_hangs_is_killed_and_another_one_follows_while_jobs_train(
+    submit: Any, shoal_server: Server, client: Client
+) -> None:
+    run = submit(
+        steps=30,
+        strikes=[
+            {"at": "step", "rank": 0, "n": 5, "do": "hold"},
+            {"at": "step", "rank": 0, "n": 25, "do": "hold"},
+        ],
+    )
+    run.wait_at("step-5-0")
+    pids = run.pids()
+    first = gateway_of(shoal_server)
+    os.kill(first, signal.SIGSTOP)
+    run.release("step-5-0")
+    run.wait_at("step-25-0")
+    until(lambda: not client.cluster().connected, "its silence is noticed")
+    until(lambda: client.cluster().connected, "another one speaks for the cluster")
+    assert gateway_of(shoal_server) != first and not Path(f"/proc/{first}").exists()
+    assert "gateway.hangs" in shoal_server.output() and run.pids() == pids
+    run.release("step-25-0")
+    job = run.finish()
+
+    assert job.status.attempt == 1 and client.incidents(run.id) == ()
     run.assert_undisturbed_losses()
 
 

@@ -162,6 +162,9 @@ class FakeCluster:
         """How these have ended."""
         self.start_error: ClusterError | None = None
         """Why no supervisor can be created."""
+        self.notices_failures = False
+        """Its gateway says at once that a supervisor could not be created."""
+        self._failed: set[tuple[str, int]] = set()
         self.old_release = False
         """Its supervisors do not dial home."""
         self.address_changed = False
@@ -213,6 +216,7 @@ class FakeCluster:
             free=self._free(),
             reservations=tuple(self.reservations),
             attempts=frozenset(self.supervisors),
+            failed=frozenset(self._failed),
         )
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
@@ -222,8 +226,7 @@ class FakeCluster:
     def change_nodes(self, *nodes: Node) -> None:
         """With a notice to those who watch."""
         self.nodes = nodes
-        for changed in self._watchers:
-            changed()
+        self._notify()
 
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
@@ -236,6 +239,10 @@ class FakeCluster:
         if known is not None and known.config.home != config.home:
             known.stop()
             del self.supervisors[key]
+        self._failed.discard(key)
+        if self.start_error is not None and self.notices_failures:
+            self._failed.add(key)
+            self._notify()
         if key not in self.supervisors and self.start_error is None:
             self.supervisors[key] = FakeSupervisor(config, Outbox(config.attempt), self._reception, self._clock)
 
@@ -281,6 +288,7 @@ class FakeCluster:
     def reap(self, job_id: str, attempt: int) -> int:
         self._require_link()
         self.reaped.append((job_id, attempt))
+        self._failed.discard((job_id, attempt))
         reaped = self.supervisors.pop((job_id, attempt), None)
         if reaped is None:
             return 0
@@ -309,6 +317,10 @@ class FakeCluster:
     def upload_code(self, job_id: str, attempt: int, sha256: str) -> str:
         self.uploads.append(sha256)
         return f"gcs://code-{len(self.uploads)}.zip"
+
+    def _notify(self) -> None:
+        for changed in tuple(self._watchers):
+            changed()
 
     def sees_storage(self, url: str, name: str) -> str:
         self._require_link()

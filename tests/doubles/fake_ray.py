@@ -19,6 +19,8 @@ class FakeRay(FakeCluster):
     def __init__(self, *nodes: Any) -> None:
         super().__init__(nodes)
         self.address = ""
+        self.ray_cluster = ""
+        """Known after the next connection."""
         self.num_connects = 0
         self.refused_connects = 0
         """So many attempts to connect fail."""

@@ -27,6 +27,7 @@ class RunningGateway:
     cluster: str = "east"
     labels: dict[str, str] = field(default_factory=dict)
     ray: FakeRay = field(default_factory=lambda: FakeRay(NODE))
+    replaces: bool = False
     lines: list[str] = field(default_factory=list)
     """What it has said to people."""
     error: Exception | None = None
@@ -44,7 +45,8 @@ class RunningGateway:
     async def _run(self) -> None:
         link = Link(self.url, self.token, self.cluster)
         self._loop = asyncio.get_running_loop()
-        self.gateway = Gateway(self.ray, link, address="head:6379", say=self.lines.append, labels=self.labels)
+        how = {"replaces": self.replaces, "labels": self.labels}
+        self.gateway = Gateway(self.ray, link, address="head:6379", say=self.lines.append, **how)
         self._stop = asyncio.Event()
         try:
             await self.gateway.run(self._stop)

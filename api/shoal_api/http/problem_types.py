@@ -117,6 +117,12 @@ class Kind(Enum):
         "Another gateway speaks for the cluster",
         "One gateway at a time reports a cluster and carries out its orders. This one may stand by and ask again.",
     )
+    CLUSTER_NAME_TAKEN = (
+        "cluster-name-taken",
+        403,
+        "Another Ray cluster has this name",
+        "A name is that of one Ray cluster. The detail names the way out.",
+    )
     CLUSTER_NOT_FOUND = (
         "cluster-not-found",
         404,

@@ -48,6 +48,15 @@ class RayActor:
     """What it reserves, or will reserve."""
 
 
+def cluster_id() -> str:
+    """Of the cluster that this process is connected to, in hexadecimal digits. A head that is started again has the
+    same one if it finds its tables."""
+    client = internal_kv.internal_kv_get_gcs_client()
+    if client is None:
+        raise GcsUnavailable("not connected to a Ray cluster")
+    return str(client.cluster_id.hex())
+
+
 def nodes(timeout_s: float = _TIMEOUT_S) -> tuple[RayNode, ...]:
     """Every node of the cluster, dead ones included."""
     return tuple(_node(info) for info in _call("get_all_node_info", timeout=timeout_s).values())

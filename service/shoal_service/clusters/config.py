@@ -35,6 +35,8 @@ class GatewayConfig(Frozen):
     """host:port of the Ray cluster, or auto."""
     home: Home = Home()
     """Where the supervisors of this cluster reach the service, without a token."""
+    replaces: bool = False
+    """It may take the name over from another Ray cluster, once that one is silent."""
     ends_with_input: bool = False
     """It ends with its standard input, and no signal ends it. Else SIGINT and SIGTERM do."""
     logs: LogSettings = LogSettings()

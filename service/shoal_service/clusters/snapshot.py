@@ -36,6 +36,8 @@ class ClusterSnapshot:
     """Of the workers of all jobs."""
     attempts: frozenset[AttemptKey] = frozenset()
     """Those that have actors, also of other control planes."""
+    failed: frozenset[AttemptKey] = frozenset()
+    """Those whose supervisor Ray could not create, until they are started again or reaped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,10 @@ class ClusterReport(Frozen):
     with the same token at once."""
     is_last: bool = False
     """The gateway ends in order; the next one need not wait."""
+    ray_cluster: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{0,64}$")] = ""
+    """Id of the Ray cluster; empty: Ray has not answered yet."""
+    replaces: bool = False
+    """It may take the name over from another Ray cluster, once that one is silent."""
     address: Words = ""
     """Of the Ray cluster, for people."""
     snapshot: ClusterSnapshot | None = None

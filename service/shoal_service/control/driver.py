@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, SupervisorGone, SupervisorUnavailable
@@ -51,7 +52,8 @@ _AWAY_S = 1.0
 _LOOK_S = 0.5
 """Between two looks at when the supervisor has reported last; it does so at least every second."""
 _OVERDUE_S = 1.5
-"""Silence for this long, and for as long again and again: is the supervisor there, and does its host answer?"""
+"""Silence for this long, and for as long again and again: is the supervisor there, and does its host answer? A gateway
+that has started it says at once if it could not be created."""
 _UNANSWERED_S = 5.0
 """A supervisor that is silent for this long may be one that dies at every start."""
 _ELSEWHERE_S = 3.0
@@ -204,7 +206,7 @@ class Driver:
 
     async def run(self) -> None:
         """Until the attempt's end is stored, or its supervisor is dead and the job is back in the queue."""
-        with self._requests(self._requested):
+        with self._requests(self._requested), self._failed_creation():
             while True:
                 try:
                     await self._follow()
@@ -253,8 +255,9 @@ class Driver:
             while await self._goes_on(silence):
                 if steering.done():
                     steering.result()
-                if (overdue_s := silence.overdue_s()) is not None:
-                    await self._look_into(overdue_s)
+                overdue_s = silence.overdue_s()
+                if overdue_s is not None or self._could_not_be_created():
+                    await self._look_into(overdue_s or 0.0)
                 try:
                     await self._clock.wait_for(self._requested.wait(), _LOOK_S)
                 except TimeoutError:
@@ -267,6 +270,29 @@ class Driver:
         except ClusterUnreachable as error:  # what is left there is ended when the cluster is back
             fields = {"job": self._row.id, "attempt": self._row.attempt, "error": str(error)}
             _log.warning("attempt.not_reaped", extra=fields)
+
+    @contextmanager
+    def _failed_creation(self) -> Iterator[None]:
+        """Wakes `_follow` when the cluster says that the supervisor could not be created."""
+        loop = asyncio.get_running_loop()
+
+        def changed() -> None:
+            if self._could_not_be_created():
+                loop.call_soon_threadsafe(self._requested.set)
+
+        unwatch = self._cluster.watch(changed)
+        try:
+            yield
+        finally:
+            unwatch()
+
+    def _could_not_be_created(self) -> bool:
+        if self._has_reported:
+            return False
+        try:
+            return self._key in self._cluster.snapshot().failed
+        except ClusterUnreachable:
+            return False
 
     async def _reap(self) -> None:
         await asyncio.to_thread(self._cluster.reap, *self._key)

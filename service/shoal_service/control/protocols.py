@@ -39,7 +39,8 @@ class Cluster(PackageStores, Protocol):
         """As it was at most some seconds ago; `fresh`: not before this call, if that is possible within a second."""
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Calls `changed`, on any thread, soon after a node has come, gone or begun to drain. Returns how to stop."""
+        """Calls `changed`, on any thread, soon after a node has come, gone or begun to drain, or a supervisor could not
+        be created. Returns how to stop."""
 
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]

@@ -31,6 +31,8 @@ from shoal_service.gateway.link import Link, LinkDown, LinkError, LinkReplaced
 from shoal_service.gateway.protocols import RayAccess
 
 _REPORT_S = 1.0
+_FIRST_REPORT_S = 5.0
+"""The first one comes after this time at the latest, also if Ray has not answered until then."""
 _LOOK_S = 1.0
 _SNAPSHOT_S = 5.0
 _RECONNECT_S = 60.0
@@ -81,20 +83,29 @@ class Gateway:
         address: str,
         say: Callable[[str], None],
         connected: Callable[[], None] = lambda: None,
+        replaces: bool = False,
         labels: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`address`: of the Ray cluster. `connected`: called on the loop after each connection to Ray. `labels`: that
-        the cluster gets with the first report."""
+        """
+        Args:
+            address: of the Ray cluster.
+            connected: called on the loop after each connection to Ray.
+            replaces: it may take the name over from another Ray cluster, once that one is silent.
+            labels: that the cluster gets with the first report.
+        """
         self._ray = ray
         self._link = link
         self._address = address
         self._say = say
         self._after_connect = connected
+        self._replaces = replaces
         self._labels = dict(labels)
         self._answering = Answering(ray, look=self._look_now, archive=self._archive)
         self._life = _Life(takes_over=True)
         self._seen: ClusterSnapshot | None = None
         self._error = f"the gateway connects to Ray at {address}"
+        self._has_tried = asyncio.Event()
+        """Ray has answered, or failed to do so."""
         self._is_connected = asyncio.Event()
         self._is_admitted = asyncio.Event()
         self._look_soon = asyncio.Event()
@@ -150,11 +161,13 @@ class Gateway:
                 break
             except ClusterUnreachable as error:
                 self._error = str(error)[:MAX_WORDS]
+                self._has_tried.set()
                 if not failures:
                     self._say(f"gateway: {error}. Trying again.")
                 await asyncio.sleep(_pause_s(failures := failures + 1))
         self._after_connect()
         self._error = ""
+        self._has_tried.set()
         self._is_connected.set()
 
     async def _look(self) -> None:
@@ -208,6 +221,7 @@ class Gateway:
 
     async def _reporting(self) -> None:
         failures = 0
+        await _until(self._has_tried, _FIRST_REPORT_S)  # it takes a place at once only if it says of which Ray cluster
         while True:
             await _until(self._report_soon, _REPORT_S)
             self._report_soon.clear()
@@ -241,6 +255,8 @@ class Gateway:
             number=life.reports,
             takes_over=life.takes_over and not life.is_admitted,  # else it would take a place back that it has lost
             is_last=is_last,
+            ray_cluster=self._ray.ray_cluster,
+            replaces=self._replaces,
             address=self._ray.address or self._address,
             snapshot=self._seen if self._seen != life.sent else None,
             error=self._error,

@@ -24,6 +24,7 @@ _MARGIN_S = 10.0
 _LONGEST_PAUSE_S = 30.0
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CONFLICT = 409
+_NOT_VERIFIED = "CERTIFICATE_VERIFY_FAILED"
 
 
 class LinkError(Exception):
@@ -91,7 +92,10 @@ class Link:
         try:
             answer = await self._http.request(method, self._base + path, **request)
         except (httpx.HTTPError, ssl.SSLError) as error:
-            raise LinkDown(f"no answer from {self._http.base_url}: {str(error) or type(error).__name__}") from error
+            words = str(error) or type(error).__name__
+            if _NOT_VERIFIED in words:
+                words = f"the certificate of the service cannot be verified ({words}): see `shoal join --ca-file`"
+            raise LinkDown(f"no answer from {self._http.base_url}: {words}") from error
         if answer.status_code < 300:
             return answer
         detail = _detail(answer)

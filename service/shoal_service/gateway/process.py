@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 from shoal_service.clusters.config import GatewayConfig
 from shoal_service.gateway.gateway import Gateway, RayHangs
@@ -37,11 +38,10 @@ def run(make_ray: Callable[[Home], RayAccess]) -> None:
     set_up_logs(config.logs)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     hide_process()
-    status = asyncio.run(_run(make_ray(config.home), config))
-    os._exit(status)  # a thread may wait in Ray without limit
+    asyncio.run(_run(make_ray(config.home), config))
 
 
-async def _run(ray: RayAccess, config: GatewayConfig) -> int:
+async def _run(ray: RayAccess, config: GatewayConfig) -> NoReturn:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def end() -> None:
@@ -65,7 +65,15 @@ async def _run(ray: RayAccess, config: GatewayConfig) -> int:
     if config.ends_with_input:
         threading.Thread(target=await_end_of_input, daemon=True, name="input").start()
     link = Link(config.url, config.token, config.cluster, _verify(config))
-    gateway = Gateway(ray, link, address=config.ray_address, say=_say, connected=handle_signals, labels=config.labels)
+    gateway = Gateway(
+        ray,
+        link,
+        address=config.ray_address,
+        say=_say,
+        connected=handle_signals,
+        replaces=config.replaces,
+        labels=config.labels,
+    )
     try:
         await gateway.run(stop)
         status = 0
@@ -78,7 +86,7 @@ async def _run(ray: RayAccess, config: GatewayConfig) -> int:
     with suppress(Exception):  # whatever Ray says: the process ends in any case
         await link.close()
         await asyncio.wait_for(asyncio.to_thread(ray.disconnect), _DISCONNECT_S)
-    return status
+    os._exit(status)  # a thread may wait in Ray without limit, and `asyncio.run` would wait for it
 
 
 def _verify(config: GatewayConfig) -> ssl.SSLContext | bool:

@@ -19,6 +19,9 @@ class RayAccess(Protocol):
     address: str
     """Empty until it is connected."""
 
+    ray_cluster: str
+    """Id of the Ray cluster, in hexadecimal digits; empty until it is connected."""
+
     def connect(self, address: str) -> None:
         """Become a driver of the cluster."""
 

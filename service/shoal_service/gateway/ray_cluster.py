@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ray.actor import ActorHandle
 from ray.autoscaler.sdk import request_resources
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RaySystemError, RpcError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError, RaySystemError, RpcError
 
 import ray
 from shoal_service.cluster import gcs
@@ -75,7 +75,10 @@ class RayCluster:
         self._home_address = address
         self._started: dict[tuple[str, int], ActorHandle] = {}
         """Supervisors that this process has started, to be asked why they have died."""
-        self.address = ""
+        self._failed: frozenset[tuple[str, int]] = frozenset()
+        """Attempts whose supervisor Ray could not create."""
+        self._changed: Callable[[], None] = lambda: None
+        self.address = self.ray_cluster = ""
         self._node_id = ""
         """The node of the raylet that this driver is attached to."""
         self._unanswered_since_mono: float | None = None
@@ -100,6 +103,10 @@ class RayCluster:
         self._node_id = context.get_node_id()
         if self.address == "auto":
             self.address = context.gcs_address
+        try:
+            self.ray_cluster = gcs.cluster_id()
+        except GcsUnavailable as error:
+            raise ClusterUnreachable(f"no Ray cluster answers at {self.address}: {error}") from error
         self._unanswered_since_mono = None
         self._reserve = SupervisorReserve(RESERVED_S)  # Ray uses processes only for the driver that requested them
 
@@ -128,9 +135,11 @@ class RayCluster:
             free=self._free(),
             reservations=_reservations(actors),
             attempts=frozenset(key for actor in actors if (key := attempt_of(actor.name)) is not None),
+            failed=self._failed,
         )
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        self._changed = changed
         watch = GcsNodeWatch()
         watch.start(lambda _: changed())
         return watch.stop
@@ -202,7 +211,9 @@ class RayCluster:
         ready = self._reserve.take(serialized_supervisor_environment(config), usable, time.monotonic())
         if ready:
             selectors.insert(0, {_NODE_LABEL: ready})
-        self._started[config.job_id, config.attempt] = (
+        key = config.job_id, config.attempt
+        self._failed -= {key}
+        actor = (
             ray.remote(self._supervisor_class)
             .options(
                 name=supervisor_name(config.job_id, config.attempt),
@@ -218,6 +229,15 @@ class RayCluster:
             )
             .remote(config)
         )
+        self._started[key] = actor
+        created = actor.__ray_ready__.remote().future()
+        created.add_done_callback(lambda done: self._note_creation(key, actor, done.exception()))
+
+    def _note_creation(self, key: tuple[str, int], actor: ActorHandle, error: BaseException | None) -> None:
+        """On a thread of Ray's. One that was killed meanwhile, or is another one by now, has not failed."""
+        if isinstance(error, ActorDiedError) and self._started.get(key) is actor:
+            self._failed |= {key}
+            self._changed()
 
     def _prestart_workers(self, config: SupervisorConfig, places: Mapping[str, int]) -> None:
         environment = serialized_worker_environment(config)
@@ -344,6 +364,7 @@ class RayCluster:
             ray.kill(handle, no_restart=True)
         GcsJournal(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt).delete()
         self._started.pop((job_id, attempt), None)
+        self._failed -= {(job_id, attempt)}
         return len(mine)
 
     async def fault_of_node(self, suspect: Node, partner: str | None) -> str:

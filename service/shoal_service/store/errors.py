@@ -28,6 +28,7 @@
     |   |-- ProfileOpen           the profile before this one is not ended
     |   |-- ProjectConflict       the project cannot have these quotas, or cannot be deleted
     |   |-- GatewayRefused        another gateway speaks for the cluster
+    |   |-- ClusterNameTaken      another Ray cluster has the name
     |   |-- ClusterConflict       the cluster cannot be removed now; the message names the way out
     |   `-- MoveRefused           the job cannot run in that cluster; the message names the way out
     |-- PreconditionFailed    If-Match named another version
@@ -397,6 +398,18 @@ class MoveRefused(Conflict):
 
 class GatewayRefused(Conflict):
     code: ClassVar[str] = "gateway_refused"
+
+    def __init__(self, cluster: str, reason: str) -> None:
+        super().__init__(cluster, reason)
+        self.cluster = cluster
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class ClusterNameTaken(Conflict):
+    code: ClassVar[str] = "cluster_name_taken"
 
     def __init__(self, cluster: str, reason: str) -> None:
         super().__init__(cluster, reason)

@@ -8,10 +8,12 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from doubles.fake_ray import FakeRay
 from doubles.running_gateway import NODE, RunningGateway, until
 from shoal_service.clock import SystemClock
 from shoal_service.cluster.errors import ClusterUnreachable, RayCallFailed
@@ -37,6 +39,13 @@ Make = Callable[..., RunningGateway]
 
 def joined(cluster: JoinedCluster) -> None:
     until(lambda: cluster.connected, "the gateway has joined")
+
+
+def reaped_by(cluster: JoinedCluster, gateway: RunningGateway) -> bool:
+    """Whether an order reaches this gateway, which may have joined a moment ago."""
+    with suppress(ClusterUnreachable):
+        cluster.reap("j", 1)
+    return ("j", 1) in gateway.ray.reaped
 
 
 def test_every_call_has_the_answer_of_the_cluster(store: Store, cluster: JoinedCluster, make_gateway: Make) -> None:
@@ -223,7 +232,47 @@ def test_a_gateway_with_another_token_stands_by_until_the_first_one_ends(
     until(lambda: any("stands by" in line for line in waiting.lines), "it says so")
     speaking.stop()
     until(lambda: any("joined" in line for line in waiting.lines), "it has followed at once")
-    assert cluster.reap("j", 1) == 0 and waiting.ray.reaped == [("j", 1)]
+    until(lambda: reaped_by(cluster, waiting), "it carries out the orders")
+
+
+def of_ray_cluster(ray_cluster: str) -> FakeRay:
+    ray = FakeRay(NODE)
+    ray.ray_cluster = ray_cluster
+    return ray
+
+
+def test_another_ray_cluster_under_the_name_ends_in_words_or_stands_by_and_follows_when_asked_to(
+    store: Store, cluster: JoinedCluster, make_gateway: Make
+) -> None:
+    first = make_gateway(ray=of_ray_cluster("a1"))
+    joined(cluster)
+    barred = make_gateway(ray=of_ray_cluster("b2"))
+    barred.wait()
+    assert isinstance(barred.error, LinkRefused)
+    assert "(a1, this one is b2)" in str(barred.error) and "--replace" in str(barred.error)
+    asked = make_gateway(ray=of_ray_cluster("b2"), replaces=True)
+    until(lambda: any("This one is b2 and stands by" in line for line in asked.lines), "it says so")
+    same = make_gateway(ray=of_ray_cluster("b2"), token=first.token)
+    until(lambda: any("This one is b2 and stands by" in line for line in same.lines), "the token alone does not do")
+    same.stop()
+    first.stop()
+    until(lambda: any("joined" in line for line in asked.lines), "it has followed")
+    until(lambda: reaped_by(cluster, asked), "it carries out the orders")
+
+
+def test_a_supervisor_that_could_not_be_created_is_reported_at_once(cluster: JoinedCluster, make_gateway: Make) -> None:
+    gateway = make_gateway()
+    joined(cluster)
+    gateway.ray.start_error = ClusterUnreachable("its constructor raised")
+    gateway.ray.notices_failures = True
+    reported = threading.Event()
+    unwatch = cluster.watch(lambda: reported.set() if cluster.snapshot().failed else None)
+    cluster.start_supervisor(CONFIG, avoid_nodes=frozenset(), places={})
+    assert reported.wait(60)
+    assert cluster.snapshot().failed == {("j", 1)} and cluster.why_gone("j", 1) == "its constructor raised"
+    unwatch()
+    cluster.reap("j", 1)
+    assert cluster.snapshot(fresh=True).failed == frozenset()
 
 
 @pytest.mark.parametrize(

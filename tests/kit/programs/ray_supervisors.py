@@ -7,6 +7,7 @@ cluster's address in SHOAL_TEST_RAY_ADDRESS.
 from __future__ import annotations
 
 import os
+import queue
 import sys
 import time
 import uuid
@@ -57,6 +58,13 @@ class StillbornSupervisor(MortalSupervisor):
 
     def __init__(self, config: SupervisorConfig) -> None:
         os._exit(1)
+
+
+class UncreatableSupervisor(MortalSupervisor):
+    """Ray cannot create its actor."""
+
+    def __init__(self, config: SupervisorConfig) -> None:
+        raise OSError("the code package is missing")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -162,6 +170,24 @@ def test_the_processes_of_a_supervisor_that_never_records_its_start_are_counted(
             assert ray.wait([pull], timeout=0.5)[0] == []
     finally:
         attempt.clear(supervisor)
+
+
+def test_a_supervisor_that_ray_cannot_create_is_in_the_snapshot_until_it_is_reaped(tmp_path: Path) -> None:
+    attempt = Attempt(tmp_path)
+    cluster, key = RayCluster(UncreatableSupervisor), (attempt.config.job_id, 1)
+    changes: queue.Queue[None] = queue.Queue()
+    unwatch = cluster.watch(lambda: changes.put(None))
+    try:
+        cluster.start_supervisor(attempt.config, avoid_nodes=frozenset(), places={})
+        while key not in cluster.snapshot().failed:
+            changes.get(timeout=_PATIENCE_S)  # no look is needed to notice it
+        assert cluster.find_supervisor(*key) is None
+        assert "the code package is missing" in cluster.why_gone(*key)
+        cluster.reap(*key)
+        assert cluster.snapshot().failed == frozenset()
+    finally:
+        unwatch()
+        attempt.journal.delete()
 
 
 @pytest.fixture(scope="module")

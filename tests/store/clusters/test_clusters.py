@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from shoal_service.access_views import ClusterTokenRequest
 from shoal_service.core.access.roles import Role
-from shoal_service.core.gateways import Incoming
+from shoal_service.core.access.tokens import hash_of, new_attempt_token
+from shoal_service.core.gateways import JOBS_SILENT_S, Incoming
+from shoal_service.home import AttemptCaller, HomeReport
+from shoal_service.reports import SupervisorReports
 from shoal_service.store import Lease, Store
 from shoal_service.store.clusters.methods import StoredReport, orders_of, reports_of
-from shoal_service.store.errors import ClusterNotFound, GatewayRefused, LeaseLost
+from shoal_service.store.errors import ClusterNameTaken, ClusterNotFound, GatewayRefused, LeaseLost
+from shoal_service.store.supervisors.methods import Arrived
+from shoal_service.views import JobStatus
+from shoal_workers.contract.job import JobState
 
 A, B = "a" * 16, "b" * 16
 
 
 def report(store: Store, life: str = A, number: int = 1, *, now: float = 10.0, **changes: Any) -> Any:
-    sender = Incoming(life, changes.pop("token_id", "token-1"), number, changes.pop("takes_over", False))
+    sender = Incoming(
+        life,
+        changes.pop("token_id", "token-1"),
+        number,
+        changes.pop("takes_over", False),
+        changes.pop("ray_cluster", ""),
+        changes.pop("replaces", False),
+    )
     known = {"address": "head:6379", "error": "", "snapshot": '{"nodes":[]}', **changes}
     return store.take_report("east", StoredReport(sender=sender, **known), now=now)
 
@@ -121,6 +135,36 @@ def test_orders_and_reports_notify_those_who_wait_for_them_and_nobody_else(store
         report(store)
         order(store, lease)
     assert notified == [reports_of("east"), orders_of("east")]
+
+
+def test_another_ray_cluster_never_follows_quietly_under_the_name_of_a_silent_one(store: Store) -> None:
+    report(store, ray_cluster="a1")
+    for number in (2, 3):
+        report(store, number=number, ray_cluster="")
+    with pytest.raises(ClusterNameTaken, match=r"--name.*--replace"):
+        report(store, B, token_id="token-2", ray_cluster="b2", now=1_000.0)
+    with pytest.raises(GatewayRefused, match="until its Ray cluster answers"):
+        report(store, B, token_id="token-2", ray_cluster="", now=1_000.0)
+    report(store, B, token_id="token-2", ray_cluster="b2", replaces=True, now=1_000.0)
+    with pytest.raises(ClusterNameTaken):
+        report(store, A, 4, ray_cluster="a1", now=1_001.0)
+
+
+def test_a_ray_cluster_that_was_made_anew_follows_once_no_supervisor_of_the_one_before_reports(
+    store: Store, lease: Lease, submit: Callable[..., str]
+) -> None:
+    report(store, ray_cluster="a1")
+    job_id, token = submit(), new_attempt_token()
+    store.begin_attempt(job_id, workers=1, cluster="east", epoch=lease.epoch, now=5.0)
+    store.keep_attempt_token(job_id, 1, token, epoch=lease.epoch)
+    reports = SupervisorReports(attempt=1, seq=0, status=JobStatus(state=JobState.RUNNING, attempt=1))
+    home = HomeReport(life=1, after=0, reports=reports)
+    store.take_reports([Arrived(AttemptCaller(job_id, 1, hash_of(token)), home, 100.0)])
+    with pytest.raises(GatewayRefused, match="Jobs train in the Ray cluster"):
+        report(store, B, ray_cluster="b2", now=101.0)
+    report(store, B, ray_cluster="b2", now=100.0 + JOBS_SILENT_S)
+    row = store.cluster("east")
+    assert row is not None and row.life == B
 
 
 def test_nothing_is_ordered_from_a_cluster_that_has_not_joined(store: Store, lease: Lease) -> None:

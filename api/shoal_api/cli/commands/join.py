@@ -42,6 +42,9 @@ def join(
     ca_file: Annotated[
         Path | None, typer.Option("--ca-file", help="Authority of the service's certificate, in PEM.")
     ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Take the name over from another Ray cluster, once that one is silent.")
+    ] = False,
 ) -> None:
     """Join a Ray cluster to a service: jobs then run on it. Runs until Ctrl-C.
 
@@ -52,7 +55,7 @@ def join(
         session.check_url()
         home = home_url or os.environ.get("SHOAL_HOME_URL") or url
         config = _config(url, _token(token, token_file), name, ray_address, ca_file, home)
-        config = config.model_copy(update={"labels": _labels(label or [])})
+        config = config.model_copy(update={"labels": _labels(label or []), "replaces": replace})
         _become(config, os.environ)
 
 

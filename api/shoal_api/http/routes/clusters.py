@@ -66,7 +66,9 @@ def routes(context: Context) -> APIRouter:
         def take() -> ReportReceipt:
             given = _parsed(body)
             stored = StoredReport(
-                sender=Incoming(given.life, token_id, given.number, given.takes_over),
+                sender=Incoming(
+                    given.life, token_id, given.number, given.takes_over, given.ray_cluster, given.replaces
+                ),
                 address=given.address,
                 error=given.error,
                 snapshot=None if given.snapshot is None else _SNAPSHOT.dump_json(given.snapshot).decode(),

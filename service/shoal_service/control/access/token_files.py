@@ -12,12 +12,12 @@ import logging
 import os
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 from shoal_service.core.access.roles import BOOTSTRAP, Role
 from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE, GATEWAY_TOKEN_FILE, id_of, new_token
-from shoal_service.store.errors import TokenNotFound
 from shoal_service.store.store import Store
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -32,14 +32,18 @@ class ClusterTokenError(ValueError):
 
 
 def ensure_admin_token(store: Store, state_dir: Path, *, now: float) -> Path:
-    """The file with a token of role admin that the store knows. Raises OSError: the file cannot be written."""
+    """The file with a token of role admin that the store knows. Servers that start at the same time, with one file or
+    with equal ones, take the same token. Raises OSError: the file cannot be written."""
     path = state_dir / ADMIN_TOKEN_FILE
     found = _read(path)
+    if found is None:
+        _write(path, new_token(), replaces=False)
+        found = _read(path)
     if found is not None:
         if store.principal_of_token(found, now=now) is not None:
             return path
-        if not _is_known(store, found):
-            _register(store, found, now)
+        _register(store, found, now)  # unless it is known: another server may register it now, or it was revoked
+        if store.principal_of_token(found, now=now) is not None:
             return path
     token = new_token()
     _register(store, token, now)
@@ -98,26 +102,20 @@ def _read(path: Path) -> str | None:
     return text if id_of(text) is not None else None
 
 
-def _is_known(store: Store, token: str) -> bool:
-    """Whether the store has it, although it is not valid any more."""
-    token_id = id_of(token)
-    assert token_id is not None
-    try:
-        store.get_token(token_id)
-    except TokenNotFound:
-        return False
-    return True
-
-
 def _register(store: Store, token: str, now: float) -> None:
     request = TokenRequest(name=BOOTSTRAP, role=Role.ADMIN, expires_in_s=None)
     store.create_token(request, by=BOOTSTRAP, now=now, token=token)
 
 
-def _write(path: Path, token: str) -> None:
-    """In one step, and never readable by others, not for a moment."""
+def _write(path: Path, token: str, *, replaces: bool = True) -> None:
+    """In one step, and never readable by others, not for a moment. `replaces`: a file that is there; else it stays."""
     beside = path.with_name(f"{path.name}-{secrets.token_hex(4)}.writing")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(f"{token}\n")
-    beside.replace(path)
+    if replaces:
+        beside.replace(path)
+        return
+    with suppress(FileExistsError):  # another server was quicker
+        path.hardlink_to(beside)
+    beside.unlink()

@@ -1,4 +1,4 @@
-"""GatewayProcess: the gateway of this server's own cluster, as a child that is started again when it ends.
+"""GatewayProcess: the gateway of this server's own cluster, as a child that is started again when it ends or hangs.
 
 Made and run by `shoal serve`. The child dials this server as any gateway does. Its token is in a file of the state
 directory that nobody else can read, so that a server which was killed finds its own one again; the child gets it
@@ -11,29 +11,53 @@ import asyncio
 import logging
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from shoal_service.clusters.config import COMMAND, GatewayConfig
+from shoal_service.core.gateways import HangLimits, WatchedGateway, hangs, replaced, watched
+from shoal_service.store.errors import StoreUnavailable
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 _LIVES_S = 30.0
 """A gateway that has lived for this long is started again without a longer pause than the first one."""
 _END_S = 8.0
+_LOOK_S = 1.0
+"""Between two looks at whether it has reported."""
+_LIMITS = HangLimits()
 _log = logging.getLogger(__name__)
 
 
 class GatewayProcess:
     """On one event loop."""
 
-    def __init__(self, configure: Callable[[], GatewayConfig], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        configure: Callable[[], GatewayConfig],
+        environment: Mapping[str, str],
+        newest_report: Callable[[], tuple[str, int]],
+        *,
+        command: Sequence[str] = COMMAND,
+        limits: HangLimits = _LIMITS,
+        look_s: float = _LOOK_S,
+    ) -> None:
         """
         Args:
             configure: called before each start, on a thread.
             environment: all that the child gets.
+            newest_report: life and number of the newest report of the cluster that is stored. On a thread.
+            command: of the child.
+            limits: after which silence it is killed.
+            look_s: between two calls of `newest_report`.
         """
         self._configure = configure
         self._environment = dict(environment)
+        self._newest_report = newest_report
+        self._command = tuple(command)
+        self._limits = limits
+        self._look_s = look_s
+        self._watched = WatchedGateway()
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -48,12 +72,40 @@ class GatewayProcess:
             began_mono = time.monotonic()
             try:
                 child = await asyncio.to_thread(self._start)
-                status = await asyncio.to_thread(child.wait)
+                status = await self._watch(child)
                 _log.warning("gateway.ended", extra={"status": status, "pid": child.pid})
             except Exception:
                 _log.exception("gateway.start_failed")
             failures = 1 if time.monotonic() - began_mono > _LIVES_S else failures + 1
             await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10)))
+
+    async def _watch(self, child: subprocess.Popen[bytes]) -> int:
+        """Until it has ended; one that hangs is killed. Its exit status."""
+        ended = asyncio.create_task(asyncio.to_thread(child.wait))
+        looked_mono = time.monotonic()
+        self._watched = replace(self._watched, report=None, silent_s=0.0, has_reported=False)
+        while not (await asyncio.wait([ended], timeout=self._look_s))[0]:
+            try:
+                report = await asyncio.to_thread(self._newest_report)
+            except Exception as error:  # no report could be stored, or it could not be seen: this time does not count
+                if not isinstance(error, StoreUnavailable):
+                    _log.exception("gateway.not_watched")
+                looked_mono = time.monotonic()
+                continue
+            now_mono = time.monotonic()
+            after_s = min(now_mono - looked_mono, 2 * self._look_s)  # this server may have been suspended itself
+            looked_mono = now_mono
+            self._watched = watched(self._watched, report, after_s)
+            if reason := hangs(self._watched, self._limits):
+                _log.warning("gateway.hangs", extra={"pid": child.pid, "reason": reason})
+                self._watched = replaced(self._watched)
+                child.kill()
+                break
+        status = await ended
+        assert child.stdin is not None
+        with suppress(OSError):  # what it has not read
+            child.stdin.close()
+        return status
 
     def stop(self) -> None:
         """Ends the child: it says farewell to the server, which must still answer. Blocks for some seconds at most."""
@@ -72,7 +124,7 @@ class GatewayProcess:
     def _start(self) -> subprocess.Popen[bytes]:
         config = self._configure()
         child = subprocess.Popen(
-            COMMAND,
+            self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env=self._environment,

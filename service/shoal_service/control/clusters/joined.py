@@ -326,7 +326,7 @@ class JoinedCluster:
         )
         if reason := self._why_unreachable(newest):
             self._fail_all(reason)
-        if (known.snapshot and known.snapshot.nodes) != (snapshot and snapshot.nodes) or known.error != row.error:
+        if _watched(known.snapshot) != _watched(snapshot) or known.error != row.error:
             for changed in tuple(self._watchers):
                 changed()
 
@@ -368,6 +368,11 @@ class JoinedCluster:
             self._unwanted.update(pending)
         for waiting in pending.values():
             _settle(waiting.answer, error=ClusterUnreachable(reason))
+
+
+def _watched(snapshot: ClusterSnapshot | None) -> object:
+    """A change of this is announced to watchers."""
+    return None if snapshot is None else (snapshot.nodes, snapshot.failed)
 
 
 def _settle_with(waiting: _Waiting, answer: Answer) -> None:

@@ -21,10 +21,12 @@ class AccessMethods:
     _database: Database
 
     def create_token(self, request: TokenRequest, *, by: str, now: float, token: str | None = None) -> NewToken:
-        """`token`: one that exists already, in a file; None: a new one. Only this answer has it."""
+        """`token`: one that exists already, in a file; if its id is known, nothing changes. None: a new one. Only this
+        answer has it."""
         made = token or new_token()
+        make = tokens.create if token is None else tokens.adopt
         with self._database.write() as tx:
-            view = tokens.create(tx, made, request, by=by, now=now)
+            view = make(tx, made, request, by=by, now=now)
         return NewToken(token=made, **dict(view))
 
     def principal_of_token(self, token: str, *, now: float) -> Principal | None:

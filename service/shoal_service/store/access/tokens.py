@@ -29,7 +29,9 @@ def create(
     return view(connection, row["id"])
 
 
-def adopt(connection: Connection, token: str, request: TokenRequest, *, by: str, now: float, cluster: str) -> TokenView:
+def adopt(
+    connection: Connection, token: str, request: TokenRequest, *, by: str, now: float, cluster: str | None = None
+) -> TokenView:
     """The same for a token of a file, which several servers may read. One whose id is known stays as it is."""
     row = _row(token, request, by=by, now=now, cluster=cluster)
     connection.execute(insert(connection, tokens).values(row).on_conflict_do_nothing(index_elements=["id"]))

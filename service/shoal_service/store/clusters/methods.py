@@ -14,21 +14,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
 from shoal_service.access_views import ClusterTokenRequest, NewToken, TokenView
 from shoal_service.core.access.tokens import new_token
-from shoal_service.core.gateways import Incoming, Speaker, Verdict, admit
+from shoal_service.core.gateways import Incoming, Speaker, Verdict, admit, is_of_another
+from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.nodes import Cordon
 from shoal_service.store import lease as leases
 from shoal_service.store.access import tokens
 from shoal_service.store.clusters.tables import cluster_orders, clusters
 from shoal_service.store.database import Database, insert
-from shoal_service.store.errors import ClusterNotFound, GatewayRefused
+from shoal_service.store.errors import ClusterNameTaken, ClusterNotFound, GatewayRefused
 from shoal_service.store.hub import Hub
-from shoal_service.store.tables import lease
+from shoal_service.store.supervisors.tables import attempt_tokens
+from shoal_service.store.tables import jobs, lease
 
 
 def orders_of(cluster: str) -> str:
@@ -114,6 +116,7 @@ class ClusterMethods:
 
         Raises:
             GatewayRefused: another gateway speaks for the cluster, or the cluster was removed; nothing is stored.
+            ClusterNameTaken: another Ray cluster has this name; nothing is stored.
         """
         sender = report.sender
         mine = select(clusters).where(clusters.c.name == cluster).with_for_update()
@@ -125,8 +128,12 @@ class ClusterMethods:
                     raise GatewayRefused(cluster, f"The cluster {cluster!r} was removed, and its tokens with it.")
                 _make(tx, cluster, now)
                 row = tx.execute(mine).one()
-            speaker = Speaker(row.life, row.token_id, row.report, row.reported_at)
+            speaker = Speaker(row.life, row.token_id, row.report, row.reported_at, row.ray_cluster)
+            if is_of_another(speaker, sender):
+                speaker = replace(speaker, jobs_reported_at=_jobs_reported_at(tx, cluster))
             admission = admit(cluster, speaker, sender, now)
+            if admission.verdict is Verdict.BARRED:
+                raise ClusterNameTaken(cluster, admission.reason)
             if admission.verdict is Verdict.REFUSED:
                 raise GatewayRefused(cluster, admission.reason)
             newest = row.report
@@ -139,6 +146,7 @@ class ClusterMethods:
                     "reported_at": now,
                     "address": report.address,
                     "error": report.error,
+                    "ray_cluster": sender.ray_cluster or row.ray_cluster,
                 }
                 if report.snapshot is not None or admission.verdict is Verdict.NEW_LIFE:
                     values |= {"snapshot": report.snapshot or "", "snapshot_report": sender.number}
@@ -279,11 +287,23 @@ def _make(tx: Connection, cluster: str, now: float) -> None:
         "error": "",
         "snapshot": "",
         "snapshot_report": 0,
+        "ray_cluster": "",
         "last_order": 0,
         "labels": "{}",
         "cordon": "",
     }
     tx.execute(insert(tx, clusters).values(row).on_conflict_do_nothing(index_elements=["name"]))
+
+
+def _jobs_reported_at(tx: Connection, cluster: str) -> float:
+    """When the supervisor of an attempt there has reported last; 0: none has."""
+    query = (
+        select(func.max(attempt_tokens.c.reported_at))
+        .join(jobs, (jobs.c.num == attempt_tokens.c.job_num) & (jobs.c.attempt == attempt_tokens.c.attempt))
+        .where(jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES)))
+        .where(jobs.c.cluster.in_([cluster, ""]))  # empty: it began before there were several
+    )
+    return tx.execute(query).scalar_one() or 0.0
 
 
 def _without_order(tx: Connection, cluster: str, running: Collection[int]) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ clusters = Table(
     Column("snapshot", Text, nullable=False),  # JSON: ClusterSnapshot; empty: there is none of this life
     Column("snapshot_report", BigInteger, nullable=False),  # number of the report that it came with
     Column("last_order", BigInteger, nullable=False),  # number of the newest order
+    Column("ray_cluster", String(64), nullable=False, server_default=""),  # id of the Ray cluster; empty: not known
     Column("labels", Text, nullable=False, server_default="{}"),  # JSON: str -> str, added to those of its nodes
     Column("cordon", Text, nullable=False, server_default=""),  # JSON: Cordon; empty: there is none
 )

@@ -181,6 +181,24 @@ def test_a_supervisor_that_cannot_be_created_is_started_again_with_pauses_and_no
     run(main())
 
 
+def test_a_supervisor_that_the_cluster_could_not_create_is_noticed_at_once(store: Store) -> None:
+    async def main() -> None:
+        bench = DriverBench(store)
+        bench.cluster.start_error = SupervisorGone("its constructor raised")
+        bench.cluster.notices_failures = True
+        watchers = list(bench.cluster._watchers)
+        bench.start()
+        for pause_s in (1.0, 2.0, 4.0, 8.0):
+            await until(lambda pause_s=pause_s: any(one["after_s"] == pause_s for one in bench.failed_starts()))
+            await bench.clock.advance(pause_s)
+        await until(bench.task.done)
+        assert len(bench.cluster.avoided) == 5
+        assert "5 times in a row: its constructor raised" in store.get_job(bench.job_id).status.message
+        assert bench.cluster._watchers == watchers, "the driver watches no more"
+
+    run(main())
+
+
 def test_a_supervisor_that_starts_at_the_second_try_is_followed(store: Store) -> None:
     async def main() -> None:
         bench = DriverBench(store)

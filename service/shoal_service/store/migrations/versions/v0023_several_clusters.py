@@ -13,5 +13,6 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("jobs", sa.Column("cluster", sa.String(length=63), server_default="", nullable=False))
+    op.add_column("clusters", sa.Column("ray_cluster", sa.String(length=64), server_default="", nullable=False))
     op.add_column("clusters", sa.Column("labels", sa.Text(), server_default="{}", nullable=False))
     op.add_column("clusters", sa.Column("cordon", sa.Text(), server_default="", nullable=False))

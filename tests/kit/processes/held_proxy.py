@@ -1,0 +1,94 @@
+"""A TCP proxy that a test holds: connections stay open and nothing passes, as in a network that drops packets."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+
+class HeldProxy:
+    """Forwards 127.0.0.1:`port` to 127.0.0.1:`target`, which may be changed."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        """Of connections from now on."""
+        self._passes = threading.Event()
+        self._passes.set()
+        self._is_closed = False
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def hold(self) -> None:
+        """From now on nothing passes, in either direction. New connections are accepted, and nothing passes."""
+        self._passes.clear()
+
+    def release(self) -> None:
+        """What was held passes now."""
+        self._passes.set()
+
+    def redirect(self, target: int) -> None:
+        """Connections that are open end."""
+        self.target = target
+        self._end_all()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._passes.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._end_all()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            self._threads.append(threading.Thread(target=self._connect, args=(near,), daemon=True))
+            self._threads[-1].start()
+
+    def _connect(self, near: socket.socket) -> None:
+        with near:
+            self._passes.wait()
+            try:
+                far = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                return  # no service listens there
+            with far:
+                with self._lock:
+                    self._open |= {near, far}
+                if self._is_closed:
+                    return
+                back = threading.Thread(target=self._pump, args=(far, near), daemon=True)
+                back.start()
+                self._pump(near, far)
+                back.join()
+                with self._lock:
+                    self._open -= {near, far}
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self._passes.wait()
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _end_all(self) -> None:
+        with self._lock:
+            for end in self._open:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
