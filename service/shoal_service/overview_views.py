@@ -154,6 +154,8 @@ class FleetOverview(Frozen):
     nodes: tuple[FleetNode, ...]
     connected: bool
     """Whether the service is connected to the cluster."""
+    exposure: str = ""
+    """What the code of jobs can read of the service, in words; empty: it runs as another user, or on other machines."""
 
 
 class SweepSummary(Frozen):

@@ -128,4 +128,5 @@ def _fleet(context: Context, query: FleetQuery) -> FleetOverview:
         goodput_now=goodput_now,
         nodes=nodes,
         connected=context.cluster.snapshot().connected,
+        exposure=context.exposure,
     )

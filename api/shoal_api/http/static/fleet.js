@@ -45,6 +45,8 @@ function show(fleet) {
     ...Object.entries(fleet.num_by_state).map(([state, count]) => [state, whole(count)]),
     ["Goodput of active jobs", now ? percent(now.ratio) : "–"], ["Goodput of the last day", total ? percent(productive / total) : "–"],
     ["Requested, last day", seconds(total)]]));
+  $("exposure").textContent = fleet.exposure;
+  $("exposure").hidden = !fleet.exposure;
   const alive = fleet.nodes.filter((node) => node.alive);
   $("cluster").textContent = fleet.connected ? `${plural(alive.length, "node")}, ${plural(alive.reduce((sum, node) => sum + node.num_workers, 0), "worker")}` : "cluster not connected";
 }

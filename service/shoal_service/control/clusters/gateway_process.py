@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from shoal_service.cluster.isolation import Account
 from shoal_service.clusters.config import COMMAND, GatewayConfig
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
@@ -26,14 +27,21 @@ _log = logging.getLogger(__name__)
 class GatewayProcess:
     """On one event loop."""
 
-    def __init__(self, configure: Callable[[], GatewayConfig], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        configure: Callable[[], GatewayConfig],
+        environment: Mapping[str, str],
+        account: Account | None = None,
+    ) -> None:
         """
         Args:
             configure: called before each start, on a thread.
             environment: all that the child gets.
+            account: the user of the child; None: that of this process.
         """
         self._configure = configure
-        self._environment = dict(environment)
+        self._environment = dict(environment) if account is None else account.adapted(environment)
+        self._account = account
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -77,6 +85,7 @@ class GatewayProcess:
             stdout=subprocess.DEVNULL,
             env=self._environment,
             process_group=0,  # a terminal sends its Ctrl-C to the server only, which may still need this process
+            **(self._account.popen if self._account is not None else {}),
         )
         self._child = child
         assert child.stdin is not None
