@@ -378,8 +378,12 @@ def _ray_environment(embedded: EmbeddedCluster | None) -> dict[str, str]:
 
 def _isolation(settings: Settings) -> Isolation:
     """Raises SettingsError."""
-    files = {"tls_key": settings.tls_key, SECRETS_DIR: os.environ.get(SECRETS_DIR)}
-    directories = {"webhook_secrets_dir": settings.webhook_secrets_dir, "database_url": _database_file(settings)}
+    secrets: dict[str, str | Path | None] = {
+        "tls_key": settings.tls_key,
+        SECRETS_DIR: os.environ.get(SECRETS_DIR),
+        "webhook_secrets_dir": settings.webhook_secrets_dir,
+        "database_url": _database_file(settings),
+    }
     url = settings.checkpoint_url.removeprefix("file://")
     config = IsolationConfig(
         user=settings.isolate_user,
@@ -387,7 +391,7 @@ def _isolation(settings: Settings) -> Isolation:
         home=settings.isolate_dir,
         state_dir=settings.state_dir,
         checkpoints=None if "://" in url else Path(url),
-        secrets={name: Path(path) for name, path in {**files, **directories}.items() if path},
+        secrets={name: Path(path) for name, path in secrets.items() if path},
     )
     try:
         return isolate(config)

@@ -209,7 +209,7 @@ def _look(setting: str, user: Account, closed: Mapping[str, Path], needed: Mappi
 def _python(user: Account, program: str, argument: object) -> str:
     """Output of a program that reads JSON. It has nothing of this process's environment but where modules are."""
     modules = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
-    done = subprocess.run(
+    done: subprocess.CompletedProcess[str] = subprocess.run(
         [sys.executable, "-c", program],
         input=json.dumps(argument),
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What runs the code of users shares no container, user or volume with a secret of the service, in compose and Kubernetes.
+"""What runs code of users shares no container, user or volume with a secret of the service: compose and Kubernetes.
 
 Whatever starts a Ray node runs code of users: a job starts an actor without CPUs on any node of its cluster.
 """
