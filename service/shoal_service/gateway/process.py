@@ -97,6 +97,8 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    # Ray would write them into a directory that only the user of the Ray node may write, and abort if that is another one.
+    os.environ["RAY_event_log_reporter_enabled"] = "0"
     from shoal_service.gateway.ray_cluster import RayCluster
 
     run(lambda home: RayCluster(address=home))

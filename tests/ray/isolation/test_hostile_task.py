@@ -215,6 +215,7 @@ def test_job_code_reaches_what_the_table_says_and_nothing_else(shape: str, folde
         world.server.wait_for_cluster()
         neighbour = _submit_victim(world)
         found = _attack(world, neighbour)
+        print(shape, json.dumps(found, indent=1))
         (Path(folder) / "found.json").write_text(json.dumps(found, indent=1))
         wrong = {name: found[name] for name, is_reached in expected(shape).items() if found[name][0] != is_reached}
         assert wrong == {}
