@@ -131,13 +131,13 @@ class Spy:
 
 def actors_on_every_node():
     spies = []
-    for number, node in enumerate(node for node in ray.nodes() if node["Alive"]):
-        options = {"num_cpus": 0}
-        if number % 2:
-            options["label_selector"] = {"ray.io/node-id": node["NodeID"]}
-        else:
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        spies.append(ray.remote(Spy).options(**options).remote())
+    for node in ray.nodes():
+        if node["Alive"]:
+            for where in (
+                {"label_selector": {"ray.io/node-id": node["NodeID"]}},
+                {"scheduling_strategy": NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)},
+            ):
+                spies.append(ray.remote(Spy).options(num_cpus=0, **where).remote())
     return spies
 
 
@@ -307,7 +307,7 @@ def attack():
     try:
         spies = actors_on_every_node()
         seen = ray.get([spy.look_around.remote(TARGETS) for spy in spies], timeout=120)
-        found["actor-on-every-node"] = [True, f"{len(seen)} nodes"]
+        found["actor-on-every-node"] = [True, f"{len(seen)} actors"]
         around = ray.get([spy.look_into_neighbour.remote() for spy in spies], timeout=120)
         found["neighbours-environment"] = next((one for one in around if one[0]), around[0])
         for one in seen:

@@ -33,7 +33,7 @@ from pathlib import Path
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.isolation import Account
 state, home, uid = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-cluster = EmbeddedCluster(state, num_cpus=4, num_nodes=2, account=Account("ray-user", uid, uid, home))
+cluster = EmbeddedCluster(state, num_cpus=4, account=Account("ray-user", uid, uid, home))
 try:
     print(cluster.start(), flush=True)
     sys.stdin.read()
