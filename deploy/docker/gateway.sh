@@ -1,7 +1,8 @@
 #!/bin/bash
 # Runs the gateway of a Ray cluster in a container: `shoal join URL ...`, for the cluster at RAY_HEAD (host:port). A program
 # reaches a cluster through a Ray node, and each node runs whatever jobs start there; so that node is in a container of its
-# own, as another user (gateway-node.sh). The two share the network and the directory of the node's sockets, nothing else.
+# own, as another user (gateway-node.sh). The two share the network, the numbers of processes, by which Ray's client finds
+# its node, and the directory of the node's sockets.
 #
 # If the node does not answer for a minute, this ends, and whoever started it starts it again: a container that shares the
 # network of another one loses it when that one is started anew. Jobs train on meanwhile.

@@ -36,12 +36,10 @@ def open_directory(prefix: str) -> Iterator[Path]:
         yield Path(name)
 
 
-def reachable_python(python: Path, folder: Path, *, user: str = "", pid_namespace: bool = False) -> Path:
+def reachable_python(python: Path, folder: Path, *, user: str = "") -> Path:
     """A program in `folder` that is `python`, also for other users and whatever they start.
 
-    Args:
-        user: numbers UID:GID[,GID...] that the process has; empty: root.
-        pid_namespace: it sees no process but its own, as in a container.
+    `user`: numbers UID:GID[,GID...] that the process has; empty: root.
     """
     program = folder / f"python-{user.replace(':', '-').replace(',', '-') or 'root'}"
     lines = ["#!/bin/sh", "set -e", f"stash=$(mktemp -d {folder}/stash-XXXX)"]
@@ -57,8 +55,6 @@ def reachable_python(python: Path, folder: Path, *, user: str = "", pid_namespac
         gid, _, others = gids.partition(",")
         groups = f"--groups {others}" if others else "--clear-groups"
         run = f"setpriv --reuid {uid} --regid {gid} {groups} {run}"
-    if pid_namespace:
-        run = f"unshare --pid --fork --kill-child --mount-proc {run}"
     inner = folder / f"{program.name}.sh"
     inner.write_text("\n".join([*lines, f'exec {run} "$@"', ""]))
     program.write_text(f'#!/bin/sh\nexec unshare --mount sh {inner} "$@"\n')

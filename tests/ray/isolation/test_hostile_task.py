@@ -2,8 +2,8 @@
 
 embedded   `shoal serve` as a user who is not root, with everything of its cluster
 isolated   `shoal serve --isolate` as root: workers and gateway as two other users
-apart      `shoal serve --cluster` as one user, Ray as another, `shoal join` as a third one, who sees no process of
-           Ray: as the containers of deploy/, which tests/unit/deploy/test_user_code.py reads
+apart      `shoal serve --cluster` as one user, Ray as another, `shoal join` as a third one: as the containers of
+           deploy/, which tests/unit/deploy/test_user_code.py reads. Here they also see each other's processes.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _apart(folder: Path, python: Path, stack: ExitStack) -> World:
     access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": (ray_state / "ray-token").read_text()}
     access |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "HOME": "/"}
     user = f"{_GATEWAY}:{_GATEWAY},{_RAY}"
-    command = [reachable_python(python, folder, user=user, pid_namespace=True), "-c", _MAIN, "join"]
+    command = [reachable_python(python, folder, user=user), "-c", _MAIN, "join"]
     command += [f"http://127.0.0.1:{server.port}", f"--token-file={tokens[_GATEWAY]}", f"--ray-address={address}"]
     log = stack.enter_context((folder / "gateway.log").open("wb"))
     gateway = subprocess.Popen(
@@ -144,11 +144,7 @@ def _apart(folder: Path, python: Path, stack: ExitStack) -> World:
     stack.callback(gateway.wait, timeout=60)
     stack.callback(gateway.terminate)
 
-    def gateway_pid() -> int:
-        [pid] = map(int, Path(f"/proc/{gateway.pid}/task/{gateway.pid}/children").read_text().split())
-        return pid
-
-    return World(server, checkpoints, tokens[_GATEWAY], gateway_pid, {"cluster token": token})
+    return World(server, checkpoints, tokens[_GATEWAY], lambda: gateway.pid, {"cluster token": token})
 
 
 _START = {"embedded": _embedded, "isolated": _isolated, "apart": _apart}

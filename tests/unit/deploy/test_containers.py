@@ -149,7 +149,7 @@ def test_the_gateway_has_no_secret_of_the_server_and_the_server_none_of_ray(comp
     assert set(gateway["secrets"]) == {"ray_auth_token", "cluster_token"}
     assert set(server["secrets"]) == {"shoal_database_url", "cluster_token"}
     assert gateway["volumes"] == ["gateway-sockets:/var/lib/ray-gateway"]
-    assert gateway["network_mode"] == "service:gateway-node"
+    assert gateway["network_mode"] == gateway["pid"] == "service:gateway-node"
     assert compose["services"]["gateway-node"]["networks"] == ["cluster"]
     assert not [name for name in server["environment"] if name.startswith("RAY_")] and "env_file" not in server
     for name in ("ray-head", "ray-node", "gateway-node"):
