@@ -126,8 +126,9 @@ def _apart(folder: Path, python: Path, stack: ExitStack) -> World:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SHOAL_", "PYTHON"))}
     log = stack.enter_context((folder / "ray.log").open("wb"))
     cluster = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=kept, text=True)
-    stack.callback(cluster.wait, timeout=60)
     assert cluster.stdin is not None and cluster.stdout is not None
+    stack.callback(cluster.stdout.close)
+    stack.callback(cluster.wait, timeout=60)
     stack.callback(cluster.stdin.close)
     address = cluster.stdout.readline().strip()
     assert address, (folder / "ray.log").read_text()
