@@ -113,8 +113,10 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     if settings.cluster and settings.home_url:
         _log.warning("home.ignored", extra={"reason": _NOT_HERE.format(url=settings.home_url)})
     exposure = _EXPOSURE.format(state_dir=settings.state_dir) if embedded is not None and isolation is None else ""
-    if exposure or isolation is not None:
-        _say(exposure or _isolated(isolation))
+    if isolation is not None:
+        _say(_isolated(isolation))
+    elif exposure:
+        _say(exposure)
     clock = SystemClock()
     cluster = JoinedCluster(store, settings.cluster or DEFAULT_CLUSTER, clock, lambda: control.lease).start()
     profiles = load_profiles(settings.state_dir)
