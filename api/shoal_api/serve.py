@@ -31,6 +31,7 @@ from shoal_api.stopping import SavingProgress, StopRequest
 from shoal_service.clock import SystemClock
 from shoal_service.cluster import hardware
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
+from shoal_service.cluster.isolation import Isolation, IsolationConfig, IsolationError, isolate
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
 from shoal_service.clusters.config import GatewayConfig
 from shoal_service.clusters.wire import DEFAULT_CLUSTER
@@ -59,7 +60,7 @@ from shoal_service.core.access.claims import ClaimRules
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from shoal_service.core.quantities import count_text
 from shoal_service.process_memory import hide_process
-from shoal_service.settings import Settings, SettingsError, is_loopback, take_webhook_secrets
+from shoal_service.settings import SECRETS_DIR, Settings, SettingsError, is_loopback, take_webhook_secrets
 from shoal_service.state_lock import StateLock
 from shoal_service.store.errors import StoreUnavailable
 from shoal_service.store.store import Store
@@ -77,6 +78,10 @@ _STOP_S = 15.0
 _THREADS = 32
 """For what blocks: the store, and orders to the cluster."""
 _HEAL_S = 1.0
+_EXPOSURE = (
+    "Code of jobs runs as the user of this server: it can read {state_dir}, with the database, admin-token and the "
+    "secrets of webhooks. For people who trust each other; shoal serve --isolate runs it as another user."
+)
 _NO_PROXIES = (
     "allow_plain_http is set and trusted_proxies (SHOAL_TRUSTED_PROXIES) is empty: behind a proxy, cookies are not "
     "Secure, and the audit and the limits see the proxy's address. Name the proxy's addresses or networks."
@@ -102,12 +107,18 @@ def run_server(settings: Settings) -> None:
 async def _serve(settings: Settings, lock: StateLock) -> None:
     secrets = Secrets(take_webhook_secrets(), settings.webhook_secrets_dir)  # before processes inherit the environment
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="work"))
-    embedded = None if settings.ray_address or settings.cluster else _embedded(settings)
+    isolation = await asyncio.to_thread(_isolation, settings) if settings.isolate else None
+    embedded = None if settings.ray_address or settings.cluster else _embedded(settings, isolation)
     store = await asyncio.to_thread(Store.open, settings.database_url)
     ensure_admin_token(store, settings.state_dir, now=time.time())
     _register_gateway(store, settings)
     if settings.cluster and settings.home_url:
         _log.warning("home.ignored", extra={"reason": _NOT_HERE.format(url=settings.home_url)})
+    exposure = _EXPOSURE.format(state_dir=settings.state_dir) if embedded is not None and isolation is None else ""
+    if isolation is not None:
+        _say(_isolated(isolation))
+    elif exposure:
+        _say(exposure)
     clock = SystemClock()
     clusters = JoinedClusters(store, settings.cluster or DEFAULT_CLUSTER, clock, lambda: control.lease)
     profiles = load_profiles(settings.state_dir)
@@ -158,6 +169,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         retention=retention,
         profiles=profiles,
         warnings=lambda: _warnings(embedded, settings),
+        exposure=exposure,
         issuer=_issuer(settings),
         limits=Limits(
             requests_per_s=settings.limit_requests,
@@ -204,7 +216,10 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         gateway = None
         if not settings.cluster:
             environment = _ray_environment(embedded)
-            gateway = GatewayProcess(configure_gateway, environment, lambda: store.cluster_report(clusters.own))
+            account = isolation.gateway if isolation is not None else None
+            gateway = GatewayProcess(
+                configure_gateway, environment, lambda: store.cluster_report(clusters.own), account=account
+            )
 
         async def act() -> None:
             healing = await _start_cluster(settings, embedded, stop.requested)
@@ -240,7 +255,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
             await asyncio.to_thread(clusters.close)
             if embedded is not None and not settings.keep_cluster:
                 await asyncio.to_thread(embedded.stop)
-                remove_attempts(control.given_up)
+                (isolation.remove_attempts if isolation is not None else remove_attempts)(control.given_up)
             console.close()
             storage.close()
             store.close()
@@ -374,7 +389,41 @@ def _ray_environment(embedded: EmbeddedCluster | None) -> dict[str, str]:
     return {**CLUSTER_ENVIRONMENT, **inherited(os.environ, keep_ray_access=True)}
 
 
-def _embedded(settings: Settings) -> EmbeddedCluster:
+def _isolation(settings: Settings) -> Isolation:
+    """Raises SettingsError."""
+    secrets: dict[str, str | Path | None] = {
+        "tls_key": settings.tls_key,
+        SECRETS_DIR: os.environ.get(SECRETS_DIR),
+        "webhook_secrets_dir": settings.webhook_secrets_dir,
+        "database_url": _database_file(settings),
+    }
+    url = settings.checkpoint_url.removeprefix("file://")
+    config = IsolationConfig(
+        user=settings.isolate_user,
+        gateway_user=settings.isolate_gateway_user,
+        home=settings.isolate_dir,
+        state_dir=settings.state_dir,
+        checkpoints=None if "://" in url else Path(url),
+        secrets={name: Path(path) for name, path in secrets.items() if path},
+    )
+    try:
+        return isolate(config)
+    except IsolationError as error:
+        raise SettingsError(str(error)) from None
+
+
+def _isolated(isolation: Isolation) -> str:
+    workers, gateway = isolation.workers, isolation.gateway
+    return f"isolate: code of jobs runs as user {workers.name} ({workers.home}), the gateway as {gateway.name}"
+
+
+def _database_file(settings: Settings) -> str:
+    """Empty: the database is not a file."""
+    scheme, _, path = settings.database_url.partition(":///")
+    return path if scheme.startswith("sqlite") else ""
+
+
+def _embedded(settings: Settings, isolation: Isolation | None) -> EmbeddedCluster:
     has = hardware.find(os.environ)
     cpus = settings.num_cpus or has.cpus
     gpus = has.gpus if settings.num_gpus is None else settings.num_gpus
@@ -389,6 +438,7 @@ def _embedded(settings: Settings) -> EmbeddedCluster:
         num_gpus=gpus,
         num_nodes=settings.nodes,
         leave_dead_nodes=settings.leave_dead_nodes,
+        account=isolation.workers if isolation is not None else None,
         say=_say,
     )
 

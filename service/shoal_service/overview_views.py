@@ -159,6 +159,8 @@ class FleetOverview(Frozen):
     """The service's own first."""
     connected: bool
     """Whether the service is connected to at least one cluster."""
+    exposure: str = ""
+    """What the code of jobs can read of the service, in words; empty: it runs as another user, or on other machines."""
 
 
 class SweepSummary(Frozen):

@@ -138,6 +138,16 @@ class Settings(BaseSettings):
     """Leave the embedded cluster running when the server ends. The next server adopts it."""
     leave_dead_nodes: bool = False
     """Do not start a dead node of the embedded cluster again, for experiments. A dead head is always started again."""
+    isolate: bool = False
+    """Run the processes of the embedded cluster, and with them the code of jobs, as another user than the server, which
+    must be root. See docs/security.md."""
+    isolate_user: str = "nobody"
+    """Name or number of that user."""
+    isolate_gateway_user: str = "daemon"
+    """Name or number of the user of the embedded cluster's gateway then: neither the server's nor the workers'."""
+    isolate_dir: Path = Path("/var/lib/shoal-jobs")
+    """Home directory of that user's processes then: installed packages, caches, checkpoints unless checkpoint_url names
+    another place. Made for that user if it is not there."""
     stop_s: float = Field(120.0, ge=0, le=86400, allow_inf_nan=False)
     """A server that ends its embedded cluster first lets every job save its state, for this long at most. A second
     Ctrl-C ends the wait. 0: jobs are not saved, and continue from their newest checkpoint."""
@@ -157,8 +167,9 @@ class Settings(BaseSettings):
     """The label of a Ray node (`ray start --labels rack=r1`) whose value names its rack. Workers of one rack get
     neighbouring ranks. Nodes without the label count as one rack."""
 
-    checkpoint_url: str = Field(default_factory=lambda given: str(_below_state(given, "checkpoints")))
-    """Checkpoint directory of jobs without a checkpoint.url. Default: checkpoints/ in state_dir."""
+    checkpoint_url: str = Field(default_factory=lambda given: str(_of_jobs(given) / "checkpoints"))
+    """Checkpoint directory of jobs without a checkpoint.url. Default: checkpoints/ in state_dir, or in isolate_dir with
+    isolate."""
 
     allowed_paths: str = DEFAULT_PATHS
     """Directories, separated by commas, below which the local paths of a spec must be: checkpoints, data, models,
@@ -309,7 +320,7 @@ class Settings(BaseSettings):
                     raise ValueError(f"{project}: {one!r} is not file:NAME, env:{SECRET_VARIABLE}NAME or {ANY}.")
         return secrets
 
-    @field_validator("state_dir", "webhook_secrets_dir")
+    @field_validator("state_dir", "webhook_secrets_dir", "isolate_dir")
     @classmethod
     def _absolute(cls, path: Path) -> Path:
         return path.expanduser().absolute()
@@ -355,6 +366,16 @@ class Settings(BaseSettings):
         if name and not re.fullmatch(CLUSTER_PATTERN, name):
             raise ValueError("a cluster's name has lower-case letters, digits and hyphens, at most 63, as in east-1.")
         return name
+
+    @model_validator(mode="after")
+    def _isolates_its_own_cluster(self) -> Self:
+        if self.isolate and (self.cluster or self.ray_address is not None):
+            raise ValueError(
+                f"isolate is about the cluster that the server starts, and cluster {self.cluster!r} or ray_address "
+                f"{self.ray_address!r} names another one: start that one with another user than the server, and leave "
+                "isolate out."
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_cluster(self) -> Self:
@@ -412,6 +433,12 @@ def take_webhook_secrets() -> dict[str, str]:
     one starts inherits them: workers run code of users."""
     names = [name for name in os.environ if name.startswith(SECRET_VARIABLE)]
     return {name: os.environ.pop(name) for name in names}
+
+
+def _of_jobs(given: dict[str, Any]) -> Path:
+    """Where jobs write, unless another setting names a place."""
+    directory: Path = given.get("isolate_dir", Path()) if given.get("isolate") else given.get("state_dir", Path())
+    return directory
 
 
 def _below_state(given: dict[str, Any], name: str) -> Path:

@@ -80,6 +80,7 @@ def create_app(
     pace: Pace = DEFAULT_PACE,
     profiles: Mapping[str, HardwareProfile] = PROFILES,
     warnings: Callable[[], tuple[str, ...]] = tuple,
+    exposure: str = "",
     allowed_hosts: frozenset[str] = frozenset(),
     limits: Limits = Limits(),  # noqa: B008
     issuer: Issuer | None = None,
@@ -97,6 +98,7 @@ def create_app(
         retention: deletes jobs, and what is old when a user asks; None: one with the default settings.
         profiles: the hardware that the planner knows, by name.
         warnings: shown by /readyz.
+        exposure: what the code of jobs can read of the service, shown on the page; empty: nothing.
         issuer: of JWTs that are accepted beside tokens.
         limits: how much one principal may ask.
         places: what the paths and URLs of a spec may name.
@@ -119,6 +121,7 @@ def create_app(
         pace=pace,
         profiles=profiles,
         warnings=warnings,
+        exposure=exposure,
         places=places,
         webhooks=webhooks,
     )

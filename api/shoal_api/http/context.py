@@ -83,6 +83,8 @@ class Context:
     """The hardware that the planner knows, by name."""
     warnings: Callable[[], tuple[str, ...]] = tuple
     """Problems of a service that is ready all the same. Called on worker threads; it must answer from memory."""
+    exposure: str = ""
+    """What the code of jobs can read of the service, in words; empty: nothing that is not its own."""
     places: AllowedPlaces = EVERYWHERE
     """What the paths and URLs of a spec may name."""
     webhooks: WebhookRules = UNRESTRICTED

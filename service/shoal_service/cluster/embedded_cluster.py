@@ -9,6 +9,8 @@ them by the note in the state directory. A control plane that stops in an orderl
 `start` returns when every node is registered and its raylet runs. A node that does not come up is started again, up to
 three times; a node that stays away is named in the log and in `away`, and the cluster goes on without it.
 
+With an `account` all of them run as another user than this process (isolation.py).
+
 `heal` starts the head again when it has died. Its tables (GCS) are on disk: actors live on while it is away, and it
 finds them again. If only its GCS process has died, only that process is started again. Another dead node is started
 again after a pause (core/node_restarts.py), unless `leave_dead_nodes`.
@@ -39,6 +41,7 @@ from shoal_service.cluster.embedded_node import (
     start_command,
     start_environment,
 )
+from shoal_service.cluster.isolation import Account
 from shoal_service.cluster.process_sessions import (
     SessionsRemain,
     command_of,
@@ -74,12 +77,14 @@ class EmbeddedCluster:
         num_gpus: int = 0,
         num_nodes: int = 1,
         leave_dead_nodes: bool = False,
+        account: Account | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         """
         Args:
             leave_dead_nodes: for experiments, in which a dead node stays away like a dead machine.
+            account: the user of Ray's processes, who cannot read `state_dir`. None: that of this process.
             say: called with one line for people when a node has come up.
         """
         self._state_dir = state_dir
@@ -89,6 +94,7 @@ class EmbeddedCluster:
         self._num_gpus = num_gpus // num_nodes
         self._num_nodes = num_nodes
         self._leave_dead_nodes = leave_dead_nodes
+        self._account = account
         self._monotonic = monotonic
         self._say = say
         self._lives: dict[int, NodeLife] = {}
@@ -106,11 +112,15 @@ class EmbeddedCluster:
     def environment(self) -> dict[str, str]:
         """What a driver's environment must contain before it imports ray, which reads it once.
 
-        Token authentication, and loopback: Ray otherwise replaces 127.0.0.1 by the host's own address.
+        Token authentication, and loopback: Ray otherwise replaces 127.0.0.1 by the host's own address. Another user
+        cannot read the token's file, so its processes have the token itself.
         """
+        token = {"RAY_AUTH_TOKEN_PATH": str(self.token_path)}
+        if self._account is not None:
+            token = {"RAY_AUTH_TOKEN": self._token()}
         return {
             "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(self.token_path),
+            **token,
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             **CLUSTER_ENVIRONMENT,
         }
@@ -156,24 +166,33 @@ class EmbeddedCluster:
     def _start(self) -> str:
         self._state_dir.mkdir(parents=True, exist_ok=True)
         note = EmbeddedNote.read(self._note_path)
-        if note is not None and any(node.runs(RAYLET) for node in note.nodes):
+        user = self._account.name if self._account is not None else ""
+        if note is not None and note.user == user and any(node.runs(RAYLET) for node in note.nodes):
             self._note, self.address, self.adopted = note, note.address, True
             self._heal()
             self._start_nodes(node.number for node in self._note.nodes if not node.has_been_up)
             return self.address
         self._stop()
-        if not self.token_path.exists():
-            with private_file(self.token_path) as token:
-                token.write(secrets.token_hex(32).encode())
+        self._token()
         self.address = f"127.0.0.1:{free_port()}"
         # A short path, because Ray puts Unix sockets below it. It is 0700; Ray opens its own directories to everybody.
         temp_dir = tempfile.mkdtemp(prefix="shoal-ray-")
+        if self._account is not None:
+            os.chown(temp_dir, self._account.uid, self._account.gid)
+            Path(temp_dir).chmod(0o750)  # the gateway is in this group
         nodes = tuple(EmbeddedNode(number=n) for n in range(1 if self._num_nodes == 1 else self._num_nodes + 1))
         self._note = EmbeddedNote(
-            address=self.address, pids=(), temp_dir=temp_dir, client_port=free_port(), nodes=nodes
+            address=self.address, pids=(), temp_dir=temp_dir, client_port=free_port(), nodes=nodes, user=user
         )
         self._start_nodes(range(len(nodes)))
         return self.address
+
+    def _token(self) -> str:
+        self._state_dir.mkdir(parents=True, exist_ok=True)
+        if not self.token_path.exists():
+            with private_file(self.token_path) as token:
+                token.write(secrets.token_hex(32).encode())
+        return self.token_path.read_text().strip()
 
     def _heal(self) -> bool:
         nodes = self._note.nodes
@@ -307,6 +326,8 @@ class EmbeddedCluster:
     def _spawn(
         self, number: int, command: list[str], environment: dict[str, str], log_path: Path
     ) -> subprocess.Popen[bytes]:
+        account = self._account
+        kept = inherited(os.environ)
         with private_file(log_path) as log:
             process = subprocess.Popen(
                 command,
@@ -314,7 +335,8 @@ class EmbeddedCluster:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**inherited(os.environ), **self.environment, **environment},
+                env={**(account.adapted(kept) if account else kept), **self.environment, **environment},
+                **(account.popen if account else {}),
             )
         node = self._note.nodes[number]
         sessions = (*(session for session in node.sessions if pids_of_session(session)), process.pid)

@@ -62,6 +62,8 @@ class EmbeddedNote(Frozen):
     nodes: tuple[EmbeddedNode, ...] = ()
     gcs_command: tuple[str, ...] = ()
     """How the head's GCS process was started."""
+    user: str = ""
+    """Name of the account of its processes; empty: that of the server."""
 
     @staticmethod
     def read(path: Path) -> EmbeddedNote | None:

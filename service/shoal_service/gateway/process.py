@@ -30,6 +30,8 @@ from shoal_workers.logs import set_up_logs
 
 _DISCONNECT_S = 3.0
 _STOP_S = 6.0
+_NO_EVENT_FILE = "RAY_event_log_reporter_enabled"
+"""Ray aborts if it cannot write the file, and the directory is open to the user of the Ray node alone."""
 
 
 def run(make_ray: Callable[[Home], RayAccess]) -> None:
@@ -105,6 +107,7 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    os.environ[_NO_EVENT_FILE] = "0"
     from shoal_service.gateway.ray_cluster import RayCluster
 
     run(lambda home: RayCluster(address=home))

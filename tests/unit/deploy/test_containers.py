@@ -57,8 +57,8 @@ def test_what_the_wheel_has_beside_its_packages_exists_and_is_in_the_build_of_th
 
 def test_images_run_as_a_user_who_is_not_root_and_have_a_health_check() -> None:
     stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S))
-    for target in ("control-plane", "worker"):
-        assert re.search(r"^USER 10001:10001$", stages[target], re.M)
+    for target, user in (("control-plane", 10001), ("worker", 10002)):
+        assert re.search(rf"^USER {user}:10001$", stages[target], re.M)
         assert "HEALTHCHECK" in stages[target]
 
 
@@ -110,7 +110,8 @@ def test_services_use_secrets_volumes_and_networks_that_are_declared(compose: di
     arguments = set(re.findall(r"^ARG (\w+)", DOCKERFILE, re.M))
     for service in compose["services"].values():
         assert set(service.get("secrets", ())) <= compose["secrets"].keys()
-        assert set(service["networks"]) <= compose["networks"].keys()
+        beside = service.get("network_mode", "").removeprefix("service:")
+        assert beside in compose["services"] or set(service["networks"]) <= compose["networks"].keys()
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
             exists = (DEPLOY / "compose" / source).exists() if source.startswith(".") else source in compose["volumes"]
@@ -130,7 +131,9 @@ def test_sessions_of_the_ray_head_are_on_no_volume_and_its_tables_are(compose: d
     kept = [Path(volume.split(":")[1]) for volume in head["volumes"]]
     assert not any(Path(sessions).is_relative_to(path) for path in kept)
     [tables] = [path for path in kept if Path(head["environment"]["RAY_gcs_storage_path"]).is_relative_to(path)]
-    assert re.search(rf"install -d .*-o shoal .*{tables}\b", DOCKERFILE), "a new volume takes its owner from the image"
+    assert re.search(rf"install -d .*-o shoal-ray .*{tables}\b", DOCKERFILE), (
+        "a new volume takes its owner from the image"
+    )
 
 
 def test_no_secret_is_in_the_environment_of_a_service(compose: dict[str, Any]) -> None:
@@ -145,9 +148,11 @@ def test_the_gateway_has_no_secret_of_the_server_and_the_server_none_of_ray(comp
     gateway, server = compose["services"]["gateway"], compose["services"]["shoal"]
     assert set(gateway["secrets"]) == {"ray_auth_token", "cluster_token"}
     assert set(server["secrets"]) == {"shoal_database_url", "cluster_token"}
-    assert "volumes" not in gateway and gateway["networks"] == ["cluster"]
+    assert gateway["volumes"] == ["gateway-sockets:/var/lib/ray-gateway"]
+    assert gateway["network_mode"] == gateway["pid"] == "service:gateway-node"
+    assert compose["services"]["gateway-node"]["networks"] == ["cluster"]
     assert not [name for name in server["environment"] if name.startswith("RAY_")] and "env_file" not in server
-    for name in ("ray-head", "ray-node"):
+    for name in ("ray-head", "ray-node", "gateway-node"):
         assert compose["services"][name]["secrets"] == ["ray_auth_token"]
 
 
@@ -158,8 +163,9 @@ def test_the_gateway_joins_as_the_cluster_of_the_server_with_its_token(compose: 
     assert url == gateway["environment"]["SHOAL_HOME_URL"] == f"http://shoal:{port}"
     assert options == [f"--name={server['SHOAL_CLUSTER']}", f"--token-file={server['SHOAL_CLUSTER_TOKEN_FILE']}"]
     assert "shoal" in server["SHOAL_ALLOWED_HOSTS"].split(",")
-    [program] = gateway["entrypoint"]
-    assert re.search(rf"^COPY .*deploy/docker/gateway.sh /usr/local/bin/{program}$", DOCKERFILE, re.M)
+    for name, script in (("gateway", "gateway.sh"), ("gateway-node", "gateway-node.sh")):
+        [program] = compose["services"][name]["entrypoint"]
+        assert re.search(rf"^COPY .*deploy/docker/{script} /usr/local/bin/{program}$", DOCKERFILE, re.M)
 
 
 def test_ray_nodes_end_within_the_time_that_a_drain_may_take(compose: dict[str, Any]) -> None:
@@ -180,6 +186,6 @@ def test_prometheus_and_grafana_differ_from_the_bare_ones_in_the_addresses_only(
 
 
 def test_the_file_of_rays_settings_is_read_by_all_ray_nodes(compose: dict[str, Any]) -> None:
-    for name in ("ray-head", "ray-node", "gateway"):
+    for name in ("ray-head", "ray-node", "gateway-node", "gateway"):
         assert compose["services"][name]["env_file"] == ["../ray.env"]
     assert CLUSTER_ENVIRONMENT  # compared with deploy/ray.env in tests/unit/service/cluster

@@ -98,7 +98,8 @@ def test_the_manifests_follow_the_schemas(helm: Any, values: dict[str, Any]) -> 
 def test_the_gateway_reaches_the_cluster_that_exists_and_the_nodes_the_service(helm: Any) -> None:
     values = {"rayCluster": {"create": False, "address": "ray.example:6379"}, "gateway": {"cluster": "east-1"}}
     documents = _documents(helm, values)
-    [container] = _named(documents, "Deployment", "gateway")["spec"]["template"]["spec"]["containers"]
+    [node, container] = _named(documents, "Deployment", "gateway")["spec"]["template"]["spec"]["containers"]
+    assert node["env"][0] == {"name": "RAY_HEAD", "value": "ray.example:6379"}
     variables = {one["name"]: one["value"] for one in container["env"]}
     assert variables["RAY_HEAD"] == "ray.example:6379"
     assert variables["SHOAL_HOME_URL"] == "http://shoal.train.svc:8470"

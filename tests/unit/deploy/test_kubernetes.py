@@ -83,10 +83,8 @@ def test_no_pod_is_root_or_may_become_it(pods: dict[str, dict[str, Any]]) -> Non
         assert spec["securityContext"]["runAsNonRoot"], name
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
         for container in spec["containers"]:
-            assert container["securityContext"] == {
-                "allowPrivilegeEscalation": False,
-                "capabilities": {"drop": ["ALL"]},
-            }
+            context = {key: value for key, value in container["securityContext"].items() if key != "runAsUser"}
+            assert context == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def test_every_container_has_probes_and_resources_and_those_of_ray_shared_memory(
@@ -98,7 +96,7 @@ def test_every_container_has_probes_and_resources_and_those_of_ray_shared_memory
             assert {"livenessProbe", "readinessProbe"} <= container.keys(), name
             assert "memory" in container["resources"]["limits"] and "cpu" in container["resources"]["requests"], name
             mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-            assert name == "shoal" or mounts["/dev/shm"] in memory, name
+            assert container["name"] in ("shoal", "gateway") or mounts["/dev/shm"] in memory, name
             assert set(mounts.values()) <= {volume["name"] for volume in spec["volumes"]}, name
 
 
@@ -189,7 +187,7 @@ def test_the_gateway_has_no_secret_of_the_server_and_the_server_none_of_ray(pods
     assert secrets["gateway"] == {"shoal-cluster-token", "shoal-ray-token"}
     assert secrets["shoal"] == {"shoal-secrets", "shoal-admin-token", "shoal-cluster-token"}
     assert secrets["cpu"] == secrets["head"] == set(), "the operator mounts Ray's token"
-    [gateway], [server] = pods["gateway"]["containers"], pods["shoal"]["containers"]
+    [_, gateway], [server] = pods["gateway"]["containers"], pods["shoal"]["containers"]
     assert gateway["envFrom"] == [{"configMapRef": {"name": "ray-settings"}}]
     assert server["envFrom"] == [{"configMapRef": {"name": "shoal-settings"}}] and "env" not in server
     assert not {"checkpoints", "state"} & {mount["name"] for mount in gateway["volumeMounts"]}
@@ -199,7 +197,8 @@ def test_the_gateway_joins_as_the_cluster_of_the_server_with_its_token(
     manifests: list[dict[str, Any]], pods: dict[str, dict[str, Any]]
 ) -> None:
     settings = _named(manifests, "ConfigMap", "shoal-settings")["data"]
-    [gateway] = pods["gateway"]["containers"]
+    [node, gateway] = pods["gateway"]["containers"]
+    assert node["command"] == ["shoal-gateway-node"] and node["env"] == gateway["env"][:-1]
     variables = {one["name"]: one["value"] for one in gateway["env"]}
     url, *options = gateway["args"]
     assert options == [f"--name={settings['SHOAL_CLUSTER']}", f"--token-file={settings['SHOAL_CLUSTER_TOKEN_FILE']}"]
@@ -207,7 +206,7 @@ def test_the_gateway_joins_as_the_cluster_of_the_server_with_its_token(
         address = urlsplit(one)
         assert address.hostname in settings["SHOAL_ALLOWED_HOSTS"].split(",") and address.port == 8470
     for name, token in (("gateway", "token-file"), ("shoal", "the setting")):
-        mounts = [one["mountPath"] for one in pods[name]["containers"][0]["volumeMounts"]]
+        mounts = [one["mountPath"] for one in pods[name]["containers"][-1]["volumeMounts"]]
         assert str(Path(settings["SHOAL_CLUSTER_TOKEN_FILE"]).parent) in mounts, token
     assert variables["RAY_HEAD"] == "shoal-head-svc:6379"
 

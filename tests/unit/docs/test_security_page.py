@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from docs_pages import DOCS, with_permissions
+from kit.reach import table
 from shoal_service.core.access.roles import Permission
 from shoal_service.settings import Settings
 
@@ -19,3 +20,7 @@ def test_every_limit_is_named() -> None:
     page = PAGE.read_text("utf-8")
     limits = [name for name in Settings.model_fields if name.startswith("limit_")]
     assert len(limits) == 8 and all(f"`SHOAL_{name.upper()}`" in page for name in limits)
+
+
+def test_the_table_of_what_job_code_reaches_is_the_one_that_a_hostile_task_is_compared_with() -> None:
+    assert table() in PAGE.read_text("utf-8")

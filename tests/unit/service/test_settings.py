@@ -123,3 +123,15 @@ def test_a_directory_of_secrets_that_does_not_exist_is_refused(monkeypatch: pyte
     monkeypatch.setenv("SHOAL_SECRETS_DIR", str(tmp_path / "nowhere"))
     with pytest.raises(SettingsError, match=r"SHOAL_SECRETS_DIR .*nowhere' is not a directory"):
         load_settings()
+
+
+def test_with_isolate_jobs_write_outside_of_the_state_directory(tmp_path: Path) -> None:
+    settings = load_settings(state_dir=tmp_path, isolate=True, isolate_dir=tmp_path / "jobs")
+    assert settings.checkpoint_url == str(tmp_path / "jobs" / "checkpoints")
+    assert load_settings(isolate=True).isolate_dir == Path("/var/lib/shoal-jobs")
+
+
+@pytest.mark.parametrize("given", [{"cluster": "east"}, {"ray_address": "h:1"}])
+def test_isolate_is_about_the_cluster_that_the_server_starts(given: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match="isolate is about the cluster that the server starts"):
+        load_settings(isolate=True, **given)

@@ -61,6 +61,7 @@ class LocalDirectory:
                     os.mkdir(name, dir_fd=parent)
                 except FileExistsError:
                     continue  # what it is, its use finds out
+                _share(parent, name)
                 _sync(parent)
         with self.opened():
             pass
@@ -232,6 +233,18 @@ def _unlink(here: int, name: str) -> None:
         os.unlink(name, dir_fd=here)
     except FileNotFoundError:
         pass
+
+
+def _share(parent: int, name: str) -> None:
+    """A new directory may be written by the group that may write the one above it: workers and the control plane, which
+    deletes checkpoints, are different users of one group."""
+    above, made = os.fstat(parent), os.stat(name, dir_fd=parent, follow_symlinks=False)
+    if above.st_mode & stat.S_IWGRP and above.st_gid == made.st_gid and not made.st_mode & stat.S_IWGRP:
+        here = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            os.fchmod(here, stat.S_IMODE(made.st_mode) | stat.S_IRWXG)
+        finally:
+            os.close(here)
 
 
 def _sync(here: int) -> None:

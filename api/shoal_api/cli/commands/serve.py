@@ -51,6 +51,10 @@ def serve(
     keep_cluster: Annotated[
         bool | None, typer.Option("--keep-cluster", help="The started cluster keeps running when the server ends.")
     ] = None,
+    isolate: Annotated[
+        bool | None,
+        typer.Option("--isolate", help="As root: code of jobs runs as another user (SHOAL_ISOLATE_USER, nobody)."),
+    ] = None,
 ) -> None:
     """Run the server: REST API, scheduler, and a local Ray cluster unless --ray-address or --cluster is given.
 
@@ -77,5 +81,6 @@ def serve(
             "nodes": nodes,
             "leave_dead_nodes": leave_dead_nodes,
             "keep_cluster": keep_cluster,
+            "isolate": isolate,
         }
         run_server(load_settings(**{key: value for key, value in given.items() if value is not None}))

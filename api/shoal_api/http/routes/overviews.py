@@ -135,4 +135,5 @@ def _fleet(context: Context, query: FleetQuery) -> FleetOverview:
         nodes=nodes,
         clusters=clusters_of(context),
         connected=context.cluster.snapshot().connected,
+        exposure=context.exposure,
     )

@@ -47,6 +47,8 @@ function show(fleet) {
     ...Object.entries(fleet.num_by_state).map(([state, count]) => [state, whole(count)]),
     ["Goodput of active jobs", now ? percent(now.ratio) : "–"], ["Goodput of the last day", total ? percent(productive / total) : "–"],
     ["Requested, last day", seconds(total)]]));
+  $("exposure").textContent = fleet.exposure;
+  $("exposure").hidden = !fleet.exposure;
   const alive = fleet.nodes.filter((node) => node.alive);
   const away = fleet.clusters.filter((one) => !one.connected).map((one) => one.name), several = fleet.clusters.length > 1;
   $("cluster").textContent = fleet.connected ? `${several ? `${plural(fleet.clusters.length, "cluster")}${away.length ? ` (${away.join(", ")} away)` : ""}, ` : ""}${plural(alive.length, "node")}, ${plural(alive.reduce((sum, node) => sum + node.num_workers, 0), "worker")}` : "cluster not connected";

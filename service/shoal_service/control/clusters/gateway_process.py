@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from shoal_service.cluster.isolation import Account
 from shoal_service.clusters.config import COMMAND, GatewayConfig
 from shoal_service.core.gateways import HangLimits, WatchedGateway, hangs, replaced, watched
 from shoal_service.store.errors import StoreUnavailable
@@ -38,6 +39,7 @@ class GatewayProcess:
         environment: Mapping[str, str],
         newest_report: Callable[[], tuple[str, int]],
         *,
+        account: Account | None = None,
         command: Sequence[str] = COMMAND,
         limits: HangLimits = _LIMITS,
         look_s: float = _LOOK_S,
@@ -47,12 +49,14 @@ class GatewayProcess:
             configure: called before each start, on a thread.
             environment: all that the child gets.
             newest_report: life and number of the newest report of the cluster that is stored. On a thread.
+            account: the user of the child; None: that of this process.
             command: of the child.
             limits: after which silence it is killed.
             look_s: between two calls of `newest_report`.
         """
         self._configure = configure
-        self._environment = dict(environment)
+        self._environment = dict(environment) if account is None else account.adapted(environment)
+        self._account = account
         self._newest_report = newest_report
         self._command = tuple(command)
         self._limits = limits
@@ -129,6 +133,7 @@ class GatewayProcess:
             stdout=subprocess.DEVNULL,
             env=self._environment,
             process_group=0,  # a terminal sends its Ctrl-C to the server only, which may still need this process
+            **(self._account.popen if self._account is not None else {}),
         )
         self._child = child
         assert child.stdin is not None

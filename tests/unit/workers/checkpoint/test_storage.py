@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -123,3 +124,21 @@ def test_opening_a_directory_creates_nothing(tmp_path: Path) -> None:
 def _failing_chunks() -> Iterator[bytes]:
     yield b"half"
     raise OSError("out of chunks")
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o755, 0o755), (0o2770, 0o2775)])
+def test_the_group_that_may_write_a_directory_may_write_those_below_it(
+    tmp_path: Path, mode: int, expected: int
+) -> None:
+    """Workers and the control plane, which deletes checkpoints, are two users of one group."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints").chmod(mode)
+    directory = open_directory(str(tmp_path / "checkpoints")).child("job").child("step")
+    before = os.umask(0o022)
+    try:
+        directory.create()
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o7777 for path in (tmp_path / "checkpoints" / "job", Path(directory.url))] == [
+        expected
+    ] * 2
