@@ -160,10 +160,9 @@ class SupervisorMethods:
         return StoredDirective(row.number, row.body) if row.number is not None else None
 
     def directive_numbers(self, job_ids: Collection[str]) -> Mapping[str, int]:
-        """Of the newest directive of each of these jobs that has one."""
-        query = select(jobs.c.id, directives.c.number).join(directives, directives.c.job_num == jobs.c.num)
+        """Of the newest directive of each of these jobs that has one, and an attempt that goes on."""
         with self._database.read() as tx:
-            return {row.id: row.number for row in tx.execute(query) if row.id in job_ids}
+            return {row.id: row.number for row in tx.execute(_DIRECTIVE_NUMBERS) if row.id in job_ids}
 
     def stacks_answer(self, job_id: str, attempt: int, number: int) -> StacksAnswer | None:
         """The answer to this request; None: it is not there yet."""
@@ -246,6 +245,11 @@ _REPORTED = (
 _LINKS = (
     select(jobs.c.id, jobs.c.attempt, attempt_tokens.c.life, attempt_tokens.c.reported_at)
     .outerjoin(attempt_tokens, and_(attempt_tokens.c.job_num == jobs.c.num, attempt_tokens.c.attempt == jobs.c.attempt))
+    .where(jobs.c.state.in_(_STATES))
+)
+_DIRECTIVE_NUMBERS = (
+    select(jobs.c.id, directives.c.number)
+    .join(directives, directives.c.job_num == jobs.c.num)
     .where(jobs.c.state.in_(_STATES))
 )
 _DIRECTIVE_OF_JOB = select(directives).where(directives.c.job_num == bindparam("job_num"))
