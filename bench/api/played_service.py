@@ -38,6 +38,7 @@ from shoal_service.telemetry.request_metrics import RequestMetrics
 
 NUM_NODES, CPUS_OF_NODE = 64, 64.0
 """Room for 1,000 jobs of four workers."""
+_PRINTING = threading.Lock()
 _WIDE = 1 << 20
 """The limits are those of one principal or address, and here all are one."""
 
@@ -49,7 +50,10 @@ class PlayedCluster(FakeCluster):
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
     ) -> None:
         super().start_supervisor(config, avoid_nodes=avoid_nodes, places=places)
-        print(json.dumps({"job": config.job_id, "attempt": config.attempt, "token": config.home.token}), flush=True)
+        assert config.home is not None
+        line = json.dumps({"job": config.job_id, "attempt": config.attempt, "token": config.home.token})
+        with _PRINTING:
+            print(line, flush=True)
 
 
 def main() -> None:
