@@ -1,6 +1,6 @@
 """Speed and memory of the control plane: a real `shoal serve` with control loop, SQLite and embedded Ray cluster.
 
-    python bench/api/main.py [--parts posts,lists,memory,scrape,page,streams,reports,polls,running] [--seconds 5]
+    python bench/api/main.py [--parts posts,lists,memory,scrape,page,streams,reports,polls,running,first] [--seconds 5]
         [--clients 8] [--pages 200] [--jobs 200] [--polls 1000] [--tree PATH]
 
 posts     submissions per second from several clients; the server commits each one before it answers
@@ -12,11 +12,12 @@ streams   200 open pages of one job that trains: from a worker's report to the l
 reports   200 jobs that report each second, with 1 and with 20 steps: CPU of the service, and 200 pages of one of them
 polls     1,000 long polls of supervisors: memory, CPU, and from a request to the supervisor that it is for
 running   `GET /metrics` while 200 jobs report each second
+first     from a submission to the first step
 
 For `scrape` and `page` the database is filled through the store, and the HTTP edge runs without a control loop, since
 1,000 jobs do not fit on one machine. For `reports`, `polls` and `running` the service is complete, but for Ray and the
-gateway: supervisors are played over HTTP. With `--tree` these three measure the service of another checkout. The last
-line is JSON.
+gateway: supervisors are played over HTTP. With `--tree` these three measure the service of another checkout; for the
+others name its packages in PYTHONPATH. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from typing import Any
 # Started as a script from any directory: the shared modules are found beside this folder.
 sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools"))
 
-from api import reads, requests, streams, supervisors
+from api import first_step, reads, requests, streams, supervisors
 from choices import some_of
 from measurements.machine import describe
 from shoal_server import serving
 
-PARTS = ("posts", "lists", "memory", "scrape", "page", "streams", "reports", "polls", "running")
+PARTS = ("posts", "lists", "memory", "scrape", "page", "streams", "reports", "polls", "running", "first")
 _POINTS = (1, 20)
 
 
@@ -54,6 +55,7 @@ def main() -> None:
         "polls": lambda folder: supervisors.measure_polls(
             folder, polls=arguments.polls, orders=20, tree=arguments.tree
         ),
+        "first": lambda folder: first_step.measure(folder, trials=arguments.trials),
         "running": lambda folder: supervisors.measure_running_scrape(folder, jobs=arguments.jobs, tree=arguments.tree),
     }
     machine = describe()
@@ -72,6 +74,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--pages", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=200)
+    parser.add_argument("--trials", type=int, default=5, help="of `first`")
     parser.add_argument("--polls", type=int, default=1000)
     parser.add_argument("--window", type=float, default=60.0, help="seconds of each part of `reports`")
     parser.add_argument("--tree", type=Path, help="the checkout whose service is measured; default: this one")

@@ -39,7 +39,7 @@ _EVERY_S = 1.0
 _WORKERS = 2
 _POLL_S = 20.0
 _SETTLE_S = 5.0
-_STARTS_S = 120.0
+_STARTS_S = 300.0
 _SCRAPES = 12
 _APART_S = 1.1
 """The service keeps what a scrape has read for a second, and each is to read anew."""

@@ -208,7 +208,7 @@ def _columns_of(change: _Written) -> tuple[str, ...]:
 @cache
 def _update(columns: tuple[str, ...]) -> Update:
     """Cached: to build a statement takes longer than to run it."""
-    values = {name: bindparam(name) for name in columns if name != _JOB_NUM}
+    values: dict[str, Any] = {name: bindparam(name) for name in columns if name != _JOB_NUM}
     return update(jobs).where(jobs.c.num == bindparam(_JOB_NUM)).values(values)
 
 

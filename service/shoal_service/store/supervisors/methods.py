@@ -206,8 +206,9 @@ def _take(tx: Connection, arrived: Mapping[int, Arrived], stored: list[_Stored])
         incoming[index] = report_items.Incoming(job, reports, one.now)
     if reported:
         tx.execute(_REPORTED, reported)
-    for one, result in zip(incoming.values(), report_items.apply_all(tx, [*incoming.values()]), strict=True):
-        stored.append(_Stored(one.job.id, one.reports, result.dropped, result.changed))
+    results = report_items.apply_all(tx, [*incoming.values()])
+    for applied, result in zip(incoming.values(), results, strict=True):
+        stored.append(_Stored(applied.job.id, applied.reports, result.dropped, result.changed))
     return outcomes
 
 
