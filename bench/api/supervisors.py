@@ -102,13 +102,12 @@ async def _reports(
 
 async def _polls(folder: Path, *, polls: int, orders: int, tree: Path | None) -> dict[str, Any]:
     async with _training(folder, polls, tree, is_polled=False) as service:
-        for one in service.supervisors:
-            await one.report_once(1)
+        # First and without a pause: one that has reported and is silent for 15 s is given another token.
+        reporting = [asyncio.create_task(one.signs_forever()) for one in service.supervisors]
+        await asyncio.sleep(_SETTLE_S)
         bare_mib = service.rss_mib()
         polling = [asyncio.create_task(one.poll_forever()) for one in service.supervisors]
         await asyncio.gather(*(one.polled.wait() for one in service.supervisors))
-        reporting = [asyncio.create_task(one.signs_forever()) for one in service.supervisors]
-        await asyncio.sleep(_SETTLE_S)
         rss_mib, before_s, begun_mono = service.rss_mib(), service.cpu_s(), time.monotonic()
         await asyncio.sleep(2 * _POLL_S)
         share = (service.cpu_s() - before_s) / (time.monotonic() - begun_mono)
@@ -213,6 +212,8 @@ class _Supervisor:
         await self._every_second(lambda: self.report_once(points))
 
     async def signs_forever(self) -> None:
+        await asyncio.sleep(self.offset_s)
+        await self.report_once(1)
         await self._every_second(self._sign)
 
     async def _every_second(self, send: Callable[[], Awaitable[None]]) -> None:
