@@ -109,7 +109,7 @@ def test_the_token_ends_with_the_attempt(store: Store, lease: Lease, running: Ca
     assert store.supervisor_links()[job_id, 2].life in (0, 1)
 
 
-def test_lives_rise_and_the_supervisor_before_is_told_who_follows_it(store: Store, running: Callable[[], str]) -> None:
+def test_lives_rise_and_the_supervisor_before_learns_who_follows_it(store: Store, running: Callable[[], str]) -> None:
     job_id = running()
     first, second, late = take(
         store, sent(job_id, None, life=1), sent(job_id, None, life=2), sent(job_id, reported(1, 1), life=1)

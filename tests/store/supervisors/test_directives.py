@@ -71,7 +71,7 @@ def test_the_next_holder_of_the_lease_goes_on_counting(store: Store, lease: Leas
         store.put_directive(job_id, 1, "{}", epoch=lease.epoch)
 
 
-def test_who_waits_for_a_directive_is_told_and_who_watches_the_job_is_not(
+def test_who_waits_for_a_directive_is_notified_and_who_watches_the_job_is_not(
     store: Store, lease: Lease, job_id: str
 ) -> None:
     waiting: list[str] = []
