@@ -51,7 +51,7 @@ bench: bench-overhead bench-proofs bench-api bench-start bench-forming bench-ref
 bench-overhead: setup ## Shoal against the same training loop under plain torchrun
 	@$(BIN)/python bench/overhead.py
 
-bench-api: setup ## control plane: requests per second, lists, memory, scrapes, pages, 200 open streams
+bench-api: setup ## control plane: requests per second, lists, memory, scrapes, pages, 200 open streams, 200 jobs that report, 1,000 long polls, first step (10 minutes)
 	@$(BIN)/python bench/api/main.py
 
 bench-reports: setup ## what a report of a supervisor costs the service: CPU, and the time until it is stored

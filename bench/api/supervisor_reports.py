@@ -1,15 +1,18 @@
 """What a report of a supervisor costs the service: CPU of the server's process, and the time until its receipt.
 
-    python bench/api/supervisor_reports.py [--jobs 20] [--reports 50]
+    python bench/api/supervisor_reports.py [--jobs 20] [--reports 50] [--every-s 0] [--tree PATH]
 
-A server process with the shipped edge and a store on SQLite; here one thread and one kept-alive connection per job,
-each of which reports once a second at most. Of this process only the threads' own time is not counted.
+A server process with the shipped edge and a store on SQLite; here one thread and one kept-alive connection per job.
+Each thread sends its next report `--every-s` after a receipt: with 0 the server is saturated, so that reports arrive
+together. The part `reports` of main.py has the service with everything, and reports at their own pace. `--tree`: the
+checkout whose service is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -61,6 +64,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--reports", type=int, default=50)
     parser.add_argument("--every-s", type=float, default=0.0)
+    parser.add_argument("--tree", type=Path)
     parser.add_argument("--serve")
     options = parser.parse_args()
     if options.serve:
@@ -76,8 +80,14 @@ def main() -> None:
         for job_id in ids:
             store.begin_attempt(job_id, workers=1, epoch=lease.epoch, now=now)
             store.keep_attempt_token(job_id, 1, f"shoal-attempt_{job_id}", epoch=lease.epoch)
+        tree = options.tree
+        sources = {"PYTHONPATH": ":".join(str(tree / name) for name in ("workers", "service", "api"))} if tree else {}
         child = subprocess.Popen(
-            [sys.executable, __file__, "--serve", url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, "--serve", url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **sources},
         )
         assert child.stdin is not None and child.stdout is not None
         address = child.stdout.readline().strip()

@@ -128,8 +128,8 @@ def test_the_allow_header_names_the_methods_of_all_routes_of_a_path(service: Any
     ],
 )
 def test_only_names_of_this_server_are_accepted_as_its_host(host: bytes, is_own: bool) -> None:
-    assert is_own_host(host, {"shoal.example.org"}) == is_own
-    assert is_own_host(host, {"*"})
+    assert is_own_host(host, frozenset({"shoal.example.org"})) == is_own
+    assert is_own_host(host, frozenset({"*"}))
 
 
 @pytest.mark.parametrize(

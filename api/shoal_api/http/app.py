@@ -178,6 +178,7 @@ def create_app(
         tokens.routes(context),
         audit.routes(context),
     )
+    app.router.routes.extend(attempts.direct_routes(context))
     shell = pages.routes(context)
     app.state.declarations = declarations((*routers, shell))
     for router in routers:

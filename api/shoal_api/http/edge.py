@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import time
 import uuid
-from collections.abc import Collection
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -91,7 +91,8 @@ class Edge:
             self._requests.observe(method, route, status, seconds)
 
 
-def is_own_host(header: bytes, allowed: Collection[str]) -> bool:
+@lru_cache(maxsize=1024)
+def is_own_host(header: bytes, allowed: frozenset[str]) -> bool:
     """Whether a Host header is of this server: an address (only names can be rebound), localhost, or one of the
     `allowed` names, in lower case; "*" allows every name. A missing header is no browser's."""
     if not header or "*" in allowed:

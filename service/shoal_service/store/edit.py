@@ -1,4 +1,5 @@
 """JobEdit: the change of one job in one transaction. Its row, events and log are written together, or not at all.
+`save_all` writes those of many jobs with few statements, since reports of many jobs arrive together.
 
 The log holds what the workers print, and one line per event, with stream `shoal` and without a worker: the log of a job
 that prints nothing tells what happens to it. The lines of one transaction are numbered in the order of their times.
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 from sqlalchemy import Connection, Update, bindparam, delete, insert, update
@@ -20,7 +23,6 @@ from shoal_service.core.downsampling import sample_is_due
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.catalogue import describe
 from shoal_service.core.events.job import JobStateChanged
-from shoal_service.core.goodput import Category
 from shoal_service.core.job_machine import ATTEMPT_STATES, JobStanding
 from shoal_service.core.lost_attempt import LostAttempt, after_end
 from shoal_service.reports import PendingEvent, PendingLog
@@ -146,6 +148,10 @@ class JobEdit:
 
     def save(self) -> bool:
         """Writes the changes; False: there were none."""
+        return save_all(self.connection, [self])[0]
+
+    def written(self) -> _Written | None:
+        """Writes new events and lines. What is left to write; None: nothing has changed. Called by `save_all`."""
         columns = dict(self._columns)
         if self.standing.state is not self.job.state:
             columns["state"] = self.standing.state.value
@@ -161,32 +167,50 @@ class JobEdit:
         if self._lines:
             columns["log_seq"] = _append_lines(self.connection, self.job.num, self.job.log_seq, self._lines)
         if not columns:
-            return False
-        columns |= self._sample(columns.get("granted_workers", self.job.granted_workers))
+            return None
+        sample = self._sample(columns.get("granted_workers", self.job.granted_workers))
+        if sample is not None:
+            columns["sampled_at"] = self.now
+            columns["sampled_productive"], columns["sampled_total"] = sample.booked
         columns["updated_at"] = self.now
-        self.connection.execute(_update(frozenset(columns)), {**columns, _JOB_NUM: self.job.num})
-        return True
+        return _Written({**columns, _JOB_NUM: self.job.num}, sample)
 
-    def _sample(self, granted: int) -> dict[str, float]:
-        """Takes a sample if one is due; the columns that say so."""
+    def _sample(self, granted: int) -> samples.Sample | None:
+        """None: it is not due."""
         job, status, state = self.job, self.status, self.standing.state
         changed = (state, granted, status.workers) != (job.state, job.granted_workers, job.status.workers)
         if not changed and not sample_is_due(job.sampled_at, job.created_at, self.now):
-            return {}
-        samples.take(self.connection, job.num, state=state, granted=granted, status=status, now=self.now)
-        goodput = status.goodput
-        total = goodput.total if goodput is not None else 0.0
-        productive = goodput.seconds.get(Category.PRODUCTIVE, 0.0) if goodput is not None else 0.0
-        if total > job.sampled_total:
-            added = {"productive": productive - job.sampled_productive, "total": total - job.sampled_total}
-            samples.add_to_cluster(self.connection, now=self.now, **added)
-        return {"sampled_at": self.now, "sampled_productive": productive, "sampled_total": total}
+            return None
+        before = samples.Booked(job.sampled_productive, job.sampled_total)
+        return samples.take(job.num, state=state, granted=granted, status=status, before=before, now=self.now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    columns: dict[str, Any]
+    sample: samples.Sample | None
+
+
+def save_all(connection: Connection, edits: Sequence[JobEdit]) -> list[bool]:
+    """Writes the changes of edits of different jobs: whether there were any in each. One statement for all that change
+    the same columns: most of the time of a statement goes into the statement, not into its rows."""
+    written = [edit.written() for edit in edits]
+    changes = [one for one in written if one is not None]
+    samples.store(connection, [one.sample for one in changes if one.sample is not None])
+    for columns, same in groupby(sorted(changes, key=_columns_of), key=_columns_of):
+        connection.execute(_update(columns), [one.columns for one in same])
+    return [one is not None for one in written]
+
+
+def _columns_of(change: _Written) -> tuple[str, ...]:
+    return tuple(sorted(change.columns))
 
 
 @cache
-def _update(columns: frozenset[str]) -> Update:
+def _update(columns: tuple[str, ...]) -> Update:
     """Cached: to build a statement takes longer than to run it."""
-    return update(jobs).where(jobs.c.num == bindparam(_JOB_NUM)).values({name: bindparam(name) for name in columns})
+    values: dict[str, Any] = {name: bindparam(name) for name in columns if name != _JOB_NUM}
+    return update(jobs).where(jobs.c.num == bindparam(_JOB_NUM)).values(values)
 
 
 def _append_lines(connection: Connection, job_num: int, log_seq: int, lines: Sequence[PendingLog]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,9 +87,17 @@ def load(connection: Connection, job_id: str, *, lock: bool = False) -> JobRecor
     return record_of(row)
 
 
+def load_all(connection: Connection, job_ids: Collection[str]) -> dict[str, JobRecord]:
+    """The rows of those of the jobs that exist, locked until the transaction ends, in the order of their ids."""
+    return {row.id: record_of(row) for row in connection.execute(_BY_IDS_LOCKED, {"job_ids": [*job_ids]})}
+
+
 _BY_ID = select(jobs).where(jobs.c.id == bindparam("job_id"))
 """Built once: to build the statement takes as long as to run it, and reports read a row each."""
 _BY_ID_LOCKED = _BY_ID.with_for_update()
+_BY_IDS_LOCKED = (
+    select(jobs).where(jobs.c.id.in_(bindparam("job_ids", expanding=True))).order_by(jobs.c.id).with_for_update()
+)
 
 
 def load_spec(connection: Connection, num: int, version: int) -> JobSpec:

@@ -1,4 +1,7 @@
-"""Stores the reports of a supervisor: one transaction, each item exactly once. Called by the methods of `Store`.
+"""Stores the reports of supervisors: one transaction, each item exactly once. Called by the methods of `Store`.
+
+Reports of many jobs arrive together. Their points and their jobs' rows, which every report has, are written with one
+statement for all of them; what few reports have is written for each.
 
 Reports of another attempt than the current one, or for a job without an attempt, are dropped as a whole. Reports that
 were stored before (their number is not above the stored one) only refresh status and workers. Nothing is decided here:
@@ -7,6 +10,8 @@ states follow from `core.job_machine`, retries from `core.endings`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -20,7 +25,7 @@ from shoal_service.core.quantities import count_text
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import nodes
 from shoal_service.store.database import upsert
-from shoal_service.store.edit import JobEdit
+from shoal_service.store.edit import JobEdit, save_all
 from shoal_service.store.ledgers import newest
 from shoal_service.store.lifecycle import code_versions, continuing
 from shoal_service.store.nodes import Suspicion
@@ -32,7 +37,7 @@ from shoal_service.store.sweeps.methods import PRUNED, why_pruned
 from shoal_service.store.tables import checkpoints, incidents, series
 from shoal_service.telemetry.metric import Exemplar
 from shoal_service.telemetry.step_times import StepTimes
-from shoal_service.views import CheckpointState, CheckpointView, IncidentView, SeriesPoint
+from shoal_service.views import CheckpointState, CheckpointView, IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.placing import ANY_CLUSTER
 
@@ -47,22 +52,49 @@ class DropReason(StrEnum):
     REFUSED_STATE = "refused_state"
 
 
-def apply(
-    connection: Connection, job_id: str, reports: SupervisorReports, *, now: float
-) -> tuple[list[DropReason], bool]:
-    """What was dropped, and whether anything changed. Raises JobNotFound."""
-    return apply_to(connection, load(connection, job_id, lock=True), reports, now=now)
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """What has arrived for a job."""
+
+    job: JobRecord
+    """Loaded and locked."""
+    reports: SupervisorReports
+    now: float
+
+    @property
+    def is_stale(self) -> bool:
+        return self.reports.attempt != self.job.attempt or self.job.state not in ATTEMPT_STATES
+
+    @property
+    def is_new(self) -> bool:
+        return self.reports.seq > self.job.pulled_seq
 
 
-def apply_to(
-    connection: Connection, job: JobRecord, reports: SupervisorReports, *, now: float
-) -> tuple[list[DropReason], bool]:
-    """The same for a job that is loaded and locked."""
-    if reports.attempt != job.attempt or job.state not in ATTEMPT_STATES:
-        return [DropReason.STALE_ATTEMPT], False
-    dropped: list[DropReason] = []
-    edit = JobEdit(connection, job, now)
-    if reports.seq > job.pulled_seq:
+@dataclass(slots=True)
+class Outcome:
+    dropped: list[DropReason]
+    changed: bool = False
+
+
+def apply(connection: Connection, job_id: str, reports: SupervisorReports, *, now: float) -> Outcome:
+    """Raises JobNotFound."""
+    return apply_all(connection, [Incoming(load(connection, job_id, lock=True), reports, now)])[0]
+
+
+def apply_all(connection: Connection, incoming: Sequence[Incoming]) -> list[Outcome]:
+    """Of different jobs. What comes of each, in their order."""
+    outcomes = [Outcome([DropReason.STALE_ATTEMPT] if one.is_stale else []) for one in incoming]
+    going_on = [(one, outcome) for one, outcome in zip(incoming, outcomes, strict=True) if not one.is_stale]
+    _store_series(connection, [one for one, _ in going_on if one.is_new])
+    edits = [_applied(connection, one, outcome.dropped) for one, outcome in going_on]
+    for (_, outcome), changed in zip(going_on, save_all(connection, edits), strict=True):
+        outcome.changed = changed
+    return outcomes
+
+
+def _applied(connection: Connection, one: Incoming, dropped: list[DropReason]) -> JobEdit:
+    edit, reports = JobEdit(connection, one.job, one.now), one.reports
+    if one.is_new:
         _store_items(edit, reports)
     elif reports.events or reports.incidents or reports.checkpoints or reports.series or reports.logs:
         dropped.append(DropReason.DUPLICATE)
@@ -70,7 +102,18 @@ def apply_to(
         dropped.append(DropReason.REFUSED_STATE)
     if reports.end is not None:
         _end_attempt(edit, reports.end)
-    return dropped, edit.save()
+    return edit
+
+
+def _store_series(connection: Connection, incoming: Sequence[Incoming]) -> None:
+    rows, extents = [], []
+    for one in incoming:
+        if points := one.reports.series:
+            rows += [rollups.row_of(point, job_num=one.job.num) for point in points]
+            steps = [point.step for point in points]
+            extents.append(rollups.Extent(one.job.num, min(steps), max(steps)))
+    upsert(connection, series, rows)
+    rollups.roll_up(connection, extents)
 
 
 def exemplars_of(job_id: str, reports: SupervisorReports) -> dict[IncidentCause, Exemplar]:
@@ -90,16 +133,13 @@ def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
     for event in reports.events:
         edit.add_event(event)
         code_versions.follow(edit, event)
-    of_attempt = [_with_findings(connection, job.num, reports.attempt, incident) for incident in reports.incidents]
-    upsert(connection, incidents, [_incident_row(job.num, incident) for incident in of_attempt])
+    if reports.incidents:
+        of_attempt = [_with_findings(connection, job.num, reports.attempt, incident) for incident in reports.incidents]
+        upsert(connection, incidents, [_incident_row(job.num, incident) for incident in of_attempt])
     saved = [_with_history(connection, job.num, checkpoint) for checkpoint in reports.checkpoints]
     upsert(connection, checkpoints, [_checkpoint_row(job.num, checkpoint) for checkpoint in saved])
     if any(one.state is CheckpointState.COMMITTED for one in saved):
         edit.set(**continuing.RELEASED)
-    upsert(connection, series, [_series_row(job.num, point) for point in reports.series])
-    if reports.series:
-        steps = [point.step for point in reports.series]
-        rollups.roll_up(connection, job.num, min(steps), max(steps))
     if times_s := [point.step_s for point in reports.series if point.val_loss is None]:  # else it repeats its step
         edit.set(step_times=StepTimes.read(job.step_times).add(times_s).text())
     if reports.suspects:
@@ -267,7 +307,3 @@ def _checkpoint_row(job_num: int, checkpoint: CheckpointView) -> dict[str, Any]:
         "committed_at": checkpoint.committed_at,
         "document": checkpoint.model_dump_json(),
     }
-
-
-def _series_row(job_num: int, point: SeriesPoint) -> dict[str, Any]:
-    return {"job_num": job_num, **{name: rollups.storable(value) for name, value in point.model_dump().items()}}

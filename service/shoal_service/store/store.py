@@ -320,8 +320,8 @@ class Store(
         counts what is stale or impossible."""
         with self._database.write() as tx:
             leases.hold(tx, epoch)
-            dropped, changed = report_items.apply(tx, job_id, reports, now=now)
-        self._note_stored(job_id, reports, dropped, changed=changed)
+            outcome = report_items.apply(tx, job_id, reports, now=now)
+        self._note_stored(job_id, reports, outcome.dropped, changed=outcome.changed)
 
     def _note_stored(
         self, job_id: str, reports: SupervisorReports, dropped: Sequence[DropReason], *, changed: bool

@@ -1,15 +1,24 @@
 """Routes that the supervisor of an attempt dials: its reports, and the directives for it. They take the token of the
 attempt, and no other one.
+
+Each running attempt asks them every second, so `direct_routes` answers what supervisors really send, at a third of the
+cost: the token is that of the attempt in the path, and the query is as they write it. Every other request, and what is
+wrong with it, is for the routes of FastAPI, which are also those of the OpenAPI document.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import ValidationError
 from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
+from shoal_api.http.access.authentication import ATTEMPT
 from shoal_api.http.access.needs import OF_ATTEMPT, caller_of
 from shoal_api.http.context import MAX_SEQ, Context, JobId
 from shoal_api.http.documents import JSON_TYPES, read_at_most, require_media_type
@@ -17,7 +26,7 @@ from shoal_api.http.edge import OPEN_ENDED, POLL
 from shoal_api.http.long_poll import while_connected
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
-from shoal_service.home import MAX_WAIT_S, DirectiveAnswer, HomeReport, ReportReceipt
+from shoal_service.home import MAX_WAIT_S, AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
 
 MAX_REPORT_BYTES = 32 << 20
 """A report has at most 5,000 items of a kind."""
@@ -30,8 +39,13 @@ _BODY = {
 Attempt = Annotated[int, Path(ge=1, le=2**31 - 1, description="Number of the attempt.")]
 
 
+_PREFIX = "/v1/jobs/{job_id}/attempts/{attempt}"
+_AS_SENT = re.compile(rb"after=([0-9]{1,18})&wait_s=([0-9]{1,3}(?:\.[0-9]{1,6})?)")
+"""The query of a supervisor's long poll."""
+
+
 def routes(context: Context) -> APIRouter:
-    router = APIRouter(prefix="/v1/jobs/{job_id}/attempts/{attempt}", tags=["supervisors"])
+    router = APIRouter(prefix=_PREFIX, tags=["supervisors"])
 
     @router.post(
         "/reports",
@@ -43,15 +57,7 @@ def routes(context: Context) -> APIRouter:
     async def take_report(request: Request, job_id: JobId, attempt: Attempt) -> Response:
         """Sent by supervisors, whose release is that of the service or the one before. The receipt says which items are
         stored; 409: the attempt has a later supervisor."""
-        require_media_type(request, JSON_TYPES)
-        raw = await read_at_most(request, MAX_REPORT_BYTES)
-        try:
-            report = HomeReport.model_validate_json(raw, extra="ignore")
-        except ValidationError as error:
-            words = str(error.errors(include_url=False, include_input=False)[0])[:500]
-            raise ProblemError(Kind.BAD_DOCUMENT, f"The report is not valid: {words}") from None
-        receipt = await context.reception.report(caller_of(request), report)
-        return Response(receipt.model_dump_json(), media_type="application/json")
+        return await _take_report(context, request)
 
     @router.get(
         "/directive",
@@ -69,9 +75,80 @@ def routes(context: Context) -> APIRouter:
         ] = 0.0,
     ) -> Response:
         """Long poll of supervisors: answers at once if the newest directive has another number than `after`."""
-        request.scope[OPEN_ENDED] = POLL
-        found = await while_connected(request, context.reception.directive(caller_of(request), after, wait_s))
-        answer = found or DirectiveAnswer(number=after)
-        return Response(answer.model_dump_json(), media_type="application/json")
+        return await _directive(context, request, after, wait_s)
 
     return router
+
+
+def direct_routes(context: Context) -> tuple[Route, ...]:
+    """To be tried before all others."""
+
+    async def take_report(request: Request) -> Response:
+        return await _take_report(context, request)
+
+    async def directive(request: Request) -> Response:
+        after, wait_s = request.path_params["asked"]
+        return await _directive(context, request, after, wait_s)
+
+    return (
+        _Direct("POST", "/reports", take_report, _no_query),
+        _Direct("GET", "/directive", directive, _asked),
+    )
+
+
+class _Direct(Route):
+    """Matches if the request shows the token of the attempt in its path, and its query can be read."""
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        endpoint: Callable[[Request], Awaitable[Response]],
+        read: Callable[[bytes], tuple[int, float] | None],
+    ) -> None:
+        super().__init__(f"{_PREFIX}{path}", endpoint, methods=[method], include_in_schema=False)
+        self._method = method
+        self._end = path
+        self._read = read
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        caller: AttemptCaller | None = scope.get(ATTEMPT)
+        if caller is None or scope["method"] != self._method:
+            return Match.NONE, {}
+        if scope["path"] != f"/v1/jobs/{caller.job_id}/attempts/{caller.attempt}{self._end}":
+            return Match.NONE, {}
+        asked = self._read(scope["query_string"])
+        if asked is None:
+            return Match.NONE, {}
+        return Match.FULL, {"endpoint": self.endpoint, "path_params": {"asked": asked}, "route": self}
+
+
+def _no_query(query: bytes) -> tuple[int, float] | None:
+    return None if query else (0, 0.0)
+
+
+def _asked(query: bytes) -> tuple[int, float] | None:
+    """`after` and `wait_s`; None: they are not as a supervisor writes them."""
+    found = _AS_SENT.fullmatch(query)
+    if found is None or float(found[2]) > MAX_WAIT_S:
+        return None
+    return int(found[1]), float(found[2])
+
+
+async def _take_report(context: Context, request: Request) -> Response:
+    require_media_type(request, JSON_TYPES)
+    raw = await read_at_most(request, MAX_REPORT_BYTES)
+    try:
+        report = HomeReport.model_validate_json(raw, extra="ignore")
+    except ValidationError as error:
+        words = str(error.errors(include_url=False, include_input=False)[0])[:500]
+        raise ProblemError(Kind.BAD_DOCUMENT, f"The report is not valid: {words}") from None
+    receipt = await context.reception.report(caller_of(request), report)
+    return Response(receipt.model_dump_json(), media_type=JSON_TYPES[0])
+
+
+async def _directive(context: Context, request: Request, after: int, wait_s: float) -> Response:
+    request.scope[OPEN_ENDED] = POLL
+    found = await while_connected(request, context.reception.directive(caller_of(request), after, wait_s))
+    answer = found or DirectiveAnswer(number=after)
+    return Response(answer.model_dump_json(), media_type=JSON_TYPES[0])

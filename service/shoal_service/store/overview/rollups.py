@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from sqlalchemy import Column, ColumnElement, Connection, bindparam, func, select
 
 from shoal_service.core.downsampling import bucket_steps, downsample
 from shoal_service.store.database import upsert
-from shoal_service.store.tables import series, series_rollups
+from shoal_service.store.tables import jobs, series, series_rollups
 from shoal_service.views import SeriesPoint
 
 _FACTOR = 8
@@ -51,17 +51,41 @@ _ROLLED = select(*(series_rollups.c[name] for name in _VALUES))
 _NEWEST_BUCKET = select(func.max(series_rollups.c.bucket)).where(
     series_rollups.c.job_num == bindparam("of_job"), series_rollups.c.width == bindparam("of_width")
 )
+_NEWEST_BUCKETS = select(
+    jobs.c.num,
+    select(func.max(series_rollups.c.bucket))
+    .where(series_rollups.c.job_num == jobs.c.num, series_rollups.c.width == bindparam("of_width"))
+    .scalar_subquery()
+    .label("bucket"),
+).where(jobs.c.num.in_(bindparam("of_jobs", expanding=True)))
+"""Each by a query of its own, for which an index has the answer at its end."""
 
 
-def roll_up(connection: Connection, job_num: int, first_step: int, last_step: int) -> None:
-    """After the steps from `first_step` to `last_step` were stored: writes each bucket that they complete, and those
-    that are missing before."""
+class Extent(NamedTuple):
+    """Steps of a job that were stored just now, without a gap."""
+
+    job_num: int
+    first_step: int
+    last_step: int
+
+
+def roll_up(connection: Connection, stored: Sequence[Extent]) -> None:
+    """After steps of different jobs were stored: writes each bucket that they complete, and those that are missing
+    before."""
     for width in WIDTHS:
-        if last_step // width <= (first_step - 1) // width:
-            return  # no bucket of this width ends here, so none of a larger one does
-        known = connection.execute(_NEWEST_BUCKET, {"of_job": job_num, "of_width": width}).scalar_one()
-        begin = min((first_step - 1) // width, 0 if known is None else known + 1)
-        _write(connection, job_num, width, begin, last_step // width)
+        # if no bucket of this width ends here, none of a larger one does
+        stored = [one for one in stored if one.last_step // width > (one.first_step - 1) // width]
+        if not stored:
+            return
+        of_jobs = [one.job_num for one in stored]
+        found = connection.execute(_NEWEST_BUCKETS, {"of_jobs": of_jobs, "of_width": width})
+        known: dict[int, int | None] = {row.num: row.bucket for row in found}
+        rows: list[dict[str, Any]] = []
+        for one in stored:
+            newest = known[one.job_num]
+            begin = min((one.first_step - 1) // width, 0 if newest is None else newest + 1)
+            rows += _buckets(connection, one.job_num, width, begin, one.last_step // width)
+        upsert(connection, series_rollups, rows)
 
 
 def read(
@@ -132,29 +156,42 @@ def _pyramid(connection: Connection, job_num: int, first: int, last: int, coarse
         yield point_of(row)
 
 
-def _write(connection: Connection, job_num: int, width: int, begin: int, end: int) -> None:
-    """Buckets [begin, end) of one level, from the level below."""
+def _buckets(connection: Connection, job_num: int, width: int, begin: int, end: int) -> Iterator[dict[str, Any]]:
+    """Rows of the buckets [begin, end) of one level, from the level below."""
     points = _below(connection, job_num, width, begin, end)
-    rows: list[dict[str, Any]] = []
     for point in downsample(points, first_step=begin * width + 1, width=width):
-        values = {name: storable(value) for name, value in point.model_dump(include=set(_VALUES)).items()}
-        rows.append({"job_num": job_num, "width": width, "bucket": (point.step - 1) // width, **values})
-    upsert(connection, series_rollups, rows)
+        yield row_of(point, job_num=job_num, width=width, bucket=(point.step - 1) // width)
+
+
+_POINTS_BETWEEN = (
+    _POINTS.where(
+        series.c.job_num == bindparam("of_job"),
+        series.c.step > bindparam("after_step"),
+        series.c.step <= bindparam("until_step"),
+    )
+    .order_by(series.c.step)
+    .execution_options(yield_per=_ROWS_AT_ONCE)
+)
+_ROLLED_BETWEEN = (
+    _ROLLED.where(
+        series_rollups.c.job_num == bindparam("of_job"),
+        series_rollups.c.width == bindparam("of_width"),
+        series_rollups.c.bucket >= bindparam("from_bucket"),
+        series_rollups.c.bucket < bindparam("to_bucket"),
+    )
+    .order_by(series_rollups.c.bucket)
+    .execution_options(yield_per=_ROWS_AT_ONCE)
+)
 
 
 def _below(connection: Connection, job_num: int, width: int, begin: int, end: int) -> Iterable[SeriesPoint]:
     if width == _FACTOR:
-        query = _POINTS.where(
-            series.c.job_num == job_num, series.c.step > begin * width, series.c.step <= end * width
-        ).order_by(series.c.step)
+        between = {"of_job": job_num, "after_step": begin * width, "until_step": end * width}
+        found = connection.execute(_POINTS_BETWEEN, between)
     else:
-        query = _ROLLED.where(
-            series_rollups.c.job_num == job_num,
-            series_rollups.c.width == width // _FACTOR,
-            series_rollups.c.bucket >= begin * _FACTOR,
-            series_rollups.c.bucket < end * _FACTOR,
-        ).order_by(series_rollups.c.bucket)
-    return (point_of(row) for row in connection.execute(query.execution_options(yield_per=_ROWS_AT_ONCE)))
+        buckets = {"from_bucket": begin * _FACTOR, "to_bucket": end * _FACTOR}
+        found = connection.execute(_ROLLED_BETWEEN, {"of_job": job_num, "of_width": width // _FACTOR, **buckets})
+    return map(point_of, found)
 
 
 def point_of(row: Any) -> SeriesPoint:
@@ -175,8 +212,29 @@ def point_of(row: Any) -> SeriesPoint:
     )
 
 
-def storable(value: Any) -> Any:
-    """A field of a point as its column holds it: NULL for NaN and for no metrics, else metrics as JSON."""
-    if isinstance(value, dict):
-        return json.dumps(value, separators=(",", ":")) if value else None
-    return None if isinstance(value, float) and math.isnan(value) else value
+def row_of(point: SeriesPoint, **key: int) -> dict[str, Any]:
+    """Of a point, or a mean of points, with the key of its table: NULL for NaN and for no metrics, else metrics as
+    JSON."""
+    return {
+        **key,
+        "step": point.step,
+        "at": _storable(point.at),
+        "loss": _storable(point.loss),
+        "grad_norm": _storable(point.grad_norm),
+        "lr": _storable(point.lr),
+        "tokens_per_s": _storable(point.tokens_per_s),
+        "step_s": _storable(point.step_s),
+        "world_size": point.world_size,
+        "generation": point.generation,
+        "val_loss": _storable(point.val_loss),
+        "metrics": _json(point.metrics) if point.metrics else None,
+        "val_metrics": _json(point.val_metrics) if point.val_metrics else None,
+    }
+
+
+def _storable(value: float | None) -> float | None:
+    return None if value is not None and math.isnan(value) else value
+
+
+def _json(metrics: dict[str, float]) -> str:
+    return json.dumps(metrics, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Samples of a job's accounts, and the cluster's goodput by ten minutes. Written by `JobEdit.save`, in its transaction.
+"""Samples of a job's accounts, and the cluster's goodput by ten minutes. Written by `edit.save_all`.
 
 The cluster's goodput is a running sum: each sample adds what its job has booked since its sample before. So it costs
 nothing to read, with any number of jobs.
@@ -7,7 +7,9 @@ nothing to read, with any number of jobs.
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select
 
@@ -16,7 +18,7 @@ from shoal_service.core.goodput import Category
 from shoal_service.overview_views import ClusterGoodput, SampleColumns
 from shoal_service.store.database import insert, upsert
 from shoal_service.store.tables import fleet_goodput, job_samples, job_specs
-from shoal_service.views import Goodput, JobStatus
+from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 
 _MAX_SAMPLES = 250
@@ -24,9 +26,25 @@ _MAX_SAMPLES = 250
 _DAY_S = 86_400.0
 
 
-def take(connection: Connection, job_num: int, *, state: JobState, granted: int, status: JobStatus, now: float) -> None:
-    """Stores a sample; one at the same time is replaced."""
-    seconds = {name.value: round(amount, 3) for name, amount in _seconds(status.goodput).items() if amount}
+class Booked(NamedTuple):
+    """Worker-seconds of a job."""
+
+    productive: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    row: dict[str, Any]
+    booked: Booked
+    before: Booked
+    """At the job's sample before."""
+
+
+def take(job_num: int, *, state: JobState, granted: int, status: JobStatus, before: Booked, now: float) -> Sample:
+    goodput = status.goodput
+    seconds = goodput.seconds if goodput is not None else {}
+    shown = {name.value: round(amount, 3) for name, amount in seconds.items() if amount}
     row = {
         "job_num": job_num,
         "at": now,
@@ -34,23 +52,35 @@ def take(connection: Connection, job_num: int, *, state: JobState, granted: int,
         "step": status.step,
         "granted": granted,
         "workers": status.workers,
-        "seconds": json.dumps(seconds, separators=(",", ":")),
+        "seconds": json.dumps(shown, separators=(",", ":")),
     }
-    upsert(connection, job_samples, [row])
+    total = goodput.total if goodput is not None else 0.0
+    return Sample(row, Booked(seconds.get(Category.PRODUCTIVE, 0.0), total), before)
 
 
-def add_to_cluster(connection: Connection, *, productive: float, total: float, now: float) -> None:
-    """What a job has booked since its sample before."""
-    statement = insert(connection, fleet_goodput).values(bin_at=bin_of(now), productive=productive, total=total)
-    connection.execute(
-        statement.on_conflict_do_update(
-            index_elements=["bin_at"],
-            set_={
-                "productive": fleet_goodput.c.productive + statement.excluded.productive,
-                "total": fleet_goodput.c.total + statement.excluded.total,
-            },
+def store(connection: Connection, taken: Sequence[Sample]) -> None:
+    """Of different jobs. One at the same time as a job's sample before replaces it."""
+    upsert(connection, job_samples, [one.row for one in taken])
+    added: dict[float, Booked] = {}
+    for one in taken:
+        if one.booked.total > one.before.total:
+            bin_at = bin_of(one.row["at"])
+            sums = added.get(bin_at, Booked(0.0, 0.0))
+            added[bin_at] = Booked(
+                sums.productive + one.booked.productive - one.before.productive,
+                sums.total + one.booked.total - one.before.total,
+            )
+    for bin_at, more in added.items():
+        statement = insert(connection, fleet_goodput).values(bin_at=bin_at, **more._asdict())
+        connection.execute(
+            statement.on_conflict_do_update(
+                index_elements=["bin_at"],
+                set_={
+                    "productive": fleet_goodput.c.productive + statement.excluded.productive,
+                    "total": fleet_goodput.c.total + statement.excluded.total,
+                },
+            )
         )
-    )
 
 
 def cluster_goodput(connection: Connection) -> tuple[ClusterGoodput, ...]:
@@ -120,7 +150,3 @@ def _wanted(connection: Connection, job_num: int) -> list[tuple[float, int]]:
 def _at(wanted: list[tuple[float, int]], at: float) -> int:
     """If the wall clock was set back, the first version holds."""
     return next((number for since, number in reversed(wanted) if since <= at), wanted[0][1])
-
-
-def _seconds(goodput: Goodput | None) -> dict[Category, float]:
-    return goodput.seconds if goodput is not None else {}

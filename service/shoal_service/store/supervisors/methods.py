@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from sqlalchemy import Connection, and_, bindparam, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, select, update
 
 from shoal_service.core.access.tokens import hash_of
 from shoal_service.core.job_machine import ATTEMPT_STATES
@@ -19,9 +19,9 @@ from shoal_service.reports import StacksAnswer, SupervisorReports
 from shoal_service.store import lease as leases
 from shoal_service.store import reports as report_items
 from shoal_service.store.database import Database, upsert
-from shoal_service.store.errors import AttemptTokenRefused, JobNotFound, SupervisorReplaced
+from shoal_service.store.errors import AttemptTokenRefused, SupervisorReplaced
 from shoal_service.store.hub import Hub
-from shoal_service.store.records import JobRecord, load
+from shoal_service.store.records import JobRecord, load, load_all
 from shoal_service.store.reports import DropReason
 from shoal_service.store.supervisors.tables import attempt_tokens, directives
 from shoal_service.store.tables import jobs
@@ -105,14 +105,19 @@ class SupervisorMethods:
         """Stores each item of these reports exactly once, in one transaction: all or, if it raises, none. What comes of
         each, in their order. PostgreSQL locks the rows of the jobs in the order of their ids.
 
+        It takes few statements, however many the reports are: most of the time of a statement goes into the statement,
+        not into its rows.
+
         A report whose `after` is below what is stored repeats items, and is not stored: its receipt says from where
         the supervisor has to go on.
         """
         stored: list[_Stored] = []
         outcomes: dict[int, Outcome] = {}
+        left = dict(enumerate(arrived))
         with self._database.write() as tx:
-            for index, one in sorted(enumerate(arrived), key=lambda pair: pair[1].caller.job_id):
-                outcomes[index] = _take(tx, one, stored)
+            while left:  # once, unless two are of one job: then each of them sees what the one before has changed
+                first = {one.caller.job_id: index for index, one in reversed(left.items())}
+                outcomes |= _take(tx, {index: left.pop(index) for index in first.values()}, stored)
         for each in stored:
             self._note_stored(each.job_id, each.reports, each.dropped, changed=each.changed)
         return [outcomes[index] for index in range(len(arrived))]
@@ -155,10 +160,9 @@ class SupervisorMethods:
         return StoredDirective(row.number, row.body) if row.number is not None else None
 
     def directive_numbers(self, job_ids: Collection[str]) -> Mapping[str, int]:
-        """Of the newest directive of each of these jobs that has one."""
-        query = select(jobs.c.id, directives.c.number).join(directives, directives.c.job_num == jobs.c.num)
+        """Of the newest directive of each of these jobs that has one, and an attempt that goes on."""
         with self._database.read() as tx:
-            return {row.id: row.number for row in tx.execute(query) if row.id in job_ids}
+            return {row.id: row.number for row in tx.execute(_DIRECTIVE_NUMBERS) if row.id in job_ids}
 
     def stacks_answer(self, job_id: str, attempt: int, number: int) -> StacksAnswer | None:
         """The answer to this request; None: it is not there yet."""
@@ -171,34 +175,56 @@ class SupervisorMethods:
         return answer if answer.number == number else None
 
 
-def _take(tx: Connection, one: Arrived, stored: list[_Stored]) -> Outcome:
-    caller, report = one.caller, one.report
-    refused = AttemptTokenRefused(caller.job_id, caller.attempt)
-    try:
-        job = load(tx, caller.job_id, lock=True)
-    except JobNotFound:
-        return refused
-    row = tx.execute(_TOKEN_OF_JOB, {"job_num": job.num}).one_or_none()
-    if row is None or not _goes_on(job, caller.attempt) or (row.attempt, row.hash) != (job.attempt, caller.token_hash):
-        return refused
-    if report.life < row.life:
-        return SupervisorReplaced(report.life, row.life)
-    tx.execute(_REPORTED, {"of_job": job.num, "of_life": report.life, "at": one.now})
-    reports = report.reports
-    if reports is None:
-        return ReportReceipt(acknowledged=job.pulled_seq)
-    if reports.attempt != caller.attempt:
-        return refused
-    if report.after < job.pulled_seq:
-        unstored = reports.model_copy(update={"end": None, "stacks": None})
-        stored.append(_Stored(job.id, unstored, [DropReason.DUPLICATE], changed=False))
-        return ReportReceipt(acknowledged=job.pulled_seq)
-    if reports.stacks is not None:
-        values = {"of_job": job.num, "answer": reports.stacks.model_dump_json()}
-        tx.execute(_ANSWERED, values)
-    dropped, changed = report_items.apply_to(tx, job, reports, now=one.now)
-    stored.append(_Stored(job.id, reports, dropped, changed))
-    return ReportReceipt(acknowledged=max(reports.seq, job.pulled_seq), released=reports.end is not None)
+def _take(tx: Connection, arrived: Mapping[int, Arrived], stored: list[_Stored]) -> dict[int, Outcome]:
+    """Of different jobs."""
+    outcomes: dict[int, Outcome] = {}
+    incoming: dict[int, report_items.Incoming] = {}
+    known = load_all(tx, [one.caller.job_id for one in arrived.values()])
+    # After the rows of the jobs are locked: a token that was made meanwhile is seen.
+    rows = tx.execute(_TOKENS_OF_JOBS, {"job_nums": [job.num for job in known.values()]})
+    tokens = {row.job_num: row for row in rows}
+    reported: list[dict[str, Any]] = []
+    for index, one in arrived.items():
+        job = known.get(one.caller.job_id)
+        outcome = _verdict(job, tokens.get(job.num) if job is not None else None, one)
+        if outcome is not None:
+            outcomes[index] = outcome
+            continue
+        assert job is not None
+        reported.append({"of_job": job.num, "of_life": one.report.life, "at": one.now})
+        reports = one.report.reports
+        if reports is None or one.report.after < job.pulled_seq:
+            outcomes[index] = ReportReceipt(acknowledged=job.pulled_seq)
+            if reports is not None:
+                unstored = reports.model_copy(update={"end": None, "stacks": None})
+                stored.append(_Stored(job.id, unstored, [DropReason.DUPLICATE], changed=False))
+            continue
+        if reports.stacks is not None:
+            values = {"of_job": job.num, "answer": reports.stacks.model_dump_json()}
+            tx.execute(_ANSWERED, values)
+        outcomes[index] = ReportReceipt(acknowledged=max(reports.seq, job.pulled_seq), released=reports.end is not None)
+        incoming[index] = report_items.Incoming(job, reports, one.now)
+    if reported:
+        tx.execute(_REPORTED, reported)
+    results = report_items.apply_all(tx, [*incoming.values()])
+    for applied, result in zip(incoming.values(), results, strict=True):
+        stored.append(_Stored(applied.job.id, applied.reports, result.dropped, result.changed))
+    return outcomes
+
+
+def _verdict(job: JobRecord | None, token: Row[Any] | None, one: Arrived) -> Outcome | None:
+    """Why a report is refused; None: it is not."""
+    caller, reports = one.caller, one.report.reports
+    is_own = (
+        job is not None
+        and token is not None
+        and _goes_on(job, caller.attempt)
+        and (token.attempt, token.hash) == (job.attempt, caller.token_hash)
+    )
+    if not is_own or (reports is not None and reports.attempt != caller.attempt):
+        return AttemptTokenRefused(caller.job_id, caller.attempt)
+    assert token is not None
+    return SupervisorReplaced(one.report.life, token.life) if one.report.life < token.life else None
 
 
 def _goes_on(job: JobRecord, attempt: int) -> bool:
@@ -211,7 +237,7 @@ _OF_TOKEN = (
     .join(attempt_tokens, and_(attempt_tokens.c.job_num == jobs.c.num, attempt_tokens.c.attempt == jobs.c.attempt))
     .where(attempt_tokens.c.hash == bindparam("hash"), jobs.c.state.in_(_STATES))
 )
-_TOKEN_OF_JOB = select(attempt_tokens).where(attempt_tokens.c.job_num == bindparam("job_num"))
+_TOKENS_OF_JOBS = select(attempt_tokens).where(attempt_tokens.c.job_num.in_(bindparam("job_nums", expanding=True)))
 _REPORTED = (
     update(attempt_tokens)
     .where(attempt_tokens.c.job_num == bindparam("of_job"))
@@ -220,6 +246,11 @@ _REPORTED = (
 _LINKS = (
     select(jobs.c.id, jobs.c.attempt, attempt_tokens.c.life, attempt_tokens.c.reported_at)
     .outerjoin(attempt_tokens, and_(attempt_tokens.c.job_num == jobs.c.num, attempt_tokens.c.attempt == jobs.c.attempt))
+    .where(jobs.c.state.in_(_STATES))
+)
+_DIRECTIVE_NUMBERS = (
+    select(jobs.c.id, directives.c.number)
+    .join(directives, directives.c.job_num == jobs.c.num)
     .where(jobs.c.state.in_(_STATES))
 )
 _DIRECTIVE_OF_JOB = select(directives).where(directives.c.job_num == bindparam("job_num"))

@@ -1,0 +1,112 @@
+"""`shoal serve` with control loop, drivers, REST edge and metrics over a played cluster: nothing runs in it.
+
+    python bench/api/played_service.py DATABASE_URL STATE_DIR
+
+It prints its port, and a line of JSON for each supervisor that it starts: job, attempt and token. Who reads them plays
+the supervisors over HTTP. So the service does all that it does for so many jobs, and no Ray competes for the processor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+# A process of its own, so that its CPU is counted alone. The packages are those of PYTHONPATH, if it names some.
+sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests"))
+
+from doubles.fake_cluster import FakeCluster
+from shoal_api.http.access.limits import Limits
+from shoal_api.http.app import create_app
+from shoal_api.http.serving.listener import ConnectionLimits
+from shoal_api.http.serving.server import Wire, make_server
+from shoal_service.clock import SystemClock
+from shoal_service.collector import spare_what_exists
+from shoal_service.control.config import ControlConfig
+from shoal_service.control.control_loop import ControlLoop
+from shoal_service.control.profile_store import planning_profile
+from shoal_service.core.nodes import Node
+from shoal_service.store import Store
+from shoal_service.supervisor.config import SupervisorConfig
+from shoal_service.telemetry.exposition import Exposition, Sources
+from shoal_service.telemetry.pass_times import PassTimes
+from shoal_service.telemetry.request_metrics import RequestMetrics
+
+NUM_NODES, CPUS_OF_NODE = 64, 64.0
+"""Room for 1,000 jobs of four workers."""
+_PRINTING = threading.Lock()
+_WIDE = 1 << 20
+"""The limits are those of one principal or address, and here all are one."""
+
+
+class PlayedCluster(FakeCluster):
+    """Its supervisors are played by who reads this process's output."""
+
+    def start_supervisor(
+        self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
+    ) -> None:
+        super().start_supervisor(config, avoid_nodes=avoid_nodes, places=places)
+        assert config.home is not None
+        line = json.dumps({"job": config.job_id, "attempt": config.attempt, "token": config.home.token})
+        with _PRINTING:
+            print(line, flush=True)
+
+
+def main() -> None:
+    url, state_dir = sys.argv[1], Path(sys.argv[2])
+    nodes = tuple(
+        Node(node_id=f"n{number}", ip="10.0.0.1", alive=True, cpus=CPUS_OF_NODE, gpus=0.0, memory_gib=256.0)
+        for number in range(NUM_NODES)
+    )
+    store, cluster = Store.open(url), PlayedCluster(nodes)
+    config = ControlConfig(owner="bench", lease_ttl_s=9.0, checkpoint_url=str(state_dir / "checkpoints"))
+    requests, passes = RequestMetrics(), PassTimes()
+    control = ControlLoop(store, cluster, SystemClock(), config, times=passes)
+    sources = Sources(
+        store=store,
+        owner=config.owner,
+        requests=requests,
+        passes=passes,
+        cluster=control.snapshot,
+        profile_of=lambda spec: planning_profile(spec, ()),
+        state_dir=state_dir,
+    )
+    app = create_app(
+        store=store,
+        cluster=control,
+        scrape=Exposition(sources).render,
+        version="bench",
+        requests=requests,
+        limits=Limits(streams=_WIDE, requests_per_s=_WIDE, requests_at_once=_WIDE),
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    wire = Wire(connections=ConnectionLimits(of_address=_WIDE, in_all=_WIDE))
+    server = make_server(app, host="127.0.0.1", port=port, wire=wire)
+    print(port, flush=True)
+    spare_what_exists()  # as `shoal serve` does
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=_when_input_ends, args=(lambda: loop.call_soon_threadsafe(stop.set),)).start()
+        acting = asyncio.create_task(control.run(stop))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        await stop.wait()
+        server.should_exit = True
+        await asyncio.gather(acting, serving)
+
+    asyncio.run(serve())
+
+
+def _when_input_ends(then) -> None:  # type: ignore[no-untyped-def]
+    sys.stdin.read()
+    then()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Reports of supervisors as they arrive at the service, with the job's id as the token of its attempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal_service.core.access.tokens import hash_of
+from shoal_service.home import AttemptCaller, HomeReport
+from shoal_service.reports import SupervisorReports
+from shoal_service.store import Store
+from shoal_service.store.supervisors.methods import Arrived
+from shoal_service.views import JobStatus, SeriesPoint
+from shoal_workers.contract.job import JobState
+
+
+def point(step: int) -> SeriesPoint:
+    fixed = {"at": 1.0, "grad_norm": 1.0, "lr": 0.1, "tokens_per_s": 1.0, "step_s": 1.0}
+    return SeriesPoint(step=step, loss=float(step), world_size=1, generation=1, **fixed)
+
+
+def reported(seq: int, *steps: int, attempt: int = 1, **parts: Any) -> SupervisorReports:
+    status = JobStatus(state=JobState.RUNNING, step=max(steps, default=0), **parts.pop("status", {}))
+    return SupervisorReports(attempt=attempt, seq=seq, series=tuple(map(point, steps)), status=status, **parts)
+
+
+def sent(
+    job_id: str,
+    reports: SupervisorReports | None,
+    *,
+    after: int = 0,
+    token: str = "",
+    attempt: int = 1,
+    life: int = 1,
+    now: float = 20.0,
+) -> Arrived:
+    caller = AttemptCaller(job_id, attempt, hash_of(token or job_id))
+    return Arrived(caller, HomeReport(life=life, after=after, reports=reports), now)
+
+
+def take(store: Store, *arrived: Arrived) -> list[Any]:
+    return store.take_reports(arrived)
