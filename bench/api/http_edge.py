@@ -23,7 +23,7 @@ from shoal_service.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
 from shoal_service.telemetry.pass_times import PassTimes
 from shoal_service.telemetry.request_metrics import RequestMetrics
-from shoal_service.views import ClusterView
+from shoal_service.views import ClusterView, JobView
 from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.spec import JobSpec
 
@@ -36,6 +36,9 @@ class NoCluster:
 
     def expected_start(self, spec: JobSpec) -> StartForecast | None:
         return None
+
+    async def why_not_in(self, job: JobView, cluster: str) -> str:
+        return "no cluster has joined"
 
     def snapshot(self) -> ClusterView:
         empty = {"cpus_total": 0.0, "cpus_free": 0.0, "gpus_total": 0.0, "gpus_free": 0.0}

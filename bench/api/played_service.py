@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests"))
 
 from doubles.fake_cluster import FakeCluster
+from doubles.fake_clusters import FakeClusters
 from shoal_api.http.access.limits import Limits
 from shoal_api.http.app import create_app
 from shoal_api.http.serving.listener import ConnectionLimits
@@ -65,7 +66,7 @@ def main() -> None:
     store, cluster = Store.open(url), PlayedCluster(nodes)
     config = ControlConfig(owner="bench", lease_ttl_s=9.0, checkpoint_url=str(state_dir / "checkpoints"))
     requests, passes = RequestMetrics(), PassTimes()
-    control = ControlLoop(store, cluster, SystemClock(), config, times=passes)
+    control = ControlLoop(store, FakeClusters.single(cluster), SystemClock(), config, times=passes)
     sources = Sources(
         store=store,
         owner=config.owner,

@@ -91,7 +91,7 @@ def actor_id(handle: Any) -> str:
     """Ray's id of an actor, from its handle.
 
     Why: the head is asked for the actor's death, node and starts by it.
-    Without: by its name, which a successor of the same name has too, so an old death could not be told from a new one.
+    Without: by its name, which a successor of the same name has too, so an old death would look like a new one.
     Public: `get_runtime_context().get_actor_id()`, inside of the actor only.
     """
     return str(handle._actor_id.hex())

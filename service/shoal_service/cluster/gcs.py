@@ -51,7 +51,7 @@ class RayActor:
 def cluster_id() -> str:
     """Of the cluster that this process is connected to, in hexadecimal digits. A head that is started again has the
     same one if it finds its tables."""
-    client = internal_kv.internal_kv_get_gcs_client()
+    client = ray_internals.head()
     if client is None:
         raise GcsUnavailable("not connected to a Ray cluster")
     return str(client.cluster_id.hex())

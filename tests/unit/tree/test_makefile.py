@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[3]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 _STARTED_BY_OTHERS = {
     "http_edge.py",
+    "played_service.py",
     "plain_loop.py",
     "torchrun_worker.py",
     "ray_train_driver.py",
