@@ -26,7 +26,7 @@ class VerificationView(Frozen):
     state: VerificationState
     bytes_read: int = 0
     bytes: int = 0
-    """Of all files; 0: not known yet."""
+    """Bytes of all files; 0: not known yet."""
     seconds: float = 0.0
     """Since it began."""
     message: str = ""

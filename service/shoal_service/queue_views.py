@@ -32,7 +32,7 @@ class StartForecast(Frozen):
     """What the scheduler would do now with a job that is not submitted."""
 
     workers: int | None = None
-    """With which the job would start now; null: it would wait."""
+    """Workers with which the job would start now; null: it would wait."""
     position: int | None = None
     """In the order in which jobs would start; null: it would not wait."""
     reason: str
@@ -139,9 +139,9 @@ class ProjectView(ProjectRules):
     running: int = 0
     """Jobs with workers."""
     workers: int = 0
-    """Granted to its jobs."""
+    """Workers that are granted to its jobs."""
     share: float = 0.0
-    """Of the workers that are granted to all jobs."""
+    """Its share of the workers that are granted to all jobs."""
 
 
 class UserRules(Frozen):

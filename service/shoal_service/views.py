@@ -127,7 +127,7 @@ class JobStatus(Frozen):
     """The version of the spec that the supervisor works with."""
     attempt: int = 0
     cluster: str = ""
-    """In which this attempt has begun; empty: there was none, or an earlier release has begun it."""
+    """Cluster in which this attempt has begun; empty: there was none, or an earlier release has begun it."""
     generation: int = 0
     """Number of the group in the attempt. It is not the version of the spec."""
     workers: int = 0
@@ -174,7 +174,7 @@ class JobStatus(Frozen):
     difference only checkpoints of this step and earlier ones are restored."""
     num_parameters: int | None = None
     proofs: tuple[LayoutProof, ...] = ()
-    """Of the layouts that the attempt has used or tried, one micro-batch split against whole."""
+    """Proofs of the layouts that the attempt has used or tried, one micro-batch split against whole."""
     eta_s: float | None = None
     note: str = ""
     """For people: what the attempt waits for, and how far that is; while it trains, what it saves or validates, that
@@ -237,7 +237,7 @@ class JobSummary(Frozen):
     project: str = "default"
     user: str = "default"
     cluster: str = ""
-    """In which its newest attempt has begun; empty: there was none."""
+    """Cluster in which its newest attempt has begun; empty: there was none."""
     queue_position: int | None = None
     """1 starts next; null: not in the queue, or not considered yet."""
     created_at: float
@@ -333,7 +333,7 @@ class CheckpointView(Frozen):
 
     @property
     def name(self) -> str:
-        """Of its directory."""
+        """Name of the checkpoint's directory."""
         return str(CheckpointName(self.step, self.attempt, self.generation))
 
 
@@ -393,7 +393,7 @@ class ClusterSummary(Frozen):
     cordon: Cordon | None = None
     """No worker is added on its nodes; those that are there stay."""
     num_nodes: int = 0
-    """That are alive. This and the numbers below are those of the newest snapshot."""
+    """Nodes that are alive. This and the numbers below are those of the newest snapshot."""
     cpus_total: float = 0.0
     cpus_free: float = 0.0
     gpus_total: float = 0.0
@@ -408,7 +408,7 @@ class ClusterView(Frozen):
     connected: bool
     """At least one of them is."""
     address: str
-    """Of the first one."""
+    """Address of the first cluster."""
     clusters: tuple[ClusterSummary, ...] = ()
     """By name; the service's own first."""
     nodes: tuple[NodeView, ...]

@@ -34,7 +34,7 @@ READ_S = 1.0
 """A cluster is read again after this time."""
 _SNAPSHOT_S = 5.0
 _LATE_S = 0.3
-"""For so long a pass waits for one cluster of several."""
+"""A pass waits this long for one cluster of several."""
 _NOTHING = WorkerNeed()
 
 
@@ -54,7 +54,7 @@ class ClusterReader:
         self.workers: dict[str, dict[str, int]] = {}
         """Workers that are alive, by job and node, in the cluster of the job's attempt."""
         self.reservations: tuple[Reservation, ...] = ()
-        """Of the workers of all jobs."""
+        """Reservations of the workers of all jobs."""
         self.view = ClusterView(
             connected=False,
             address=clusters.of("").address,

@@ -62,7 +62,7 @@ Longer than its pauses between two calls that fail."""
 _UNKNOWN_S = 15.0
 """Silence of a supervisor that has reported before, is there, and whose host answers, until it gets a new token."""
 _REAP_S = 5.0
-"""For so long a server that stops waits for the end of the actors of an attempt whose end is stored."""
+"""A server that stops waits this long for the end of the actors of an attempt whose end is stored."""
 _STACKS_S = 35.0
 
 
@@ -191,7 +191,7 @@ class Driver:
 
     @property
     def _cluster(self) -> Cluster:
-        """In which the attempt has begun. Asked each time: it may be removed and join again."""
+        """Cluster in which the attempt has begun. Asked each time: it may be removed and join again."""
         return self._clusters.of(self._row.cluster)
 
     def update(
@@ -311,7 +311,7 @@ class Driver:
         return True
 
     async def _look_into(self, silent_s: float) -> None:
-        """The supervisor has not reported for so long. Raises what has to be done about it."""
+        """Called when the supervisor has not reported for `silent_s` seconds. Raises what has to be done about it."""
         try:
             found = await asyncio.to_thread(self._cluster.find_supervisor, *self._key)
             if found is None:

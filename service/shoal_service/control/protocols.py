@@ -20,7 +20,7 @@ class PackageStores(Protocol):
     """The packages that jobs have had installed on the nodes. Each method may raise ClusterUnreachable."""
 
     async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
-        """Of all nodes that are alive and answer: those that no process has used for so long."""
+        """The packages that no process has used for `for_s` seconds, on all nodes that are alive and answer."""
 
     async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
         """False: they were used meanwhile, or the node does not answer."""

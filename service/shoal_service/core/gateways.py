@@ -37,10 +37,10 @@ class Speaker:
     """The gateway that speaks for a cluster."""
 
     life: str
-    """Empty: nobody speaks."""
+    """Life of the gateway; empty: no gateway speaks."""
     token_id: str
     number: int
-    """Of its newest report."""
+    """Number of the gateway's newest report."""
     reported_at: float
     ray_cluster: str = ""
     """Id of the Ray cluster that has this name; empty: not known. It stays when nobody speaks any more."""

@@ -70,17 +70,17 @@ class Ledger:
     settled_step: int = 0
     """Newest step of `generation` that is settled. A report of this step or of an older one is a repetition."""
     unsettled: float = 0.0
-    """Amount of the running group since its last completed step ..."""
+    """Amount of the running group since its last completed step."""
     unsettled_under: str = Category.PRODUCTIVE
-    """... and the account under which it is booked until then."""
+    """Account under which `unsettled` is booked until the next step is completed."""
     incident: float = 0.0
     """Amount that is booked to the open incident. It moves along if the cause is corrected."""
     snapshot_s: float = 0.0
     """Seconds of each step that snapshots to memory take."""
     stall_step: int = -1
-    """Step of the newest checkpoint whose stall is booked ..."""
+    """Step of the newest checkpoint whose stall is booked."""
     stall_s: float = 0.0
-    """... and its seconds, on the slowest rank that has reported."""
+    """Seconds of that stall, on the slowest rank that has reported."""
 
 
 class Goodput(Frozen):

@@ -36,7 +36,7 @@ class LinkClass(StrEnum):
 
     INSIDE_NODE = "inside_node"
     BETWEEN_NODES = "between_nodes"
-    """Of one rack."""
+    """Links between nodes of one rack."""
     BETWEEN_RACKS = "between_racks"
 
     @property

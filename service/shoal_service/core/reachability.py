@@ -35,7 +35,7 @@ _LATE_FACTOR = 4.0
 """A connect is late after this many times the usual answer time, and a host silent after ten times as many."""
 _KEPT = 15
 _GAIN = 0.125
-"""Of the moving averages of answer times, as in TCP (RFC 6298)."""
+"""Weight of a new answer time in the moving averages, as in TCP (RFC 6298)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,14 +37,14 @@ _LOOK_S = 1.0
 _SNAPSHOT_S = 5.0
 _RECONNECT_S = 60.0
 _WAIT_S = 20.0
-"""Of a long poll."""
+"""Longest time for which the service may hold a long poll."""
 _PACE_S = 0.02
 """Between two requests of a loop: under load each has more in it, and there are not more of them."""
 _STAND_BY_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _KEPT_ANSWERS = 1_000
 _MAX_ANSWER_CHARS = 16 << 20
-"""Of one report."""
+"""Characters of the answers in one report, at most."""
 _FAREWELL_S = 2.0
 _log = logging.getLogger(__name__)
 

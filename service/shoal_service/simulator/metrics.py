@@ -27,7 +27,7 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """Of the jobs that finished; NaN where none did."""
+    """What a policy achieved for the jobs that finished; NaN where none did."""
 
     num_jobs: int
     num_unfinished: int

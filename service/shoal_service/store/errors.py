@@ -222,7 +222,7 @@ class QueueFull(Conflict):
     def __init__(self, name: str, queued: int, max_queued: int, is_user: bool = False) -> None:
         super().__init__(name, queued, max_queued, is_user)
         self.name = name
-        """Of the project, or of the user."""
+        """Name of the project, or of the user."""
         self.queued = queued
         self.max_queued = max_queued
         self.is_user = is_user

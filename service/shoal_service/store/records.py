@@ -49,7 +49,7 @@ class JobRecord:
     spec_hash: str
     attempt: int
     cluster: str
-    """In which the newest attempt has begun; empty: there was none, or the release before has begun it."""
+    """Cluster in which the newest attempt has begun; empty: there was none, or the release before has begun it."""
     granted_workers: int
     pulled_seq: int
     event_seq: int
@@ -304,7 +304,7 @@ def _valid_summary(row: Row[*tuple[Any, ...]], known: dict[str, Any]) -> JobSumm
 
 
 def _fields_of(document: str) -> dict[str, Any]:
-    """Of a summary: without validation of the rest, since lists are long."""
+    """Fields of a summary, without validation of the rest, since lists are long."""
     try:
         fields = json.loads(document)
     except ValueError:

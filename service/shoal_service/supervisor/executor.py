@@ -88,7 +88,8 @@ _CHEAP_S = 0.005
 _SHARE = 0.1
 """Share of the time that paced work may take."""
 _MAX_EVENTS = 512
-"""Of one turn, so that the exits of a large group are several turns. Between two of them the loop answers calls."""
+"""Events of one turn, at most, so that the exits of a large group are several turns. Between two of them the loop
+answers calls."""
 _STEP_NOTE_S = 2.0
 """At least this often the journal contains the newest step: the lost steps are known if all processes die together."""
 

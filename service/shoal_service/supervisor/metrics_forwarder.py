@@ -56,7 +56,7 @@ class MetricsForwarder:
         self._index: int | None = None
         """The worker beside which the hook runs."""
         self._error = ""
-        """Of the last answer."""
+        """Error of the last answer."""
         self._is_started = False
 
     def consider(self) -> None:

@@ -63,9 +63,9 @@ class Supervisor:
         self._epoch = config.epoch
         self.outbox = Outbox(config.attempt)
         self._stacks_number = 0
-        """Of the last request for stacks that was followed."""
+        """Number of the last request for stacks that was followed."""
         self._lock = threading.Lock()
-        """Of the epoch and of `_stacks_number`."""
+        """Guards the epoch and `_stacks_number`."""
         self._executor: Executor | None = None
         self._executor = self._prepare()
 

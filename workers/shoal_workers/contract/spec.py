@@ -333,8 +333,8 @@ class JobSpec(Frozen):
     """Whose job it is, for the limits of jobs per user; letters, digits, dashes, dots, underscores and at signs. The
     client sets the login name. It is not verified."""
     labels: JobLabels = Field(default_factory=dict, max_length=32)
-    """Of the user, to find and to compare jobs: `{"sweep": "lr", "lr": "3e-4"}`. Names have at most 63 letters, digits,
-    dashes, dots and underscores; values at most 255 characters."""
+    """Labels that the user chooses, to find and to compare jobs: `{"sweep": "lr", "lr": "3e-4"}`. Names have at most 63
+    letters, digits, dashes, dots and underscores; values at most 255 characters."""
     annotations: Annotations = Field(default_factory=dict, max_length=32)
     """Free text of the user, which is shown with the job and not searched: `{"why": "Is 3e-4 too much?"}`. Names as
     those of labels; values at most 4,096 characters."""

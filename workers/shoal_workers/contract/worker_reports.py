@@ -82,9 +82,9 @@ class GroupFormed(OfTask):
     data_before: str = ""
     """The same of the checkpoint that this generation began with, if that differs."""
     remote_bytes: int = 0
-    """Of these, bytes that came over the network from another node's memory."""
+    """Part of `restored_bytes` that came over the network from another node's memory."""
     proof: LayoutProof | None = None
-    """Of its layout; null: the assignment demanded none."""
+    """Proof of the generation's layout; null: the assignment demanded none."""
 
 
 class SavedFile(Frozen):

@@ -231,5 +231,5 @@ class _Child:
 
 
 def _environment() -> dict[str, str]:
-    """That of the worker, with its secrets; the same modules are found."""
+    """Environment of the worker, with its secrets; the same modules are found."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}

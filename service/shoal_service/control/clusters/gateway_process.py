@@ -66,7 +66,7 @@ class GatewayProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the child that runs."""
+        """Process id of the child; None: no child runs."""
         return self._child.pid if self._child is not None and self._child.poll() is None else None
 
     async def run(self) -> None:

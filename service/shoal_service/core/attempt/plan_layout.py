@@ -21,7 +21,7 @@ class HostNeed(Frozen):
     build: int = 0
     """The whole model, if each worker builds it; before it trains."""
     snapshots: int = 0
-    """Of its own state, in shared memory, beyond the state that it trains."""
+    """Snapshots of its own state, in shared memory, beyond the state that it trains."""
     sent: int = 0
     """Copies that are made to be sent, if it has a buddy."""
     kept: int = 0
@@ -40,7 +40,8 @@ class HostNeed(Frozen):
         return self.process + self.own
 
     def of(self, num_workers: int) -> int:
-        """Of workers on one machine, without copies on other nodes. Forked processes share what they have imported."""
+        """Bytes of `num_workers` workers on one machine, without copies on other nodes. Forked processes share what
+        they have imported."""
         return self.process + num_workers * self.own if num_workers else 0
 
 

@@ -49,7 +49,7 @@ class RankTimes:
 
     @property
     def own_s(self) -> float:
-        """In which it did not wait for others."""
+        """Seconds in which the rank did not wait for others."""
         return self.compute_s + self.saving_s
 
 

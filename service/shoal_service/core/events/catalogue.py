@@ -49,8 +49,8 @@ class Description:
 
 
 def describe(type_: str, data: Mapping[str, Any]) -> Description:
-    """Of a stored event. One that another version of Shoal has stored is always shown: if its type is unknown, or its
-    data do not fit, the line is the type and the data."""
+    """The description of a stored event. An event that another version of Shoal has stored is always shown: if its type
+    is unknown, or its data do not fit, the line is the type and the data."""
     event = read(type_, data)
     if event is not None:
         return Description(event.severity_of_this(), one_line(event.words()))

@@ -36,10 +36,11 @@ from shoal_service.core.scheduling.room import count
 Change: TypeAlias = Start | Resize | Preempt
 
 LOOKS = 6
-"""A decision is checked this often against its own outcome, at most."""
+"""How often a decision is checked against its own outcome, at most."""
 
 MOST_CHECKED = 1_000
-"""... if there are not more jobs: a look takes as long as the decision, and on large clusters the next pass is one."""
+"""With more jobs than this, a decision is not checked: a check takes as long as the decision, and on large clusters the
+next pass is a check."""
 
 
 def decide(state: MarketState, now: float) -> list[Decision]:

@@ -176,7 +176,7 @@ class Start(NamedTuple):
     workers: int
     reason: str
     cluster: str = ""
-    """In which it starts."""
+    """Cluster in which it starts."""
 
 
 class Resize(NamedTuple):

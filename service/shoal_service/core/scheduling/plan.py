@@ -40,7 +40,7 @@ class Claim:
         """Workers that fit into the empty nodes of the cluster that has room for most."""
         self.share = share
         self.has_limits = has_limits
-        """Of its project and those above it, of its user or of its sweep."""
+        """Whether its project or one above it, its user or its sweep has limits."""
         self._precedence: Precedence = True, 0, ()
         self._precedence_as_of = -1
 
@@ -217,7 +217,7 @@ class Plan:
         entry.target = entry.floor = 0
 
     def charge(self, entry: Entry, workers: int) -> None:
-        """So many workers of the job count for its project."""
+        """Counts `workers` workers of the job for its project."""
         before = entry.charged
         if workers == before:
             return

@@ -33,7 +33,8 @@ class InvalidSelector(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LabelSelector:
-    """Of a job with these labels: `matches`. The store asks the same in SQL."""
+    """Selects jobs by one label: `matches` says whether a job with these labels is selected. The store asks the same in
+    SQL."""
 
     name: str
     value: str | None = None

@@ -53,7 +53,7 @@ class ItemRead:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a whole tensor in the source."""
+    """Sizes and type of a whole tensor in the source."""
 
     sizes: tuple[int, ...]
     dtype: torch.dtype

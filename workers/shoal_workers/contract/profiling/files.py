@@ -12,7 +12,7 @@ _PREFIX = "profile-"
 
 
 def name_of(number: int) -> str:
-    """Of the directory of a profile."""
+    """Name of the directory of a profile."""
     return f"{_PREFIX}{number:06d}"
 
 

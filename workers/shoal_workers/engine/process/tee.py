@@ -87,7 +87,7 @@ class Tee:
         *,
         descriptor: int = -1,
     ) -> None:
-        """`mask` replaces what nobody may see. In the stream itself a text is masked that is written at once.
+        """`mask` replaces what must not be seen. In the stream itself, each written text is masked by itself.
 
         Args:
             descriptor: what this stream is for code that does not use Python's streams; -1: that of `stream`.
