@@ -14,7 +14,7 @@ class VerificationState(StrEnum):
     DAMAGED = "damaged"
     """A file differs. The checkpoint's state is `damaged` from now on."""
     MISSING = "missing"
-    """Its marker is not in the storage: it was deleted meanwhile, or by somebody else."""
+    """Its marker is not in the storage: it was deleted meanwhile, or not by Shoal."""
     FAILED = "failed"
     """The storage did not answer; nothing is known."""
 

@@ -1,6 +1,6 @@
 """Keeps the garbage collector from taking much time. It is paused around a short computation that makes many objects
-and no cycles, as a decision and a scrape do. It skips the objects that a process has made to start. It runs rarely in a
-process whose objects make few cycles.
+and no cycles, as a decision and a scrape do. It leaves out the objects that a process made at its start. It runs rarely
+in a process whose objects make few cycles.
 
 A scheduling decision for 10,000 jobs makes about 80,000 objects. They are freed when it is done, without the collector;
 but meanwhile they trigger passes over the whole heap, which take as long as the decision itself.

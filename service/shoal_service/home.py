@@ -1,4 +1,4 @@
-"""What a supervisor and the service say to each other: the supervisor dials the REST edge, nobody dials the supervisor.
+"""What a supervisor and the service say to each other: the supervisor dials the REST edge, and is not dialled.
 
     POST /v1/jobs/{id}/attempts/{n}/reports     HomeReport -> ReportReceipt
     GET  /v1/jobs/{id}/attempts/{n}/directive   long poll -> DirectiveAnswer

@@ -43,7 +43,7 @@ class StartForecast(Frozen):
 
 
 class PlannedSize(Frozen):
-    """The layout that the job would have with so many workers."""
+    """The layout that the job would have with this many workers."""
 
     workers: int
     layout: str

@@ -1,7 +1,7 @@
 """The documents that a gateway and the service exchange.
 
     ClusterReport   gateway -> service: the cluster as it is now, and the answers to orders
-    ReportReceipt   service -> gateway: that the report is stored, and which orders nobody waits for any more
+    ReportReceipt   service -> gateway: that the report is stored, and which orders the service no longer waits for
     OrderPage       service -> gateway: the orders without an answer
 
 `value` and `arguments` are JSON texts, read by `calls.py`: the service passes them on without looking into them.

@@ -291,7 +291,7 @@ def _view_of(node: Node, foreign: Mapping[str, WorkerNeed]) -> NodeView:
 
 
 def _retrieve(task: asyncio.Task[ClusterSnapshot]) -> None:
-    """The error of a call that nobody waits for any more is not reported as a lost one."""
+    """The error of a call that is no longer waited for is not reported as a lost one."""
     if not task.cancelled():
         task.exception()
 

@@ -303,7 +303,7 @@ class Driver:
         try:
             link = await self._links.of(self._key, newest=newest)
         except StoreUnavailable:
-            return True  # nobody can report now
+            return True  # no supervisor can report now
         if link is None:
             return False
         if silence.seen(link.reported_at):

@@ -82,7 +82,7 @@ class Cluster(PackageStores, Protocol):
         """The probation test of a node: what was wrong; empty: it passed. Takes some seconds."""
 
     def request_room(self, workers: Mapping[RoomKind, int]) -> None:
-        """Ask the cluster's autoscaler for room for so many workers of each kind, in place of the last request."""
+        """Ask the cluster's autoscaler for room for these workers of each kind, in place of the last request."""
 
     def upload_code(self, job_id: str, attempt: int, sha256: str) -> str:
         """Stores a code archive of the store in the cluster, for the runtime environments of an attempt's workers; its

@@ -298,7 +298,7 @@ class RayCluster:
         return node_id
 
     def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool:
-        """The head forgets the old actor at once, also if nobody reaches its process, and frees its name."""
+        """The head forgets the old actor at once, also if its process cannot be reached, and frees its name."""
         stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt)
         try:
             config = stored.read()

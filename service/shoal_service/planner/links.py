@@ -140,7 +140,7 @@ class _Places:
         )
 
     def _link(self, block: Ints) -> Ints:
-        """The slowest class of links that a block of so many tp groups crosses."""
+        """The slowest class of links that a block of `block` tp groups crosses."""
         blocks, in_racks = self._num_tp_groups // block, np.zeros_like(block)
         for rack, room in self._rack_rooms.items():
             in_racks += self._racks[rack] * (room // block)

@@ -53,7 +53,7 @@ class Supervisor:
         Args:
             make_world: called once, with this supervisor's life, and not at all if the attempt ends here; its errors
                 end the attempt.
-            last_ends: how the last processes of this supervisor have ended, so many at most, oldest first.
+            last_ends: how the last processes of this supervisor have ended, oldest first; their number is limited.
         """
         self._config = config
         self._journal = journal

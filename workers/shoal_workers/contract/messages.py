@@ -162,7 +162,7 @@ class Assignment(Frozen):
 
 
 def later_to_form_s(world_size: int) -> float:
-    """By how many seconds every deadline of forming is later in a group of so many ranks: one store answers all of
+    """By how many seconds every deadline of forming is later in a group of this many ranks: one store answers all of
     them, and each connects to all others. 48 s with 1,024 ranks."""
     return _FORM_RANK_S * max(0, world_size - _FORM_AT_ONCE)
 

@@ -204,4 +204,4 @@ def main(settings: str) -> None:
             pickle.dump([encoder.encode(document) for document in documents], answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
     except (EOFError, BrokenPipeError):  # the kernel closes the pipe also when the other process is killed
-        os._exit(0)  # nothing is left to flush, and nobody to answer to
+        os._exit(0)  # nothing is left to flush, and no process to answer to

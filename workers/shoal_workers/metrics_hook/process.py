@@ -61,7 +61,7 @@ class HookProcess:
         Args:
             path: `metrics.hook` of the spec.
             say: called with each line that the hook prints, on a thread of its own.
-            mask: replaces what nobody may see in lines and errors.
+            mask: replaces what must not be seen in lines and errors.
         """
         self._path = path
         self._job = job

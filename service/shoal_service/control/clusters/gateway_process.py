@@ -1,7 +1,7 @@
 """GatewayProcess: the gateway of this server's own cluster, as a child that is started again when it ends or hangs.
 
 Made and run by `shoal serve`. The child dials this server as any gateway does. Its token is in a file of the state
-directory that nobody else can read, so that a server which was killed finds its own one again; the child gets it
+directory that no other user can read, so that a server which was killed finds its own one again; the child gets it
 through its standard input.
 """
 

@@ -7,7 +7,7 @@
 
 Made by `shoal serve`, called by the control loop and its drivers, on the loop and on threads. Every answer is validated
 by `clusters/calls.py`. An order has the epoch of the lease and is written under it, so a control plane that has lost
-the lease orders nothing; its orders that no gateway has taken are void. An order that nobody waits for any more is
+the lease orders nothing; its orders that no gateway has taken are void. An order that is no longer waited for is
 deleted.
 """
 

@@ -93,7 +93,7 @@ class Measurements:
         booked = row.status.goodput
         if booked is None:
             return
-        asked = max(1, row.spec.elasticity.max_workers)  # all categories are booked for so many workers
+        asked = max(1, row.spec.elasticity.max_workers)  # all categories are booked for this many workers
         resizing_s = booked.seconds.get(Category.RESIZING, 0.0) / asked
         starting_s = booked.seconds.get(Category.STARTING, 0.0) / asked
         if job.group == (0, 0) and row.status.step > 0 and row.status.generation > 1:

@@ -36,7 +36,7 @@ from shoal_workers.contract.marker import CheckpointName
 
 _log = logging.getLogger(__name__)
 _PAUSE_S = 0.05
-"""Between two removals of a round that nobody waits for: the database belongs to the jobs."""
+"""Pause between two removals of a round that no user waits for: the database belongs to the jobs."""
 _FIRST_ROUND_S = 60.0
 """After the start, when jobs are taken over and everything is busy."""
 _DELETIONS_S = 30.0

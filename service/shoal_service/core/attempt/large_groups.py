@@ -2,7 +2,7 @@
 
 One supervisor talks to all workers. A request to each of them takes some hundred microseconds to send and as long to
 receive, so the last of thousands gets it later, and its answer waits behind those of the others. And one process takes
-only so many answers a second.
+only a limited number of answers a second.
 
     workers                        4       256      1024      4096
     an answer may take longer by   0       0.4 s    1.9 s     8 s

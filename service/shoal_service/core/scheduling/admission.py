@@ -10,7 +10,7 @@
 A job that may start in any of several clusters is admitted where that does the least harm: beside what jobs have, else
 beside their minima (`cluster_choice`), else where those that are preempted have the least priority and workers.
 
-What a job has above its minimum is nobody's: it is divided later (`gains`). So admission shrinks without saying so.
+What a job has above its minimum is divided later (`gains`). So admission shrinks without saying so.
 Jobs that ask for the same are refused together: the first refusal answers for all, until some job gets or loses places.
 In a queue of thousands, priority also goes first within a project, and a decision starts MOST_STARTS jobs at most.
 Called by `decide`.

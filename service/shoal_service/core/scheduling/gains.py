@@ -39,8 +39,8 @@ KEEP = 0.1
 """A worker moves only if it adds this much more elsewhere."""
 
 PAUSES = 4.0
-"""A worker moves only if the gain also exceeds this many times the share of the horizon that the pause takes: both jobs
-pause, and may pause again."""
+"""The gain that a move needs grows by this many times the share of the horizon that the pause takes: both jobs pause,
+and may pause again."""
 
 SETTLE_S = 10.0
 """A job that moved needs more gain for the next move, falling to the usual over this time."""

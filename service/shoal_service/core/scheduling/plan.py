@@ -168,7 +168,7 @@ class Plan:
 
     def is_unplaced(self, entry: Entry) -> bool:
         """Its workers were granted a moment ago and are on no node yet. They have room, though not where they are
-        booked here, so nobody is preempted for them."""
+        booked here, so no job is preempted for them."""
         job = entry.job
         moved_at = -math.inf if job.moved_at is None else job.moved_at
         return job.granted > 0 and not job.on_nodes and self.now - moved_at <= PLACING_S

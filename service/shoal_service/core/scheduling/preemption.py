@@ -1,7 +1,7 @@
 """Whom an urgent job displaces: running jobs of lower priority, as few as it takes. Called by `admission`.
 
 A job that lost nodes and no longer has its minimum does not train, so it also gives way to a job of its own priority.
-The job that has waited for long (`plan.aged`) displaces others whatever their priority, and nobody displaces it.
+The job that has waited for long (`plan.aged`) displaces others whatever their priority, and no job displaces it.
 A job that has waited RECLAIM_AFTER_S for what is guaranteed to its project displaces jobs of its own priority, too, if
 they are of projects that have more than is guaranteed to them. What it gets is not taken back in the same way, because
 neither project is then below its guarantee for the jobs of the other.

@@ -117,7 +117,7 @@ class Tee:
             self._lines.end_line()
 
     def pass_on(self) -> None:
-        """In a forked child, whose outbox nobody reads: from now on it writes to the descriptor."""
+        """In a forked child, whose outbox is not read: from now on it writes to the descriptor."""
         self._stream, self._lines = _text(self._descriptor), None
 
     @property

@@ -119,7 +119,7 @@ class LoadedTask:
 
     @property
     def content_hash(self) -> str:
-        """Of the data, after `open_data`; empty: the dataset has none."""
+        """Content hash of the training data, after `open_data`; empty: the dataset has none."""
         return content_hash_of(self.train_data)
 
     @property

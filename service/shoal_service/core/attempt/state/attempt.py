@@ -261,7 +261,7 @@ class Group:
     settings: TrainingSettings | None = None
     """Settings that the group trains with."""
     changes: tuple[str, ...] = ()
-    """In these settings, against those of the group before."""
+    """What differs in these settings from those of the group before."""
     source: SnapshotSource | None = None
     """The snapshot in memory that the group started from; None: from storage, or from the seed."""
     restored: str | None = None
