@@ -28,6 +28,6 @@ class VerificationView(Frozen):
     bytes: int = 0
     """Bytes of all files; 0: not known yet."""
     seconds: float = 0.0
-    """Since it began."""
+    """Seconds since it began."""
     message: str = ""
     """What differs, or why it failed."""

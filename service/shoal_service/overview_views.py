@@ -112,9 +112,9 @@ class FleetJob(Frozen):
     started_at: float | None = None
     ended_at: float | None = None
     losses: tuple[float | None, ...] = ()
-    """At most 32 values over all steps."""
+    """Losses over all steps, 32 at most."""
     world_sizes: tuple[int, ...] = ()
-    """At most 32, at the same steps as `losses`."""
+    """World sizes at the same steps as `losses`."""
 
 
 class NodeJob(Frozen):

@@ -119,7 +119,7 @@ class JobStatus(Frozen):
     reason: str = ""
     """For programs: an end reason if the job or its last attempt has ended; otherwise what the state waits for."""
     message: str = ""
-    """For people."""
+    """What happens now, for people."""
     deadline: float | None = None
     """Wall-clock time until which the attempt waits for what `note` says; progress of that moves it on. null: it waits
     for nothing, or without a limit."""
@@ -230,7 +230,7 @@ class JobSummary(Frozen):
     goodput: float | None = None
     """Share of the requested worker-seconds that was productive; null: nothing is booked yet."""
     note: str = ""
-    """For people: what the job does beside its steps, or waits for."""
+    """What the job does beside its steps, or waits for; for people."""
     workers: int = 0
     desired_workers: int = 0
     priority: int = 0
@@ -289,7 +289,7 @@ class IncidentView(Frozen):
     restore_s: float | None = None
     first_step_s: float | None = None
     recovery_s: float | None = None
-    """From `at` to the end of the first completed step of the next generation."""
+    """Seconds from `at` to the end of the first completed step of the next generation."""
     state_source: StateSource | None = None
     """Where the next group took its state from."""
     bytes_moved: int | None = None
@@ -317,7 +317,7 @@ class CheckpointView(Frozen):
     state: CheckpointState
     bytes: int = 0
     seconds: float = 0.0
-    """From the staging of the first rank to the commit."""
+    """Seconds from the staging of the first rank to the commit."""
     stall_s: float = 0.0
     committed_at: float | None = None
     attempt: int
@@ -385,7 +385,7 @@ class ClusterSummary(Frozen):
     connected: bool = False
     """Its gateway reports, and Ray answers it."""
     why_away: str = ""
-    """For people: why it is not connected; empty: it is."""
+    """Why it is not connected, for people; empty: it is."""
     silent_s: float | None = None
     """Seconds since its gateway's newest report; null: none has come."""
     labels: dict[str, str] = Field(default_factory=dict)
@@ -406,7 +406,7 @@ class ClusterView(Frozen):
     """The clusters as the scheduler sees them."""
 
     connected: bool
-    """At least one of them is."""
+    """Whether at least one of them is connected."""
     address: str
     """Address of the first cluster."""
     clusters: tuple[ClusterSummary, ...] = ()

@@ -75,7 +75,7 @@ class Checked:
     device: str
     checkpoint_bytes: int
     loss: float | None
-    """In the first step; None: it was not finite, and skipped."""
+    """Loss in the first step; None: it was not finite, and skipped."""
     last_loss: float | None
     val_loss: float | None
     """None: the spec asks for no validation, the task has no such data, or it was not finite."""

@@ -66,7 +66,7 @@ class Account:
     gid: int
     home: Path
     groups: tuple[int, ...] = ()
-    """Beside that of `gid`."""
+    """Groups beside that of `gid`."""
 
     @property
     def popen(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class ClusterReader:
         self._max_probation = max_probation
         self._readings: dict[str, _Reading] = {}
         self._window_drains: dict[str, Drain] = {}
-        """For maintenance windows, as of the last `read`."""
+        """Drains for maintenance windows, as of the last `read`."""
         self.foreign: dict[str, WorkerNeed] = {}
         """What others than Shoal's jobs have reserved, by node id."""
         self.workers: dict[str, dict[str, int]] = {}

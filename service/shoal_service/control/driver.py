@@ -48,7 +48,7 @@ from shoal_workers.contract.spec import JobSpec
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.25
 _AWAY_S = 1.0
-"""Between two tries to start a supervisor in a cluster that does not answer."""
+"""Pause between two tries to start a supervisor in a cluster that does not answer."""
 _LOOK_S = 0.5
 """Between two looks at when the supervisor has reported last; it does so at least every second."""
 _OVERDUE_S = 1.5

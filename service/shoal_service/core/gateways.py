@@ -80,7 +80,7 @@ class Verdict(StrEnum):
 class Admission:
     verdict: Verdict
     reason: str
-    """With the numbers; for people if it is refused."""
+    """Why, with the numbers; for people if it is refused."""
 
 
 def admit(cluster: str, speaker: Speaker, incoming: Incoming, now: float) -> Admission:

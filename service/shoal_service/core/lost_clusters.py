@@ -57,7 +57,7 @@ class OtherCluster:
 class LostDecision:
     verdict: Verdict
     reason: str
-    """With the numbers."""
+    """Why, with the numbers."""
     words: str = ""
     """The part of a `STAY` that stays the same while the silence goes on."""
 

@@ -20,9 +20,9 @@ class NodeLife:
 
     up_since_mono: float | None = None
     dead_since_mono: float | None = None
-    """Also the time of the last start in vain. None: it runs."""
+    """When it ended, or when its last start was in vain. None: it runs."""
     num_starts: int = 0
-    """Since it last ran steadily."""
+    """Starts since it last ran steadily."""
 
     @property
     def pause_s(self) -> float:

@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from shoal_service.core.attempt.turn import Decision
 
 PERIOD_S = 0.5
-"""Between two connects to a host that answers."""
+"""Pause between two connects to a host that answers."""
 HURRIED_S = 0.2
-"""Between two connects to a host of which one is late."""
+"""Pause between two connects to a host of which one is late."""
 LATE_S = 0.2
 """A connect without an answer for this long is late, if answers do not take longer anyway."""
 THRESHOLD_S = 1.5

@@ -63,7 +63,7 @@ class _Life:
     epoch: int = 0
     """Highest that an order has had."""
     sent: ClusterSnapshot | None = None
-    """In the newest report that was stored."""
+    """The snapshot in the newest report that was stored."""
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     outbox: dict[int, Answer] = field(default_factory=dict)
     """Answers that are not acknowledged."""

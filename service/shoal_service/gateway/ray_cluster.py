@@ -82,7 +82,7 @@ class RayCluster:
         self._node_id = ""
         """The node of the raylet that this driver is attached to."""
         self._unanswered_since_mono: float | None = None
-        """Since when the head has accepted connections without answering."""
+        """Monotonic time since which the head has accepted connections without answering."""
         self._reserve = SupervisorReserve(RESERVED_S)
 
     def connect(self, address: str) -> None:

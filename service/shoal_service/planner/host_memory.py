@@ -24,7 +24,7 @@ from shoal_workers.contract.spec import GradientLogMode, JobSpec, Precision
 STATE_BYTES = 12
 """Bytes of a parameter: fp32 weight and the two moments of AdamW."""
 SENT_COPIES = {True: 3, False: 2}
-"""Besides the own snapshots, by whether the state is double-buffered."""
+"""Copies of the state besides the own snapshots, by whether the state is double-buffered."""
 OFFLOADED_BYTES = 16
 """Bytes of a parameter whose weight, gradient and moments are in the host's memory."""
 KEPT_COPIES = 2

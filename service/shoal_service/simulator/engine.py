@@ -80,7 +80,7 @@ class Run:
     """What happened."""
 
     jobs: tuple[JobRun, ...]
-    """In the order of the trace. A job that never finished has no `finished_at`."""
+    """Jobs in the order of the trace. A job that never finished has no `finished_at`."""
     ended_at: float
     num_calls: int
     """How often the policy was called."""

@@ -47,7 +47,7 @@ class Metrics:
     num_losses: int
     """How often a job returned to the queue because its cluster was lost."""
     mean_wait_s: float
-    """From submission to the first workers."""
+    """Mean time from submission to the first workers."""
 
 
 def measure(run: Run, market: Market) -> Metrics:

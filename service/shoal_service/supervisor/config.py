@@ -82,7 +82,7 @@ class StacksRequest(Frozen):
     rank: int | None
     """None: all workers."""
     native: bool
-    """Also frames of native code."""
+    """Frames of native code are asked for too."""
 
 
 class Directive(Frozen):

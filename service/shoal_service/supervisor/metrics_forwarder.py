@@ -23,7 +23,7 @@ from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgres
 
 _log = logging.getLogger(__name__)
 _PACE_S = 0.5
-"""Between two batches."""
+"""Pause between two batches."""
 _LAST_PACE_S = 0.1
 _LAST_S = 10.0
 """How long the end of an attempt waits for the hook, if it does not fail."""

@@ -209,7 +209,7 @@ class Progress(OfTask):
     step: int
     at: float
     note: str = ""
-    """For people: what it is preparing, and how far it is."""
+    """What it is preparing, and how far it is; for people."""
     counter: int = 0
     """Grows whenever the training thread makes progress. If it stops growing, the thread hangs or computes for long."""
     stalled_s: float = 0.0
@@ -368,7 +368,7 @@ class WorkerStack(OfTask):
     collective: Collective | None = None
     """The last one that it has called; null: it trains in no group, or did not answer itself."""
     links: tuple[Link, ...] = ()
-    """To the nodes of the other ranks."""
+    """Links to the nodes of the other ranks."""
 
 
 class StackCluster(Frozen):

@@ -259,9 +259,9 @@ class TimeoutsSpec(Frozen):
     start_s: float = Field(600.0, gt=0, le=30 * 86400, allow_inf_nan=False)
     """For `elasticity.min_workers` workers to start and to prepare (import, download, tokenise)."""
     form_s: float = Field(120.0, gt=0, le=86400, allow_inf_nan=False)
-    """For a group to meet and to build its model."""
+    """Time for a group to meet and to build its model."""
     restore_s: float = Field(300.0, gt=0, le=86400, allow_inf_nan=False)
-    """For a group to read its state from memory or from a checkpoint."""
+    """Time for a group to read its state from memory or from a checkpoint."""
     save_s: float = Field(120.0, gt=0, le=86400, allow_inf_nan=False)
     """For the storage to accept more of a checkpoint. Then the checkpoint counts as not saved, and training goes on."""
     commit_s: float = Field(120.0, gt=0, le=86400, allow_inf_nan=False)

@@ -23,7 +23,7 @@ from shoal_workers.poll_agent.node_polls import NodePolls, WorkerAnswer
 
 _NUM_CHECKS = 10
 _END_S = 0.05
-"""Between the answer to `end` and the exit."""
+"""Time between the answer to `end` and the exit."""
 
 
 class PollAgent:

@@ -21,7 +21,7 @@ from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.profiling.files import FOLDER as PROFILES
 
 _FILES_S = 120.0
-"""Per checkpoint."""
+"""Time for the files of one checkpoint."""
 _FOLDERS = (PROFILES, "tensorboard")
 """Folders of a job's directory that are deleted with its checkpoints. Nothing else is deleted: the directory may hold
 files that are not Shoal's."""

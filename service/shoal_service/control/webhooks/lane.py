@@ -47,7 +47,7 @@ class WebhookConfig:
     """Those of the settings."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     answer_s: float = 10.0
-    """For one attempt, until the status of the answer."""
+    """Time for one attempt, until the status of the answer."""
     slots: SlotLimits = field(default_factory=SlotLimits)
 
 

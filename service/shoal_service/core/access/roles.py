@@ -60,7 +60,7 @@ class PermissionRow:
 
     roles: frozenset[Role]
     of_projects: bool
-    """Also for a principal that is bound to projects, for their jobs alone."""
+    """A principal that is bound to projects may have it too, for their jobs alone."""
     meaning: str
 
 

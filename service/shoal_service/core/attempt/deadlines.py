@@ -242,7 +242,7 @@ class Deadline(StrEnum):
     USER_ERRORS = "user_errors"
     """Other ranks had time to raise the same error as the first one."""
     SURVIVORS = "survivors"
-    """To leave a group that was lost."""
+    """The survivors had time to leave a group that was lost."""
     COMMIT = "commit"
 
 

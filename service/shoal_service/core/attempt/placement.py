@@ -70,7 +70,7 @@ class Choice:
     levels: tuple[Layout, ...]
     """The planned layout and its rivals, see levels.py."""
     workers: tuple[Worker, ...]
-    """In rank order."""
+    """Workers in rank order."""
     buddies: tuple[SnapshotServer | None, ...]
     """By rank: who keeps a copy of its snapshots."""
     refusal: str

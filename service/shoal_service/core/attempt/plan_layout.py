@@ -15,7 +15,7 @@ class HostNeed(Frozen):
     """Predicted host memory of one worker, in bytes. All zero: not known."""
 
     process: int = 0
-    """With everything imported."""
+    """The process with everything imported."""
     training: int = 0
     """At the peak of a step, beyond that. Of workers with a GPU: what is offloaded."""
     build: int = 0

@@ -56,7 +56,7 @@ class RankTimes:
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     step_s: float
-    """Without validation."""
+    """Seconds of the step without validation."""
     ranks: tuple[RankTimes, ...]
 
 

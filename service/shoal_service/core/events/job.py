@@ -62,7 +62,7 @@ class JobStateChanged(JobEvent):
     from_: JobState
     to: JobState
     reason: str
-    """For programs; an end reason if the attempt ended."""
+    """Reason for programs; an end reason if the attempt ended."""
     message: str
     attempt: int | None = None
     step: int | None = None

@@ -148,7 +148,7 @@ class WebhookGaveUp(JobEvent):
     hook: str
     """`service/NAME`: of the settings; `job/N`: number N of the spec, from 0."""
     receiver: str
-    """Without the path of its URL."""
+    """The receiver's address, without the path of its URL."""
     num_events: int
     first_seq: int
     """Number of the first event that was given up."""

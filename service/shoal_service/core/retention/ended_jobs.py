@@ -45,11 +45,11 @@ class RetentionRules:
     events_days: float = 365
     jobs_days: float = 0
     archives_days: float = 30
-    """After the archive was last uploaded, if no job names it."""
+    """Days after the archive was last uploaded, if no job names it."""
     packages_days: float = 30
-    """After a process of a node has begun to use a set of packages of `code.pip`, if none uses it."""
+    """Days after a process of a node has begun to use a set of packages of `code.pip`, if none uses it."""
     audit_days: float = 365
-    """After the record; never fewer than LEAST_AUDIT_DAYS."""
+    """Days after the record; never fewer than LEAST_AUDIT_DAYS."""
 
     def has_passed(self, days: float, since: float, now: float) -> bool:
         return days > 0 and now - since > days * _DAY_S

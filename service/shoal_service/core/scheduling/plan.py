@@ -34,7 +34,7 @@ class Claim:
     def __init__(self, job: MarketJob, shapes: tuple[Shape, ...], share: Share, has_limits: bool) -> None:
         self.priority = job.priority
         self.shapes = shapes
-        """In each cluster in which they may start, by name."""
+        """Shapes in each cluster in which they may start, by name."""
         self.shape = shapes[0]
         self.ever = max([shape.ever for shape in shapes])
         """Workers that fit into the empty nodes of the cluster that has room for most."""

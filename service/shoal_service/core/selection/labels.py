@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from shoal_workers.contract.placing import is_job_name
 
 MAX_SELECTORS = 8
-"""In one question."""
+"""Selectors in one question, at most."""
 MAX_WORDS = 8
 _MAX_VALUE = 255
 

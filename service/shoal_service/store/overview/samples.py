@@ -38,7 +38,7 @@ class Sample:
     row: dict[str, Any]
     booked: Booked
     before: Booked
-    """At the job's sample before."""
+    """What was booked at the job's sample before."""
 
 
 def take(job_num: int, *, state: JobState, granted: int, status: JobStatus, before: Booked, now: float) -> Sample:

@@ -25,7 +25,7 @@ class Raised(StrEnum):
 
     ANYWHERE = "anywhere"
     ON_ITS_OBJECT = "on_its_object"
-    """In Shoal's code, by an operation on something that the task returned."""
+    """The error was raised in Shoal's code, by an operation on something that the task returned."""
 
 
 @dataclass(frozen=True, slots=True)

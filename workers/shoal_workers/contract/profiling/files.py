@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from shoal_workers.contract.profiling.messages import KEPT_PROFILES
 
 FOLDER = "profiles"
-"""Beside the checkpoints of the job."""
+"""Folder of the profiles, beside the checkpoints of the job."""
 _PREFIX = "profile-"
 
 

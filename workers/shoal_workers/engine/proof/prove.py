@@ -543,7 +543,7 @@ class Differing:
     """A module whose output differs, on one rank."""
 
     number: int
-    """In the order of the whole model."""
+    """Number in the order of the whole model."""
     name: str
     difference: float
 

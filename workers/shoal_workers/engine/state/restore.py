@@ -38,7 +38,7 @@ class Restored:
     step: int
     num_bytes: int
     remote_bytes: int
-    """From another node's memory."""
+    """Bytes that came from another node's memory."""
     past: tuple[StepReport, ...] = ()
     """Reports of the last steps before the state was saved; equal on all ranks."""
     loss_scale: dict[str, Any] | None = None

@@ -69,7 +69,7 @@ class ScaleVerdict:
     """What follows from one step's outcome."""
 
     state: LossScale
-    """For the next step."""
+    """Scale for the next step."""
     updates: bool
     """The optimizer may step, with gradients and norm divided by the scale of this step."""
     is_hopeless: bool

@@ -216,7 +216,7 @@ class CodeUpdate:
     fault: str = ""
     """TRIAL: why the code before takes over at the next step boundary."""
     keeps_steps: bool = True
-    """With the `fault`: the steps of the new code are kept."""
+    """The steps of the new code are kept; counts with a `fault` only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,7 +413,7 @@ class RaisedFault:
     kind: ExitKind
     error_class: ErrorClass
     times: int = 1
-    """In a row at this step."""
+    """Times in a row at this step."""
 
     def is_like(self, other: RaisedFault) -> bool:
         return (self.step, self.kind, self.error_class) == (other.step, other.kind, other.error_class)

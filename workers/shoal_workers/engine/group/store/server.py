@@ -57,7 +57,7 @@ class StoreServer:
         self.port: int = self._listener.getsockname()[1]
         self._connections: set[_Connection] = set()
         self._unproven: dict[_Connection, float] = {}
-        """Since when, oldest first."""
+        """Connections that have not proved that they know the key, and since when; oldest first."""
         try:
             self._wake, self._woken = socket.socketpair()
             self._selector = selectors.DefaultSelector()
