@@ -119,7 +119,7 @@ class JobStatus(Frozen):
     reason: str = ""
     """For programs: an end reason if the job or its last attempt has ended; otherwise what the state waits for."""
     message: str = ""
-    """What happens now, for people."""
+    """The reason in words, for people."""
     deadline: float | None = None
     """Wall-clock time until which the attempt waits for what `note` says; progress of that moves it on. null: it waits
     for nothing, or without a limit."""

@@ -88,7 +88,7 @@ class DecisionWriter:
 
 
 def changes_of(decisions: Sequence[Decision]) -> list[Change]:
-    """Without the jobs that wait."""
+    """The decisions that change something, without the jobs that wait."""
     return [one for one in decisions if not isinstance(one, Wait)]
 
 

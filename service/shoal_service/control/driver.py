@@ -239,7 +239,7 @@ class Driver:
                 await self._clock.sleep(decision.after_s)
 
     async def _follow(self) -> None:
-        """Until the attempt is over."""
+        """Follows the attempt until it is over."""
         silence = _Silence(self._clock)
         link = await self._links.of(self._key, newest=True)
         if link is not None:

@@ -87,7 +87,7 @@ class Goodput(Frozen):
     """Every worker-second of a job, booked under exactly one category."""
 
     seconds: dict[Category, float] = Field(default_factory=dict)
-    """By category."""
+    """Seconds by category."""
     recovering: dict[IncidentCause, float] = Field(default_factory=dict)
     """The category `recovering`, by incident cause."""
     total: float = 0.0

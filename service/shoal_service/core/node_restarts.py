@@ -30,7 +30,7 @@ class NodeLife:
 
 
 def seen(life: NodeLife, runs: bool, now: float) -> NodeLife:
-    """After a look at its raylet."""
+    """What is known of the node after a look at its raylet."""
     if not runs:
         return life if life.dead_since_mono is not None else replace(life, up_since_mono=None, dead_since_mono=now)
     if life.up_since_mono is None:

@@ -102,7 +102,7 @@ class ModelShape:
 
     @property
     def head_flops(self) -> float:
-        """Per token, forward."""
+        """Operations per token, forward."""
         return 2.0 * self.table_params
 
     @property

@@ -268,7 +268,7 @@ _SUMMARY_FIELDS = (
 
 
 def summary_of(row: Row[*tuple[Any, ...]]) -> JobSummary:
-    """From SUMMARY_COLUMNS."""
+    """The summary of a job, from SUMMARY_COLUMNS."""
     status = _fields_of(row.status)
     known: dict[str, Any] = {key: status[key] for key in _SUMMARY_FIELDS if key in status}
     if isinstance(goodput := status.get("goodput"), dict):

@@ -191,11 +191,11 @@ class Executor:
         self._call_on_loop(self._follow, directive)
 
     def _nodes_changed(self, nodes: NodeTable) -> None:
-        """From the thread of the node watch."""
+        """Called on the thread of the node watch."""
         self._call_on_loop(self._follow_nodes, nodes)
 
     def _silence_changed(self, silent: dict[str, str]) -> None:
-        """From the thread of the host watch."""
+        """Called on the thread of the host watch."""
         self._call_on_loop(self._post, NodesSilent(silent))
 
     def _watch_hosts(self) -> None:

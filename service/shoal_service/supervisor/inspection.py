@@ -222,7 +222,7 @@ class SuspectFinder:
         """The incident whose suspect was found without stacks, and that suspect."""
 
     def consider(self, events: Iterable[Event]) -> None:
-        """After each turn of the machine."""
+        """Called after each turn of the machine."""
         state = self._state()
         for event in events:
             if isinstance(event, ReportArrived) and isinstance(event.item, StepReport):

@@ -415,7 +415,7 @@ class UnansweredOrders:
         self.by_number.pop(number, None)
 
     def issued(self) -> tuple[IssuedOrder, ...]:
-        """For the journal."""
+        """The orders without an answer, for the journal."""
         self._written = {
             number: self._written.get(number) or IssuedOrder(number, _without_source(order))
             for number, order in self.by_number.items()

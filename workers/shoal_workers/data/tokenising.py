@@ -99,7 +99,7 @@ class TokenisingProcesses:
             raise failed
 
     def _encode(self, batch: Sequence[Document]) -> list[EncodedText]:
-        """On a thread of the pool."""
+        """Runs on a thread of the pool."""
         process = self._free.get()
         try:
             answer = process.encode(batch)

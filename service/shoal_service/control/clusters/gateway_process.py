@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class GatewayProcess:
-    """On one event loop."""
+    """The gateway of the service's own cluster, as a child process. Used on one event loop."""
 
     def __init__(
         self,

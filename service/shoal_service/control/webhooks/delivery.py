@@ -164,7 +164,7 @@ class WebhookDelivery:
             self._passed[lane.key] = end
 
     def _later(self, lane: Lane) -> Lane:
-        """After a failure that is not the receiver's."""
+        """The lane after a failure that is not the receiver's."""
         next_at = self._clock.time() + self._config.retries.first_s
         return replace(lane, retries=replace(lane.retries, next_at=next_at))
 

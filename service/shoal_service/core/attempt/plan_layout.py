@@ -36,7 +36,7 @@ class HostNeed(Frozen):
 
     @property
     def alone(self) -> int:
-        """Without copies on other nodes."""
+        """The need of one worker on a machine, without copies on other nodes."""
         return self.process + self.own
 
     def of(self, num_workers: int) -> int:

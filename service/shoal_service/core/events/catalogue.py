@@ -18,7 +18,7 @@ from shoal_service.core.events.base import JobEvent, Severity
 
 
 def _declared_in(topic: ModuleType) -> tuple[type[JobEvent], ...]:
-    """In the order of the file."""
+    """The events of a module, in the order of the file."""
     found = (value for value in vars(topic).values() if isinstance(value, type) and issubclass(value, JobEvent))
     return tuple(event for event in found if event.__module__ == topic.__name__)
 

@@ -194,7 +194,7 @@ class Shape:
 
     @property
     def num_nodes(self) -> int:
-        """On which its workers may be."""
+        """Number of nodes on which its workers may be."""
         return len(self.nodes) + len(self._cordoned)
 
     @property

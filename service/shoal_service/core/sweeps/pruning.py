@@ -28,7 +28,7 @@ class Measure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """For one job."""
+    """What decides whether one job is pruned."""
 
     measure: Measure
     every_steps: int

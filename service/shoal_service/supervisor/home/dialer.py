@@ -126,7 +126,7 @@ class Dialer:
 
 
 class _Pauses:
-    """Between calls that fail."""
+    """The pauses between calls that fail."""
 
     def __init__(self, what: str) -> None:
         self._what = what

@@ -83,7 +83,7 @@ class Assembly:
             yield from self._all_parameters_of(part)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Without tied copies."""
+        """Names and parameters, without tied copies."""
         seen: set[str] = set()
         for name, parameter in self.all_parameters():
             if name not in seen:

@@ -129,5 +129,5 @@ class Scaling:
         return verdict
 
     def to_json(self) -> dict[str, Any] | None:
-        """For `extra`."""
+        """The state as a snapshot keeps it in `extra`."""
         return None if self._state is None else self._state.to_json()

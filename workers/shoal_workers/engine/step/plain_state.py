@@ -83,7 +83,7 @@ class PlainState:
         self.is_compiled = generation.spec.compile or any(is_compiled(module) for module in modules)
 
     def begin(self) -> None:
-        """Before the first micro-batch of a pass."""
+        """Called before the first micro-batch of a pass."""
         self._num_passes += 1
 
     @contextmanager

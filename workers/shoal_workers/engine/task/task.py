@@ -113,7 +113,7 @@ class LoadedTask:
 
     @property
     def train_data(self) -> Dataset:
-        """After `open_data`."""
+        """Data of the training. Called after `open_data`."""
         assert self._train_data is not None, "open_data comes first"
         return self._train_data
 

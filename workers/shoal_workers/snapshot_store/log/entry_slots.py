@@ -84,7 +84,7 @@ class EntrySlots:
             self._pool.release(empty[_SPARE_SLOTS:])
 
     def close(self) -> None:
-        """After all threads of the server have ended."""
+        """Called after all threads of the server have ended."""
         with self._lock:
             self._pool.close()
 

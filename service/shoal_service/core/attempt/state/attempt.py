@@ -239,7 +239,7 @@ class Code:
 
 
 def short(version: str) -> str:
-    """For people."""
+    """The version as people read it."""
     return version[:12] or "none"
 
 

@@ -61,5 +61,5 @@ class Timeouts(Frozen):
     """A group that has trained this long tries the shard levels that may be faster; see levels.py."""
 
     def with_spec(self, spec: TimeoutsSpec) -> Timeouts:
-        """With the values that the user has set."""
+        """These timeouts with the values that the user has set."""
         return self.model_copy(update=spec.model_dump())

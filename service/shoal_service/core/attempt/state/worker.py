@@ -96,7 +96,7 @@ class WorkerPool:
         return tuple(worker for worker in self.workers if worker.is_usable)
 
     def with_new(self, worker: Worker) -> WorkerPool:
-        """With one more, whose index is `next_index`."""
+        """The pool with one worker more, whose index is `next_index`."""
         return WorkerPool(workers=self.workers.added(worker), next_index=worker.index + 1)
 
     def with_worker(self, changed: Worker) -> WorkerPool:
