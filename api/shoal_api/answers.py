@@ -47,7 +47,7 @@ class SpecCheck(Frozen):
     valid: bool
     errors: tuple[SpecProblem, ...] = ()
     spec: JobSpec | None = None
-    """With all defaults; null: it is not valid."""
+    """The spec with all defaults; null: it is not valid."""
 
 
 class CodeStored(Frozen):
@@ -94,9 +94,9 @@ class Problem(Frozen):
     code: str
     """The last part of `type`."""
     errors: tuple[SpecProblem, ...] = ()
-    """For a document that was refused: every error in it."""
+    """Every error in a document that was refused."""
     error_id: str | None = None
-    """For status 500: the service's log holds the cause under this id."""
+    """Id under which the service's log holds the cause, for status 500."""
 
 
 class ProblemType(Frozen):

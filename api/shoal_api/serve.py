@@ -76,7 +76,7 @@ from shoal_workers.version import VERSION
 
 _STOP_S = 15.0
 _THREADS = 32
-"""For what blocks: the store, and orders to the cluster."""
+"""Threads for what blocks: the store, and orders to the cluster."""
 _HEAL_S = 1.0
 _EXPOSURE = (
     "Code of jobs runs as the user of this server: it can read {state_dir}, with the database, admin-token and the "

@@ -87,7 +87,7 @@ class TokenView(Frozen):
     """Null: never."""
     revoked_at: float | None
     last_used_at: float | None
-    """With a precision of a minute. Null: never."""
+    """Last use, with a precision of a minute. Null: never."""
     cluster: str | None = None
     """The cluster whose gateway shows it. Null: it is not the token of a gateway."""
 

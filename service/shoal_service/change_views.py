@@ -118,7 +118,7 @@ class SweepRequest(Frozen):
     """The request for a sweep: a job for each combination of the values of a grid, all or none."""
 
     name: str | None = Field(None, pattern=SWEEP_NAME)
-    """Of the sweep, in its project; null: one is made from the name of the spec. The same request again submits
+    """Name of the sweep, in its project; null: one is made from the name of the spec. The same request again submits
     nothing twice."""
     spec: dict[str, Any]
     """The job spec that the jobs share. Their names are its name and a number."""

@@ -14,7 +14,7 @@ class VerificationState(StrEnum):
     DAMAGED = "damaged"
     """A file differs. The checkpoint's state is `damaged` from now on."""
     MISSING = "missing"
-    """Its marker is not in the storage: it was deleted meanwhile, or by somebody else."""
+    """Its marker is not in the storage: it was deleted meanwhile, or not by Shoal."""
     FAILED = "failed"
     """The storage did not answer; nothing is known."""
 
@@ -26,8 +26,8 @@ class VerificationView(Frozen):
     state: VerificationState
     bytes_read: int = 0
     bytes: int = 0
-    """Of all files; 0: not known yet."""
+    """Bytes of all files; 0: not known yet."""
     seconds: float = 0.0
-    """Since it began."""
+    """Seconds since it began."""
     message: str = ""
     """What differs, or why it failed."""

@@ -1,5 +1,6 @@
-"""Pauses the garbage collector around a short computation that makes many objects and no cycles, as a decision and a
-scrape do, keeps it from what a process has made to start, and makes it rare in a process whose objects make few cycles.
+"""Keeps the garbage collector from taking much time. It is paused around a short computation that makes many objects
+and no cycles, as a decision and a scrape do. It leaves out the objects that a process made at its start. It runs rarely
+in a process whose objects make few cycles.
 
 A scheduling decision for 10,000 jobs makes about 80,000 objects. They are freed when it is done, without the collector;
 but meanwhile they trigger passes over the whole heap, which take as long as the decision itself.
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class _Pauses:
-    """Of this process."""
+    """The pauses of the collector in this process that go on now."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     count: int = 0

@@ -1,4 +1,4 @@
-"""What a supervisor and the service say to each other: the supervisor dials the REST edge, nobody dials the supervisor.
+"""What a supervisor and the service say to each other: the supervisor dials the REST edge, and is not dialled.
 
     POST /v1/jobs/{id}/attempts/{n}/reports     HomeReport -> ReportReceipt
     GET  /v1/jobs/{id}/attempts/{n}/directive   long poll -> DirectiveAnswer
@@ -25,10 +25,11 @@ class Home(Frozen):
     """Where a supervisor reports, and as whom."""
 
     url: str = ""
-    """Of the service: http(s)://host:port. Several, separated by commas, are those of control planes on one database;
-    the supervisor uses the first that answers. Empty: whoever starts the supervisor fills it in."""
+    """Address of the service: http(s)://host:port. Several, separated by commas, are those of control planes on one
+    database; the supervisor uses the first that answers. Empty: whoever starts the supervisor fills it in."""
     token: str = ""
-    """Of the attempt: it may report for it and read its directives, and nothing else."""
+    """Token of the attempt. A supervisor may report for the attempt and read its directives with it, and nothing
+    else."""
     ca: str = ""
     """Certificates in PEM that the service's certificate is checked with; empty: those of the operating system."""
     is_pinned: bool = False
@@ -48,7 +49,8 @@ class HomeReport(Frozen):
     """What a supervisor sends: at once when there is something new, and at least every second as a sign of life."""
 
     life: Annotated[int, Field(ge=0)]
-    """Of the supervisor: greater than that of every one before it. A lower one than the service knows is refused."""
+    """Life of the supervisor: greater than that of every one before it. A lower one than the service knows is
+    refused."""
     after: Annotated[int, Field(ge=0)]
     """Number of the last item that the service has acknowledged, as the supervisor knows."""
     reports: SupervisorReports | None = None

@@ -18,7 +18,7 @@ class CordonRequest(Frozen):
     """The request to place no new worker on a node."""
 
     reason: str = Field("cordon requested", min_length=1, max_length=500)
-    """For people; shown with the node."""
+    """Why, for people; shown with the node."""
 
 
 class ClusterPatch(Frozen):

@@ -91,7 +91,7 @@ class FleetJob(Frozen):
     project: str = "default"
     user: str = "default"
     cluster: str = ""
-    """In which its newest attempt has begun; empty: there was none."""
+    """Cluster in which its newest attempt has begun; empty: there was none."""
     priority: int = 0
     labels: dict[str, str] = Field(default_factory=dict)
     queue_position: int | None = None
@@ -112,9 +112,9 @@ class FleetJob(Frozen):
     started_at: float | None = None
     ended_at: float | None = None
     losses: tuple[float | None, ...] = ()
-    """At most 32 values over all steps."""
+    """Losses over all steps, 32 at most."""
     world_sizes: tuple[int, ...] = ()
-    """At most 32, at the same steps as `losses`."""
+    """World sizes at the same steps as `losses`."""
 
 
 class NodeJob(Frozen):
@@ -149,9 +149,9 @@ class FleetOverview(Frozen):
     total: int
     """Jobs that match; `items` is a part of them."""
     num_by_state: dict[JobState, int]
-    """Of all jobs, also those that do not match."""
+    """Number of jobs in each state, also of those that do not match."""
     goodput: tuple[ClusterGoodput, ...]
-    """Of the last 24 hours, oldest first."""
+    """Goodput of the last 24 hours, oldest first."""
     goodput_now: Goodput | None
     """The sum over all jobs that are queued or hold workers."""
     nodes: tuple[FleetNode, ...]
@@ -171,7 +171,7 @@ class SweepSummary(Frozen):
     num_jobs: int
     num_by_state: dict[JobState, int]
     created_at: float
-    """Of its first job."""
+    """When the sweep's first job was created."""
 
 
 class SweepView(SweepSummary):

@@ -29,7 +29,7 @@ class ProfileView(Frozen):
     """One profile of a job: requested, done, or failed with a reason."""
 
     number: int
-    """Of the job's profiles, from 1. The newest 8 are kept."""
+    """Number among the job's profiles, from 1. The newest 8 are kept."""
     state: ProfileState
     rank: int
     steps: int
@@ -38,7 +38,7 @@ class ProfileView(Frozen):
     ended_at: float | None = None
     attempt: int
     generation: int | None = None
-    """In which it was taken; null: not yet, or in none."""
+    """Generation in which it was taken; null: not yet, or in none."""
     reason: str = ""
     """Why it failed."""
     note: str = ""

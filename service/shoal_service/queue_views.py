@@ -17,7 +17,7 @@ class QueuePlace(Frozen):
     """Where a queued job stands, as the scheduler explained it last."""
 
     position: int
-    """In the order in which jobs would start; 1 is next."""
+    """Place in the order in which jobs would start; 1 is next."""
     reason: str
     """What is missing, who has it, and the way out."""
     holders: tuple[str, ...] = ()
@@ -32,9 +32,9 @@ class StartForecast(Frozen):
     """What the scheduler would do now with a job that is not submitted."""
 
     workers: int | None = None
-    """With which the job would start now; null: it would wait."""
+    """Workers with which the job would start now; null: it would wait."""
     position: int | None = None
-    """In the order in which jobs would start; null: it would not wait."""
+    """Place in the order in which jobs would start; null: it would not wait."""
     reason: str
     holders: tuple[str, ...] = ()
     """Ids of jobs that hold what it would wait for."""
@@ -43,7 +43,7 @@ class StartForecast(Frozen):
 
 
 class PlannedSize(Frozen):
-    """The layout that the job would have with so many workers."""
+    """The layout that the job would have with this many workers."""
 
     workers: int
     layout: str
@@ -60,7 +60,7 @@ class DryRun(Frozen):
     note: str
     """What is probably not meant; the note of the job's status."""
     layouts: tuple[PlannedSize, ...]
-    """With `elasticity.min_workers`, and with `elasticity.max_workers`."""
+    """Layouts with `elasticity.min_workers`, and with `elasticity.max_workers`."""
     start: StartForecast | None
     """null: this server does not schedule at the moment."""
 
@@ -69,7 +69,7 @@ class GrowthAnswer(Frozen):
     """Why the scheduler grants a running job fewer workers than its `elasticity.max_workers`."""
 
     limit: GrowthLimit
-    """For programs."""
+    """The limit, for programs."""
     reason: str
     """For people: what growing would bring and cost, who has the workers, and the way out."""
     max_workers: int
@@ -139,9 +139,9 @@ class ProjectView(ProjectRules):
     running: int = 0
     """Jobs with workers."""
     workers: int = 0
-    """Granted to its jobs."""
+    """Workers that are granted to its jobs."""
     share: float = 0.0
-    """Of the workers that are granted to all jobs."""
+    """Its share of the workers that are granted to all jobs."""
 
 
 class UserRules(Frozen):

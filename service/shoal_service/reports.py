@@ -49,7 +49,7 @@ class StacksAnswer(Frozen):
     """What the workers do, as a directive has asked."""
 
     number: int
-    """Of the request."""
+    """Number of the request."""
     stacks: Stacks | None
     """None: the attempt is over, or begins."""
 
@@ -59,7 +59,7 @@ class SupervisorReports(Frozen):
 
     attempt: int
     version: int = 1
-    """Of the wire: that of the supervisor's release; see WIRE_VERSION."""
+    """Version of the wire: that of the supervisor's release; see WIRE_VERSION."""
     seq: int
     """Number of the last item; it is stored with the items, so that each is stored exactly once."""
     events: tuple[PendingEvent, ...] = ()

@@ -15,7 +15,7 @@ class DeletionView(Frozen):
     user: str
     requested_at: float
     requested_by: str = ""
-    """Who asked for it; empty: nobody is known."""
+    """Who asked for it; empty: not known."""
     reason: str = ""
     """Why, if retention deletes the job."""
     with_checkpoints: bool = True
@@ -38,7 +38,7 @@ class RemovalView(Frozen):
     kind: Kind
     job_id: str = ""
     name: str = ""
-    """Of the job, the checkpoint or the archive."""
+    """Name of the job, the checkpoint or the archive."""
     reason: str = ""
     rows: int = 0
     """Deleted from the database; 0 in a dry run."""

@@ -80,7 +80,7 @@ class Settings(BaseSettings):
     limit_at_once: int = Field(2000, ge=1, le=1_000_000)
     """Requests that are open at the same time, of all together."""
     limit_connections: int = Field(4096, ge=1, le=1_000_000)
-    """Connections that are open at the same time, of all together; fewer if the process may not have so many
+    """Connections that are open at the same time, of all together; fewer if the process may not have that many
     descriptors (ulimit -n)."""
     limit_address_connections: int = Field(512, ge=1, le=1_000_000)
     """Connections of one address; those of trusted_proxies have no limit of their own."""
@@ -155,7 +155,7 @@ class Settings(BaseSettings):
     """Fork workers without GPUs from a process of their node that has imported torch, instead of starting an
     interpreter for each. Set it to false if the nodes of the cluster have their interpreters at different paths."""
     agents_from: int = Field(AGENTS_FROM, ge=0, le=1_000_000)
-    """Jobs with at least so many workers get a process on each node that polls the workers there for the supervisor,
+    """Jobs with at least this many workers get a process on each node that polls the workers there for the supervisor,
     which then makes one call per node. 0: no job does."""
 
     snapshot_scope: SnapshotScope = SnapshotScope.MACHINE

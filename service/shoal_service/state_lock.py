@@ -87,7 +87,7 @@ class StateLock:
         return lock
 
     def listens_at(self, url: str) -> None:
-        """For the message to a second server."""
+        """Notes the address for the message to a second server."""
         self._owner = self._owner.model_copy(update={"url": url})
         self._write()
 

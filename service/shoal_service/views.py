@@ -119,7 +119,7 @@ class JobStatus(Frozen):
     reason: str = ""
     """For programs: an end reason if the job or its last attempt has ended; otherwise what the state waits for."""
     message: str = ""
-    """For people."""
+    """The reason in words, for people."""
     deadline: float | None = None
     """Wall-clock time until which the attempt waits for what `note` says; progress of that moves it on. null: it waits
     for nothing, or without a limit."""
@@ -127,7 +127,7 @@ class JobStatus(Frozen):
     """The version of the spec that the supervisor works with."""
     attempt: int = 0
     cluster: str = ""
-    """In which this attempt has begun; empty: there was none, or an earlier release has begun it."""
+    """Cluster in which this attempt has begun; empty: there was none, or an earlier release has begun it."""
     generation: int = 0
     """Number of the group in the attempt. It is not the version of the spec."""
     workers: int = 0
@@ -174,7 +174,7 @@ class JobStatus(Frozen):
     difference only checkpoints of this step and earlier ones are restored."""
     num_parameters: int | None = None
     proofs: tuple[LayoutProof, ...] = ()
-    """Of the layouts that the attempt has used or tried, one micro-batch split against whole."""
+    """Proofs of the layouts that the attempt has used or tried, one micro-batch split against whole."""
     eta_s: float | None = None
     note: str = ""
     """For people: what the attempt waits for, and how far that is; while it trains, what it saves or validates, that
@@ -230,14 +230,14 @@ class JobSummary(Frozen):
     goodput: float | None = None
     """Share of the requested worker-seconds that was productive; null: nothing is booked yet."""
     note: str = ""
-    """For people: what the job does beside its steps, or waits for."""
+    """What the job does beside its steps, or waits for; for people."""
     workers: int = 0
     desired_workers: int = 0
     priority: int = 0
     project: str = "default"
     user: str = "default"
     cluster: str = ""
-    """In which its newest attempt has begun; empty: there was none."""
+    """Cluster in which its newest attempt has begun; empty: there was none."""
     queue_position: int | None = None
     """1 starts next; null: not in the queue, or not considered yet."""
     created_at: float
@@ -289,7 +289,7 @@ class IncidentView(Frozen):
     restore_s: float | None = None
     first_step_s: float | None = None
     recovery_s: float | None = None
-    """From `at` to the end of the first completed step of the next generation."""
+    """Seconds from `at` to the end of the first completed step of the next generation."""
     state_source: StateSource | None = None
     """Where the next group took its state from."""
     bytes_moved: int | None = None
@@ -317,7 +317,7 @@ class CheckpointView(Frozen):
     state: CheckpointState
     bytes: int = 0
     seconds: float = 0.0
-    """From the staging of the first rank to the commit."""
+    """Seconds from the staging of the first rank to the commit."""
     stall_s: float = 0.0
     committed_at: float | None = None
     attempt: int
@@ -333,7 +333,7 @@ class CheckpointView(Frozen):
 
     @property
     def name(self) -> str:
-        """Of its directory."""
+        """Name of the checkpoint's directory."""
         return str(CheckpointName(self.step, self.attempt, self.generation))
 
 
@@ -385,7 +385,7 @@ class ClusterSummary(Frozen):
     connected: bool = False
     """Its gateway reports, and Ray answers it."""
     why_away: str = ""
-    """For people: why it is not connected; empty: it is."""
+    """Why it is not connected, for people; empty: it is."""
     silent_s: float | None = None
     """Seconds since its gateway's newest report; null: none has come."""
     labels: dict[str, str] = Field(default_factory=dict)
@@ -393,7 +393,7 @@ class ClusterSummary(Frozen):
     cordon: Cordon | None = None
     """No worker is added on its nodes; those that are there stay."""
     num_nodes: int = 0
-    """That are alive. This and the numbers below are those of the newest snapshot."""
+    """Nodes that are alive. This and the numbers below are those of the newest snapshot."""
     cpus_total: float = 0.0
     cpus_free: float = 0.0
     gpus_total: float = 0.0
@@ -406,9 +406,9 @@ class ClusterView(Frozen):
     """The clusters as the scheduler sees them."""
 
     connected: bool
-    """At least one of them is."""
+    """Whether at least one of them is connected."""
     address: str
-    """Of the first one."""
+    """Address of the first cluster."""
     clusters: tuple[ClusterSummary, ...] = ()
     """By name; the service's own first."""
     nodes: tuple[NodeView, ...]

@@ -19,7 +19,7 @@ class WebhookView(Frozen):
     delivered: int = 0
     """Events that the receiver has accepted."""
     gave_up: int = 0
-    """Events that it has not accepted for so long that they are not tried any more."""
+    """Events that were given up, because the receiver has not accepted them for too long."""
     failing: int = 0
     """Jobs whose events wait after a failed attempt."""
     waiting_since: float | None = None
@@ -31,4 +31,4 @@ class WebhookView(Frozen):
     delivered_at: float | None = None
     """The last success."""
     error: str = ""
-    """Of the last failed attempt; empty if nothing waits."""
+    """Error of the last failed attempt; empty if nothing waits."""

@@ -57,7 +57,7 @@ from shoal_workers.training_thread import on_training_thread
 _STEPS = 3
 _SAVED_AFTER = 2
 _TEXT_BYTES = 4 << 20
-"""Of the text of a built-in task: enough for a few samples, tokenised within a second."""
+"""Bytes of the text of a built-in task that are read: enough for a few samples, tokenised within a second."""
 _POLL_S = 0.2
 _OF_THE_TASK = (ExitKind.USER_ERROR, ExitKind.NON_FINITE)
 
@@ -75,14 +75,14 @@ class Checked:
     device: str
     checkpoint_bytes: int
     loss: float | None
-    """In the first step; None: it was not finite, and skipped."""
+    """Loss in the first step; None: it was not finite, and skipped."""
     last_loss: float | None
     val_loss: float | None
     """None: the spec asks for no validation, the task has no such data, or it was not finite."""
     remarks: tuple[str, ...] = ()
     """What is probably not meant, and what was not tried."""
     proofs: tuple[dict[str, Any], ...] = ()
-    """Of layouts, as `LayoutProof`; and `name`, the layout in words."""
+    """Proofs of layouts, as `LayoutProof`; and `name`, the layout in words."""
 
 
 class TaskRefused(Exception):

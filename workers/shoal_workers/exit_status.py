@@ -39,7 +39,7 @@ class ExitStatus:
     """Where it crashed: ` in validation, at digits.py:41 in loss()`; empty: not known."""
 
     def words(self) -> str:
-        """Without a subject: `was killed by signal 9 (SIGKILL)`."""
+        """The exit in words without a subject: `was killed by signal 9 (SIGKILL)`."""
         if self.out_of_memory:
             return OUT_OF_MEMORY
         if self.signal is None:

@@ -31,7 +31,7 @@ ROOT = "~/.cache/shoal/packages"
 _KEY = re.compile(r"[0-9a-f]{32}")
 _PARTS = ("", ".installing", ".deleting")
 _FILES = (".lock", ".progress", ".use")
-"""In the order in which they are removed: the lock that is held comes last."""
+"""Endings in the order in which the files are removed: the lock that is held comes last."""
 
 
 @dataclass(frozen=True, slots=True)

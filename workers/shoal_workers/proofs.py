@@ -229,7 +229,7 @@ class Zygote:
 
 
 def _serve(spec: JobSpec, asked: int, answer: int) -> None:
-    """In the forked process; never returns."""
+    """Runs in the forked process; never returns."""
     try:
         with os.fdopen(asked) as lines:
             layouts = [Layout.model_validate_json(line) for line in lines]

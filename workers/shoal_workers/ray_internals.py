@@ -52,7 +52,7 @@ RAYLET_PID = "RAY_RAYLET_PID"
 """Environment variable of a worker's process with the pid of its raylet.
 
 Why: an actor ends as soon as its raylet has ended (`actor_process`).
-Without: Ray's own check notices it after a second, or never if nobody reaps the raylet.
+Without: Ray's own check notices it after a second, or never if no process reaps the raylet.
 Public: none.
 """
 

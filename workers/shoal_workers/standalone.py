@@ -226,7 +226,7 @@ def _newest_of(spec: JobSpec, root: str, *, may_differ: bool) -> str:
 
 
 def _origin_of(origin: ContinueFrom) -> str:
-    """Without a service nobody looks up the other job's checkpoint."""
+    """Without a service, nothing looks up the other job's checkpoint."""
     if origin.url is None:
         raise SystemExit(f"continue_from.job {origin.job}: only the service knows its jobs; set continue_from.url too.")
     return origin.url

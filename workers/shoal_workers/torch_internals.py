@@ -221,7 +221,7 @@ def at_end_of_backward(unit: FSDPModule, wrapped: Callable[[Callable[[], None]],
 
 
 def run_fsdp_hook_first(unit: nn.Module) -> None:
-    """Of the hooks before a unit's forward: FSDP's own sets everything up."""
+    """Let FSDP's own hook run before the other hooks of a unit's forward: it sets everything up."""
     assert isinstance(unit, FSDPModule)
     hooks: Any = unit._forward_pre_hooks
     state: Any = unit._get_fsdp_state()
@@ -239,7 +239,7 @@ def set_collectives(group: Any, gather: Any, scatter: Any) -> None:
 
 
 def replicas_of(group: Any) -> dist.ProcessGroup | None:
-    """Among whom FSDP sums the sums over shards, if it does so now."""
+    """The group in which FSDP sums the sums over shards; None: it does not do so now."""
     found: dist.ProcessGroup | None = None
     if group._is_hsdp and group.all_reduce_grads:
         found = group._all_reduce_process_group
@@ -251,7 +251,7 @@ def mark_backward_done(group: Any) -> None:
 
 
 def forget_gather(group: Any) -> None:
-    """Of an interrupted step: it would be waited for, in a group that may be broken."""
+    """Drop the gather of an interrupted step: FSDP would wait for it, in a group that may be broken."""
     group._all_gather_result = None
 
 
@@ -265,7 +265,7 @@ def gathered(record: Any) -> Any:
 
 
 def forget_gradients(record: Any) -> None:
-    """Of the whole parameter: the next backward pass would add to these, without an error."""
+    """Drop the gradients of the whole parameter: the next backward pass would add to them, without an error."""
     record.unsharded_accumulated_grad = None
     if (whole := gathered(record)) is not None:
         whole.grad = None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal_api.cli.errors import CliError
 
 _MAX_STACK_CHARS = 100_000
-"""Of what the program printed, from its end."""
+"""Characters that are kept of what the program printed, from its end."""
 
 
 def describe(task: str, found: dict[str, Any]) -> str:

@@ -44,7 +44,7 @@ class Clusters(Endpoint):
         self._transport.send("DELETE", _path(name), params={"force": force}, idempotent=False)
 
     def cluster_tokens(self, name: str) -> tuple[TokenView, ...]:
-        """Of its gateway, newest first, with those that have ended."""
+        """Tokens of the cluster's gateway, newest first, with those that have ended."""
         return self._get(f"{_path(name)}/tokens", Page[TokenView]).items
 
     def move(self, job_id: str, to: str, *, if_match: str | None = None) -> JobView:

@@ -108,7 +108,7 @@ def _start_prometheus(output: Output, url: str, folder: Path) -> PrometheusProce
 
 @dataclass(frozen=True)
 class _Address:
-    """Of the demo's server."""
+    """Where the demo's server answers, and where its files are."""
 
     url: str
     state_dir: Path

@@ -93,7 +93,7 @@ class Changes:
 
 
 class Watch:
-    """Of one waiting coroutine: whether a change has happened since `arm`."""
+    """What one waiting coroutine watches: whether a change has happened since `arm`."""
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes

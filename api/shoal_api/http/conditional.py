@@ -37,7 +37,7 @@ def spec_tags(if_match: str | None) -> str | None:
 
 
 def _tags(header: str) -> list[tuple[str, str]]:
-    """Of each tag: `W/` if it is weak, and its text."""
+    """The tags of the header, each as two parts: `W/` if it is weak, and its text."""
     return _TAG.findall(header) or [("", part.strip()) for part in header.split(",")]
 
 

@@ -70,14 +70,14 @@ class Context:
     """The metrics: the header `Accept`, and the projects if not all -> body and media type. On worker threads."""
     version: str
     storage: JobStorage
-    """Of the jobs, for their profiles and checkpoints."""
+    """Storage of the jobs, for their profiles and checkpoints."""
     retention: RetentionCollector
     planning: PlanningProcesses
     authenticator: Authenticator
     reception: Reception
     """Takes the reports of supervisors, and has their directives."""
     session_s: float = 12 * 3600.0
-    """Of the page's sessions."""
+    """Lifetime of a session of the web page, in seconds."""
     pace: Pace = DEFAULT_PACE
     profiles: Mapping[str, HardwareProfile] = field(default_factory=lambda: PROFILES)
     """The hardware that the planner knows, by name."""

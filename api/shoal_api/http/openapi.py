@@ -45,7 +45,7 @@ _MODELS = (
     *(CordonRequest, NoticeRequest, WindowRequest, ProfileBody, TokenRequest, SessionRequest),
     *(ExtendRequest, MoveRequest, SweepRequest, ClusterReport, ClusterTokenRequest, ClusterPatch),
 )
-"""Of the bodies that routes decode themselves, and of problems."""
+"""Models of the bodies that routes decode themselves, and of problems."""
 
 
 EXAMPLES: dict[str, Any] = {

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 async def watch_other_writers(context: Context) -> None:
-    """Until it is cancelled."""
+    """Runs until it is cancelled."""
     changes, store = context.changes, context.store
     known: dict[str, tuple[float, int, int]] = {}
     cluster = None

@@ -32,7 +32,7 @@ POSITION = r"^([0-9]{1,18}\.[0-9]{1,18}\.[0-9]{1,18})?$"
 """An id of this stream: the numbers of the last event, step and line of the log."""
 _BATCH = 1000
 _MAX_LOG_LINES = 500
-"""Of the first answer."""
+"""Log lines in the first answer, at most."""
 _MAX_POINTS = 500
 _KEPT = 256
 _Version = tuple[float, int, int]
@@ -70,7 +70,7 @@ class OverviewCache:
         self._made: OrderedDict[Any, tuple[tuple[bytes, ...], Position]] = OrderedDict()
         self._version_lock = threading.Lock()
         self._num_reads = 0
-        """Of versions, that have begun."""
+        """Reads of versions that have begun."""
         self._versions: OrderedDict[str, tuple[int, tuple[JobState, _Version]]] = OrderedDict()
         """By job: the newest one that was read, and the number of that read."""
 

@@ -177,7 +177,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> str:
-    """Of all routes with this path; the router knows only those of the first."""
+    """Methods of all routes with this path; the router knows only those of the first."""
     paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
     methods = {
         verb.upper()

@@ -58,7 +58,7 @@ _START_TIMEOUT_S = 120.0
 _MAX_STARTS = 3
 """Starts of one node before the cluster goes on without it."""
 _RESTART_TIMEOUT_S = 30.0
-"""Of one node beside a running cluster. Meanwhile `heal` cannot look after the head."""
+"""Time for the restart of one node beside a running cluster. Meanwhile `heal` cannot look after the head."""
 _CHECK_S = 0.1
 
 

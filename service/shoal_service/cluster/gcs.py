@@ -49,8 +49,8 @@ class RayActor:
 
 
 def cluster_id() -> str:
-    """Of the cluster that this process is connected to, in hexadecimal digits. A head that is started again has the
-    same one if it finds its tables."""
+    """Id of the cluster that this process is connected to, in hexadecimal digits. A head that is started again has the
+    same id if it finds its tables."""
     client = ray_internals.head()
     if client is None:
         raise GcsUnavailable("not connected to a Ray cluster")

@@ -66,7 +66,7 @@ class Account:
     gid: int
     home: Path
     groups: tuple[int, ...] = ()
-    """Beside that of `gid`."""
+    """Groups beside that of `gid`."""
 
     @property
     def popen(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class IsolationConfig:
     user: str
     gateway_user: str
     home: Path
-    """Of the workers; made if it is not there."""
+    """Home directory of the workers; made if it is not there."""
     state_dir: Path
     checkpoints: Path | None
     """Made if it is not there. None: they are not on this machine."""

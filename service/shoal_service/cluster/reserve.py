@@ -17,7 +17,7 @@ class SupervisorReserve:
     """Empty until the first supervisor was started."""
 
     def __init__(self, keep_s: float) -> None:
-        """`keep_s`: a process that nobody uses ends after this time."""
+        """`keep_s`: a process that is not used ends after this time."""
         self._keep_s = keep_s
         self._environment = ""
         """The runtime environment of the last supervisor; the next one is expected to have the same."""

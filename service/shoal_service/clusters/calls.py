@@ -82,12 +82,12 @@ class UploadCode(OfAttempt):
 
 
 class SeesStorage(Frozen):
-    """Of a job that may go on in this cluster."""
+    """The question whether this cluster can read the storage of a job that may go on in it."""
 
     url: str
-    """Of the job's directory."""
+    """URL of the job's directory."""
     name: str
-    """Of its newest checkpoint; empty: it has none."""
+    """Name of the job's newest checkpoint; empty: it has none."""
 
 
 class FaultOfNode(Frozen):

@@ -21,11 +21,11 @@ class GatewayConfig(Frozen):
     url: str
     """Address of the service."""
     token: str
-    """With which the service knows the cluster."""
+    """Token by which the service knows the cluster."""
     cluster: str = Field(DEFAULT_CLUSTER, pattern=CLUSTER_PATTERN)
     """The name under which it joins."""
     labels: dict[str, str] = Field(default_factory=dict)
-    """Of the cluster: added to those of its nodes."""
+    """Labels of the cluster, added to those of its nodes."""
     ca: str = ""
     """Certificates in PEM that the service's one must come from; empty: the usual authorities."""
     is_same_machine: bool = False

@@ -31,9 +31,9 @@ class ClusterSnapshot:
 
     nodes: tuple[Node, ...]
     free: Mapping[str, WorkerNeed] = field(default_factory=dict)
-    """What nobody has reserved, by node id. A node that is missing has not reported yet."""
+    """Resources that are not reserved, by node id. A node that is missing has not reported yet."""
     reservations: tuple[Reservation, ...] = ()
-    """Of the workers of all jobs."""
+    """Reservations of the workers of all jobs."""
     attempts: frozenset[AttemptKey] = frozenset()
     """Those that have actors, also of other control planes."""
     failed: frozenset[AttemptKey] = frozenset()
@@ -66,4 +66,4 @@ class RoomKind(NamedTuple):
 
     need: WorkerNeed
     labels: tuple[tuple[str, str], ...] = ()
-    """Of the node, as Ray's `label_selector`; sorted."""
+    """Labels of the node, as Ray's `label_selector`; sorted."""

@@ -1,7 +1,7 @@
 """The documents that a gateway and the service exchange.
 
     ClusterReport   gateway -> service: the cluster as it is now, and the answers to orders
-    ReportReceipt   service -> gateway: that the report is stored, and which orders nobody waits for any more
+    ReportReceipt   service -> gateway: that the report is stored, and which orders the service no longer waits for
     OrderPage       service -> gateway: the orders without an answer
 
 `value` and `arguments` are JSON texts, read by `calls.py`: the service passes them on without looking into them.
@@ -53,14 +53,14 @@ class ClusterReport(Frozen):
     replaces: bool = False
     """It may take the name over from another Ray cluster, once that one is silent."""
     address: Words = ""
-    """Of the Ray cluster, for people."""
+    """Address of the Ray cluster, for people."""
     snapshot: ClusterSnapshot | None = None
     """Null: as in the report before, or see `error`."""
     error: Words = ""
     """Why Ray does not answer the gateway; empty: it does."""
     labels: dict[str, str] = Field(default_factory=dict)
-    """Of the cluster, as `shoal join --label` gives them. The first report of a life merges them into those that the
-    service has."""
+    """Labels of the cluster, as `shoal join --label` gives them. The first report of a life merges them into those that
+    the service has."""
     answers: Annotated[tuple[Answer, ...], Field(max_length=MAX_ANSWERS)] = ()
     running: Annotated[tuple[Number, ...], Field(max_length=100_000)] = ()
     """Numbers of the orders that it carries out now."""
@@ -73,9 +73,9 @@ class ClusterReport(Frozen):
 
 class ReportReceipt(Frozen):
     number: Number
-    """Of the newest report that is stored."""
+    """Number of the newest report that is stored."""
     cancelled: tuple[Number, ...] = ()
-    """Those of `running` that nobody waits for any more."""
+    """Orders of `running` whose answers the service no longer waits for."""
 
 
 class Order(Frozen):

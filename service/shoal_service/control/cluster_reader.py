@@ -34,7 +34,7 @@ READ_S = 1.0
 """A cluster is read again after this time."""
 _SNAPSHOT_S = 5.0
 _LATE_S = 0.3
-"""For so long a pass waits for one cluster of several."""
+"""A pass waits this long for one cluster of several."""
 _NOTHING = WorkerNeed()
 
 
@@ -48,13 +48,13 @@ class ClusterReader:
         self._max_probation = max_probation
         self._readings: dict[str, _Reading] = {}
         self._window_drains: dict[str, Drain] = {}
-        """For maintenance windows, as of the last `read`."""
+        """Drains for maintenance windows, as of the last `read`."""
         self.foreign: dict[str, WorkerNeed] = {}
         """What others than Shoal's jobs have reserved, by node id."""
         self.workers: dict[str, dict[str, int]] = {}
         """Workers that are alive, by job and node, in the cluster of the job's attempt."""
         self.reservations: tuple[Reservation, ...] = ()
-        """Of the workers of all jobs."""
+        """Reservations of the workers of all jobs."""
         self.view = ClusterView(
             connected=False,
             address=clusters.of("").address,
@@ -291,7 +291,7 @@ def _view_of(node: Node, foreign: Mapping[str, WorkerNeed]) -> NodeView:
 
 
 def _retrieve(task: asyncio.Task[ClusterSnapshot]) -> None:
-    """The error of a call that nobody waits for any more is not reported as a lost one."""
+    """The error of a call that is no longer waited for is not reported as a lost one."""
     if not task.cancelled():
         task.exception()
 

@@ -31,4 +31,4 @@ class ControlConfig:
     scale_out: bool = False
     """Unmet demand is asked of Ray's autoscaler."""
     logs: LogSettings = field(default_factory=LogSettings)
-    """Of the supervisors and workers that are started."""
+    """Log settings of the supervisors and workers that are started."""

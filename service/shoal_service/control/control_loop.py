@@ -105,7 +105,7 @@ class ControlLoop:
         """What the last decisions were taken for; None: they changed something."""
         self._decided_mono = 0.0
         self._requested: dict[str, tuple[dict[RoomKind, int], float]] = {}
-        """Of the autoscaler of each cluster, and when."""
+        """By cluster: the last request to its autoscaler, and the monotonic time of that request."""
         self._sizes: dict[str, tuple[str, JobState, int]] = {}
         """Cluster, state and workers of each job with an attempt, in the last pass."""
         self._woken = asyncio.Event()
@@ -121,7 +121,8 @@ class ControlLoop:
         return self._reader.view
 
     def expected_start(self, spec: JobSpec) -> StartForecast | None:
-        """Of a job that is not submitted; None: this process does not schedule. On any thread; it blocks."""
+        """Expected start of a job that is not submitted; None: this process does not schedule. On any thread; it
+        blocks."""
         if (market := self._last_market) is None:
             return None
         return forecast(market, spec, self._config.profiles, self._policy, self._clock.time())
@@ -274,7 +275,7 @@ class ControlLoop:
                 self._reader.expire(cluster)
 
     def _cluster_of(self, row: DriveRow) -> str:
-        """Of its attempt; empty: it has none."""
+        """Cluster of the job's attempt; empty: the job has none."""
         return "" if row.state is JobState.QUEUED else row.cluster or self._clusters.own
 
     async def _read_clusters(self, rows: Sequence[DriveRow]) -> bool:

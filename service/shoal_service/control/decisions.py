@@ -34,9 +34,9 @@ class DecisionWriter:
         self._written: object = None
         self._written_at = 0.0
         self._explained: object = None
-        """Grants and versions of the specs whose growth was explained last ..."""
+        """Grants and versions of the specs whose growth was explained last."""
         self._explained_at = 0.0
-        """... and when."""
+        """When growth was explained last."""
 
     async def write(self, changes: Sequence[Change], rows: Mapping[str, DriveRow], *, epoch: int, now: float) -> None:
         """Those that give workers back first."""
@@ -88,7 +88,7 @@ class DecisionWriter:
 
 
 def changes_of(decisions: Sequence[Decision]) -> list[Change]:
-    """Without the jobs that wait."""
+    """The decisions that change something, without the jobs that wait."""
     return [one for one in decisions if not isinstance(one, Wait)]
 
 

@@ -48,7 +48,7 @@ from shoal_workers.contract.spec import JobSpec
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.25
 _AWAY_S = 1.0
-"""Between two tries to start a supervisor in a cluster that does not answer."""
+"""Pause between two tries to start a supervisor in a cluster that does not answer."""
 _LOOK_S = 0.5
 """Between two looks at when the supervisor has reported last; it does so at least every second."""
 _OVERDUE_S = 1.5
@@ -62,7 +62,7 @@ Longer than its pauses between two calls that fail."""
 _UNKNOWN_S = 15.0
 """Silence of a supervisor that has reported before, is there, and whose host answers, until it gets a new token."""
 _REAP_S = 5.0
-"""For so long a server that stops waits for the end of the actors of an attempt whose end is stored."""
+"""A server that stops waits this long for the end of the actors of an attempt whose end is stored."""
 _STACKS_S = 35.0
 
 
@@ -191,7 +191,7 @@ class Driver:
 
     @property
     def _cluster(self) -> Cluster:
-        """In which the attempt has begun. Asked each time: it may be removed and join again."""
+        """Cluster in which the attempt has begun. Asked each time: it may be removed and join again."""
         return self._clusters.of(self._row.cluster)
 
     def update(
@@ -239,7 +239,7 @@ class Driver:
                 await self._clock.sleep(decision.after_s)
 
     async def _follow(self) -> None:
-        """Until the attempt is over."""
+        """Follows the attempt until it is over."""
         silence = _Silence(self._clock)
         link = await self._links.of(self._key, newest=True)
         if link is not None:
@@ -303,7 +303,7 @@ class Driver:
         try:
             link = await self._links.of(self._key, newest=newest)
         except StoreUnavailable:
-            return True  # nobody can report now
+            return True  # no supervisor can report now
         if link is None:
             return False
         if silence.seen(link.reported_at):
@@ -311,7 +311,7 @@ class Driver:
         return True
 
     async def _look_into(self, silent_s: float) -> None:
-        """The supervisor has not reported for so long. Raises what has to be done about it."""
+        """Called when the supervisor has not reported for `silent_s` seconds. Raises what has to be done about it."""
         try:
             found = await asyncio.to_thread(self._cluster.find_supervisor, *self._key)
             if found is None:

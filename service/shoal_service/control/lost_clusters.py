@@ -41,5 +41,5 @@ class LostClusters:
             self._supervisors[key] = (at, silent_s + passed_s if known_at == at else 0.0)
 
     def silent_s(self, cluster: str, key: AttemptKey) -> tuple[float, float]:
-        """Of the cluster, and of the supervisor."""
+        """Seconds of silence: of the cluster, and of the supervisor."""
         return self._clusters.get(cluster, 0.0), self._supervisors.get(key, (0.0, 0.0))[1]

@@ -68,7 +68,7 @@ class Moving:
         self._said.clear()
 
     def cluster_of(self, row: DriveRow) -> str:
-        """Of its newest attempt; empty: it has had none."""
+        """Cluster of the job's newest attempt; empty: it has had none."""
         return (row.cluster or self._clusters.own) if row.attempt else ""
 
     async def give_up_lost(self, rows: Sequence[DriveRow], lease: Lease) -> list[DriveRow]:

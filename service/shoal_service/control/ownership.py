@@ -63,7 +63,7 @@ class LeaseWatch:
         return self._is_renewed and mono - self._changed_mono < ttl_s
 
     def is_silent(self, ttl_s: float, mono: float) -> bool:
-        """It was seen for so long, and not renewed."""
+        """The lease was first seen, or last renewed, at least `ttl_s` seconds ago."""
         return self._seen is not None and mono - self._changed_mono >= ttl_s
 
 

@@ -20,7 +20,7 @@ class PackageStores(Protocol):
     """The packages that jobs have had installed on the nodes. Each method may raise ClusterUnreachable."""
 
     async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
-        """Of all nodes that are alive and answer: those that no process has used for so long."""
+        """The packages that no process has used for `for_s` seconds, on all nodes that are alive and answer."""
 
     async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
         """False: they were used meanwhile, or the node does not answer."""
@@ -82,7 +82,7 @@ class Cluster(PackageStores, Protocol):
         """The probation test of a node: what was wrong; empty: it passed. Takes some seconds."""
 
     def request_room(self, workers: Mapping[RoomKind, int]) -> None:
-        """Ask the cluster's autoscaler for room for so many workers of each kind, in place of the last request."""
+        """Ask the cluster's autoscaler for room for these workers of each kind, in place of the last request."""
 
     def upload_code(self, job_id: str, attempt: int, sha256: str) -> str:
         """Stores a code archive of the store in the cluster, for the runtime environments of an attempt's workers; its

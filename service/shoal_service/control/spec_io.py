@@ -47,7 +47,7 @@ SpecLoader.add_constructor(_FLOAT, SpecLoader.construct_yaml_float)
 
 
 def _without_colons(node: yaml.ScalarNode) -> yaml.ScalarNode:
-    """Of a value that is tagged as a number by hand."""
+    """The value of a node that is tagged as a number by hand. Raises ConstructorError if there is a colon in it."""
     if ":" in node.value:
         raise yaml.constructor.ConstructorError(None, None, "not a number", node.start_mark)
     return node
@@ -84,7 +84,7 @@ class Lines:
 
     root: yaml.Node | None = None
     _children: dict[int, dict[str, tuple[int, yaml.Node]]] = field(default_factory=dict)
-    """Of the nodes that were looked into, by their Python id: line and value of each key."""
+    """Keys of the nodes that were looked into, by the Python id of the node: line and value of each key."""
 
     def of(self, path: str) -> int | None:
         """The line of the key at a dotted path, or of the nearest enclosing one; None: it is not known."""
@@ -176,7 +176,7 @@ def _require_tame(text: str) -> None:
 
 
 def _require_unique_keys(node: yaml.Node, place: Link | None) -> None:
-    """Of a duplicate key YAML would silently use the last one."""
+    """Refuses a key that is there twice: YAML would silently use the last one."""
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:

@@ -45,7 +45,7 @@ class Surroundings:
     """What is known at submit about where the job will run."""
 
     profiles: tuple[HardwareProfile, ...] = ()
-    """Of which a measured one predicts whether the job can make `finish_by`."""
+    """The hardware profiles. A measured one predicts whether the job can make `finish_by`."""
     nodes: tuple[Node, ...] = ()
     note: str = ""
     """Begins the note of the job's status."""

@@ -21,7 +21,7 @@ from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, pa
 from shoal_workers.contract.spec import JobSpec
 
 MAX_TOTAL_BYTES = 16 << 20
-"""Of the specs of a sweep together."""
+"""Size of all specs of a sweep together, at most."""
 _MAX_STEM = 50
 
 
@@ -30,7 +30,7 @@ class Member:
     """A job of a sweep that is not submitted yet."""
 
     document: dict[str, Any]
-    """Of its spec; not yet validated."""
+    """Document of the job's spec; not yet validated."""
     labels: dict[str, str]
     """Its values."""
 
@@ -72,7 +72,8 @@ def members(request: SweepRequest) -> list[Member]:
 
 
 def specs_of(request: SweepRequest) -> list[JobSpec]:
-    """Of all jobs. Raises InvalidGrid; SpecError, of the first that is not valid, with its values."""
+    """Specs of all jobs of the sweep. Raises InvalidGrid; SpecError, of the first spec that is not valid, with its
+    values."""
     specs = []
     for member in members(request):
         try:

@@ -83,7 +83,7 @@ def _merge(bucket: list[SeriesPoint]) -> SeriesPoint:
 
 
 def _means(points: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each name over the points that have it."""
+    """Mean of each name over the points that have it."""
     names = sorted({name for metrics in points for name in metrics})
     return {name: _mean([metrics[name] for metrics in points if name in metrics]) for name in names}
 

@@ -39,7 +39,7 @@ class Ending:
     """The state of the job if no other attempt follows."""
     retry: Retry
     words: str
-    """For people; the message of the supervisor has the details."""
+    """Words for people; the message of the supervisor has the details."""
 
 
 ENDINGS: dict[EndReason, Ending] = {
@@ -100,7 +100,7 @@ class RetryDecision:
     charged: bool
     """It is charged to retry.max_failures."""
     reason: str
-    """With the numbers."""
+    """Why, with the numbers."""
 
 
 def decide_retry(reason: EndReason, step: int, record: FailureRecord, *, mistake: str = "") -> RetryDecision:

@@ -3,7 +3,7 @@
 A gateway has a random *life*, new with each start. One life at a time speaks for a cluster: reports and answers of
 another one are refused.
 
-    nobody speaks, or the last one has said that it ends          the new life speaks
+    no gateway speaks, or the last one has said that it ends      the new life speaks
     the one that speaks has been silent for SILENT_S              the new life speaks
     a process that has just started shows the same token          the new life speaks: one token is one gateway
     else                                                          refused; it stands by, and asks again
@@ -37,13 +37,13 @@ class Speaker:
     """The gateway that speaks for a cluster."""
 
     life: str
-    """Empty: nobody speaks."""
+    """Life of the gateway; empty: no gateway speaks."""
     token_id: str
     number: int
-    """Of its newest report."""
+    """Number of the gateway's newest report."""
     reported_at: float
     ray_cluster: str = ""
-    """Id of the Ray cluster that has this name; empty: not known. It stays when nobody speaks any more."""
+    """Id of the Ray cluster that has this name; empty: not known. It stays when no gateway speaks any more."""
     jobs_reported_at: float = 0.0
     """When a supervisor there has reported last. Only looked up if the report comes from another Ray cluster."""
 
@@ -80,7 +80,7 @@ class Verdict(StrEnum):
 class Admission:
     verdict: Verdict
     reason: str
-    """With the numbers; for people if it is refused."""
+    """Why, with the numbers; for people if it is refused."""
 
 
 def admit(cluster: str, speaker: Speaker, incoming: Incoming, now: float) -> Admission:

@@ -35,13 +35,13 @@ class Category(StrEnum):
     CHECKPOINT_STALL = "checkpoint_stall"
     """Training waited for a copy of its state, to memory or to storage, or for the commit of the last checkpoint."""
     RECOVERING = "recovering"
-    """From the last completed step before an incident until the next group runs; divided by cause."""
+    """Time from the last completed step before an incident until the next group runs; divided by cause."""
     RESIZING = "resizing"
-    """From the step boundary of a planned change until the next group runs."""
+    """Time from the step boundary of a planned change until the next group runs."""
     DEGRADED = "degraded"
     """Workers that were requested and are not in the running group."""
     STARTING = "starting"
-    """Before the first group of an attempt runs."""
+    """Time before the first group of an attempt runs."""
     QUEUED = "queued"
     IDLE = "idle"
     """None of the above: waiting for capacity after a planned change, and the last moments of an attempt."""
@@ -70,24 +70,24 @@ class Ledger:
     settled_step: int = 0
     """Newest step of `generation` that is settled. A report of this step or of an older one is a repetition."""
     unsettled: float = 0.0
-    """Amount of the running group since its last completed step ..."""
+    """Amount of the running group since its last completed step."""
     unsettled_under: str = Category.PRODUCTIVE
-    """... and the account under which it is booked until then."""
+    """Account under which `unsettled` is booked until the next step is completed."""
     incident: float = 0.0
     """Amount that is booked to the open incident. It moves along if the cause is corrected."""
     snapshot_s: float = 0.0
     """Seconds of each step that snapshots to memory take."""
     stall_step: int = -1
-    """Step of the newest checkpoint whose stall is booked ..."""
+    """Step of the newest checkpoint whose stall is booked."""
     stall_s: float = 0.0
-    """... and its seconds, on the slowest rank that has reported."""
+    """Seconds of that stall, on the slowest rank that has reported."""
 
 
 class Goodput(Frozen):
     """Every worker-second of a job, booked under exactly one category."""
 
     seconds: dict[Category, float] = Field(default_factory=dict)
-    """By category."""
+    """Seconds by category."""
     recovering: dict[IncidentCause, float] = Field(default_factory=dict)
     """The category `recovering`, by incident cause."""
     total: float = 0.0

@@ -36,7 +36,7 @@ class LinkClass(StrEnum):
 
     INSIDE_NODE = "inside_node"
     BETWEEN_NODES = "between_nodes"
-    """Of one rack."""
+    """Links between nodes of one rack."""
     BETWEEN_RACKS = "between_racks"
 
     @property
@@ -100,9 +100,9 @@ class HardwareProfile(Frozen):
     host_bandwidth: float = Field(gt=0)
     """Bytes per second between a device and its host's memory."""
     inside: Link
-    """Between ranks of one node."""
+    """Link between ranks of one node."""
     between: Link
-    """Between nodes of a rack: the share of the network cards of one rank."""
+    """Link between nodes of a rack: the share of the network cards of one rank."""
     between_racks: Link | None = None
     """Between racks: the share of the rack's uplinks of one rank. Without it: half the bandwidth of `between`, and its
     latency."""

@@ -39,7 +39,7 @@ class SilentJob:
     wait_s: float
     """`elasticity.wait_s`."""
     saved_step: int | None
-    """Of its newest checkpoint; None: it has none."""
+    """Step of the job's newest checkpoint; None: it has none."""
     is_leaving: bool = False
     """A user has asked to pause or to cancel it."""
 
@@ -57,7 +57,7 @@ class OtherCluster:
 class LostDecision:
     verdict: Verdict
     reason: str
-    """With the numbers."""
+    """Why, with the numbers."""
     words: str = ""
     """The part of a `STAY` that stays the same while the silence goes on."""
 

@@ -20,9 +20,9 @@ class NodeLife:
 
     up_since_mono: float | None = None
     dead_since_mono: float | None = None
-    """Also the time of the last start in vain. None: it runs."""
+    """When it ended, or when its last start was in vain. None: it runs."""
     num_starts: int = 0
-    """Since it last ran steadily."""
+    """Starts since it last ran steadily."""
 
     @property
     def pause_s(self) -> float:
@@ -30,7 +30,7 @@ class NodeLife:
 
 
 def seen(life: NodeLife, runs: bool, now: float) -> NodeLife:
-    """After a look at its raylet."""
+    """What is known of the node after a look at its raylet."""
     if not runs:
         return life if life.dead_since_mono is not None else replace(life, up_since_mono=None, dead_since_mono=now)
     if life.up_since_mono is None:

@@ -79,7 +79,8 @@ class Node(Frozen):
     gpus: float
     memory_gib: float
     labels: dict[str, str] = Field(default_factory=dict)
-    """Of Ray: `ray.io/accelerator-type`, `ray.io/market-type`, and those that the operator has set."""
+    """Labels of the node in Ray: `ray.io/accelerator-type`, `ray.io/market-type`, and those that the operator has
+    set."""
     drain: Drain | None = None
     cordon: Cordon | None = None
     maintenance_at: float | None = None

@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from shoal_service.core.attempt.turn import Decision
 
 PERIOD_S = 0.5
-"""Between two connects to a host that answers."""
+"""Pause between two connects to a host that answers."""
 HURRIED_S = 0.2
-"""Between two connects to a host of which one is late."""
+"""Pause between two connects to a host of which one is late."""
 LATE_S = 0.2
 """A connect without an answer for this long is late, if answers do not take longer anyway."""
 THRESHOLD_S = 1.5
@@ -35,7 +35,7 @@ _LATE_FACTOR = 4.0
 """A connect is late after this many times the usual answer time, and a host silent after ten times as many."""
 _KEPT = 15
 _GAIN = 0.125
-"""Of the moving averages of answer times, as in TCP (RFC 6298)."""
+"""Weight of a new answer time in the moving averages, as in TCP (RFC 6298)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

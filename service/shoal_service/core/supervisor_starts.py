@@ -43,7 +43,7 @@ class StartDecision:
     """Pause before the next start; 0 if there is none."""
     reason: str
     end: EndReason = EndReason.INTERNAL
-    """Of the attempt, unless it is started again."""
+    """End of the attempt, unless the supervisor is started again."""
 
 
 def after_failure(num_failed: int, error: str) -> StartDecision:

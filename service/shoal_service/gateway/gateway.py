@@ -37,14 +37,14 @@ _LOOK_S = 1.0
 _SNAPSHOT_S = 5.0
 _RECONNECT_S = 60.0
 _WAIT_S = 20.0
-"""Of a long poll."""
+"""Longest time for which the service may hold a long poll."""
 _PACE_S = 0.02
-"""Between two requests of a loop: under load each has more in it, and there are not more of them."""
+"""Pause between two requests of a loop: under load each has more in it, and there are not more of them."""
 _STAND_BY_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _KEPT_ANSWERS = 1_000
 _MAX_ANSWER_CHARS = 16 << 20
-"""Of one report."""
+"""Characters of the answers in one report, at most."""
 _FAREWELL_S = 2.0
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class _Life:
     epoch: int = 0
     """Highest that an order has had."""
     sent: ClusterSnapshot | None = None
-    """In the newest report that was stored."""
+    """The snapshot in the newest report that was stored."""
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     outbox: dict[int, Answer] = field(default_factory=dict)
     """Answers that are not acknowledged."""
@@ -383,5 +383,5 @@ async def _until(event: asyncio.Event, at_most_s: float) -> None:
 
 
 def _pause_s(failures: int) -> float:
-    """After so many in a row; a random part keeps gateways apart."""
+    """Pause after this many failures in a row; a random part keeps gateways apart."""
     return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures, 10)) * (0.5 + random.random() / 2)

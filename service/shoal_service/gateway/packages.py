@@ -32,14 +32,14 @@ async def remove_packages(node_id: str, name: str, for_s: float) -> bool:
 
 
 def _list_unused(for_s: float) -> list[tuple[str, int, float]]:
-    """On the node."""
+    """Runs on the node."""
     from shoal_workers.package_sets import root_of_node, unused
 
     return [(one.name, one.num_bytes, one.unused_s) for one in unused(root_of_node(), for_s=for_s)]
 
 
 def _remove(name: str, for_s: float) -> bool:
-    """On the node."""
+    """Runs on the node."""
     from shoal_workers.package_sets import remove, root_of_node
 
     return remove(root_of_node(), name, for_s=for_s)

@@ -82,7 +82,7 @@ class RayCluster:
         self._node_id = ""
         """The node of the raylet that this driver is attached to."""
         self._unanswered_since_mono: float | None = None
-        """Since when the head has accepted connections without answering."""
+        """Monotonic time since which the head has accepted connections without answering."""
         self._reserve = SupervisorReserve(RESERVED_S)
 
     def connect(self, address: str) -> None:
@@ -298,7 +298,7 @@ class RayCluster:
         return node_id
 
     def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool:
-        """The head forgets the old actor at once, also if nobody reaches its process, and frees its name."""
+        """The head forgets the old actor at once, also if its process cannot be reached, and frees its name."""
         stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt)
         try:
             config = stored.read()

@@ -22,11 +22,11 @@ from shoal_workers.contract.model.lm import LM_TASK
 from shoal_workers.contract.spec import GradientLogMode, JobSpec, Precision
 
 STATE_BYTES = 12
-"""Of a parameter: fp32 weight and the two moments of AdamW."""
+"""Bytes of a parameter: fp32 weight and the two moments of AdamW."""
 SENT_COPIES = {True: 3, False: 2}
-"""Besides the own snapshots, by whether the state is double-buffered."""
+"""Copies of the state besides the own snapshots, by whether the state is double-buffered."""
 OFFLOADED_BYTES = 16
-"""Of a parameter whose weight, gradient and moments are in the host's memory."""
+"""Bytes of a parameter whose weight, gradient and moments are in the host's memory."""
 KEPT_COPIES = 2
 LOG_ENTRIES = 24
 """20 steps between two copies, two before the newest copy, and those that pass until a copy has arrived."""
@@ -57,7 +57,8 @@ def host_need(spec: JobSpec, rank_params: float, training: float) -> HostNeed:
 
 
 def gpu_host_bytes(spec: JobSpec, rank_params: Floats, *, offload: bool) -> Floats:
-    """Of workers with a GPU, without copies for a buddy: what is offloaded, the snapshots, and the process.
+    """Bytes of the host's memory that workers with a GPU need, without copies for a buddy: what is offloaded, the
+    snapshots, and the process.
 
     The start needs no more: a worker draws or reads its own part of the weights, piece by piece, onto the GPU.
     """

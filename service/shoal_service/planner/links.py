@@ -101,7 +101,7 @@ class _Places:
             self._nodes = {profile.ranks_per_node: -(-world // profile.ranks_per_node)}
         self._racks = Counter(tuple(sorted(rack)) for rack in racks)
         self._rooms = {size: size // tp for size in self._nodes}
-        """In whole tp groups, by size of the node."""
+        """Room in whole tp groups, by size of the node."""
         self._tp_crosses = self._whole_in_nodes(np.ones_like(tp)) < self._num_tp_groups
         self._rack_rooms = {
             rack: np.where(self._tp_crosses, sum(rack) // tp, sum(self._rooms[size] for size in rack))
@@ -140,7 +140,7 @@ class _Places:
         )
 
     def _link(self, block: Ints) -> Ints:
-        """The slowest class of links that a block of so many tp groups crosses."""
+        """The slowest class of links that a block of `block` tp groups crosses."""
         blocks, in_racks = self._num_tp_groups // block, np.zeros_like(block)
         for rack, room in self._rack_rooms.items():
             in_racks += self._racks[rack] * (room // block)

@@ -25,7 +25,7 @@ class Preference(StrEnum):
     SIMPLEST_OF_EQUALS = "simplest_of_equals"
     """Among layouts whose steps differ by at most 1 %: fewer axes, then less memory."""
     LEAST_SHARDED = "least_sharded"
-    """Among the shard levels that fit, the one with the least communication."""
+    """The shard level with the least communication, among those that fit."""
     MEASURED = "measured"
     """Shard levels whose predicted steps differ by less than the prediction's own error: the fastest in the job's own
     steps."""

@@ -41,7 +41,7 @@ class Task:
     tp_may_cross: bool = False
     """tp groups may be on several nodes. Fixed degrees are used wherever the workers are."""
     refused: tuple[Layout, ...] = ()
-    """By a proof."""
+    """Layouts that a proof has refused."""
 
     @property
     def work(self) -> Work:

@@ -74,9 +74,9 @@ def refusal(spec: JobSpec) -> str:
 
 
 def memory_note(spec: JobSpec, nodes: Iterable[tuple[float, float, float]], profile: HardwareProfile | None) -> str:
-    """That `elasticity.max_workers` workers do not fit into the memory of the nodes that are there at submit; "": they
-    do, or the need is not known. `nodes`: CPUs, GPUs and the GiB that Ray counts, of each; the largest are
-    filled first. What buddies keep on a node is not counted, since nobody knows yet who they are."""
+    """Says that `elasticity.max_workers` workers do not fit into the memory of the nodes that are there at submit; "":
+    they do, or the need is not known. `nodes`: CPUs, GPUs and the GiB that Ray counts, of each; the largest are filled
+    first. What buddies keep on a node is not counted, since it is not known yet who they are."""
     need, left = plan(spec, spec.elasticity.max_workers, profile).host, spec.elasticity.max_workers
     full = []
     for room, gib in sorted(((_room(spec, cpus, gpus), gib) for cpus, gpus, gib in nodes), reverse=True):
@@ -103,7 +103,8 @@ def _room(spec: JobSpec, cpus: float, gpus: float) -> int:
 
 
 def _too_large_of_its_own(spec: JobSpec) -> str:
-    """Of a task that declares the number of its parameters: its least need with all workers, on one node."""
+    """Says that a task which declares the number of its parameters needs too much memory: its least need with all
+    workers, on one node. "": it fits."""
     need, limit = plan(spec, spec.elasticity.max_workers).host, spec.worker.memory_gib
     if not limit or need.alone <= limit * GIB:
         return ""

@@ -41,15 +41,15 @@ class BlockShape:
     split_params: int
     """Divided by tp: attention, dense feed-forward, shared experts."""
     whole_params: int
-    """On every tp rank: norms and router."""
+    """Parameters that every tp rank has: norms and router."""
     expert_params: int
     """All routed experts; divided by ep and tp."""
     dense_flops: float
-    """Per token, forward: 2 for each parameter of a matrix product, without routed experts."""
+    """Operations per token, forward: 2 for each parameter of a matrix product, without routed experts."""
     expert_flops: float
-    """Per token, forward, in top_k routed experts."""
+    """Operations per token, forward, in top_k routed experts."""
     attention_flops: float
-    """Per token, forward: the scores and their product with the values, causal half."""
+    """Operations per token, forward: the scores and their product with the values, causal half."""
     saved: SavedTensors
     saved_selective: SavedTensors
     saved_full: SavedTensors
@@ -102,7 +102,7 @@ class ModelShape:
 
     @property
     def head_flops(self) -> float:
-        """Per token, forward."""
+        """Operations per token, forward."""
         return 2.0 * self.table_params
 
     @property

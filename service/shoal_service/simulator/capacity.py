@@ -64,7 +64,7 @@ class Capacity:
         return {one.name: max(0, one.at(self.steps[step][0])) * self.workers_per_node for one in self.clusters}
 
     def states(self, step: int) -> dict[str, ClusterState]:
-        """Of the clusters that have names."""
+        """States of the clusters that have names."""
         return {
             one.name: ClusterState.AWAY if one.at(self.steps[step][0]) == AWAY else ClusterState.OPEN
             for one in self.clusters

@@ -72,7 +72,7 @@ class Market:
     costs: Costs = field(default_factory=Costs)
     projects: Mapping[str, Project] = field(default_factory=dict)
     every_s: float | None = None
-    """The policy is called after so many seconds without an event, too; None: at events only."""
+    """The policy is also called after this many seconds without an event; None: at events only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Run:
     """What happened."""
 
     jobs: tuple[JobRun, ...]
-    """In the order of the trace. A job that never finished has no `finished_at`."""
+    """Jobs in the order of the trace. A job that never finished has no `finished_at`."""
     ended_at: float
     num_calls: int
     """How often the policy was called."""

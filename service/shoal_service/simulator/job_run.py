@@ -32,7 +32,7 @@ class JobRun:
     synced_at: float = 0.0
     """Up to when `left`, `served_s` and `trained_s` are counted."""
     ready_at: float = 0.0
-    """From when it trains: a start or a move lasts until then."""
+    """Time from which it trains: a start or a move lasts until then."""
     ends_at: float = math.inf
     """When it will have finished if nothing changes."""
     moved_at: float | None = None

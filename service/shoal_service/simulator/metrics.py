@@ -27,7 +27,7 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """Of the jobs that finished; NaN where none did."""
+    """What a policy achieved for the jobs that finished; NaN where none did."""
 
     num_jobs: int
     num_unfinished: int
@@ -47,7 +47,7 @@ class Metrics:
     num_losses: int
     """How often a job returned to the queue because its cluster was lost."""
     mean_wait_s: float
-    """From submission to the first workers."""
+    """Mean time from submission to the first workers."""
 
 
 def measure(run: Run, market: Market) -> Metrics:

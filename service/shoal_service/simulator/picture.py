@@ -17,7 +17,7 @@ from shoal_service.simulator.engine import Run
 from shoal_service.simulator.job_run import JobRun
 
 _WIDTH, _HEIGHT = 880, 170
-"""Of one panel's area, in pixels; a band is drawn per pixel column."""
+"""Width and height of one panel's area, in pixels; a band is drawn per pixel column."""
 _LEFT, _TOP, _GAP, _BOTTOM = 46, 26, 34, 40
 _FONT = 'font-family="DejaVu Sans, Verdana, sans-serif"'
 _LEAST_LABEL = (7.0, 11.0)

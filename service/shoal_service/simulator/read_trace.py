@@ -185,7 +185,7 @@ def _points(row: _Row, text: str) -> dict[int, float]:
 
 
 def _usable(curve: ThroughputCurve, most: int) -> ThroughputCurve:
-    """At each world size the best rate up to it."""
+    """The curve with the best rate up to each world size."""
     sizes = range(1, most + 1)
     best, rates = 0.0, []
     for size in sizes:

@@ -31,7 +31,7 @@ class TraceJob:
     cluster: str = ""
     """The only one of several clusters in which it may run; empty: any."""
     wait_s: float = WAIT_S
-    """When its cluster was lost for so long, it starts in another one."""
+    """If its cluster is lost for this long, it starts in another one."""
 
     @property
     def fastest_rate(self) -> float:

@@ -249,8 +249,8 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _make_private(path: Path) -> None:
-    """Of the owner only, and so are the files that SQLite makes beside it. An existing file is not opened: to close it
-    would release the locks of this process's connections."""
+    """Only the owner may read and write the file, and the files that SQLite makes beside it. An existing file is not
+    opened: closing it would release the locks of this process's connections."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     for file in (path, *(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm"))):

@@ -65,7 +65,7 @@ class DriveRow:
     profile: ProfileRequest | None = None
     """The open request for a profile."""
     cluster: str = ""
-    """In which its newest attempt has begun; empty: it had none."""
+    """Cluster in which its newest attempt has begun; empty: it had none."""
 
 
 class MoveKind(StrEnum):

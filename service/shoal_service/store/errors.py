@@ -222,7 +222,7 @@ class QueueFull(Conflict):
     def __init__(self, name: str, queued: int, max_queued: int, is_user: bool = False) -> None:
         super().__init__(name, queued, max_queued, is_user)
         self.name = name
-        """Of the project, or of the user."""
+        """Name of the project, or of the user."""
         self.queued = queued
         self.max_queued = max_queued
         self.is_user = is_user
@@ -305,7 +305,7 @@ class CheckpointKept(Conflict):
         self.job_id = job_id
         self.name = name
         self.why = why
-        """With the way out."""
+        """Why, with the way out."""
 
     def __str__(self) -> str:
         return f"Checkpoint {self.name} of job {self.job_id} cannot be deleted: {self.why}."
@@ -376,7 +376,7 @@ class ClusterConflict(Conflict):
         super().__init__(cluster, why)
         self.cluster = cluster
         self.why = why
-        """With the way out."""
+        """Why, with the way out."""
 
     def __str__(self) -> str:
         return f"Cluster {self.cluster} cannot be removed: {self.why}."
@@ -390,7 +390,7 @@ class MoveRefused(Conflict):
         self.job_id = job_id
         self.to = to
         self.why = why
-        """With the way out."""
+        """Why, with the way out."""
 
     def __str__(self) -> str:
         return f"Job {self.job_id} cannot be moved to cluster {self.to}: {self.why}."

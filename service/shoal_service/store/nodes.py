@@ -33,7 +33,7 @@ class Suspicion:
     """The job that suspected it last; its history gets an event when the node is cleared."""
     attempt: int
     probation_s: float
-    """That job's health.probation_s."""
+    """Value of health.probation_s in the job's spec."""
     next_test_at: float
     num_tests: int
     """Failed tests so far."""

@@ -49,7 +49,7 @@ class JobRecord:
     spec_hash: str
     attempt: int
     cluster: str
-    """In which the newest attempt has begun; empty: there was none, or the release before has begun it."""
+    """Cluster in which the newest attempt has begun; empty: there was none, or the release before has begun it."""
     granted_workers: int
     pulled_seq: int
     event_seq: int
@@ -268,7 +268,7 @@ _SUMMARY_FIELDS = (
 
 
 def summary_of(row: Row[*tuple[Any, ...]]) -> JobSummary:
-    """From SUMMARY_COLUMNS."""
+    """The summary of a job, from SUMMARY_COLUMNS."""
     status = _fields_of(row.status)
     known: dict[str, Any] = {key: status[key] for key in _SUMMARY_FIELDS if key in status}
     if isinstance(goodput := status.get("goodput"), dict):
@@ -304,7 +304,7 @@ def _valid_summary(row: Row[*tuple[Any, ...]], known: dict[str, Any]) -> JobSumm
 
 
 def _fields_of(document: str) -> dict[str, Any]:
-    """Of a summary: without validation of the rest, since lists are long."""
+    """Fields of a summary, without validation of the rest, since lists are long."""
     try:
         fields = json.loads(document)
     except ValueError:

@@ -82,7 +82,7 @@ def apply(connection: Connection, job_id: str, reports: SupervisorReports, *, no
 
 
 def apply_all(connection: Connection, incoming: Sequence[Incoming]) -> list[Outcome]:
-    """Of different jobs. What comes of each, in their order."""
+    """Stores reports of different jobs. The outcome of each, in their order."""
     outcomes = [Outcome([DropReason.STALE_ATTEMPT] if one.is_stale else []) for one in incoming]
     going_on = [(one, outcome) for one, outcome in zip(incoming, outcomes, strict=True) if not one.is_stale]
     _store_series(connection, [one for one, _ in going_on if one.is_new])

@@ -135,7 +135,7 @@ def create(
 
 @dataclass(frozen=True, slots=True)
 class Which:
-    """Of all jobs; None: of all projects, of all users."""
+    """Which jobs a list holds; None: of all projects, of all users."""
 
     states: Collection[JobState]
     project: str | None

@@ -27,7 +27,7 @@ class SupervisorConfig(Frozen):
     job_id: str
     attempt: int
     version: int = 1
-    """Of the wire: that of the control plane's release; see WIRE_VERSION."""
+    """Version of the wire: that of the control plane's release; see WIRE_VERSION."""
     spec: JobSpec
     checkpoint_root: str
     """URL of this job's checkpoint directory."""
@@ -40,7 +40,7 @@ class SupervisorConfig(Frozen):
     """`gcs://...zip`, for the runtime environment of the workers."""
     timeouts: Timeouts = Timeouts()
     home: Home | None = None
-    """Where it reports. None: to nobody; its own process reads its outbox, as tests and benchmarks do."""
+    """Where it reports. None: nowhere; its own process reads its outbox, as tests and benchmarks do."""
     snapshot_key: str = ""
     """Shared secret of the attempt's workers; see WorkerConfig."""
     avoid: tuple[AvoidedNode, ...] = ()
@@ -82,7 +82,7 @@ class StacksRequest(Frozen):
     rank: int | None
     """None: all workers."""
     native: bool
-    """Also frames of native code."""
+    """Frames of native code are asked for too."""
 
 
 class Directive(Frozen):
@@ -92,7 +92,7 @@ class Directive(Frozen):
     number: int = 0
     """Unused: journals of a release that signed directives have it."""
     version: int = 1
-    """Of the wire: that of the control plane's release; see WIRE_VERSION."""
+    """Version of the wire: that of the control plane's release; see WIRE_VERSION."""
     granted: int
     desired: Desired
     elasticity: ElasticitySpec
@@ -107,7 +107,7 @@ class Directive(Frozen):
     pinned: tuple[str, ...] = ()
     """Names of the checkpoints that retention does not delete."""
     settings: TrainingSettings | None = None
-    """Of the newest spec; null: a release before this one has sent it."""
+    """Training settings of the newest spec; null: a release before this one has sent it."""
     code: str | None = None
     """`code.archive` of the newest spec, empty if it has none, and stored in the cluster; null: a release before this
     one has sent it."""

@@ -88,7 +88,8 @@ _CHEAP_S = 0.005
 _SHARE = 0.1
 """Share of the time that paced work may take."""
 _MAX_EVENTS = 512
-"""Of one turn, so that the exits of a large group are several turns. Between two of them the loop answers calls."""
+"""Events of one turn, at most, so that the exits of a large group are several turns. Between two of them the loop
+answers calls."""
 _STEP_NOTE_S = 2.0
 """At least this often the journal contains the newest step: the lost steps are known if all processes die together."""
 
@@ -190,11 +191,11 @@ class Executor:
         self._call_on_loop(self._follow, directive)
 
     def _nodes_changed(self, nodes: NodeTable) -> None:
-        """From the thread of the node watch."""
+        """Called on the thread of the node watch."""
         self._call_on_loop(self._follow_nodes, nodes)
 
     def _silence_changed(self, silent: dict[str, str]) -> None:
-        """From the thread of the host watch."""
+        """Called on the thread of the host watch."""
         self._call_on_loop(self._post, NodesSilent(silent))
 
     def _watch_hosts(self) -> None:

@@ -109,9 +109,9 @@ class StackTaker:
         self._state = state
         self._loop: asyncio.AbstractEventLoop | None = None
         self._standstill: _Standstill | None = None
-        """The one whose stacks were asked for last."""
+        """The standstill whose stacks were asked for last."""
         self._taken: Stacks | None = None
-        """Of this standstill."""
+        """The stacks of that standstill; None: they have not arrived."""
         self._waiting: int | None = None
         """The incident that began before the stacks of its standstill had arrived."""
         self.named: int | None = None
@@ -143,7 +143,7 @@ class StackTaker:
         return found.model_copy(update={"suspect": whom_do_they_wait_for(of_group)})
 
     async def links(self) -> Suspect | None:
-        """Whose link between nodes is bad now; None: nobody's."""
+        """The suspect whose link between nodes is bad now; None: no link is bad."""
         state = self._state()
         workers = [w for i in state.group.workers if (w := state.pool.worker(i)) is not None and self._fleet.knows(i)]
         taken = await asyncio.gather(*(self._fleet.stack(w.index) for w in workers))
@@ -222,7 +222,7 @@ class SuspectFinder:
         """The incident whose suspect was found without stacks, and that suspect."""
 
     def consider(self, events: Iterable[Event]) -> None:
-        """After each turn of the machine."""
+        """Called after each turn of the machine."""
         state = self._state()
         for event in events:
             if isinstance(event, ReportArrived) and isinstance(event.item, StepReport):
@@ -282,7 +282,7 @@ class ProfileTaker:
         self._attempt = state
         self._state = ProfileState()
         self._wanted: ProfileRequest | None = None
-        """Of the newest directive."""
+        """The request of the newest directive."""
 
     def consider(self, events: Iterable[Event], directive: Directive | None) -> None:
         """After each turn of the machine. Costs nothing while no profile is requested, however large the group is."""

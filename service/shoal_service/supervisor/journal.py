@@ -80,9 +80,9 @@ class Unacknowledged(Frozen):
 
 class JournalEntry(Frozen):
     version: int = 1
-    """Of the wire: that of the release that made it; see WIRE_VERSION."""
+    """Version of the wire: that of the release that made it; see WIRE_VERSION."""
     life: int = 0
-    """Of the supervisor that wrote it; 0: it was written by a release that did not count them."""
+    """Life of the supervisor that wrote it; 0: it was written by a release that did not count them."""
     state: Attempt
     seq: int
     unacknowledged: tuple[Unacknowledged, ...] = ()
@@ -415,7 +415,7 @@ class UnansweredOrders:
         self.by_number.pop(number, None)
 
     def issued(self) -> tuple[IssuedOrder, ...]:
-        """For the journal."""
+        """The orders without an answer, for the journal."""
         self._written = {
             number: self._written.get(number) or IssuedOrder(number, _without_source(order))
             for number, order in self.by_number.items()

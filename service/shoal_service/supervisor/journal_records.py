@@ -53,9 +53,9 @@ class Records(Generic[Entry]):
         self._entry: Entry | None = None
         self._base, self._entry_bytes, self._changes_bytes = "", 0, 0
         self._num_all = 0
-        """Records of changes so far, of all entries: their keys are never used twice ..."""
+        """Records of changes so far, of all entries: their keys are never used twice."""
         self._first = 1
-        """... and the first of the current entry."""
+        """Number of the current entry's first record of changes."""
         self._void: list[int] = []
 
     def next(self, entry: Entry) -> tuple[int | None, bytes]:

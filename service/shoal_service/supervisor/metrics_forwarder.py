@@ -23,7 +23,7 @@ from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgres
 
 _log = logging.getLogger(__name__)
 _PACE_S = 0.5
-"""Between two batches."""
+"""Pause between two batches."""
 _LAST_PACE_S = 0.1
 _LAST_S = 10.0
 """How long the end of an attempt waits for the hook, if it does not fail."""
@@ -56,7 +56,7 @@ class MetricsForwarder:
         self._index: int | None = None
         """The worker beside which the hook runs."""
         self._error = ""
-        """Of the last answer."""
+        """Error of the last answer."""
         self._is_started = False
 
     def consider(self) -> None:

@@ -53,7 +53,7 @@ class Supervisor:
         Args:
             make_world: called once, with this supervisor's life, and not at all if the attempt ends here; its errors
                 end the attempt.
-            last_ends: how the last processes of this supervisor have ended, so many at most, oldest first.
+            last_ends: how the last processes of this supervisor have ended, oldest first; their number is limited.
         """
         self._config = config
         self._journal = journal
@@ -63,9 +63,9 @@ class Supervisor:
         self._epoch = config.epoch
         self.outbox = Outbox(config.attempt)
         self._stacks_number = 0
-        """Of the last request for stacks that was followed."""
+        """Number of the last request for stacks that was followed."""
         self._lock = threading.Lock()
-        """Of the epoch and of `_stacks_number`."""
+        """Guards the epoch and `_stacks_number`."""
         self._executor: Executor | None = None
         self._executor = self._prepare()
 

@@ -117,7 +117,7 @@ def _incidents(scene: Scene) -> Iterator[Family]:
 
 
 def _cluster(view: ClusterView) -> Iterator[Family]:
-    """Of one that is away nothing is known but for how long."""
+    """Metrics of the clusters. If a cluster is away, nothing is known of it but for how long."""
     yield Family(names.CLUSTER_CONNECTED, {(one.name,): int(one.connected) for one in view.clusters})
     silent = {one.name: one.silent_s for one in view.clusters if one.silent_s is not None}
     yield Family(names.CLUSTER_SILENT, {(name,): silent_s for name, silent_s in silent.items()})

@@ -64,7 +64,7 @@ def _label(rank: int) -> tuple[str, ...]:
 
 
 def _by_rank(of_use: Callable[[WorkerUse], float | None]) -> Callable[[LiveJob], Values]:
-    """Of the workers of the group."""
+    """Values of the workers of the group."""
 
     def values(job: LiveJob) -> Mapping[tuple[str, ...], float]:
         return {

@@ -97,7 +97,8 @@ class Exemplar:
 
 Value = float | Histogram
 Values = Mapping[Labels, Value] | float | Histogram | None
-"""Of a job: by the labels that follow `job_id`; a number or a histogram if there is none; None: it has no value yet."""
+"""Values of a job by the labels that follow `job_id`; a number or a histogram if there is none; None: it has no value
+yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from shoal_service.telemetry.tallies import Count, Durations
 
 
 class PassTimes:
-    """Of one process."""
+    """How long the scheduler's passes and decisions take in one process, and how many passes failed."""
 
     def __init__(self) -> None:
         self.passes = Durations(SCHEDULER_PASS_SECONDS)

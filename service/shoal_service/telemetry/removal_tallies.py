@@ -7,7 +7,7 @@ from shoal_service.telemetry.tallies import Count
 
 
 class RemovalTallies:
-    """Of one process; thread-safe."""
+    """What retention has removed in one process, by kind; thread-safe."""
 
     def __init__(self) -> None:
         self.counts = Count()
@@ -15,5 +15,5 @@ class RemovalTallies:
             self.counts.add(kind.value, amount=0)  # `increase()` sees the first one only after a 0
 
     def removed(self, kind: Kind, number: int = 1) -> None:
-        """Of logs, series and events: rows."""
+        """Counts what was removed; `number` counts rows for logs, series and events."""
         self.counts.add(kind.value, amount=number)

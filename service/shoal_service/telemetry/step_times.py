@@ -27,7 +27,7 @@ class StepTimes:
         return StepTimes(tuple(counts), total_s)
 
     def text(self) -> str:
-        """For one column of the job's row."""
+        """The times as text, for one column of the job's row."""
         return " ".join([*map(str, self.counts), repr(self.total_s)])
 
     @classmethod

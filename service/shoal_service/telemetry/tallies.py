@@ -54,5 +54,5 @@ class Durations:
         return {labels: Histogram.of_buckets(counts, total) for labels, counts, total in rows}
 
     def value(self) -> Histogram:
-        """Of a histogram without labels; of one that has observed nothing all zeros."""
+        """Value of a histogram without labels; all zeros if it has observed nothing."""
         return self.values().get((), Histogram((0,) * len(self._bounds), 0, 0.0))

@@ -11,7 +11,7 @@ from shoal_service.telemetry.tallies import Count, Durations
 
 
 class DeliveryOutcome(StrEnum):
-    """Of one attempt, or of an event whose attempts have ended."""
+    """Outcome of one attempt, or of an event whose attempts have ended."""
 
     DELIVERED = "delivered"
     FAILED = "failed"
@@ -19,7 +19,7 @@ class DeliveryOutcome(StrEnum):
 
 
 class WebhookTallies:
-    """Of one process; thread-safe."""
+    """What the webhooks of one process have delivered; thread-safe."""
 
     def __init__(self, hooks: Iterable[str] = ()) -> None:
         """`hooks`: names of the hooks of the settings."""

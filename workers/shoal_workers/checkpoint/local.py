@@ -38,7 +38,7 @@ class LocalDirectory:
 
     @property
     def path(self) -> Path:
-        """For messages; it is never opened."""
+        """The path for messages; it is never opened."""
         return self.base.joinpath(*self.below)
 
     @property

@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 WIRE_VERSION = 3
-"""Of all that supervisors, workers, journals and the control plane exchange. Raised when a document of a released
-version changes; see tools/golden.py and docs/decisions/0021-versions-on-the-wire.md.
+"""Version of all that supervisors, workers, journals and the control plane exchange. Raised when a document of a
+released version changes; see tools/golden.py and docs/decisions/0021-versions-on-the-wire.md.
 
 1: until supervisors had lives. 2: calls to workers carry the life; the journal has the orders without an answer.
 3: since release 0.2.0 workers have new calls (`build_model`, `forward_metrics`, agents that poll), and documents new

@@ -30,7 +30,7 @@ def worker_name(job_id: str, attempt: int, index: int) -> str:
 
 
 def agent_name(job_id: str, attempt: int, node_id: str) -> str:
-    """Of the agent that polls the workers of this node. A supervisor of another release does not find it."""
+    """Name of the agent that polls the workers of this node. A supervisor of another release does not find it."""
     return f"shoal/{job_id}/{attempt}/agent-{WIRE_VERSION}-{node_id}"
 
 

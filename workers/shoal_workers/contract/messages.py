@@ -67,7 +67,7 @@ class WorkerInfo(Frozen):
     device: str
     """"cpu", or "cuda"."""
     version: int = 1
-    """Of the wire: that of the release that made it; see WIRE_VERSION."""
+    """Version of the wire: that of the release that made it; see WIRE_VERSION."""
     snapshot_port: int = 0
     """Port on which it serves the snapshots of its node; 0: it keeps none."""
     machine_id: str = ""
@@ -77,7 +77,7 @@ class WorkerInfo(Frozen):
     slot: int = -1
     """Number of its GPU on the node; -1: it has none, or the number is not known."""
     memory_bytes: int = 0
-    """Of its machine, or less if a control group limits it; 0: not known."""
+    """Memory of the worker's machine, or less if a control group limits it; 0: not known."""
 
 
 _FORM_RANK_S = 0.05
@@ -102,7 +102,7 @@ class Assignment(Frozen):
     job_id: str
     attempt: int
     life: int = 1
-    """Of the supervisor that formed the group."""
+    """Life of the supervisor that formed the group."""
     generation: int
     rank: int
     layout: Layout
@@ -162,7 +162,7 @@ class Assignment(Frozen):
 
 
 def later_to_form_s(world_size: int) -> float:
-    """By how many seconds every deadline of forming is later in a group of so many ranks: one store answers all of
+    """By how many seconds every deadline of forming is later in a group of this many ranks: one store answers all of
     them, and each connects to all others. 48 s with 1,024 ranks."""
     return _FORM_RANK_S * max(0, world_size - _FORM_AT_ONCE)
 
@@ -209,7 +209,7 @@ class Progress(OfTask):
     step: int
     at: float
     note: str = ""
-    """For people: what it is preparing, and how far it is."""
+    """What it is preparing, and how far it is; for people."""
     counter: int = 0
     """Grows whenever the training thread makes progress. If it stops growing, the thread hangs or computes for long."""
     stalled_s: float = 0.0
@@ -257,7 +257,7 @@ class Refused(Frozen):
     """The answer to any call of a supervisor that has a successor: the worker has done nothing."""
 
     life: int
-    """Of the newest supervisor that has called this worker."""
+    """Life of the newest supervisor that has called this worker."""
 
 
 class ExitKind(StrEnum):
@@ -327,7 +327,7 @@ class WorkerExit(Frozen):
     is_durable: bool = False
     """FINISHED and YIELDED: the checkpoint part of `step` is durable."""
     saved_part: SavedPart | None = None
-    """That part. Its own report is lost if the worker dies before the next poll."""
+    """The durable part. Its own report is lost if the worker dies before the next poll."""
     at: float = 0.0
     """Wall-clock time at which it left the group, seconds since the epoch."""
     suspect: Suspect | None = None
@@ -368,14 +368,14 @@ class WorkerStack(OfTask):
     collective: Collective | None = None
     """The last one that it has called; null: it trains in no group, or did not answer itself."""
     links: tuple[Link, ...] = ()
-    """To the nodes of the other ranks."""
+    """Links to the nodes of the other ranks."""
 
 
 class StackCluster(Frozen):
     """Workers whose training threads have equal stacks."""
 
     ranks: tuple[int, ...] = ()
-    """Of those in the group."""
+    """Ranks of the workers that are in the group."""
     worker_ids: tuple[str, ...]
     words: str
     """Where they are."""

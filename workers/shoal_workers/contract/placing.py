@@ -100,12 +100,14 @@ def label_selector(labels: Mapping[str, str], capacity: CapacityKind) -> dict[st
 
 
 def is_label(text: str) -> bool:
-    """Of projects and receivers of events: at most 63 lower-case letters, digits and inner dashes."""
+    """Whether the text can name a project or a receiver of events: at most 63 lower-case letters, digits and inner
+    dashes."""
     return _LABEL.fullmatch(text) is not None
 
 
 def is_job_name(text: str) -> bool:
-    """At most 63 letters, digits, and inner dashes, dots and underscores; the names of labels are made of the same."""
+    """Whether the text can name a job: at most 63 letters, digits, and inner dashes, dots and underscores. The names of
+    labels are made of the same characters."""
     return _LABEL_NAME.fullmatch(text) is not None
 
 

@@ -38,7 +38,7 @@ class LayoutProof(OfTask):
     difference: float = 0.0
     """The largest relative difference of the loss, a metric or a parameter's gradient."""
     seconds: float = 0.0
-    """That the proof took."""
+    """Seconds that the proof took."""
     is_cached: bool = False
     """It was found earlier, for the same task and plan."""
     shrunk: str = ""

@@ -259,9 +259,9 @@ class TimeoutsSpec(Frozen):
     start_s: float = Field(600.0, gt=0, le=30 * 86400, allow_inf_nan=False)
     """For `elasticity.min_workers` workers to start and to prepare (import, download, tokenise)."""
     form_s: float = Field(120.0, gt=0, le=86400, allow_inf_nan=False)
-    """For a group to meet and to build its model."""
+    """Time for a group to meet and to build its model."""
     restore_s: float = Field(300.0, gt=0, le=86400, allow_inf_nan=False)
-    """For a group to read its state from memory or from a checkpoint."""
+    """Time for a group to read its state from memory or from a checkpoint."""
     save_s: float = Field(120.0, gt=0, le=86400, allow_inf_nan=False)
     """For the storage to accept more of a checkpoint. Then the checkpoint counts as not saved, and training goes on."""
     commit_s: float = Field(120.0, gt=0, le=86400, allow_inf_nan=False)
@@ -333,8 +333,8 @@ class JobSpec(Frozen):
     """Whose job it is, for the limits of jobs per user; letters, digits, dashes, dots, underscores and at signs. The
     client sets the login name. It is not verified."""
     labels: JobLabels = Field(default_factory=dict, max_length=32)
-    """Of the user, to find and to compare jobs: `{"sweep": "lr", "lr": "3e-4"}`. Names have at most 63 letters, digits,
-    dashes, dots and underscores; values at most 255 characters."""
+    """Labels that the user chooses, to find and to compare jobs: `{"sweep": "lr", "lr": "3e-4"}`. Names have at most 63
+    letters, digits, dashes, dots and underscores; values at most 255 characters."""
     annotations: Annotations = Field(default_factory=dict, max_length=32)
     """Free text of the user, which is shown with the job and not searched: `{"why": "Is 3e-4 too much?"}`. Names as
     those of labels; values at most 4,096 characters."""

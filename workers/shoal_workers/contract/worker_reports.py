@@ -32,11 +32,11 @@ class StepReport(OfTask):
     """Seconds since the previous step's end, or since training began in this generation."""
     world_size: int
     compute_s: tuple[float, ...] = ()
-    """Per rank: seconds of the step that it did not spend waiting for others. Empty: not measured."""
+    """Seconds of the step that each rank did not spend waiting for others. Empty: not measured."""
     data_s: tuple[float, ...] = ()
-    """Per rank: seconds of these that it made batches."""
+    """Seconds of these in which each rank made batches."""
     cpu_wait_s: tuple[float, ...] = ()
-    """Per rank: seconds since the step before in which its training thread was ready to run and had no CPU."""
+    """Seconds since the step before in which each rank's training thread was ready to run and had no CPU."""
     saving_s: tuple[float, ...] = ()
     """Per rank: seconds before the step in which a checkpoint kept its training thread, for example because the one
     before was not written yet."""
@@ -82,9 +82,9 @@ class GroupFormed(OfTask):
     data_before: str = ""
     """The same of the checkpoint that this generation began with, if that differs."""
     remote_bytes: int = 0
-    """Of these, bytes that came over the network from another node's memory."""
+    """Part of `restored_bytes` that came over the network from another node's memory."""
     proof: LayoutProof | None = None
-    """Of its layout; null: the assignment demanded none."""
+    """Proof of the generation's layout; null: the assignment demanded none."""
 
 
 class SavedFile(Frozen):

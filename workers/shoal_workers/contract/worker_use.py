@@ -17,10 +17,10 @@ class WorkerUse(Frozen):
     """CPUs that the process kept busy since the measurement before; null: this is the first."""
     resident_bytes: int = 0
     shm_bytes: int = 0
-    """Of /dev/shm, where snapshots are; 0: there is none."""
+    """Size of /dev/shm, where snapshots are; 0: there is none."""
     shm_free_bytes: int = 0
     disk_bytes: int = 0
-    """Of the filesystem of the checkpoints, or of temporary files if the checkpoints are not on one."""
+    """Size of the filesystem of the checkpoints, or of temporary files if the checkpoints are not on one."""
     disk_free_bytes: int = 0
     gpu_bytes: int = 0
     """Memory of the worker's GPU; 0: it has none."""

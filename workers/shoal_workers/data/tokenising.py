@@ -99,7 +99,7 @@ class TokenisingProcesses:
             raise failed
 
     def _encode(self, batch: Sequence[Document]) -> list[EncodedText]:
-        """On a thread of the pool."""
+        """Runs on a thread of the pool."""
         process = self._free.get()
         try:
             answer = process.encode(batch)
@@ -204,4 +204,4 @@ def main(settings: str) -> None:
             pickle.dump([encoder.encode(document) for document in documents], answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
     except (EOFError, BrokenPipeError):  # the kernel closes the pipe also when the other process is killed
-        os._exit(0)  # nothing is left to flush, and nobody to answer to
+        os._exit(0)  # nothing is left to flush, and no process to answer to

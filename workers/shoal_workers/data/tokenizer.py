@@ -143,7 +143,7 @@ class DocumentEncoder:
         return EncodedText(tokens, split_of(document.text, self.validation_fraction))
 
     def encode_all(self, documents: Iterable[Document]) -> Iterator[EncodedDocument]:
-        """In this process, one after the other."""
+        """Encodes the documents in this process, one after the other."""
         for document in documents:
             yield EncodedDocument(self.encode(document), document.end)
 
@@ -173,5 +173,5 @@ class Lookahead:
         return self._next
 
     def take(self) -> None:
-        """After `peek`: go on to the next one."""
+        """Called after `peek`: go on to the next one."""
         self._next = None

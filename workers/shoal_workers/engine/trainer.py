@@ -75,7 +75,7 @@ class Trainer:
         self._snapshots = Snapshots(generation, store, runtime.state, self._extra)
         self._cpu_wait = CpuWait()
         self._saving_s = self._validating_s = 0.0
-        """Since the last vote, or the last report."""
+        """Seconds since the last vote, or the last report."""
         self._saved_mono = time.monotonic()
         self._num_skipped = 0
         self._standing = generation.assignment.standing

@@ -51,7 +51,7 @@ class Clients:
         return [number for i, (number, (_, since)) in waiting if i < num_surplus or now - since >= PATIENCE_S]
 
     def patience_s(self, now: float) -> float | None:
-        """Until one of them is overdue; None: nobody waits."""
+        """Seconds until one of them is overdue; None: none waits."""
         oldest = next(iter(self.waiting.values()), None)
         return None if oldest is None else max(0.0, oldest[1] + PATIENCE_S - now)
 

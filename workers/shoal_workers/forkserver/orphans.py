@@ -20,7 +20,7 @@ from contextlib import suppress
 from shoal_workers.forkserver.launch import wait_for
 
 SWEEP_S = 0.05
-"""Between two calls of `end_orphans` while there are some."""
+"""Pause between two calls of `end_orphans` while there are some."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 

@@ -61,7 +61,7 @@ class HookProcess:
         Args:
             path: `metrics.hook` of the spec.
             say: called with each line that the hook prints, on a thread of its own.
-            mask: replaces what nobody may see in lines and errors.
+            mask: replaces what must not be seen in lines and errors.
         """
         self._path = path
         self._job = job
@@ -231,5 +231,5 @@ class _Child:
 
 
 def _environment() -> dict[str, str]:
-    """That of the worker, with its secrets; the same modules are found."""
+    """Environment of the worker, with its secrets; the same modules are found."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}

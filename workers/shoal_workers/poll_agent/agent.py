@@ -23,14 +23,14 @@ from shoal_workers.poll_agent.node_polls import NodePolls, WorkerAnswer
 
 _NUM_CHECKS = 10
 _END_S = 0.05
-"""Between the answer to `end` and the exit."""
+"""Time between the answer to `end` and the exit."""
 
 
 class PollAgent:
     """Every call names the life of its supervisor. All methods run on the actor's asyncio loop."""
 
     def __init__(self, idle_s: float) -> None:
-        """`idle_s`: without a call for so long, it ends."""
+        """`idle_s`: the agent ends after this time without a call."""
         self._handles: dict[str, Any] = {}
         self._node_polls = NodePolls(self._poll_worker)
         self._idle_checks = 0

@@ -59,7 +59,7 @@ class NodePolls:
         self._in_flight: dict[str, _InFlight] = {}
         """By worker id."""
         self._life = 0
-        """Of the newest supervisor that has called."""
+        """Life of the newest supervisor that has called."""
         self._newest_call = 0
 
     async def poll(self, requests: Sequence[PollRequest], life: int) -> NodePoll | Refused:
@@ -140,6 +140,6 @@ def until_common_end(now: float, wait_s: float) -> float:
 
 
 def _retrieve(answer: asyncio.Future[WorkerAnswer]) -> None:
-    """asyncio logs errors that nobody asks for, and the answer may be dropped."""
+    """asyncio logs errors that are not asked for, and the answer may be dropped."""
     if not answer.cancelled():
         answer.exception()

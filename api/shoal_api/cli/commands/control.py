@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shoal_service.views import CheckpointView, JobPatch
 
 _LOOK_S = 5.0
-"""Between two lines about the progress of a verification."""
+"""Pause between two lines about the progress of a verification."""
 StepArgument = Annotated[
     int, typer.Argument(metavar="STEP", min=0, help="Step of the checkpoint; `shoal checkpoints` lists them.")
 ]

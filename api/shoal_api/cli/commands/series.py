@@ -13,7 +13,7 @@ from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, UrlOption,
 
 
 class Format(StrEnum):
-    """Of the file."""
+    """Format of the file."""
 
     CSV = "csv"
     PARQUET = "parquet"

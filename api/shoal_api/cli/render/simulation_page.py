@@ -60,7 +60,7 @@ def simulation_page(trace: Trace, market: Market, found: Sequence[Simulated], *,
 
 
 def title(one: Simulated) -> str:
-    """Of a panel of the picture."""
+    """Title of a panel of the picture."""
     metrics = one.metrics
     moves = f"{count_text(metrics.num_moves, 'move')}, {count_text(metrics.num_preemptions, 'preemption')}"
     return f"{one.policy}: mean completion time {_hours(metrics.mean_jct_h)}, {moves}"

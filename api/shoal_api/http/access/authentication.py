@@ -282,7 +282,7 @@ def unauthenticated(reason: str) -> ProblemError:
 
 
 def principal_of(request: Request) -> Principal:
-    """Of a request whose route needs one."""
+    """The principal of a request whose route needs one. Raises ProblemError: unauthenticated."""
     found: Principal | None = request.scope.get(PRINCIPAL)
     if found is None:
         raise unauthenticated("This needs a token.")

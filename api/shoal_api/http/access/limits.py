@@ -36,19 +36,20 @@ _PRINCIPAL, _ATTEMPT = "shoal.principal", "shoal.attempt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of this server. The first three are of one principal, or of one address without a token."""
+    """How much this server accepts. The first three limits apply to each principal, or to each address without a
+    token."""
 
     requests_per_s: float = 200.0
-    """On average; ten seconds' worth at once."""
+    """Mean rate; ten seconds' worth may come at once."""
     streams: int = 200
     uploads: int = 4
-    """Of code archives, at the same time."""
+    """Uploads of code archives at the same time."""
     requests_at_once: int = 2000
-    """Of all together."""
+    """Requests of all principals and addresses together, at the same time."""
     body_bytes: int = MAX_SPEC_BYTES
-    """Of a document."""
+    """Size of a document."""
     archive_bytes: int = MAX_ARCHIVE_BYTES
-    """Of an uploaded code archive."""
+    """Size of an uploaded code archive."""
 
 
 @dataclass(slots=True)

@@ -87,7 +87,7 @@ def caller_of(request: Request) -> AttemptCaller:
 
 
 PUBLIC = Depends(Needs(None))
-"""Of a route that anyone may ask."""
+"""Dependency of a route that anyone may ask."""
 
 
 class LoggedIn(Needs):
@@ -104,7 +104,8 @@ class LoginNeeded(Exception):
 
 
 LOGGED_IN = Depends(LoggedIn(Permission.WHOAMI))
-"""Of a page. It has no data; what it reads has needs of its own."""
+"""Dependency of a page that needs a login. The page itself has no data; the routes that it reads from check each
+request."""
 
 
 async def to_login(request: Request, error: Exception) -> Response:

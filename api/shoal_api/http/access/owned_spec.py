@@ -52,7 +52,8 @@ def of_principal(spec: JobSpec, principal: Principal) -> OwnedSpec:
 
 
 def require_no_directory_of_server(working_dir: str | None, principal: Principal) -> None:
-    """Of `code` without an archive. Raises ProblemError: forbidden."""
+    """Only an admin may submit `code` without an archive: it names a directory of the server. Raises ProblemError:
+    forbidden."""
     if working_dir is not None and principal.role is not Role.ADMIN:
         raise ProblemError(
             Kind.FORBIDDEN,

@@ -81,7 +81,7 @@ def routes(context: Context) -> APIRouter:
 
 
 def direct_routes(context: Context) -> tuple[Route, ...]:
-    """To be tried before all others."""
+    """Routes that are tried before all others."""
 
     async def take_report(request: Request) -> Response:
         return await _take_report(context, request)

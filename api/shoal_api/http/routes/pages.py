@@ -54,7 +54,7 @@ class Library:
         return f"/static/vendor/{version(self.distribution)}/{Path(self.path).name}"
 
     def read(self) -> bytes:
-        """Without importing the package."""
+        """Reads the file without importing the package."""
         spec = find_spec(self.package)
         assert spec is not None and spec.submodule_search_locations, f"{self.distribution} is a dependency of Shoal"
         return Path(spec.submodule_search_locations[0], self.path).read_bytes()

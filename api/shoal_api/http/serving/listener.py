@@ -24,7 +24,7 @@ from typing import Any
 from shoal_service.telemetry.request_metrics import Limit
 
 _OWN_DESCRIPTORS = 96
-"""For the database, logs, processes and the rest of the server."""
+"""Descriptors for the database, logs, processes and the rest of the server."""
 _SAY_S = 60.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _REFUSAL = (

@@ -31,7 +31,7 @@ class Wire:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     trusted_proxies: str = ""
-    """Whose X-Forwarded-For and X-Forwarded-Proto are believed; empty: nobody's."""
+    """Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed; empty: none."""
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     patience: Patience = field(default_factory=Patience)
 

@@ -1,4 +1,4 @@
-"""Tokens in files. Two are in the state directory, where nobody else can read them: that of the server's owner, and
+"""Tokens in files. Two are in the state directory, where no other user can read them: that of the server's owner, and
 that of the gateway which the server starts. One is provided by whoever deploys a server and a gateway elsewhere.
 
 The command line and the Python client on the same machine read the first one, so that loopback is protected without a

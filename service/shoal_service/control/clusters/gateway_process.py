@@ -1,7 +1,7 @@
 """GatewayProcess: the gateway of this server's own cluster, as a child that is started again when it ends or hangs.
 
 Made and run by `shoal serve`. The child dials this server as any gateway does. Its token is in a file of the state
-directory that nobody else can read, so that a server which was killed finds its own one again; the child gets it
+directory that no other user can read, so that a server which was killed finds its own one again; the child gets it
 through its standard input.
 """
 
@@ -25,13 +25,13 @@ _LIVES_S = 30.0
 """A gateway that has lived for this long is started again without a longer pause than the first one."""
 _END_S = 8.0
 _LOOK_S = 1.0
-"""Between two looks at whether it has reported."""
+"""Pause between two looks at whether it has reported."""
 _LIMITS = HangLimits()
 _log = logging.getLogger(__name__)
 
 
 class GatewayProcess:
-    """On one event loop."""
+    """The gateway of the service's own cluster, as a child process. Used on one event loop."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class GatewayProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the child that runs."""
+        """Process id of the child; None: no child runs."""
         return self._child.pid if self._child is not None and self._child.poll() is None else None
 
     async def run(self) -> None:

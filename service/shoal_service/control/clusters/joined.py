@@ -7,7 +7,7 @@
 
 Made by `shoal serve`, called by the control loop and its drivers, on the loop and on threads. Every answer is validated
 by `clusters/calls.py`. An order has the epoch of the lease and is written under it, so a control plane that has lost
-the lease orders nothing; its orders that no gateway has taken are void. An order that nobody waits for any more is
+the lease orders nothing; its orders that no gateway has taken are void. An order that is no longer waited for is
 deleted.
 """
 
@@ -90,13 +90,13 @@ class JoinedCluster:
         self._clock = clock
         self._lease = lease
         self._epoch: int | None = None
-        """Of the newest lease of this process."""
+        """Epoch of the newest lease of this process."""
         self._newest = _Newest()
         self._lock = threading.Condition()
         self._is_woken = self._is_closed = False
         self._pending: dict[int, _Waiting] = {}
         self._unwanted: set[int] = set()
-        """Orders that nobody waits for any more."""
+        """Orders whose answers this process no longer waits for."""
         self._watchers: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._watch, daemon=True, name=f"cluster {name}")
 
@@ -120,7 +120,7 @@ class JoinedCluster:
 
     @property
     def address(self) -> str:
-        """Of the Ray cluster, as its gateway knows it; empty: none has reported."""
+        """Address of the Ray cluster, as its gateway knows it; empty: no gateway has reported."""
         return self._newest.address
 
     @property

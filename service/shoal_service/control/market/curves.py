@@ -4,7 +4,7 @@
     corrected   at a size that was measured, its measurement; at the others, the prediction times what the nearest
                 measured size was off by
 
-A predicted curve rises by at least 1 % per worker: what nobody else needs is used even if the planner sees no gain,
+A predicted curve rises by at least 1 % per worker: what no other job needs is used even if the planner sees no gain,
 since it may be wrong. A measured curve may fall.
 
 A prediction takes about 3 ms per size, so only a few jobs are predicted per pass, and jobs of equal specs share one.

@@ -63,7 +63,7 @@ def demand(state: MarketState, decisions: Sequence[Decision]) -> dict[str, dict[
 
 
 class _Clusters:
-    """In which cluster a job counts."""
+    """Chooses the cluster in which a job counts."""
 
     def __init__(self, state: MarketState, decisions: Sequence[Decision]) -> None:
         self._room = Room(state.nodes, now=0.0)  # also nodes that are about to end: others will come in their place
@@ -73,7 +73,7 @@ class _Clusters:
         self._starts = {one.job_id: one.cluster for one in decisions if isinstance(one, Start)}
 
     def of(self, job: MarketJob) -> str:
-        """Of a job that has workers, or starts."""
+        """Cluster of a job that has workers, or starts."""
         return self._starts.get(job.job_id, "") or job.cluster or self.names[0]
 
     def for_waiting(self, job: MarketJob) -> str | None:

@@ -26,7 +26,7 @@ _NOTHING = WorkerNeed()
 
 @dataclass(slots=True)
 class _OwnWorkers:
-    """Of Shoal, on one node."""
+    """Shoal's own workers on one node."""
 
     workers: frozenset[tuple[str, bool]]
     """Id, and whether it is alive."""

@@ -30,7 +30,7 @@ _SERVED = (
 
 @dataclass(slots=True)
 class JobMeasured:
-    """Of one job."""
+    """What was measured of one job."""
 
     step_s: dict[int, float] = field(default_factory=dict)
     """Seconds of a step, by the number of workers."""
@@ -40,17 +40,17 @@ class JobMeasured:
     """When its grant was seen to change last."""
     granted: int | None = None
     group: tuple[int, int] = (0, 0)
-    """Attempt and generation that are measured now ..."""
+    """Attempt and generation that are measured now."""
     group_step: int = 0
-    """... and its step when it was seen first."""
+    """Step of that generation when it was seen first."""
     resizing_s: float = 0.0
-    """Spent on changes of size until the last one was measured ..."""
+    """Seconds spent on changes of size until the last one was measured."""
     starting_s: float = 0.0
-    """... and on starts."""
+    """Seconds spent on starts until the last one was measured."""
 
 
 class Measurements:
-    """Of all jobs that wait or run."""
+    """What was measured of all jobs that wait or run."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, JobMeasured] = {}
@@ -93,7 +93,7 @@ class Measurements:
         booked = row.status.goodput
         if booked is None:
             return
-        asked = max(1, row.spec.elasticity.max_workers)  # all categories are booked for so many workers
+        asked = max(1, row.spec.elasticity.max_workers)  # all categories are booked for this many workers
         resizing_s = booked.seconds.get(Category.RESIZING, 0.0) / asked
         starting_s = booked.seconds.get(Category.STARTING, 0.0) / asked
         if job.group == (0, 0) and row.status.step > 0 and row.status.generation > 1:

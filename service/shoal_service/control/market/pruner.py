@@ -23,9 +23,9 @@ class Pruner:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._seen: dict[str, int] = {}
-        """Steps of the jobs at the last look ..."""
+        """Steps of the jobs at the last look."""
         self._looked_mono = float("-inf")
-        """... and when."""
+        """Monotonic time of the last look."""
 
     def look(self, rows: Iterable[DriveRow], mono: float, *, epoch: int, now: float) -> None:
         """Raises LeaseLost."""

@@ -36,9 +36,9 @@ from shoal_workers.contract.marker import CheckpointName
 
 _log = logging.getLogger(__name__)
 _PAUSE_S = 0.05
-"""Between two removals of a round that nobody waits for: the database belongs to the jobs."""
+"""Pause between two removals of a round that no user waits for: the database belongs to the jobs."""
 _FIRST_ROUND_S = 60.0
-"""After the start, when jobs are taken over and everything is busy."""
+"""Pause after the start, when jobs are taken over and everything is busy."""
 _DELETIONS_S = 30.0
 """Deletions that were begun and not completed are looked for this often."""
 _DELETE_S = 120.0
@@ -49,7 +49,7 @@ _DAY_S = 86_400.0
 class RetentionConfig:
     rules: RetentionRules = DEFAULT_RULES
     every_s: float = DEFAULT_EVERY_S
-    """Between two rounds; 0: only when a user asks."""
+    """Pause between two rounds; 0: only when a user asks."""
 
 
 class RetentionCollector:

@@ -21,9 +21,10 @@ from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.profiling.files import FOLDER as PROFILES
 
 _FILES_S = 120.0
-"""Per checkpoint."""
+"""Time for the files of one checkpoint."""
 _FOLDERS = (PROFILES, "tensorboard")
-"""Of a job's directory, beside its checkpoints. Nothing else is deleted: the directory may be somebody else's too."""
+"""Folders of a job's directory that are deleted with its checkpoints. Nothing else is deleted: the directory may hold
+files that are not Shoal's."""
 
 
 class JobDeleter:

@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class NodePackages:
-    """On one event loop."""
+    """Removes unused sets of packages from the nodes. Used on one event loop."""
 
     def __init__(self, clusters: Clusters) -> None:
         self._clusters = clusters

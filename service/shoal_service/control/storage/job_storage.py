@@ -73,7 +73,7 @@ class JobStorage:
             raise StorageAway(f"the server cannot use the storage: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Waits for nobody: a thread that hangs in the storage cannot be ended."""
+        """Waits for no thread: one that hangs in the storage cannot be ended."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _root(self, job: JobView) -> str:

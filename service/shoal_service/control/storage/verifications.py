@@ -53,7 +53,7 @@ class _Reading:
 
 
 class Verifications:
-    """Of one server process."""
+    """The verifications of one server process."""
 
     def __init__(self) -> None:
         self._readings: dict[_Key, _Reading] = {}

@@ -20,6 +20,6 @@ async def to_its_end(work: Coroutine[Any, Any, None], clock: Clock, within_s: fl
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        with suppress(Exception):  # nobody is left who would act on an error
+        with suppress(Exception):  # nothing is left that would act on an error
             await clock.wait_for(task, within_s)
         raise

@@ -1,7 +1,7 @@
 """Leftovers: ends actors of attempts that are over.
 
 A server that is killed between the store of an attempt's end and the release of its supervisor leaves that supervisor
-in the cluster. No driver follows an attempt that is over, so nobody else would end it. A cluster that was lost and
+in the cluster. No driver follows an attempt that is over, so nothing else would end it. A cluster that was lost and
 returns still has the attempts that were given up. Called by the control loop with each reading of a cluster;
 idempotent. The cluster may also have actors of other control planes: their jobs are not in this store.
 """

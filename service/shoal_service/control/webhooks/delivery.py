@@ -58,7 +58,7 @@ class WebhookDelivery:
         tallies = tallies or WebhookTallies(hook.name for hook in config.hooks)
         self._delivery = LaneDelivery(store, clock, config, tallies, self._threads, owns=self._owns)
         self._epoch: int | None = None
-        """Of the lease under which everything below was read."""
+        """Epoch of the lease under which everything below was read."""
         self._lost_epoch: int | None = None
         """The store has refused a write under this epoch, and the control loop may not know yet."""
         self._read_at: float | None = None
@@ -164,7 +164,7 @@ class WebhookDelivery:
             self._passed[lane.key] = end
 
     def _later(self, lane: Lane) -> Lane:
-        """After a failure that is not the receiver's."""
+        """The lane after a failure that is not the receiver's."""
         next_at = self._clock.time() + self._config.retries.first_s
         return replace(lane, retries=replace(lane.retries, next_at=next_at))
 

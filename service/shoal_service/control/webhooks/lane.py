@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _BATCH = 200
 """Events that are read at once."""
 _SKIPPED = 100
-"""So many events that a hook does not select move its stored cursor; fewer are only remembered."""
+"""The stored cursor of a hook moves after this many events that the hook does not select; fewer are only remembered."""
 _KNOWN_JOBS = 4096
 
 
@@ -47,7 +47,7 @@ class WebhookConfig:
     """Those of the settings."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     answer_s: float = 10.0
-    """For one attempt, until the status of the answer."""
+    """Time for one attempt, until the status of the answer."""
     slots: SlotLimits = field(default_factory=SlotLimits)
 
 
@@ -215,5 +215,5 @@ def _of_spec(job: _Job, hook: str) -> WebhookSpec | None:
 
 
 def _label(lane: Lane) -> str:
-    """Of the hook in metrics."""
+    """Label of the hook in metrics."""
     return lane.hook.removeprefix(SERVICE) if lane.hook.startswith(SERVICE) else OF_JOBS

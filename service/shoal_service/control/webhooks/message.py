@@ -29,7 +29,8 @@ class JobFacts:
 
 
 def message_id(job_id: str, seq: int) -> str:
-    """Of the event with this number. Without a dot, which separates the parts of what is signed."""
+    """Id of the message about the event with this number. It has no dot, because dots separate the parts of what is
+    signed."""
     return f"{job_id}_{seq}"
 
 

@@ -25,7 +25,7 @@ def is_installed() -> bool:
 
 
 class Notifier:
-    """On the event loop. Close it after use."""
+    """Used on the event loop. Close it after use."""
 
     def __init__(self, answer_s: float) -> None:
         """`answer_s`: seconds for a whole attempt."""

@@ -1,4 +1,4 @@
-"""Slots: how many attempts go on at a time, so that a receiver that is slow or away delays nobody else.
+"""Slots: how many attempts go on at a time, so that a receiver that is slow or away delays no other one.
 
     one receiver (scheme, host, port)     at most `per_receiver` attempts
     lanes that have not failed            share `healthy` slots

@@ -44,7 +44,7 @@ def principal_of(claims: Mapping[str, Any], rules: ClaimRules) -> Principal:
 
 
 def _texts(value: Any) -> list[str]:
-    """Of a list of texts, or of one text with spaces between its words, as the claim `scope` has them."""
+    """The texts of a list, or the words of one text with spaces between them, as the claim `scope` has them."""
     if isinstance(value, str):
         return value.split()
     return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []

@@ -60,7 +60,7 @@ class PermissionRow:
 
     roles: frozenset[Role]
     of_projects: bool
-    """Also for a principal that is bound to projects, for their jobs alone."""
+    """A principal that is bound to projects may have it too, for their jobs alone."""
     meaning: str
 
 
@@ -117,10 +117,10 @@ class Principal:
     user: str = ""
     """The user of the jobs that it submits; empty: the one that the spec names."""
     token_id: str = ""
-    """Of the token that it has shown; empty: it has shown a JWT of the issuer."""
+    """Id of the token that it has shown; empty: it has shown a JWT of the issuer."""
     expires_at: float | None = None
     cluster: str = ""
-    """Of a gateway's token: the cluster that it is for."""
+    """The cluster that a gateway's token is for."""
 
     def sees(self, project: str) -> bool:
         return self.projects is None or project in self.projects

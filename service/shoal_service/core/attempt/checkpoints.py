@@ -88,7 +88,7 @@ def search_again(turn: Turn) -> None:
 
 
 def search_deadline(state: Attempt) -> float:
-    """Of a search: when the attempt ends without an answer."""
+    """When the attempt ends if its search for a checkpoint has no answer."""
     return state.current.since + state.target.spec.checkpoint.wait_s
 
 

@@ -242,7 +242,7 @@ class Deadline(StrEnum):
     USER_ERRORS = "user_errors"
     """Other ranks had time to raise the same error as the first one."""
     SURVIVORS = "survivors"
-    """To leave a group that was lost."""
+    """The survivors had time to leave a group that was lost."""
     COMMIT = "commit"
 
 
@@ -316,7 +316,7 @@ def _for_group(state: Attempt) -> Wait:
 
 
 def _starting(state: Attempt) -> list[ProgressStamp]:
-    """Of the workers that are not warm yet."""
+    """Progress of the workers that are not warm yet."""
     starting = {worker.index for worker in state.pool.workers if not worker.warm}
     return [stamp for index, stamp in state.progress.starting.items() if index in starting]
 

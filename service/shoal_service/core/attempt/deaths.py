@@ -107,7 +107,7 @@ def _after(last: Crash | None, death: Death, words: str) -> Crash:
 
 
 _WORDS = ("out of memory", "out-of-memory", "running low on memory", "oom-kill", "outofmemory")
-"""Of the kernel and of Ray's memory monitor, in lower case."""
+"""Words of the kernel and of Ray's memory monitor about a lack of memory, in lower case."""
 
 
 def is_out_of_memory(message: str) -> bool:

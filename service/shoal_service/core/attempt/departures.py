@@ -39,7 +39,7 @@ def leaving_nodes(state: Attempt) -> frozenset[str]:
 
 
 def has_to_leave(worker: Worker, leaving: frozenset[str]) -> bool:
-    """Or is too slow. `leaving`: see above."""
+    """Whether its node is one of `leaving`, whose workers have to leave; or it has given notice; or it is too slow."""
     is_there = worker.info is not None and worker.info.node_id in leaving
     return is_there or worker.leave is not None or worker.slow_until is not None
 

@@ -143,7 +143,7 @@ class ModelsCompared:
 
     index: int
     difference: str
-    """In words; empty: there is none."""
+    """The difference in words; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,7 @@ def _refuse(turn: Turn, choice: Choice) -> None:
 
 
 def _newest_url(state: Attempt) -> str | None:
-    """Of the job's own newest checkpoint; if it has none, of the one that it goes on from."""
+    """URL of the job's own newest checkpoint; if it has none, of the one that it goes on from."""
     newest, origin = state.checkpoints.newest, state.target.spec.continue_from
     if newest is None:
         return origin.url if origin is not None else None

@@ -67,7 +67,7 @@ def progress_reported(turn: Turn, reports: Iterable[tuple[int, Progress]]) -> No
 
 
 def _note_preparation(turn: Turn, index: int, progress: Progress) -> None:
-    """Of a worker that is not warm yet: what it prepares moves the deadline of the start."""
+    """Notes that a worker which is not warm yet has made progress: this moves the deadline of the start."""
     known = turn.progress.starting.get(index)
     if known is None or progress.counter != known.counter:
         kept = {i: stamp for i, stamp in turn.progress.starting.items() if turn.pool.worker(i) is not None}

@@ -2,7 +2,7 @@
 
 One supervisor talks to all workers. A request to each of them takes some hundred microseconds to send and as long to
 receive, so the last of thousands gets it later, and its answer waits behind those of the others. And one process takes
-only so many answers a second.
+only a limited number of answers a second.
 
     workers                        4       256      1024      4096
     an answer may take longer by   0       0.4 s    1.9 s     8 s
@@ -17,13 +17,13 @@ AGENTS_FROM = 64
 """Workers of a job from which on agents poll them (supervisor/workers/agent_pool.py), unless set otherwise."""
 _ANSWER_S = 0.002
 _AT_ONCE = 64
-"""Answers of so many workers that are not worth counting."""
+"""Up to this many workers, the time that their answers take is not worth counting."""
 _POLL_S = 1.0
 _POLLS_PER_S = 512
 
 
 def later_s(num_workers: int) -> float:
-    """By how much the answer of one of so many workers may come later than that of a single one."""
+    """How much later the answer of one of `num_workers` workers may come than that of a single worker, in seconds."""
     return _ANSWER_S * max(0, num_workers - _AT_ONCE)
 
 

@@ -70,13 +70,13 @@ class Choice:
     levels: tuple[Layout, ...]
     """The planned layout and its rivals, see levels.py."""
     workers: tuple[Worker, ...]
-    """In rank order."""
+    """Workers in rank order."""
     buddies: tuple[SnapshotServer | None, ...]
     """By rank: who keeps a copy of its snapshots."""
     refusal: str
     """Why the group cannot start: what its workers need of the memory of a node; "": it can."""
     remark: str
-    """That tp groups cross nodes, or that a node lacks memory for copies, and why; "": neither."""
+    """Says that tp groups cross nodes, or that a node lacks memory for copies, and why; "": neither."""
 
 
 def choose(state: Attempt, usual: Sequence[Worker], now: float, plan: PlanLayout) -> Choice:
@@ -371,7 +371,7 @@ class MemoryVerdict:
 def memory_verdict(
     workers: Sequence[WorkerInfo], buddies: Sequence[SnapshotServer | None], need: HostNeed
 ) -> MemoryVerdict:
-    """Of the machine with the least room. `workers`, `buddies`: by rank."""
+    """The verdict for the machine with the least room. `workers`, `buddies`: by rank."""
     places = {(info.node_ip, info.snapshot_port): machine_of(info) for info in workers}
     kept = Counter(places.get((buddy.host, buddy.port), "") for buddy in buddies if buddy is not None)
     sending = Counter(machine_of(info) for info, buddy in zip(workers, buddies, strict=True) if buddy is not None)

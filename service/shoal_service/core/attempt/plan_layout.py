@@ -15,13 +15,13 @@ class HostNeed(Frozen):
     """Predicted host memory of one worker, in bytes. All zero: not known."""
 
     process: int = 0
-    """With everything imported."""
+    """The process with everything imported."""
     training: int = 0
     """At the peak of a step, beyond that. Of workers with a GPU: what is offloaded."""
     build: int = 0
     """The whole model, if each worker builds it; before it trains."""
     snapshots: int = 0
-    """Of its own state, in shared memory, beyond the state that it trains."""
+    """Snapshots of its own state, in shared memory, beyond the state that it trains."""
     sent: int = 0
     """Copies that are made to be sent, if it has a buddy."""
     kept: int = 0
@@ -36,11 +36,12 @@ class HostNeed(Frozen):
 
     @property
     def alone(self) -> int:
-        """Without copies on other nodes."""
+        """The need of one worker on a machine, without copies on other nodes."""
         return self.process + self.own
 
     def of(self, num_workers: int) -> int:
-        """Of workers on one machine, without copies on other nodes. Forked processes share what they have imported."""
+        """Bytes of `num_workers` workers on one machine, without copies on other nodes. Forked processes share what
+        they have imported."""
         return self.process + num_workers * self.own if num_workers else 0
 
 

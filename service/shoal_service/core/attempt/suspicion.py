@@ -20,9 +20,10 @@ from shoal_service.core.quantities import count_text
 from shoal_workers.contract.job import IncidentCause
 
 REPEATED = 3
-"""A node that loses this many workers ..."""
+"""A node is suspected if it loses this many workers within WINDOW_S, and every other node has lost at most a third as
+many."""
 WINDOW_S = 600.0
-"""... within this time is suspected, if every other node has lost at most a third as many."""
+"""Time within which the lost workers of a node are counted together."""
 _ONCE_S = 60.0
 """A node that fails loses its workers one after the other; within this time that is one suspicion."""
 

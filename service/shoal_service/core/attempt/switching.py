@@ -30,7 +30,7 @@ class SwitchDecision(Decision):
 
 
 def consider(turn: Turn) -> None:
-    """In RUNNING, after every event."""
+    """Called in RUNNING, after every event."""
     running = turn.current
     if not isinstance(running, Running):
         return

@@ -38,8 +38,8 @@ def unanswered(orders: Mapping[int, Order], state: Attempt) -> dict[int, Order]:
 
 
 def still_due(commands: Sequence[Command], state: Attempt) -> list[Command]:
-    """Of the commands of a turn of several events: without requests that a later event of the turn has answered, as the
-    interrupt of a worker that had left already."""
+    """The commands of a turn of several events, without the requests that a later event of the turn has answered, as
+    the interrupt of a worker that had left already."""
     in_run = frozenset(state.in_run)
     requests = (Interrupt, RequestYield, RequestSnapshotParts)
     return [c for c in commands if not isinstance(c, requests) or _is_unanswered(c, state, in_run)]

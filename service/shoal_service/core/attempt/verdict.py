@@ -148,7 +148,7 @@ def cause_of(worker_exit: WorkerExit) -> IncidentCause:
 
 
 def words_of_error(worker_exit: WorkerExit) -> str:
-    """For the incident."""
+    """The error in words, for the incident."""
     report = _report(worker_exit)
     return f"{WORDS[report.error_class]} on rank {worker_exit.rank}: {report.type}: {report.message}"
 

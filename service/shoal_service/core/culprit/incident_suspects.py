@@ -1,9 +1,9 @@
 """Whom an incident suspects: from its cause, from what the ranks that left have seen, from the stacks that were kept.
 
 a worker or a node was lost         that one: its end is the evidence
-the ranks suspect somebody          those that most of them name, once all have left
+the ranks suspect a rank            those that most of them name, once all have left
 the group stood still               whom they waited for
-otherwise                           nobody, until a witness comes
+otherwise                           none, until a witness comes
 """
 
 from __future__ import annotations

@@ -49,14 +49,14 @@ class RankTimes:
 
     @property
     def own_s(self) -> float:
-        """In which it did not wait for others."""
+        """Seconds in which the rank did not wait for others."""
         return self.compute_s + self.saving_s
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     step_s: float
-    """Without validation."""
+    """Seconds of the step without validation."""
     ranks: tuple[RankTimes, ...]
 
 
@@ -131,7 +131,8 @@ def _is_same(one: Suspect, other: Suspect | None) -> bool:
 
 
 def whose_work_grew(slow: Sequence[StepTimes], usual: StepTimes) -> Suspect | None:
-    """None: nobody's; the ranks wait longer for each other than before, although each does what it did."""
+    """The suspect whose own work takes longer than usual. None: the ranks wait longer for each other than before,
+    although each does what it did."""
     now = _mean(slow)
     grown = [rank.own_s - before.own_s for rank, before in zip(now.ranks, usual.ranks, strict=True)]
     excess = max(now.step_s - usual.step_s, 1e-9)

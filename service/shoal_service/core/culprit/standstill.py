@@ -22,7 +22,7 @@ Sample = tuple[int, str, WorkerStack]
 
 
 def whom_do_they_wait_for(samples: Sequence[Sample]) -> Suspect | None:
-    """None: nobody stands out."""
+    """The suspect for which the others wait. None: no rank stands out."""
     if len(samples) < 2:
         return None
     silent = [one for one in samples if one[2].source is not StackSource.WORKER]
@@ -48,7 +48,7 @@ def _deviates(calls: dict[int, Collective]) -> Suspect | None:
 
 
 def _is_elsewhere(samples: Sequence[Sample], calls: dict[int, Collective]) -> Suspect | None:
-    """Ranks that wait for nobody, while others do."""
+    """The ranks that wait for no other rank, while others do."""
     active = [one for one in samples if one[0] in calls and not calls[one[0]].is_waiting]
     if not active or len(active) == len(samples):
         return None

@@ -18,7 +18,7 @@ from shoal_service.core.events.base import JobEvent, Severity
 
 
 def _declared_in(topic: ModuleType) -> tuple[type[JobEvent], ...]:
-    """In the order of the file."""
+    """The events of a module, in the order of the file."""
     found = (value for value in vars(topic).values() if isinstance(value, type) and issubclass(value, JobEvent))
     return tuple(event for event in found if event.__module__ == topic.__name__)
 
@@ -49,8 +49,8 @@ class Description:
 
 
 def describe(type_: str, data: Mapping[str, Any]) -> Description:
-    """Of a stored event. One that another version of Shoal has stored is always shown: if its type is unknown, or its
-    data do not fit, the line is the type and the data."""
+    """The description of a stored event. An event that another version of Shoal has stored is always shown: if its type
+    is unknown, or its data do not fit, the line is the type and the data."""
     event = read(type_, data)
     if event is not None:
         return Description(event.severity_of_this(), one_line(event.words()))

@@ -128,7 +128,7 @@ class LayoutRefused(JobEvent):
 
     layout: str
     message: str
-    """With the first module whose output differs."""
+    """The difference, with the first module whose output differs."""
 
     def words(self) -> str:
         return f"layout refused: {self.message}"
@@ -159,7 +159,7 @@ class GenerationSwitching(JobEvent):
     generation: int
     reason: str
     durable: bool
-    """With a durable checkpoint of that step."""
+    """Whether there is a durable checkpoint of that step."""
 
     def words(self) -> str:
         return f"switching at the next step boundary: {self.reason}"

@@ -62,14 +62,14 @@ class JobStateChanged(JobEvent):
     from_: JobState
     to: JobState
     reason: str
-    """For programs; an end reason if the attempt ended."""
+    """Reason for programs; an end reason if the attempt ended."""
     message: str
     attempt: int | None = None
     step: int | None = None
     workers: int | None = None
     """Workers that the attempt starts with."""
     cluster: str | None = None
-    """In which the attempt starts."""
+    """Cluster in which the attempt starts."""
 
     def words(self) -> str:
         reason = f" ({self.reason})" if self.reason else ""
@@ -102,7 +102,7 @@ class JobExtended(JobEvent):
 
     spec_version: int
     steps: int
-    """That it is to complete in all."""
+    """Steps that the job is to complete in all."""
     done: int
     """Completed so far."""
     reopened: bool
@@ -201,7 +201,7 @@ class JobStaysInCluster(JobEvent):
     severity: ClassVar[Severity] = Severity.WARNING
 
     cluster: str
-    """In which its attempt is."""
+    """Cluster in which the job's attempt is."""
     reason: str
 
     def words(self) -> str:
@@ -247,7 +247,7 @@ class JobPreempted(JobEvent):
     severity: ClassVar[Severity] = Severity.WARNING
 
     workers: int
-    """That it had."""
+    """Workers that the job had."""
     beneficiary: str
     """The job that gets them; empty: a limit of its project takes them."""
     reason: str
@@ -268,9 +268,9 @@ class JobOutperformed(JobEvent):
     """What was compared: `validation loss` or `training loss`."""
     step: int
     value: float | None
-    """Of this job; null: not a number."""
+    """Loss of this job; null: not a number."""
     median: float
-    """Of the others at this step."""
+    """Median loss of the other jobs at this step."""
     num_others: int
 
     def words(self) -> str:

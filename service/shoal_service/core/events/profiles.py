@@ -35,7 +35,7 @@ class ProfileTaken(JobEvent):
     step_s: float
     """Mean length of the profiled steps."""
     held_s: float
-    """For this long the worker did not train because of it."""
+    """Seconds in which the worker did not train because of it."""
 
     def words(self) -> str:
         steps = f"steps {self.first_step} to {self.last_step}, {duration_text(self.step_s)} each"

@@ -28,7 +28,7 @@ class SupervisorMoved(JobEvent):
     severity: ClassVar[Severity] = Severity.WARNING
 
     node_id: str
-    """Of the supervisor that was given up."""
+    """Node of the supervisor that was given up."""
 
     def words(self) -> str:
         return f"supervisor moved: its host, node {self.node_id[:12]}, does not answer"
@@ -148,16 +148,16 @@ class WebhookGaveUp(JobEvent):
     hook: str
     """`service/NAME`: of the settings; `job/N`: number N of the spec, from 0."""
     receiver: str
-    """Without the path of its URL."""
+    """The receiver's address, without the path of its URL."""
     num_events: int
     first_seq: int
-    """Number of the first event that was given up ..."""
+    """Number of the first event that was given up."""
     last_seq: int
-    """... and of the last."""
+    """Number of the last event that was given up."""
     failing_s: float
     """Seconds since the first failed attempt."""
     error: str
-    """Of the last attempt."""
+    """Error of the last attempt."""
 
     def words(self) -> str:
         what = count_text(self.num_events, "event")

@@ -22,7 +22,7 @@ class WorkerStarted(JobEvent):
     node_ip: str
     pid: int
     rack: str = ""
-    """Of its node; "": the node has no label for racks."""
+    """Rack of the worker's node; "": the node has no label for racks."""
 
     def words(self) -> str:
         return f"{worker_text(self.worker_id)} started (pid {self.pid})"

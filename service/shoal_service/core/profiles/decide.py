@@ -29,7 +29,7 @@ class GroupFacts:
     """What the decision needs of the attempt."""
 
     generation: int
-    """Of the group, or of the last one."""
+    """Generation of the group, or of the last one."""
     is_running: bool
     """It trains."""
     is_active: bool
@@ -39,15 +39,15 @@ class GroupFacts:
     alive: frozenset[int]
     """All workers of the attempt."""
     step: int
-    """Completed."""
+    """Completed steps."""
     cause: str = ""
-    """Of the open incident; empty: there is none."""
+    """Cause of the open incident; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
     index: int
-    """Of the worker."""
+    """Index of the worker."""
     generation: int
     step: int
     """Completed when it was sent."""

@@ -65,7 +65,7 @@ def choose_deletions(
 def best_names(
     committed: Collection[CheckpointName], damaged: Collection[CheckpointName], steps: Collection[int]
 ) -> frozenset[CheckpointName]:
-    """Of each of the best steps, the checkpoint to keep: the newest good one."""
+    """The checkpoint to keep for each of the best steps: the newest good one."""
     good = set(committed) - set(damaged)
     there = {name.step for name in good} & set(steps)
     return frozenset(max(name for name in good if name.step == step) for step in there)

@@ -45,18 +45,18 @@ class RetentionRules:
     events_days: float = 365
     jobs_days: float = 0
     archives_days: float = 30
-    """After the archive was last uploaded, if no job names it."""
+    """Days after the archive was last uploaded, if no job names it."""
     packages_days: float = 30
-    """After a process of a node has begun to use a set of packages of `code.pip`, if none uses it."""
+    """Days after a process of a node has begun to use a set of packages of `code.pip`, if none uses it."""
     audit_days: float = 365
-    """After the record; never fewer than LEAST_AUDIT_DAYS."""
+    """Days after the record; never fewer than LEAST_AUDIT_DAYS."""
 
     def has_passed(self, days: float, since: float, now: float) -> bool:
         return days > 0 and now - since > days * _DAY_S
 
     @property
     def first_days(self) -> float:
-        """Of an ended job nothing is deleted before; 0: never anything."""
+        """Days after a job's end in which nothing of it is deleted; 0: nothing is ever deleted."""
         days = (self.logs_days, self.checkpoints_days, self.series_days, self.events_days, self.jobs_days)
         return min((one for one in days if one > 0), default=0.0)
 
@@ -75,7 +75,7 @@ class EndedJob:
     name: str
     ended_at: float
     has: frozenset[Kind] = frozenset()
-    """Of LOGS, SERIES and EVENTS: those of which there are rows."""
+    """Those of LOGS, SERIES and EVENTS of which there are rows."""
     committed: tuple[CheckpointName, ...] = ()
     damaged: tuple[CheckpointName, ...] = ()
     kept: frozenset[CheckpointName] = field(default_factory=frozenset)
@@ -91,7 +91,7 @@ class Removal:
     kind: Kind
     job_id: str = ""
     name: str = ""
-    """Of the job, the checkpoint or the archive."""
+    """Name of the job, the checkpoint or the archive."""
     reason: str = ""
 
 

@@ -10,7 +10,7 @@
 A job that may start in any of several clusters is admitted where that does the least harm: beside what jobs have, else
 beside their minima (`cluster_choice`), else where those that are preempted have the least priority and workers.
 
-What a job has above its minimum is nobody's: it is divided later (`gains`). So admission shrinks without saying so.
+What a job has above its minimum is divided later (`gains`). So admission shrinks without saying so.
 Jobs that ask for the same are refused together: the first refusal answers for all, until some job gets or loses places.
 In a queue of thousands, priority also goes first within a project, and a decision starts MOST_STARTS jobs at most.
 Called by `decide`.
@@ -53,7 +53,7 @@ class Obstacle:
     behind: str | None = None
     """The job with the reserved start that it would delay."""
     cluster: str = ""
-    """... and in which cluster."""
+    """The cluster in which it would delay that job."""
 
 
 ROOM = Obstacle(None)
@@ -63,8 +63,8 @@ LONG_QUEUE = 1_000
 queue would be admitted and then displaced, in one decision, by jobs of higher priority that are later in it."""
 
 MOST_STARTS = 1_000
-"""So many jobs start in one decision, at most, and the next one goes on. Each start is carried out by itself, and an
-urgent job that comes meanwhile must not wait until thousands have been."""
+"""Jobs that start in one decision, at most; the next decision goes on. Each start is carried out by itself, and an
+urgent job that comes meanwhile must not wait until thousands have started."""
 
 LATER = Obstacle(
     f"One decision starts at most {MOST_STARTS:,} jobs, and as many are before this one. The next goes on."

@@ -18,7 +18,8 @@ from shoal_service.core.scheduling.room import Shape
 
 
 class ClusterChoice:
-    """Of one decision. What was counted once is kept up to date by `booked`, and counted again after other changes."""
+    """The choice of clusters in one decision. Counts are kept up to date by `booked`, and made again after other
+    changes."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -26,7 +27,7 @@ class ClusterChoice:
         self._above: dict[int, float] = {}
         """By identity of the shape: workers of it for which there is room beside the minima."""
         self._free: dict[int, float] = {}
-        """... and beside all that jobs have."""
+        """By identity of the shape: workers of it for which there is room beside all that jobs have."""
         self._shapes: list[Shape] = []
         """Those that were counted."""
 
@@ -49,7 +50,7 @@ class ClusterChoice:
         return sorted(shapes, key=order)
 
     def booked(self, entry: Entry, workers: int) -> None:
-        """The job has just been given places for so many workers, and nothing else has changed."""
+        """Notes that the job has just been given places for `workers` workers, and that nothing else has changed."""
         if self._as_of != self._plan.num_changes - 1:
             return
         self._as_of = self._plan.num_changes

@@ -36,7 +36,7 @@ def verdict(job: MarketJob, now: float) -> str | None:
 
 
 def duration(seconds: float) -> str:
-    """For people: "50 s", "12 min", "3 h 20 min"."""
+    """The duration as people read it: "50 s", "12 min", "3 h 20 min"."""
     if seconds < 0:
         return f"-{duration(-seconds)}"
     if seconds < 60:

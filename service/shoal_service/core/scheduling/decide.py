@@ -36,16 +36,17 @@ from shoal_service.core.scheduling.room import count
 Change: TypeAlias = Start | Resize | Preempt
 
 LOOKS = 6
-"""A decision is checked this often against its own outcome, at most."""
+"""How often a decision is checked against its own outcome, at most."""
 
 MOST_CHECKED = 1_000
-"""... if there are not more jobs: a look takes as long as the decision, and on large clusters the next pass is one."""
+"""With more jobs than this, a decision is not checked: a check takes as long as the decision, and on large clusters the
+next pass is a check."""
 
 
 def decide(state: MarketState, now: float) -> list[Decision]:
     """One decision for each queued job, and one for each running job that changes. Those that give come first.
 
-    If more than MOST_STARTS jobs could start, so many start with their minimum, and the others with the next decisions.
+    If more than MOST_STARTS jobs could start, MOST_STARTS start with their minimum, the others with the next decisions.
     Asked again for the outcome of its decisions, it changes nothing, for up to MOST_CHECKED jobs. Now and then, what
     one job leaves behind suits another one, which is seen only in the outcome. So the outcome is decided upon as well,
     and both are returned as one. A preempted job is not in the outcome: its workers are promised to another one.

@@ -17,19 +17,20 @@ SECONDS_PER_PRIORITY = 360.0
 """A point of priority counts as much in the queue as this time of waiting, so no priority is overtaken for ever."""
 
 LENGTH_SHARE = 2.0
-"""A job may be overtaken by shorter ones that are submitted within so many times its own length after it ..."""
+"""A job may be overtaken by shorter ones that are submitted within this many times its own length after it."""
 
 MAX_OVERTAKEN_S = 4 * 3600.0
-"""... but within four hours at most. Both were chosen with `bench/schedule`; docs/scheduling.md has the comparison."""
+"""A job is not overtaken by jobs that are submitted later than this after it. Both limits were chosen with
+`bench/schedule`; docs/scheduling.md has the comparison."""
 
 AGED_AFTER_S = 24 * 3600.0
-"""A queued job that was without workers for so much longer than with them goes first whatever its priority ..."""
+"""A queued job that was without workers for this much longer than with them goes first, whatever its priority."""
 
 AGED_UNTIL_S = 12 * 3600.0
-"""... and keeps its minimum until it is only so much longer."""
+"""A job that went first keeps its minimum until it was without workers for only this much longer than with them."""
 
 DEADLINE_MARGIN_S = 600.0
-"""A job with a deadline is to start so long before the last moment at which it could make it."""
+"""A job with a deadline is to start this long before the last moment at which it could make the deadline."""
 
 
 def worker_seconds_left(job: MarketJob) -> float:

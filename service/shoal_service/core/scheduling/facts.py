@@ -22,8 +22,8 @@ from shoal_service.core.scheduling.estimates import (
 from shoal_service.core.scheduling.market import CapacityKind, MarketJob, Placement
 
 PRIORITY_DOUBLES = 50.0
-"""So many points of priority double a job's weight. A priority is about who starts. If it weighed more on what is above
-the minimum, an urgent job that is long would take the workers of many short ones."""
+"""This many points of priority double a job's weight. A priority is about who starts. If it weighed more on what is
+above the minimum, an urgent job that is long would take the workers of many short ones."""
 
 ShapeKey: TypeAlias = tuple[float, float, float, CapacityKind, Placement, frozenset[tuple[str, str]]]
 
@@ -34,7 +34,7 @@ _NO_CLUSTERS: frozenset[str] = frozenset()
 
 
 class Facts:
-    """Of one job."""
+    """What decisions need to know of one job."""
 
     __slots__ = ("_division", "_due", "_ends", "_order", "_standing", "claim_key", "work_s")
 

@@ -39,7 +39,8 @@ KEEP = 0.1
 """A worker moves only if it adds this much more elsewhere."""
 
 PAUSES = 4.0
-"""... and more by so many times the share of the horizon that the pause takes: both jobs pause, and may again."""
+"""The gain that a move needs grows by this many times the share of the horizon that the pause takes: both jobs pause,
+and may pause again."""
 
 SETTLE_S = 10.0
 """A job that moved needs more gain for the next move, falling to the usual over this time."""
@@ -84,7 +85,7 @@ def _kept(job: MarketJob) -> int:
 
 @lru_cache(maxsize=32)
 def rank_weights(number: int) -> tuple[float, ...]:
-    """Of the longest job, the next one, and so on."""
+    """Weights of the longest job, the next one, and so on."""
     powers = [rank**Q for rank in range(number + 1)]
     return tuple((power - below) ** (1 / Q) for below, power in pairwise(powers))
 

@@ -52,7 +52,7 @@ class MarketNode:
     memory_gib: float = 0.0
     """Totals, less what others than Shoal's jobs have reserved on the node."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """For node selectors; `gpu_type` is one of them."""
+    """Labels that node selectors compare; `gpu_type` is one of them."""
     cluster: str = ""
     """Name of its Ray cluster. A job's workers are all in one."""
     is_spot: bool = False
@@ -176,7 +176,7 @@ class Start(NamedTuple):
     workers: int
     reason: str
     cluster: str = ""
-    """In which it starts."""
+    """Cluster in which it starts."""
 
 
 class Resize(NamedTuple):
@@ -203,7 +203,7 @@ class Wait(NamedTuple):
     reason: str
     """What is missing, who has it, and the way out."""
     position: int
-    """In the order in which jobs would start; 1 is next."""
+    """Place in the order in which jobs would start; 1 is next."""
     holders: tuple[str, ...] = ()
     """Jobs that hold what is waited for."""
     expected_at: float | None = None

@@ -7,11 +7,11 @@ _MIN_S = 0.2
 _MAX_S = 1.0
 """An urgent job must not wait longer for its decision, also if passes are slow because the machine is busy."""
 _IDLE_SHARE = 9.0
-"""A pause is at least this many times as long as the pass before it: a long queue must not take the time of the
-HTTP edge ..."""
+"""A pause is at least this many times as long as the pass before it: a long queue must not take the time of the HTTP
+edge."""
 _REQUEST_SHARE = 1.0
-"""... and this many times if a user has asked for something, or workers are free: training jobs report all the time,
-and an urgent job must not wait for the end of a pause that protects from those reports."""
+"""The same factor if a user has asked for something, or workers are free. Training jobs report all the time, and an
+urgent job must not wait for the end of a pause that protects from those reports."""
 
 
 def pauses_after(pass_s: float) -> tuple[float, float]:

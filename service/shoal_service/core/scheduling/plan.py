@@ -34,13 +34,13 @@ class Claim:
     def __init__(self, job: MarketJob, shapes: tuple[Shape, ...], share: Share, has_limits: bool) -> None:
         self.priority = job.priority
         self.shapes = shapes
-        """In each cluster in which they may start, by name."""
+        """Shapes in each cluster in which they may start, by name."""
         self.shape = shapes[0]
         self.ever = max([shape.ever for shape in shapes])
         """Workers that fit into the empty nodes of the cluster that has room for most."""
         self.share = share
         self.has_limits = has_limits
-        """Of its project and those above it, of its user or of its sweep."""
+        """Whether its project or one above it, its user or its sweep has limits."""
         self._precedence: Precedence = True, 0, ()
         self._precedence_as_of = -1
 
@@ -168,7 +168,7 @@ class Plan:
 
     def is_unplaced(self, entry: Entry) -> bool:
         """Its workers were granted a moment ago and are on no node yet. They have room, though not where they are
-        booked here, so nobody is preempted for them."""
+        booked here, so no job is preempted for them."""
         job = entry.job
         moved_at = -math.inf if job.moved_at is None else job.moved_at
         return job.granted > 0 and not job.on_nodes and self.now - moved_at <= PLACING_S
@@ -217,7 +217,7 @@ class Plan:
         entry.target = entry.floor = 0
 
     def charge(self, entry: Entry, workers: int) -> None:
-        """So many workers of the job count for its project."""
+        """Counts `workers` workers of the job for its project."""
         before = entry.charged
         if workers == before:
             return

@@ -1,7 +1,7 @@
 """Whom an urgent job displaces: running jobs of lower priority, as few as it takes. Called by `admission`.
 
 A job that lost nodes and no longer has its minimum does not train, so it also gives way to a job of its own priority.
-The job that has waited for long (`plan.aged`) displaces others whatever their priority, and nobody displaces it.
+The job that has waited for long (`plan.aged`) displaces others whatever their priority, and no job displaces it.
 A job that has waited RECLAIM_AFTER_S for what is guaranteed to its project displaces jobs of its own priority, too, if
 they are of projects that have more than is guaranteed to them. What it gets is not taken back in the same way, because
 neither project is then below its guarantee for the jobs of the other.
@@ -19,10 +19,10 @@ from shoal_service.core.scheduling.room import Shape, Sites
 from shoal_service.core.scheduling.shares import Share
 
 RECLAIM_AFTER_S = 60.0
-"""A borrower of equal priority keeps its minimum for so long, since another one may end or be shrunk meanwhile."""
+"""A borrower of equal priority keeps its minimum for this long, since another one may end or be shrunk meanwhile."""
 
 MANY = 100
-"""So many victims are sorted with the others rather than inserted one by one."""
+"""From this many victims on, they are sorted with the others rather than inserted one by one."""
 
 _Ranked: TypeAlias = tuple[float, float, str, Entry]
 
@@ -82,7 +82,7 @@ class Preemption:
         return max([victim.ranked[0] for victim in cleared]), sum([victim.charged for victim in cleared])
 
     def make_room(self, claimant: Entry, missing: int) -> list[Entry]:
-        """Preempt until so many workers fit. Empty if that cannot be done, and then nothing has changed."""
+        """Preempts until `workers` workers fit. Empty if that cannot be done, and then nothing has changed."""
         priority, owed = self._priority(claimant), self._owed_to(claimant, missing)
         cleared = self._make_room(claimant, missing)
         for victim in cleared:
@@ -162,7 +162,7 @@ class _Victim(NamedTuple):
 
 
 def has_waited(job: MarketJob, now: float) -> bool:
-    """So long that it may displace borrowers of its own priority."""
+    """Whether the job has waited so long that it may displace borrowers of its own priority."""
     return now - (job.submitted_at if job.moved_at is None else job.moved_at) >= RECLAIM_AFTER_S
 
 

@@ -194,7 +194,7 @@ class Shape:
 
     @property
     def num_nodes(self) -> int:
-        """On which its workers may be."""
+        """Number of nodes on which its workers may be."""
         return len(self.nodes) + len(self._cordoned)
 
     @property
@@ -203,7 +203,7 @@ class Shape:
         return not self._roomy
 
     def lacks(self, workers: int) -> bool:
-        """So many workers do not fit now."""
+        """Whether `workers` workers do not fit now."""
         if workers > self._at_most:
             return True
         if self._roomy and self.nodes[self._roomy[0]].fits(self.need) >= workers:

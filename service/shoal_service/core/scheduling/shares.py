@@ -65,7 +65,7 @@ class Share:
         )
 
     def owed(self, workers: int) -> Share | None:
-        """The project, this one or an ancestor, to which so many workers more are still guaranteed."""
+        """The project, this one or an ancestor, to which `workers` more workers are still guaranteed."""
         for share, least in self._guaranteed:
             if share.used + workers <= least:
                 return share

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from shoal_workers.contract.placing import is_job_name
 
 MAX_SELECTORS = 8
-"""In one question."""
+"""Selectors in one question, at most."""
 MAX_WORDS = 8
 _MAX_VALUE = 255
 
@@ -33,7 +33,8 @@ class InvalidSelector(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LabelSelector:
-    """Of a job with these labels: `matches`. The store asks the same in SQL."""
+    """Selects jobs by one label: `matches` says whether a job with these labels is selected. The store asks the same in
+    SQL."""
 
     name: str
     value: str | None = None

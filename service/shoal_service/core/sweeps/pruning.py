@@ -16,7 +16,7 @@ from statistics import median_high
 
 LEAST_OTHERS = 2
 AVERAGED_STEPS = 8
-"""A training loss is the mean of so many steps, since that of one step depends on its batch."""
+"""A training loss is the mean of this many steps, since that of one step depends on its batch."""
 
 
 class Measure(StrEnum):
@@ -28,7 +28,7 @@ class Measure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """For one job."""
+    """What decides whether one job is pruned."""
 
     measure: Measure
     every_steps: int

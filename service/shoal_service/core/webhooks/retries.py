@@ -17,11 +17,11 @@ class RetryPolicy:
     """Durations in seconds."""
 
     first_s: float = 1.0
-    """Until the second attempt; doubles with each failure ..."""
+    """Pause before the second attempt; it doubles with each failure, up to `longest_s`."""
     longest_s: float = 600.0
-    """... up to this."""
+    """Longest pause between two attempts."""
     give_up_s: float = 86_400.0
-    """An event is given up after it has waited for so long for a receiver that fails."""
+    """An event is given up after it has waited this long for a receiver that fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from shoal_workers.contract.placing import is_label
 from shoal_workers.contract.webhooks.spec import WebhookSpec
 
 OF_JOBS = "jobs"
-"""In metrics, the hooks of all specs together."""
+"""Name in metrics of the hooks of all specs together."""
 _OWN = "webhook."
 """Events about deliveries are never delivered: two receivers that are away would cause each other's events for ever."""
 

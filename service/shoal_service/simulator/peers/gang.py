@@ -1,6 +1,6 @@
 """Policies for rigid jobs: each runs with exactly the workers that its user asked for, or waits.
 
-`fifo` starts jobs in the order of their submission and lets nobody pass (the default of most batch systems; "FIFO").
+`fifo` starts jobs in the order of their submission and lets no job pass (the default of most batch systems; "FIFO").
 `srtf` gives the workers to the jobs with the shortest remaining time, and preempts the others ("SRTF").
 """
 

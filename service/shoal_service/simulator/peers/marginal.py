@@ -29,7 +29,7 @@ def elastic_srpt(state: MarketState, now: float) -> Sequence[Decision]:
 
 
 def greedy(state: MarketState, gain: Gain) -> dict[str, int]:
-    """Each job's minimum, the oldest first while they fit; the rest one by one, while somebody gains."""
+    """Each job's minimum, the oldest first while they fit; the rest one by one, while a job gains."""
     free = num_workers(state)
     wanted: dict[str, int] = {}
     heap: list[tuple[float, str, MarketJob]] = []

@@ -1,6 +1,6 @@
 """Max-min fairness: workers one by one to the job that has the fewest, whatever they are worth there.
 
-The oldest jobs get their minimum first while there is room, so nobody waits while others have more than they need.
+The oldest jobs get their minimum first while there is room, so no job waits while others have more than they need.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def _borrow(
 
 
 def _choose(policy: Policy, state: MarketState, workers: int, now: float) -> dict[str, int]:
-    """How many workers each of these jobs gets, of so many."""
+    """How many workers each of these jobs gets, out of `workers`."""
     wanted: dict[str, int] = {}
     for priority in sorted({job.priority for job in state.jobs}, reverse=True):
         jobs = [job for job in state.jobs if job.priority == priority]

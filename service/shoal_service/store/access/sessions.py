@@ -19,7 +19,7 @@ from shoal_service.store.access.tables import sessions
 def begin(
     connection: Connection, secret: str, principal: Principal, *, now: float, ends_at: float, is_link: bool = False
 ) -> None:
-    """Also deletes the sessions that have ended."""
+    """Stores a session, and deletes those that have ended."""
     connection.execute(delete(sessions).where(sessions.c.expires_at <= now))
     row = {
         "hash": hash_of(secret),

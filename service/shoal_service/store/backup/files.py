@@ -92,7 +92,7 @@ def _restore_file(path: Path, source: Path, *, replace: bool, now: float) -> Res
     draft = path.with_name(f"{path.name}.restoring")
     draft.unlink(missing_ok=True)
     try:
-        _vacuum_into(source, draft, mode="immutable=1")  # nobody writes it, and its directory may be read-only
+        _vacuum_into(source, draft, mode="immutable=1")  # no process writes it, and its directory may be read-only
         contents = _prepare(Database(f"sqlite:///{draft}"))
         draft.chmod(0o600)
         aside = _move_aside(path, now) if is_used else None

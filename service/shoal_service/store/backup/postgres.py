@@ -172,7 +172,7 @@ def _run(program: str, *arguments: str, url: URL | None = None) -> str:
 
 
 def _find(program: str) -> str:
-    """On the PATH; else the newest installed one."""
+    """The program on the PATH; else the newest installed one."""
     found = shutil.which(program)
     if found is not None:
         return found

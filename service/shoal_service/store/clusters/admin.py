@@ -38,7 +38,7 @@ class ClusterEntry:
     created_at: float
     """When its first token was made."""
     reported_at: float | None
-    """Of its gateway's newest report; None: none has come."""
+    """Time of the gateway's newest report; None: none has come."""
     address: str
     error: str
     """Why Ray does not answer the gateway; empty: it does."""
@@ -108,7 +108,7 @@ class ClusterAdminMethods:
         self._hub.publish(f"cluster {name}", is_request=True)
 
     def cluster_tokens(self, name: str) -> list[TokenView]:
-        """Of its gateway, newest first, with those that have ended. Raises ClusterNotFound."""
+        """Tokens of the cluster's gateway, newest first, with those that have ended. Raises ClusterNotFound."""
         with self._database.read() as tx:
             found = [one for one in tokens.listed(tx) if one.cluster == name]
             if not found and not tx.execute(select(clusters.c.name).where(clusters.c.name == name)).first():

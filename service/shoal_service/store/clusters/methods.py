@@ -112,7 +112,7 @@ class ClusterMethods:
             return tokens.adopt(tx, token, ClusterTokenRequest().of(cluster), by=by, now=now, cluster=cluster)
 
     def take_report(self, cluster: str, report: StoredReport, *, now: float) -> tuple[int, tuple[int, ...]]:
-        """The number of the newest report that is stored, and those of `running` that nobody waits for any more.
+        """The number of the newest report that is stored, and those of `running` that the service no longer waits for.
 
         Raises:
             GatewayRefused: another gateway speaks for the cluster, or the cluster was removed; nothing is stored.
@@ -257,7 +257,7 @@ class ClusterMethods:
             return {row.number: row.answer for row in tx.execute(query)}
 
     def cancel_orders(self, cluster: str, numbers: Collection[int]) -> None:
-        """Nobody waits for them any more. The gateway ends those that it carries out, where it can."""
+        """The service no longer waits for them. The gateway ends those that it carries out, where it can."""
         with self._database.write() as tx:
             tx.execute(
                 delete(cluster_orders).where(cluster_orders.c.cluster == cluster, cluster_orders.c.number.in_(numbers))

@@ -45,7 +45,7 @@ def resolved(connection: Connection, spec: JobSpec) -> JobSpec:
 
 
 def columns(spec: JobSpec) -> dict[str, str | None]:
-    """Of a job's row: what it holds from now on."""
+    """Columns of a job's row: the checkpoint of another job that it holds from now on."""
     origin = spec.continue_from
     if origin is None or origin.checkpoint is None:
         return RELEASED
@@ -53,7 +53,7 @@ def columns(spec: JobSpec) -> dict[str, str | None]:
 
 
 RELEASED: dict[str, str | None] = {"held": None}
-"""Of a job's row: it needs no checkpoint of another job any more."""
+"""Columns of a job's row that needs no checkpoint of another job any more."""
 
 
 def held(connection: Connection) -> dict[str, tuple[str, ...]]:

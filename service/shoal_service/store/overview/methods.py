@@ -90,7 +90,7 @@ class OverviewMethods:
         return JobState(row.state), (row.updated_at, row.event_seq, row.log_seq)
 
     def newest_events(self, job_id: str, *, after: int, limit: int, newest: int | None = None) -> tuple[EventView, ...]:
-        """The events after number `after`; `newest`: only so many of the newest."""
+        """The events after number `after`; `newest`: at most this many of the newest."""
         with self._database.read() as tx:
             if newest is not None:
                 after = max(after, job.last_event(tx, _num(tx, job_id)) - newest)

@@ -213,8 +213,8 @@ def point_of(row: Any) -> SeriesPoint:
 
 
 def row_of(point: SeriesPoint, **key: int) -> dict[str, Any]:
-    """Of a point, or a mean of points, with the key of its table: NULL for NaN and for no metrics, else metrics as
-    JSON."""
+    """The row of a point, or of a mean of points, with the key of its table: NULL for NaN and for no metrics, else
+    metrics as JSON."""
     return {
         **key,
         "step": point.step,

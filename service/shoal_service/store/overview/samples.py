@@ -22,7 +22,7 @@ from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 
 _MAX_SAMPLES = 250
-"""That a document has; the others are left out evenly, but no change of state or world size is."""
+"""Samples that a document has at most; the others are left out evenly, but no change of state or world size is."""
 _DAY_S = 86_400.0
 
 
@@ -38,7 +38,7 @@ class Sample:
     row: dict[str, Any]
     booked: Booked
     before: Booked
-    """At the job's sample before."""
+    """What was booked at the job's sample before."""
 
 
 def take(job_num: int, *, state: JobState, granted: int, status: JobStatus, before: Booked, now: float) -> Sample:
@@ -59,7 +59,7 @@ def take(job_num: int, *, state: JobState, granted: int, status: JobStatus, befo
 
 
 def store(connection: Connection, taken: Sequence[Sample]) -> None:
-    """Of different jobs. One at the same time as a job's sample before replaces it."""
+    """Stores samples of different jobs. A sample replaces that of the same job at the same time."""
     upsert(connection, job_samples, [one.row for one in taken])
     added: dict[float, Booked] = {}
     for one in taken:
@@ -84,7 +84,7 @@ def store(connection: Connection, taken: Sequence[Sample]) -> None:
 
 
 def cluster_goodput(connection: Connection) -> tuple[ClusterGoodput, ...]:
-    """Of the 24 hours before the newest sample."""
+    """Goodput in the 24 hours before the newest sample."""
     newest = select(func.max(fleet_goodput.c.bin_at)).scalar_subquery()
     query = (
         select(fleet_goodput)

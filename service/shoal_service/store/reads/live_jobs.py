@@ -22,7 +22,7 @@ from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.job import JobState
 
 GRACE_S = 60.0
-"""A job's final values are shown for so long after its end, so that several scrapes see them."""
+"""A job's final values are shown for this long after its end, so that several scrapes see them."""
 _NEWEST = (
     select(checkpoints.c.document)
     .where(checkpoints.c.job_num == jobs.c.num, checkpoints.c.state == CheckpointState.COMMITTED.value)

@@ -52,7 +52,7 @@ class Snapshot:
     """The defined ones and `default`, which includes the jobs of projects that are not defined."""
     lease: Lease | None
     webhooks: dict[str, WebhookLag]
-    """Of the hooks that fail now, by name."""
+    """Lag of the hooks that fail now, by name."""
 
 
 def read(connection: Connection, live: LiveJobs, *, now: float) -> Snapshot:
@@ -143,7 +143,7 @@ def _by_cause_query(column: Column[Any], metric: Metric) -> Select[*tuple[Any, .
 
 
 def _by_cause(connection: Connection, column: Column[Any], metric: Metric) -> dict[IncidentCause, Histogram]:
-    """Of closed incidents that have a value."""
+    """Histograms of the closed incidents that have a value, by cause."""
     rows = connection.execute(_by_cause_query(column, metric))
     found = {IncidentCause(cause): _histogram(values) for cause, *values in rows}
     return {cause: histogram for cause, histogram in found.items() if histogram.count}

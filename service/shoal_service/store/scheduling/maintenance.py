@@ -25,7 +25,7 @@ from shoal_workers.contract.job import JobState
 NUM_DRAIN_TIMES = 16
 """The newest ones are kept."""
 _KEEP_S = 86_400.0
-"""A window is listed for so long after its end."""
+"""A window is listed for this long after its end."""
 
 
 def cordon(connection: Connection, node_id: str, *, reason: str, now: float) -> None:
@@ -86,7 +86,7 @@ def windows(connection: Connection) -> list[MaintenanceWindow]:
 
 
 def add_drain_times(connection: Connection, seconds: Mapping[str, float], *, now: float) -> None:
-    """Of drains that have ended, by node id."""
+    """Adds the seconds that ended drains have taken, by node id."""
     rows = [{"node_id": node_id, "ended_at": now, "drain_s": drain_s} for node_id, drain_s in seconds.items()]
     if rows:
         connection.execute(insert(drain_times), rows)

@@ -63,7 +63,7 @@ class NodeMethods:
             return maintenance.read_drain_times(tx)
 
     def add_drain_times(self, seconds: Mapping[str, float], *, epoch: int, now: float) -> None:
-        """Of drains that have ended, by node id."""
+        """Adds the seconds that ended drains have taken, by node id."""
         with self._database.write() as tx:
             leases.hold(tx, epoch)
             maintenance.add_drain_times(tx, seconds, now=now)

@@ -123,7 +123,7 @@ class SupervisorMethods:
         return [outcomes[index] for index in range(len(arrived))]
 
     def supervisor_links(self) -> Mapping[AttemptKey, SupervisorLink]:
-        """Of all attempts that go on."""
+        """Links of all attempts that go on."""
         with self._database.read() as tx:
             rows = tx.execute(_LINKS).all()
         return {
@@ -160,7 +160,7 @@ class SupervisorMethods:
         return StoredDirective(row.number, row.body) if row.number is not None else None
 
     def directive_numbers(self, job_ids: Collection[str]) -> Mapping[str, int]:
-        """Of the newest directive of each of these jobs that has one, and an attempt that goes on."""
+        """Number of the newest directive of each of these jobs that has one, and an attempt that goes on."""
         with self._database.read() as tx:
             return {row.id: row.number for row in tx.execute(_DIRECTIVE_NUMBERS) if row.id in job_ids}
 
@@ -176,7 +176,7 @@ class SupervisorMethods:
 
 
 def _take(tx: Connection, arrived: Mapping[int, Arrived], stored: list[_Stored]) -> dict[int, Outcome]:
-    """Of different jobs."""
+    """Stores what has arrived for different jobs, and returns the outcome of each, by its index."""
     outcomes: dict[int, Outcome] = {}
     incoming: dict[int, report_items.Incoming] = {}
     known = load_all(tx, [one.caller.job_id for one in arrived.values()])

@@ -25,7 +25,7 @@ from shoal_workers.contract.job import JobState
 
 @dataclass(frozen=True, slots=True)
 class Which:
-    """None: of all."""
+    """Which sweeps a list holds; None: all."""
 
     project: str | None = None
     name: str | None = None
@@ -107,7 +107,7 @@ def _num_by_state(
 
 
 def _members(*columns: Any) -> Select[Any]:
-    """Of the jobs of all sweeps: project, name of the sweep (`value`), and these columns."""
+    """Query for the jobs of all sweeps: project, name of the sweep (`value`), and these columns."""
     return (
         select(jobs.c.project, job_labels.c.value, *columns)
         .join(job_labels, job_labels.c.job_num == jobs.c.num)

@@ -46,7 +46,7 @@ def reached(connection: Connection, nums: dict[str, int], measure: Measure) -> d
 
 
 def values(connection: Connection, nums: dict[str, int], step: int, measure: Measure) -> dict[str, float]:
-    """Of the jobs that have a value at this step."""
+    """Values of the jobs that have one at this step."""
     ids = {num: job_id for job_id, num in nums.items()}
     if measure is Measure.VALIDATION:
         query = select(series.c.job_num, series.c.val_loss).where(
@@ -62,7 +62,7 @@ def values(connection: Connection, nums: dict[str, int], step: int, measure: Mea
 
 
 def job_ids(connection: Connection, project: str, name: str) -> list[str]:
-    """Of all jobs of a sweep, oldest first. Raises SweepNotFound."""
+    """Ids of all jobs of a sweep, oldest first. Raises SweepNotFound."""
     query = (
         select(jobs.c.id)
         .join(job_labels, job_labels.c.job_num == jobs.c.num)

@@ -136,7 +136,7 @@ def fail(connection: Connection, lane: Lane, failure: Failure) -> None:
 
 
 def _save(connection: Connection, lane: Lane, values: dict[str, Any], *, delivered: int = 0, lost: int = 0) -> None:
-    """Under the lease, so nobody else writes this row."""
+    """Called under the lease, so no other process writes this row."""
     cursor = webhook_cursors
     counts = {"delivered": cursor.c.delivered + delivered, "gave_up": cursor.c.gave_up + lost}
     key = (cursor.c.job_num == lane.job_num, cursor.c.hook == lane.hook)

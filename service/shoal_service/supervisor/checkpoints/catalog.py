@@ -121,7 +121,7 @@ class CheckpointCatalog:
             verify_file(place, file, read)
 
     def has_marker(self, name: CheckpointName) -> bool:
-        """Also a damaged one."""
+        """Whether there is a marker, also a damaged one."""
         try:
             return MARKER_NAME in self._open(name).files()
         except FileNotFoundError:

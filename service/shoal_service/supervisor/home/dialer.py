@@ -28,9 +28,9 @@ from shoal_service.supervisor.reporting.outbox import Outbox
 SIGN_S = 1.0
 """A sign of life at least so often."""
 _PACE_S = 0.1
-"""Between two reports, so that the steps of a fast job are stored in batches and not in one transaction each."""
+"""Pause between two reports, so that the steps of a fast job are stored in batches and not in one transaction each."""
 _WAIT_S = 20.0
-"""Of the long poll."""
+"""Longest time for which the service may hold the long poll."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Dialer:
 
 
 class _Pauses:
-    """Between calls that fail."""
+    """The pauses between calls that fail."""
 
     def __init__(self, what: str) -> None:
         self._what = what

@@ -24,7 +24,7 @@ from shoal_workers.version import VERSION
 
 _CONNECT_S = 2.0
 _ANSWER_S = 10.0
-"""Of a report: its transaction may wait for others."""
+"""Time for the answer to a report: its transaction may wait for others."""
 _REPLACED = 409
 _LATER = frozenset({429, 500, 502, 503, 504})
 _log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class _Connection:
         self._context = _context(home) if any(url.scheme == "https" for url in self._urls) else None
         self._connection: http.client.HTTPConnection | None = None
         self._lock = threading.Lock()
-        """Of `_connection`."""
+        """Guards `_connection`."""
 
     def ask(self, method: str, query: str, body: bytes | None, answer_s: float) -> Any:
         """The answer's JSON."""

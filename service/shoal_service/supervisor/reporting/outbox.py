@@ -84,7 +84,7 @@ class Outbox:
             self._changed.notify_all()
 
     def answer(self, stacks: StacksAnswer) -> None:
-        """In place of the last one."""
+        """Puts the answer in place of the last one."""
         with self._changed:
             self._seq += 1
             self._stacks = self._seq, stacks
@@ -103,7 +103,7 @@ class Outbox:
             return self._reports()
 
     def unacknowledged(self) -> tuple[int, tuple[Unacknowledged, ...], AttemptEnd | None]:
-        """For the journal."""
+        """What the journal stores of the outbox."""
         with self._changed:
             return self._seq, tuple(item for _, item in self._durable), self._end
 

@@ -50,7 +50,7 @@ class Reporter:
         self._writes_event_files = config.spec.checkpoint.tensorboard
         self._event_files: EventFiles | None = None
         self.backlog = MetricBacklog(is_used=config.spec.metrics.hook is not None)
-        """Of the metrics hook."""
+        """Metrics that wait for the metrics hook."""
 
     def record_report(self, item: WorkerReport, state: Attempt) -> None:
         """A report of the current generation, before the machine handles it."""

@@ -49,7 +49,8 @@ def worker_environment(config: SupervisorConfig) -> dict[str, Any]:
 
 
 def agent_environment(config: SupervisorConfig) -> dict[str, Any]:
-    """Of an agent that polls the workers of a node. Forked where the workers are, because the server is there then."""
+    """Environment of an agent that polls the workers of a node. It is forked where the workers are, because the server
+    is there then."""
     found = _environment(config, threads=1, fork=not config.spec.worker.gpus, if_warm=True)
     found["env_vars"][PATIENCE] = f"{PATIENCE_S:g}"
     return found

@@ -27,7 +27,7 @@ from shoal_workers.poll_agent.agent import PollAgent
 
 _NODE_ID = "ray.io/node-id"
 _IDLE_S = 30.0
-"""An agent without a call for so long ends by itself: the supervisor is gone, or does not need it any more."""
+"""An agent that gets no call for this long ends by itself: the supervisor is gone, or does not need it any more."""
 _KILL_S = 0.3
 _NUM_THREADS = 4
 

@@ -53,7 +53,7 @@ class ItemRead:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a whole tensor in the source."""
+    """Sizes and type of a whole tensor in the source."""
 
     sizes: tuple[int, ...]
     dtype: torch.dtype
@@ -83,7 +83,7 @@ class _Box:
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
     reads: list[ItemRead]
-    """In the order of the slices in their files."""
+    """Reads in the order of the slices in their files."""
     extra: dict[str, Any]
     """The plain values that rank 0 saved."""
     other_extras: tuple[dict[str, Any], ...] = ()

@@ -23,7 +23,7 @@ Box = tuple[Numbers, Numbers]
 
 _MAX_ROUNDS = 10
 _MAX_CELLS = 4096
-"""Of one tensor's grid that are looked at in one round."""
+"""Cells of one tensor's grid that are looked at in one round."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def absolute(url: str, base: Path) -> str:
 
 
 def check_checkpoint_url(spec: JobSpec) -> None:
-    """Also `init_from`. Raises SpecError."""
+    """Neither `checkpoint.url` nor `init_from` may be relative. Raises SpecError."""
     if spec.init_from is not None and is_relative(spec.init_from):
         message = f"init_from {spec.init_from!r} is relative; give an absolute path or a URL that every node can reach"
         raise SpecError((SpecProblem(path="init_from", message=message),))

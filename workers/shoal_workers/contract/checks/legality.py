@@ -55,7 +55,7 @@ class Violation(Frozen):
     axis: str
     """The axis or setting to change: tp, pp, cp, ep, dp_shard, schedule, stages, shard."""
     message: str
-    """With the arithmetic, and the nearest legal choice."""
+    """What is wrong, with the arithmetic and the nearest legal choice."""
 
 
 def violations(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> tuple[Violation, ...]:

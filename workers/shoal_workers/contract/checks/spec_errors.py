@@ -24,7 +24,7 @@ M = TypeVar("M", bound=BaseModel)
 MAX_PROBLEMS = 40
 """A malicious document may have a million problems; further ones are not reported."""
 _MAX_DETAILS = 1000
-"""Of pydantic's errors: several of them may concern one problem. Further ones are not read."""
+"""Errors of pydantic that are read, at most: several of them may concern one problem."""
 
 
 class SpecProblem(Frozen):

@@ -62,7 +62,7 @@ class CodeSpec(Frozen):
         default_factory=dict, max_length=MAX_VARIABLES, json_schema_extra=VARIABLE_NAMES
     )
     """Environment variables of the workers, at most 32,768 characters in all. They are stored and shown with the spec:
-    what nobody may see belongs into `secrets`."""
+    what must stay secret belongs into `secrets`."""
 
     pip: tuple[Requirement, ...] = Field((), max_length=100)
     """Packages of the workers, as pip's requirements: ["einops==0.8.1"]. Installed once per node, into a directory that

@@ -56,7 +56,7 @@ class Frame:
 
     owner: FrameOwner
     is_communication: bool = False
-    """Of a LIBRARY: of torch.distributed."""
+    """The frame is one of torch.distributed; its owner is LIBRARY."""
     is_refusal: bool = False
     """The frame ended with a `raise` statement, other than a failed assertion."""
 

@@ -25,7 +25,7 @@ class Raised(StrEnum):
 
     ANYWHERE = "anywhere"
     ON_ITS_OBJECT = "on_its_object"
-    """In Shoal's code, by an operation on something that the task returned."""
+    """The error was raised in Shoal's code, by an operation on something that the task returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Mistake:
     name: str
     """Stable: in reports of errors and in docs/tasks.md."""
     pattern: re.Pattern[str]
-    """Of `Type: text`."""
+    """Pattern of the error, as `Type: text`."""
     member: str
     """Member of the task whose line is named if no line of the task is on the stack."""
     words: str
@@ -57,7 +57,7 @@ class Seen:
     innermost: str
     """`file:function` of the innermost frame."""
     is_in_engine: bool
-    """That frame is Shoal's."""
+    """The innermost frame is Shoal's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Collective(Frozen):
     """Counts the collectives of this generation."""
     name: str
     bytes: int
-    """Of the tensors of this rank."""
+    """Bytes of this rank's tensors."""
     is_waiting: bool
     """The thread waits for a collective."""
     deviation: str = ""

@@ -49,7 +49,7 @@ TIED_BY_DEFAULT = {
 }
 """Model types with LLaMA's modules, and whether the head shares the embedding's weights if the config is silent."""
 NORMED_HEADS = frozenset({"qwen3"})
-"""Of these, types with a norm on each query and key head."""
+"""Those of TIED_BY_DEFAULT with a norm on each query and key head."""
 
 
 class HuggingFaceConfig(Frozen):

@@ -8,7 +8,7 @@ _NUM_NAMED = 3
 
 
 class ModelShape(OfTask):
-    """Of the whole model, before it is split over ranks."""
+    """Tensors of the whole model, before it is split over ranks."""
 
     tensors: dict[str, str]
     """By name: type and size, for example "float32 [64, 12]"."""

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from shoal_workers.contract.profiling.messages import KEPT_PROFILES
 
 FOLDER = "profiles"
-"""Beside the checkpoints of the job."""
+"""Folder of the profiles, beside the checkpoints of the job."""
 _PREFIX = "profile-"
 
 
 def name_of(number: int) -> str:
-    """Of the directory of a profile."""
+    """Name of the directory of a profile."""
     return f"{_PREFIX}{number:06d}"
 
 

@@ -14,9 +14,9 @@ from pydantic import Field
 from shoal_workers.contract.base import Frozen
 
 MAX_STEPS = 20
-"""Of one profile: a trace grows by megabytes per step."""
+"""Steps of one profile, at most: a trace grows by megabytes per step."""
 MAX_FILE_BYTES = 64 << 20
-"""Of one compressed file; a larger one is not kept."""
+"""Size of one compressed file; a larger one is not kept."""
 KEPT_PROFILES = 8
 """The newest of a job; older ones are deleted."""
 TRACE_FILE = re.compile(r"^(trace|memory)-rank[0-9]{1,8}-g[0-9]{1,18}\.json\.gz$")
@@ -27,7 +27,7 @@ class ProfileRequest(Frozen):
     """One rank shall be profiled for some steps."""
 
     number: int = Field(ge=1)
-    """Of the job's profiles, from 1."""
+    """Number among the job's profiles, from 1."""
     rank: int = Field(ge=0)
     steps: int = Field(ge=1, le=MAX_STEPS)
     max_file_bytes: int = MAX_FILE_BYTES

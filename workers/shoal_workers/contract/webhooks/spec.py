@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from shoal_workers.contract.base import Frozen, whole
 
 MAX_WEBHOOKS = 8
-"""Of one job."""
+"""Webhooks of one job, at most."""
 SECRET_VARIABLE = "SHOAL_WEBHOOK_SECRET_"
 """Environment variables of the service that a secret may be in begin with this."""
 _SECRET = re.compile(rf"env:{SECRET_VARIABLE}[A-Z0-9_]{{1,64}}|file:[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")

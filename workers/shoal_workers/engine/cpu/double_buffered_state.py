@@ -57,7 +57,7 @@ _MAX_COPIED_SHARE = 0.02
 
 def state_of(assembly: Assembly, update: Update) -> DeviceState:
     """The state of a model on its device. An update that is not elementwise is that of a GPU, or refers to tensors in a
-    way that nobody knows."""
+    way that is not known."""
     return DoubleBufferedState(assembly, update) if update.is_elementwise else CopiedState(assembly, update)
 
 

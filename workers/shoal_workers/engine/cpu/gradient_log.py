@@ -270,7 +270,7 @@ class GradientLog:
         return kinds.pop() if kinds else ()
 
     def _counter_values(self) -> tuple[tuple[str, tuple[float, ...]], ...]:
-        """Before the update."""
+        """Called before the update."""
         state = self._update.optimizer.state
         keys = self._parameters[0].counters if self._parameters else ()
         return tuple((key, tuple(float(state[one.own][key]) for one in self._parameters)) for key in keys)

@@ -26,7 +26,7 @@ class Agreement:
     text: str
     """The text of the first rank that has one; empty if none has."""
     rank: int
-    """That rank."""
+    """The first rank that has a text."""
     is_common: bool
     """No rank has another one."""
 

@@ -10,7 +10,7 @@ torch's Python collectives end in `Work.wait`, which is replaced here, once per 
 - Each call is noted in the generation's `CollectiveLog`: in every step a rank calls the same collectives, in the same
   order, with the same sizes. A rank that leaves this order alone makes the others wait for ever, or exchanges the wrong
   tensors; the comparison with its own step before shows it, even in a group of two.
-- DTensor's functional all-reduce would wait in C++, where nobody can leave, so on the CPU it is replaced by the plain
+- DTensor's functional all-reduce would wait in C++ without a way out, so on the CPU it is replaced by the plain
   one. Only all-reduce is used inside a step, by an optimizer of a task's own on DTensors.
 
 The training thread calls and waits; any thread reads `CollectiveLog.newest`.

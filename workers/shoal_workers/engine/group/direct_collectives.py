@@ -36,7 +36,7 @@ _MIN_RANKS = 3
 
 
 class DirectAllGather(DefaultAllGather):
-    """For FSDPModule.set_custom_all_gather."""
+    """Given to FSDPModule.set_custom_all_gather."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False

@@ -221,7 +221,7 @@ class _Counts:
 
 
 class LinkMeter:
-    """One per generation: `sample` is called now and then, `links` when somebody wants to know."""
+    """One per generation: `sample` is called now and then, `links` on request."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, dict[str, _Counts]]] = deque(maxlen=3)

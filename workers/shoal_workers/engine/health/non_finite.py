@@ -6,7 +6,7 @@ computation.
     every rank repeats its own loss bit by bit          that of the rank with the loss that was not finite
     anything else                                       the task: health.non_finite decides
 
-Nothing was updated yet, so the step can be repeated. A task whose losses differ from pass to pass accuses nobody. A
+Nothing was updated yet, so the step can be repeated. A task whose losses differ from pass to pass accuses no rank. A
 wrong value that stays in a shard without replicas is not found here. Called by the trainer on every rank, after a vote.
 """
 

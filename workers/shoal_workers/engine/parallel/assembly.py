@@ -29,7 +29,7 @@ class SharedParameter:
 
     name: str
     copies: tuple[nn.Parameter, ...]
-    """On this rank, by ascending stage."""
+    """Copies on this rank, by ascending stage."""
     ranks: tuple[int, ...]
     """All pipeline ranks with a copy, ascending; perhaps this one alone."""
 
@@ -55,7 +55,7 @@ class Assembly:
     partial: tuple[tuple[nn.Module, str], ...] = ()
     """Module and attribute of the parameters whose gradient is a sum over the tensor-parallel ranks."""
     orders: tuple[CollectiveOrder, ...] = ()
-    """For each part, the order of its collectives over the data axes."""
+    """Order of the collectives over the data axes, for each part."""
 
     has_buffers: bool = False
     """The whole model has buffers, on any rank; those of routers are not counted."""
@@ -83,7 +83,7 @@ class Assembly:
             yield from self._all_parameters_of(part)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Without tied copies."""
+        """Names and parameters, without tied copies."""
         seen: set[str] = set()
         for name, parameter in self.all_parameters():
             if name not in seen:

@@ -150,7 +150,7 @@ class CollectiveOrder:
                 one.sharded_param.grad = None
 
     def _reset(self) -> None:
-        """After a pass was left in the middle."""
+        """Called after a pass was left in the middle."""
         self._root.reset_iter_state()
         self._ended.clear()
         self._num_calls.clear()
@@ -363,7 +363,7 @@ class _Passes:
 
 
 class _Gather(DefaultAllGather):
-    """For FSDPModule.set_custom_all_gather."""
+    """Given to FSDPModule.set_custom_all_gather."""
 
     def __init__(self, inner: DefaultAllGather, order: CollectiveOrder, number: int) -> None:
         self._inner = inner
@@ -382,7 +382,7 @@ class _Gather(DefaultAllGather):
 
 
 class _Scatter(DefaultReduceScatter):
-    """For FSDPModule.set_custom_reduce_scatter."""
+    """Given to FSDPModule.set_custom_reduce_scatter."""
 
     def __init__(self, inner: DefaultReduceScatter, order: CollectiveOrder, number: int) -> None:
         self._inner = inner

@@ -43,7 +43,7 @@ class GenerationEnd:
     pending: CheckpointName | None = None
     """The checkpoint whose part must be durable before this rank may report FINISHED or YIELDED."""
     saved_part: SavedPart | None = None
-    """That part, once it is durable."""
+    """The part, once it is durable."""
     suspect: Suspect | None = None
 
     @property

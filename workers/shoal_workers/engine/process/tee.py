@@ -87,7 +87,7 @@ class Tee:
         *,
         descriptor: int = -1,
     ) -> None:
-        """`mask` replaces what nobody may see. In the stream itself a text is masked that is written at once.
+        """`mask` replaces what must not be seen. In the stream itself, each written text is masked by itself.
 
         Args:
             descriptor: what this stream is for code that does not use Python's streams; -1: that of `stream`.
@@ -117,7 +117,7 @@ class Tee:
             self._lines.end_line()
 
     def pass_on(self) -> None:
-        """In a forked child, whose outbox nobody reads: from now on it writes to the descriptor."""
+        """In a forked child, whose outbox is not read: from now on it writes to the descriptor."""
         self._stream, self._lines = _text(self._descriptor), None
 
     @property

@@ -50,7 +50,7 @@ class UseMeter:
         """Monotonic time and CPU seconds of the measurement before."""
         self._stop = threading.Event()
         self.maps: Maps | None = None
-        """Of other workers' memory, which is not counted as this one's."""
+        """Maps of other workers' memory, which is not counted as this worker's."""
         self.latest: WorkerUse | None = None
 
     def start(self) -> None:

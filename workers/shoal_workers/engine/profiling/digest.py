@@ -54,7 +54,7 @@ class Marks(Frozen):
 class Digest(Frozen):
     files: tuple[ProfileFile, ...]
     unseen_s: tuple[float, ...]
-    """For each step, see `unseen_communication`."""
+    """Seconds of unseen communication in each step, see `unseen_communication`."""
     peak_bytes: int | None
     note: str
     """Why a file is missing."""

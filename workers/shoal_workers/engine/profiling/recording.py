@@ -47,7 +47,7 @@ class Recording:
 
     @property
     def times(self) -> Sequence[StepTimes]:
-        """Of the steps so far."""
+        """Times of the steps so far."""
         return self._clock.times
 
     @property

@@ -513,7 +513,7 @@ class Outputs:
 
     @contextmanager
     def recorded(self, *models: nn.Module) -> Iterator[None]:
-        """While the models run."""
+        """Records the outputs of the modules while the models run."""
         handles = [
             module.register_forward_hook(self._hook(name))
             for model in models
@@ -543,7 +543,7 @@ class Differing:
     """A module whose output differs, on one rank."""
 
     number: int
-    """In the order of the whole model."""
+    """Number in the order of the whole model."""
     name: str
     difference: float
 

@@ -38,7 +38,7 @@ class Restored:
     step: int
     num_bytes: int
     remote_bytes: int
-    """From another node's memory."""
+    """Bytes that came from another node's memory."""
     past: tuple[StepReport, ...] = ()
     """Reports of the last steps before the state was saved; equal on all ranks."""
     loss_scale: dict[str, Any] | None = None
@@ -192,7 +192,7 @@ def when_all_have_restored(
 
 
 def _sum_up(texts: Sequence[str]) -> str:
-    """On rank 0, from the texts of all ranks."""
+    """Sums up the texts of all ranks, on rank 0."""
     pairs = [text.split("\n") for text in texts]
     all_restored = [Restored.parse(restored) for restored, _ in pairs]
     decision = AllRestored(

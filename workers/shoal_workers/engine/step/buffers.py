@@ -94,7 +94,7 @@ class _Slot:
 
     @property
     def has_changed(self) -> bool:
-        """In this pass, or known to change."""
+        """Whether the buffer has changed in this pass, or is known to change."""
         return self.is_known or self.is_missed or self.total is not None or bool(self.values)
 
     @property
@@ -235,7 +235,7 @@ class StepBuffers:
 
     @torch.no_grad()
     def apply(self) -> None:
-        """After a finite vote, on all ranks."""
+        """Called after a finite vote, on all ranks."""
         for slot in self._slots:
             if slot.pending is not None:
                 slot.home.copy_(slot.pending)
@@ -570,7 +570,7 @@ def _is_real(tensor: Tensor) -> bool:
 
 
 def _as_sum(tensor: Tensor) -> Tensor:
-    """In the type in which changes are added up."""
+    """The tensor in the type in which changes are added up."""
     if tensor.is_complex():
         return torch.view_as_real(tensor.detach().to(torch.complex128))
     return tensor.detach().to(torch.float64 if tensor.is_floating_point() else torch.int64)

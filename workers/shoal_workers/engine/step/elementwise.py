@@ -92,7 +92,7 @@ def why_not_elementwise(optimizer: Optimizer) -> str:
 
 
 def is_held(optimizer: Optimizer) -> bool:
-    """Whether somebody else refers to its groups or its state."""
+    """Whether other code refers to its groups or its state."""
     if sys.getrefcount(optimizer.state) > 2 or sys.getrefcount(optimizer.param_groups) > 2:  # attribute, argument
         return True
     return any(sys.getrefcount(group) > 3 for group in optimizer.param_groups)  # and the variable of the loop

@@ -41,7 +41,7 @@ class Generation:
     collectives: CollectiveLog
     """What the training thread calls."""
     remarks: Remarks = field(default_factory=Remarks)
-    """On the task, for the job's log."""
+    """Remarks on the task, for the job's log."""
 
     @property
     def number(self) -> int:

@@ -297,7 +297,7 @@ class _Group:
 
 
 def _groups(shared: Sequence[SharedParameter]) -> list[_Group]:
-    """In an order that all their ranks agree on."""
+    """The groups in an order that all their ranks agree on."""
     groups: dict[tuple[tuple[int, ...], str], list[SharedParameter]] = defaultdict(list)
     for one in shared:
         groups[one.ranks, str(one.copies[0].dtype)].append(one)

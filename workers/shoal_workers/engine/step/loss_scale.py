@@ -69,7 +69,7 @@ class ScaleVerdict:
     """What follows from one step's outcome."""
 
     state: LossScale
-    """For the next step."""
+    """Scale for the next step."""
     updates: bool
     """The optimizer may step, with gradients and norm divided by the scale of this step."""
     is_hopeless: bool
@@ -129,5 +129,5 @@ class Scaling:
         return verdict
 
     def to_json(self) -> dict[str, Any] | None:
-        """For `extra`."""
+        """The state as a snapshot keeps it in `extra`."""
         return None if self._state is None else self._state.to_json()

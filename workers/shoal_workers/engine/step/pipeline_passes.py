@@ -150,7 +150,7 @@ class PipelinePasses:
         return batch, self._caught(batch)
 
     def _caught(self, batch: Any, *, is_training: bool = True) -> ModelCall:
-        """With this rank's tokens."""
+        """The call of the model, with this rank's tokens."""
         call, context = self._calls.catch(batch, is_training=is_training), self._assembly.context
         if context is None:
             return call

@@ -3,7 +3,7 @@
     self.average = 0.9 * self.average + 0.1 * x.mean()      reads what it replaces: state, refused
     self.count.add_(1)                                      written in place: state, refused
     self.last_attention = weights.detach()                  replaced without being read: for the task's own use
-    self.calls += 1                                         a number: nobody sees whether it is read; named in the log
+    self.calls += 1                                         a number: reads of it are not seen; named in the log
 
 In the first passes of a generation, and only then: each attribute is replaced by a view of a tensor class that notices
 reads. Not if the model is compiled. `StepBuffers` calls it around the forward passes of
@@ -83,7 +83,7 @@ class PlainState:
         self.is_compiled = generation.spec.compile or any(is_compiled(module) for module in modules)
 
     def begin(self) -> None:
-        """Before the first micro-batch of a pass."""
+        """Called before the first micro-batch of a pass."""
         self._num_passes += 1
 
     @contextmanager

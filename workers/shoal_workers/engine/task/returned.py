@@ -147,7 +147,7 @@ class Metrics:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In ascending order. After `agree`."""
+        """Names in ascending order. Called after `agree`."""
         assert self._names is not None, "agree comes first"
         return self._names
 

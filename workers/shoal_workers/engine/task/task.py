@@ -113,13 +113,13 @@ class LoadedTask:
 
     @property
     def train_data(self) -> Dataset:
-        """After `open_data`."""
+        """Data of the training. Called after `open_data`."""
         assert self._train_data is not None, "open_data comes first"
         return self._train_data
 
     @property
     def content_hash(self) -> str:
-        """Of the data, after `open_data`; empty: the dataset has none."""
+        """Content hash of the training data, after `open_data`; empty: the dataset has none."""
         return content_hash_of(self.train_data)
 
     @property

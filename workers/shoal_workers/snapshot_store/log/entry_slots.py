@@ -21,7 +21,7 @@ gets 1 + 3/20 = 1.15 times their volume; 10 would be 1.3 times. A replay takes a
 MAX_ENTRIES = STEPS_PER_COPY + 8
 """Entries of one rank. The next whole copy takes some steps to arrive, and the step before it may be wanted."""
 _STEPS_BEFORE_COPY = 2
-"""Entries up to so many steps before the newest whole copy stay: the group may go back to one of these steps."""
+"""Entries up to this many steps before the newest whole copy stay: the group may go back to one of these steps."""
 _SPARE_SLOTS = 2
 
 
@@ -84,7 +84,7 @@ class EntrySlots:
             self._pool.release(empty[_SPARE_SLOTS:])
 
     def close(self) -> None:
-        """After all threads of the server have ended."""
+        """Called after all threads of the server have ended."""
         with self._lock:
             self._pool.close()
 

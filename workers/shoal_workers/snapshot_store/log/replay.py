@@ -9,7 +9,7 @@ Hides which entries lead from which copy to which step.
 
 Reads nothing but files of this node, so any of its processes can do this, also if the process that received them is
 dead. The copy is read before anything else; if it or an entry is overwritten meanwhile, the replay begins again.
-Called by the server for a part that somebody reads, and by the receiver of a log that has no room left.
+Called by the server for a part that is read, and by the receiver of a log that has no room left.
 """
 
 from __future__ import annotations

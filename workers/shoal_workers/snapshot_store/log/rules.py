@@ -30,7 +30,7 @@ View = Callable[[str], Tensor]
 class Rule(Protocol):
     @property
     def parameters(self) -> Sequence[Tensor]:
-        """In the order of the log's head."""
+        """Parameters in the order of the log's head."""
         ...
 
     def apply(self, commit: Commit, gradients: Mapping[int, Tensor]) -> None:

@@ -76,7 +76,7 @@ class BuddySlots:
             self._pool.release(at(idle, retention.surplus_empty([slot.header for slot in idle])))
 
     def close(self) -> None:
-        """After all threads of the server have ended."""
+        """Called after all threads of the server have ended."""
         with self._lock:
             self._pool.close()
 

@@ -158,7 +158,7 @@ class OwnSlots:
                 self._last_sent = None
 
     def close(self) -> None:
-        """After the sender has ended."""
+        """Called after the sender has ended."""
         with self._lock:
             self._pool.close()
             self._last_sent = None

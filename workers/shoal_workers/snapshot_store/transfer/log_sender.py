@@ -49,7 +49,7 @@ class LogSender:
         self._changed = threading.Condition()
         self._queue: deque[_Message] = deque()
         self._wire: Wire | None = None
-        """While the thread does not use it."""
+        """The connection while the thread does not use it."""
         self._stopped = False
         self.start_step = part.step
         self.acknowledged = part.step

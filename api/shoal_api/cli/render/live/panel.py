@@ -22,7 +22,7 @@ from shoal_service.views import EventView, JobView, SeriesPoint
 _SPARKLINE_WIDTH = 30
 _WIDTH = 100
 _MAX_METRICS = 4
-"""Of the task's own; `show` has all of them."""
+"""Metrics of the task's own that are shown, at most; `show` has all of them."""
 
 
 def job_panel(job: JobView, series: Sequence[SeriesPoint], last_incident: EventView | None = None) -> RenderableType:

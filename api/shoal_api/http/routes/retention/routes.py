@@ -20,7 +20,7 @@ from shoal_service.views import Page
 
 _GC_S = 20.0
 _MAX_REMOVALS = 500
-"""In one answer."""
+"""Removals in one answer, at most."""
 
 
 def routes(context: Context) -> APIRouter:

@@ -216,7 +216,7 @@ class CodeUpdate:
     fault: str = ""
     """TRIAL: why the code before takes over at the next step boundary."""
     keeps_steps: bool = True
-    """With the `fault`: the steps of the new code are kept."""
+    """The steps of the new code are kept; counts with a `fault` only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +239,7 @@ class Code:
 
 
 def short(version: str) -> str:
-    """For people."""
+    """The version as people read it."""
     return version[:12] or "none"
 
 
@@ -259,9 +259,9 @@ class Group:
     planned_by: Literal["auto"] | ParallelismSpec = "auto"
     """`parallelism` of the spec that the layout was planned for."""
     settings: TrainingSettings | None = None
-    """That it trains with."""
+    """Settings that the group trains with."""
     changes: tuple[str, ...] = ()
-    """In these settings, against those of the group before."""
+    """What differs in these settings from those of the group before."""
     source: SnapshotSource | None = None
     """The snapshot in memory that the group started from; None: from storage, or from the seed."""
     restored: str | None = None
@@ -413,7 +413,7 @@ class RaisedFault:
     kind: ExitKind
     error_class: ErrorClass
     times: int = 1
-    """In a row at this step."""
+    """Times in a row at this step."""
 
     def is_like(self, other: RaisedFault) -> bool:
         return (self.step, self.kind, self.error_class) == (other.step, other.kind, other.error_class)
@@ -437,9 +437,9 @@ class Crash:
     words: str
     """The signal and the place; equal words are the same place."""
     step: int
-    """Completed steps at the first of them."""
+    """Completed steps at the first crash there."""
     generation: int
-    """Of the last of them."""
+    """Generation of the last crash there."""
     times: int = 1
     """Groups in a row that crashed there."""
 
@@ -486,7 +486,7 @@ class History:
     has_formed: bool = False
     """A group has formed at least once."""
     total_steps: int | None = None
-    """Of the whole training run; None until a group has formed."""
+    """Steps of the whole training run; None until a group has formed."""
     skip_steps: tuple[int, ...] = ()
     """Steps that are left out, since a rollback was made because of them."""
     standing: Standing | None = None
@@ -553,7 +553,7 @@ class GroupProgress:
     last_event_at: float = 0.0
     """When the machine last handled an event."""
     is_late: bool = False
-    """That was more than timeouts.absence_s after the event before."""
+    """The last event came more than timeouts.absence_s after the event before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -589,7 +589,7 @@ class Attempt:
     current: CurrentStage
     """The stage, with what only that stage knows."""
     life: int = 1
-    """Of the supervisor; see `contract.ids`."""
+    """Life of the supervisor; see `contract.ids`."""
     group: Group = field(default_factory=Group)
     pool: WorkerPool = field(default_factory=WorkerPool)
     snapshots: SnapshotIndex = field(default_factory=SnapshotIndex)

@@ -6,7 +6,7 @@ No time passes in a jump, so after it every deadline is as far away as before, a
     name of a field        meaning                            moves
     at, since, *_at, *_since, *_until, *_not_before     yes; 0 means never, and stays
     requested, answered_at, suspected                   yes: times by worker or node
-    leave.deadline         of a worker that gave notice: so many seconds from then; yes
+    leave.deadline         of a worker that gave notice: it counts from that notice; yes
     deadline               of a node, named by the user or by Ray: an absolute time; no
 """
 

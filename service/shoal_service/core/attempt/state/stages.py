@@ -62,11 +62,11 @@ class _AnyStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """For a checkpoint, in a storage that may not answer."""
+    """A search for a checkpoint, in a storage that may not answer."""
 
     num_failures: int = 0
     error: str = ""
-    """Of the last try."""
+    """Error of the last try."""
     retry_at: float | None = None
     """When the storage is asked again; None: its answer is waited for."""
 

@@ -32,7 +32,7 @@ class Timeouts(Frozen):
     user_error_grace_s: float = 1.0
     """Time after the first rank's user error in which other ranks may raise it too, before they are interrupted."""
     form_s: float = 120.0
-    """Without progress, from `run` to the first report of rank 0, which includes building the model."""
+    """Time without progress, from `run` to the first report of rank 0, which includes building the model."""
     restore_s: float = 300.0
     """The same, while a rank reads its state."""
     start_s: float = 600.0
@@ -48,12 +48,12 @@ class Timeouts(Frozen):
     """The least time that a collective waits for a rank. Hangs are found by progress stamps; this deadline applies if
     no supervisor reads them, and must never end a group whose slowest rank still makes progress."""
     orphans_s: float = 15.0
-    """For a worker on a node whose memory may hold snapshots that no live worker serves; see
+    """Time for a worker on a node whose memory may hold snapshots that no live worker serves; see
     memory_snapshots.py."""
     commit_s: float = 120.0
-    """For a commit marker."""
+    """Time for a commit marker."""
     switch_s: float = 900.0
-    """From the request to stop until the step boundary; a step, a validation and a save must fit."""
+    """Time from the request to stop until the step boundary; a step, a validation and a save must fit."""
     leave_margin_s: float = 5.0
     """The group switches away from a node this long, plus two steps, before the node goes away."""
 
@@ -61,5 +61,5 @@ class Timeouts(Frozen):
     """A group that has trained this long tries the shard levels that may be faster; see levels.py."""
 
     def with_spec(self, spec: TimeoutsSpec) -> Timeouts:
-        """With the values that the user has set."""
+        """These timeouts with the values that the user has set."""
         return self.model_copy(update=spec.model_dump())

@@ -14,7 +14,7 @@ class AvoidedNode(Frozen):
 
     node_id: str
     reason: str
-    """For people and for the incident: "drain requested", "on probation: ..."."""
+    """Words for people and for the incident: "drain requested", "on probation: ..."."""
     deadline: float | None = None
     """Wall-clock time at which it goes away; None: no deadline is known."""
     is_replaceable: bool = True
@@ -29,7 +29,7 @@ class LeftOut:
 
     since: float
     reason: str
-    """For people: why the node counts as silent."""
+    """Why the node counts as silent, for people."""
     generation: int | None = None
     """It was in `run` of this generation, and has not returned; None: it was not in `run`, or has returned."""
     answers_since: float | None = None
@@ -96,7 +96,7 @@ class WorkerPool:
         return tuple(worker for worker in self.workers if worker.is_usable)
 
     def with_new(self, worker: Worker) -> WorkerPool:
-        """With one more, whose index is `next_index`."""
+        """The pool with one worker more, whose index is `next_index`."""
         return WorkerPool(workers=self.workers.added(worker), next_index=worker.index + 1)
 
     def with_worker(self, changed: Worker) -> WorkerPool:

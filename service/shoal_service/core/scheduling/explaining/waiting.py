@@ -20,7 +20,7 @@ from shoal_service.core.scheduling.room import UNLIMITED, Shape
 from shoal_service.core.scheduling.shares import Share
 
 MAX_HOLDERS = 5
-"""A list of more jobs helps nobody."""
+"""Jobs that are listed at most; a longer list is no help to a reader."""
 
 
 class Forecast:
@@ -53,7 +53,8 @@ class Forecast:
         return math.inf
 
     def place(self, workers: int) -> tuple[float | None, tuple[str, ...]]:
-        """When so many workers have come free beyond those of earlier calls, and from which jobs."""
+        """Takes `workers` workers for a waiting job. Returns when they are free, beyond those that earlier calls have
+        taken, and the jobs that free them."""
         if self.free >= workers:
             self.free -= workers
             return self._at, self._last

@@ -188,7 +188,7 @@ class GenerationStore(Store):
 
 Address = tuple[str, int]
 _CHECK_S = 1.0
-"""Between two calls of `check` if the wait is not woken."""
+"""Pause between two calls of `check` if the wait is not woken."""
 _READ_BYTES = 1 << 16
 
 

@@ -39,7 +39,7 @@ class _Wait:
     request: StoreRequest
     lack: _Lack
     num_found: int = 0
-    """So many of its keys were there when it was looked at; all are looked at once more before it is answered."""
+    """How many of its keys were there when it was looked at; all are looked at once more before it is answered."""
 
 
 class KeyValues(Generic[Client]):

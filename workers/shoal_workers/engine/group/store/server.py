@@ -41,7 +41,7 @@ class StoreServer:
     Args:
         host: numeric address of this host on which it listens; never a name, never all interfaces.
         key: shared secret of the attempt.
-        max_unproven: so many connections that have not proved that they know the key may be open.
+        max_unproven: how many connections that have not proved that they know the key may be open.
         proof_s: each of them keeps its place for at least this long.
     """
 
@@ -57,7 +57,7 @@ class StoreServer:
         self.port: int = self._listener.getsockname()[1]
         self._connections: set[_Connection] = set()
         self._unproven: dict[_Connection, float] = {}
-        """Since when, oldest first."""
+        """Connections that have not proved that they know the key, and since when; oldest first."""
         try:
             self._wake, self._woken = socket.socketpair()
             self._selector = selectors.DefaultSelector()
