@@ -48,7 +48,7 @@ class Run:
         """Return when a hold or mark strike is reached. Fails if the service, when it runs, reports the end of the
         job."""
         reached = self.gate / f"{name}.reached"
-        until(lambda: reached.exists() or (with_service and self._ended()), f"{self.id} reaches {name}")
+        until(lambda: reached.exists() or (with_service and self._ended()), f"{self.id} reaches {name}", 240)
         assert reached.exists(), self.now().status
 
     def release(self, name: str) -> None:
