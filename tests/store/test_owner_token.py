@@ -1,8 +1,9 @@
-"""Servers that start at the same time on an empty database: one token of the owner, in the file and in the database."""
+"""Servers that start at the same time on a database without tokens: one token of the owner, in the file and in the database."""
 
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,16 @@ _SERVERS = 4
 
 
 def start_together(url: str, directories: list[Path]) -> list[Exception]:
-    """Each opens the database and looks for its token, at the same moment; what failed."""
+    """Each opens the database, whose tables are there, and looks for its token at the same moment; what failed."""
+    Store.open(url).close()
     failures: list[Exception] = []
     together = threading.Barrier(len(directories))
 
     def start(directory: Path) -> None:
         try:
-            store = Store.open(url)
-            together.wait(60)
-            ensure_admin_token(store, directory, now=1.0)
-            store.close()
+            with closing(Store.open(url)) as store:
+                together.wait(60)
+                ensure_admin_token(store, directory, now=1.0)
         except Exception as error:
             failures.append(error)
 

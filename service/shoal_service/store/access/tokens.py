@@ -34,7 +34,8 @@ def adopt(
 ) -> TokenView:
     """The same for a token of a file, which several servers may read. One whose id is known stays as it is."""
     row = _row(token, request, by=by, now=now, cluster=cluster)
-    connection.execute(insert(connection, tokens).values(row).on_conflict_do_nothing(index_elements=["id"]))
+    # No index is named: servers that insert the same token at once may meet at that of the hash first.
+    connection.execute(insert(connection, tokens).values(row).on_conflict_do_nothing())
     return view(connection, row["id"])
 
 
