@@ -1,4 +1,4 @@
-"""Servers that start at the same time on a database without tokens: one token of the owner, in the file and in the database."""
+"""Servers that start at once on a database without tokens: one token of the owner, in the file and in the database."""
 
 from __future__ import annotations
 
