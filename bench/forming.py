@@ -45,14 +45,14 @@ _KEY = "forming"
 
 
 class Figures(NamedTuple):
-    """Of a round, or of one rank in it. Seconds."""
+    """Seconds of a round, or of one rank in it."""
 
     arrived_s: float
     """Until all ranks have arrived at the store."""
     formed_s: float
     """Until the all-reduce is done."""
     cpu_s: float
-    """Of all processes, until the group is destroyed."""
+    """CPU of all processes, until the group is destroyed."""
 
 
 class Shoal:

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, LargeBinary, MetaData, Table, create_engine, 
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "golden"
 _MOST_ROWS = 40
-"""Of a table in a document; events and incidents of a job are kept whole."""
+"""Rows of a table in a document; events and incidents of a job are kept whole."""
 _WHOLE = {"events", "incidents", "jobs", "job_specs", "checkpoints"}
 _SCHEMA = "alembic_version"
 

@@ -10,8 +10,9 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
+
+from kit.processes.os_processes import cpu_seconds
 
 
 class Pages:
@@ -23,12 +24,12 @@ class Pages:
         self._last_step: list[int] = [0] * count
         self._is_connected = [asyncio.Event() for _ in range(count)]
 
-    async def follow(self, cpu_s: Callable[[], float], seconds: float) -> dict[str, Any]:
+    async def follow(self, pid: int, seconds: float) -> dict[str, Any]:
         tasks = [asyncio.create_task(self._page(number)) for number in range(self._count)]
         await asyncio.gather(*(event.wait() for event in self._is_connected))
-        first, cpu, begun_mono = max(self._last_step) + 1, cpu_s(), time.monotonic()
+        first, cpu, begun_mono = max(self._last_step) + 1, cpu_seconds(pid), time.monotonic()
         await asyncio.sleep(seconds)
-        cpu_share = (cpu_s() - cpu) / (time.monotonic() - begun_mono)
+        cpu_share = (cpu_seconds(pid) - cpu) / (time.monotonic() - begun_mono)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

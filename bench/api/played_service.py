@@ -3,7 +3,7 @@
     python bench/api/played_service.py DATABASE_URL STATE_DIR
 
 It prints its port, and a line of JSON for each supervisor that it starts: job, attempt and token. Who reads them plays
-the supervisors over HTTP. So the service does all that it does for so many jobs, and no Ray competes for the processor.
+the supervisors over HTTP. The service does the work that real jobs cause, and Ray uses none of the processor.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import http.client
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kit.processes.os_processes import cpu_seconds
 from shoal_service.control.access.token_files import ensure_admin_token
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports
@@ -48,10 +48,10 @@ def measure_scrape(folder: Path) -> dict[str, Any]:
             for job in jobs:
                 job.report(step=2 + turn, series=(_point(2 + turn),))
             time.sleep(max(0.0, begun_mono + _APART_S - time.monotonic()))
-            begun_mono, before_s = time.monotonic(), edge.cpu_s()
+            begun_mono, before_s = time.monotonic(), cpu_seconds(edge.pid)
             size = len(_get(edge, "/metrics", accept="application/openmetrics-text;version=1.0.0"))
             times_s.append(time.monotonic() - begun_mono)
-            cpu_s += edge.cpu_s() - before_s if turn else 0.0
+            cpu_s += cpu_seconds(edge.pid) - before_s if turn else 0.0
     store.close()
     found = {**_times("scrape", times_s[1:]), "scrape_first_ms": round(times_s[0] * 1e3, 1), "scrape_kb": size // 1000}
     found["scrape_cpu_ms"] = round(cpu_s / (_SCRAPES - 1) * 1e3)
@@ -82,10 +82,10 @@ def measure_page(folder: Path) -> dict[str, Any]:
     with _http_edge(store, url) as edge:
         for _ in range(_VIEWS):
             job.report(step=NUM_STEPS)  # a change, so that no answer is kept from the view before
-            begun_mono, before_s = time.monotonic(), edge.cpu_s()
+            begun_mono, before_s = time.monotonic(), cpu_seconds(edge.pid)
             body = _first_answer(edge, f"/v1/jobs/{job.id}/overview?logs=true")
             times_s.append(time.monotonic() - begun_mono)
-            cpu_s += edge.cpu_s() - before_s
+            cpu_s += cpu_seconds(edge.pid) - before_s
             begun_mono = time.monotonic()
             _get(edge, f"/v1/jobs/{job.id}/overview")
             overview_s.append(time.monotonic() - begun_mono)
@@ -230,11 +230,6 @@ class _Edge:
     port: int
     headers: dict[str, str]
     pid: int
-
-    def cpu_s(self) -> float:
-        """Of the whole process, so far. Other programs on the machine do not count in it."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager

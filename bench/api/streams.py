@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 from api.pages import Pages
+from kit.processes.os_processes import cpu_seconds
 from kit.processes.server import until
 from kit.worlds.tiny_jobs import submit_tiny
 from shoal_server import ShoalServer, serving
 
 _STEP_S = 0.2
 _SECONDS = 30.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def measure(folder: Path, *, pages: int) -> dict[str, Any]:
@@ -26,7 +25,7 @@ def measure(folder: Path, *, pages: int) -> dict[str, Any]:
         until(lambda: client.job(run.id).status.step >= 5, "the job trains", 300)
         alone = _cpu_share(server, 10.0)
         clients = Pages(server.port, server.token, run.id, pages)
-        found = asyncio.run(clients.follow(lambda: _cpu_s(server), _SECONDS))
+        found = asyncio.run(clients.follow(server.pid, _SECONDS))
         client.cancel(run.id)
         client.wait(run.id, timeout_s=120)
     found |= {"pages": pages, "cpu_share_without_pages": round(alone, 3)}
@@ -39,12 +38,6 @@ def measure(folder: Path, *, pages: int) -> dict[str, Any]:
 
 
 def _cpu_share(server: ShoalServer, seconds: float) -> float:
-    before = _cpu_s(server)
+    before = cpu_seconds(server.pid)
     time.sleep(seconds)
-    return (_cpu_s(server) - before) / seconds
-
-
-def _cpu_s(server: ShoalServer) -> float:
-    """Of the server's own process; workers and Ray are others."""
-    fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    return (cpu_seconds(server.pid) - before) / seconds

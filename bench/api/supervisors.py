@@ -25,6 +25,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from api.pages import Pages
+from kit.processes.os_processes import cpu_seconds
 from shoal_service.control.access.token_files import ensure_admin_token
 from shoal_service.home import HomeReport
 from shoal_service.reports import SupervisorReports
@@ -43,7 +44,6 @@ _STARTS_S = 300.0
 _SCRAPES = 12
 _APART_S = 1.1
 """The service keeps what a scrape has read for a second, and each is to read anew."""
-_TICKS = os.sysconf("SC_CLK_TCK")
 _SPEC = {
     "data": {"corpus": "python-stdlib"},
     "stop": {"steps": 10_000_000},
@@ -57,12 +57,12 @@ def measure_reports(folder: Path, *, jobs: int, pages: int, points: int, seconds
 
 
 def measure_polls(folder: Path, *, polls: int, orders: int, tree: Path | None) -> Any:
-    """So many long polls open; then one job after the other is cancelled."""
+    """This many long polls are open while one job after the other is cancelled."""
     return asyncio.run(_polls(folder, polls=polls, orders=orders, tree=tree))
 
 
 def measure_running_scrape(folder: Path, *, jobs: int, tree: Path | None) -> Any:
-    """`GET /metrics` while so many jobs report each second."""
+    """`GET /metrics` while all of these jobs report each second."""
     return asyncio.run(_running_scrape(folder, jobs=jobs, tree=tree))
 
 
@@ -72,12 +72,12 @@ async def _reports(
     async with _training(folder, jobs, tree) as service:
         reporting = [asyncio.create_task(one.report_forever(points)) for one in service.supervisors]
         await asyncio.sleep(_SETTLE_S)
-        before_s, before_reports, begun_mono = service.cpu_s(), service.num_reports(), time.monotonic()
+        before_s, before_reports, begun_mono = cpu_seconds(service.pid), service.num_reports(), time.monotonic()
         await asyncio.sleep(seconds / 2)
-        alone = (service.cpu_s() - before_s) / (time.monotonic() - begun_mono)
-        per_report_ms = (service.cpu_s() - before_s) / (service.num_reports() - before_reports) * 1e3
+        alone = (cpu_seconds(service.pid) - before_s) / (time.monotonic() - begun_mono)
+        per_report_ms = (cpu_seconds(service.pid) - before_s) / (service.num_reports() - before_reports) * 1e3
         watched = service.supervisors[0]
-        found = await Pages(service.port, service.admin, watched.job_id, pages).follow(service.cpu_s, seconds)
+        found = await Pages(service.port, service.admin, watched.job_id, pages).follow(service.pid, seconds)
         receipts = sorted(took for one in service.supervisors for took in one.receipts_ms)
         late = max(one.worst_gap_s for one in service.supervisors)
         await _stop(reporting)
@@ -108,9 +108,9 @@ async def _polls(folder: Path, *, polls: int, orders: int, tree: Path | None) ->
         bare_mib = service.rss_mib()
         polling = [asyncio.create_task(one.poll_forever()) for one in service.supervisors]
         await asyncio.gather(*(one.polled.wait() for one in service.supervisors))
-        rss_mib, before_s, begun_mono = service.rss_mib(), service.cpu_s(), time.monotonic()
+        rss_mib, before_s, begun_mono = service.rss_mib(), cpu_seconds(service.pid), time.monotonic()
         await asyncio.sleep(2 * _POLL_S)
-        share = (service.cpu_s() - before_s) / (time.monotonic() - begun_mono)
+        share = (cpu_seconds(service.pid) - before_s) / (time.monotonic() - begun_mono)
         admin, times_ms = _Connection(service.port, service.admin), []
         for one in service.supervisors[:orders]:
             one.directed.clear()
@@ -278,11 +278,6 @@ class _Service:
     port: int
     pid: int
     supervisors: list[_Supervisor]
-
-    def cpu_s(self) -> float:
-        """Of the whole process, so far. Other programs on the machine do not count in it."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def rss_mib(self) -> float:
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20

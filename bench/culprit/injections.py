@@ -213,7 +213,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one injection."""
+    """What came of one injection."""
 
     kind: str
     rank: int

@@ -36,11 +36,11 @@ from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.snapshot_store.store import Loaded, SnapshotStore
 
 STEPS = 5
-"""Of each generation. The second has the memory of all later ones; in the fifth, peers' slots are mapped."""
+"""Steps of each generation. The second has the memory of all later ones; in the fifth, peers' slots are mapped."""
 COPY_BYTES = 128 << 20
-"""Of each of the two buffers that are copied again and again: of all ranks together many times the caches."""
+"""Size of each of the two buffers that are copied again and again: all ranks' together are many times the caches."""
 _LOADS = 3
-"""Of each restore: the same parts into the same tensors."""
+"""How often each restore is repeated: the same parts into the same tensors."""
 _PATIENCE_S = 120.0
 
 
@@ -68,7 +68,7 @@ class RankMove:
     """The same one several times."""
     state_bytes: int
     fresh_bytes: int
-    """Of pages that were touched for the first time during the first load."""
+    """Bytes of pages that were touched for the first time during the first load."""
     build_s: float
     """Rank 0 only."""
     change: Interval

@@ -18,7 +18,7 @@ class Cells:
     kills: int
     """Trials of each cell."""
     seed: int
-    """Of the ranks, steps and moments of the faults."""
+    """The ranks, steps and moments of the faults are drawn with it."""
     window_s: float
     """Seconds after each signal that are watched; 0: only until training has passed the old step."""
     params: Size

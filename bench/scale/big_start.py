@@ -47,11 +47,11 @@ _PATIENCE_S = 900.0
 _SAVED_STEP = 2
 _CGROUPS = Path("/sys/fs/cgroup/memory")
 _BYTES = 16
-"""Of a parameter: weight, gradient, two moments."""
+"""A parameter takes these: weight, gradient, two moments."""
 _STEP_BYTES = 17
-"""Of a parameter on this machine in the first step: its state, the optimizer's temporaries and the gathered blocks."""
+"""A parameter takes these in the first step: its state, the optimizer's temporaries and the gathered blocks."""
 _BASE_BYTES = 450 << 20
-"""Of a process that has imported everything."""
+"""A process has these when it has imported everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class _Task:
     saves: bool = False
     """Trains to the end and saves a checkpoint there."""
     limit_bytes: int | None = None
-    """Of the cgroup of each process."""
+    """Limit of the cgroup of each process."""
 
 
 def main() -> None:
@@ -159,7 +159,7 @@ def _resume_row(millions: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _GroupPeak:
-    """Of one cgroup: anonymous memory and page cache."""
+    """The peak of one cgroup: anonymous memory and page cache."""
 
     peak_bytes: int
     num_failed: int

@@ -29,7 +29,7 @@ class ControlPlane:
         self.job_id = view.id
         self._store.begin_attempt(view.id, workers=num_workers, epoch=self.epoch, now=now)
         self.seconds: list[float] = []
-        """Of each transaction that stores reports."""
+        """Duration of each transaction that stores reports."""
         self.cpu_s = 0.0
         self._is_ended = False
         self._thread: threading.Thread | None = None

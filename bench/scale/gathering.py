@@ -59,7 +59,7 @@ class Figures:
     root_s: float
     """CPU seconds of the store of rank 0."""
     stores_s: float
-    """Of all stores."""
+    """Seconds of all stores together."""
     received_bytes: int
     """By all ranks."""
 

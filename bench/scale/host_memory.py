@@ -44,7 +44,7 @@ _CASES: dict[str, tuple[dict[str, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of the worker that has the most."""
+    """What the worker that has the most has."""
 
     peak_bytes: int
     shared_bytes: int

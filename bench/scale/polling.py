@@ -29,6 +29,7 @@ sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("tests", "too
 
 import ray
 from doubles.fake_nodes import FakeProbe
+from kit.processes.os_processes import cpu_seconds
 from measurements.machine import describe
 from shoal_service.clock import SystemClock
 from shoal_service.core.attempt.commands import StartWorker
@@ -49,7 +50,6 @@ from shoal_workers.contract.ids import NAMESPACE, agent_name
 from shoal_workers.contract.messages import NodePoll, Phase, PollRequest, Progress, WorkerInfo, WorkerPoll
 from shoal_workers.contract.spec import JobSpec
 
-_TICK = os.sysconf("SC_CLK_TCK")
 _JOB = "bench"
 _SETTLE_S = 3.0
 
@@ -211,12 +211,7 @@ class Bench:
 
 
 def _cpu_s(pids: list[int]) -> float:
-    """User and system time of these processes."""
-    total = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / _TICK
+    return sum(map(cpu_seconds, pids))
 
 
 def _node() -> str:

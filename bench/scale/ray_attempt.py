@@ -23,7 +23,7 @@ from typing import Any
 sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools"))
 
 import ray
-from kit.processes.os_processes import send
+from kit.processes.os_processes import cpu_seconds, send
 from ray import cloudpickle
 from scale import thin_actors
 from scale.control_plane import ControlPlane
@@ -39,7 +39,6 @@ from shoal_workers.contract.spec import JobSpec
 _PATIENCE_S = 300.0
 _LOOK_S = 0.01
 _SILENT = "node.silent"
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _AGENTS_S = 15.0
 """Until agents poll the workers."""
 
@@ -116,9 +115,8 @@ class Attempt:
             self.end = reports.end.message
 
     def cpu_s(self) -> float:
-        """Of the supervisor's process."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        """CPU seconds of the supervisor's process."""
+        return cpu_seconds(self.pid)
 
     def until_whole(self, after: int, world_size: int | None = None) -> int:
         """The first generation after this one in which each rank has got `run`; `world_size`: only one of that size."""

@@ -33,7 +33,7 @@ from shoal_workers.contract.messages import WorkerInfo
 MATRIX = yaml.safe_load((Path(__file__).parent / "fault_matrix.yaml").read_text())
 WORKERS = 3
 STEPS = 12
-"""Of one cell."""
+"""Steps that one cell trains."""
 _BUILT_IN = "struck:BuiltIn"
 _LAST = ("finishing", "committing")
 """Moments after the last step."""
@@ -320,7 +320,7 @@ class Chain:
         return Held(name, int(reached.read_text()))
 
     def _pids(self) -> list[int]:
-        """Of every process of the job that is known by now; in start-up they are not warm yet."""
+        """Pids of all processes of the job that are known by now; in start-up they are not warm yet."""
         return [int(path.read_text()) for path in sorted(self.job.gate.glob("process-*.pid"))]
 
     def _ranked(self) -> list[WorkerView]:

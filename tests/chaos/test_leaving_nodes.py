@@ -28,7 +28,7 @@ def client(arena) -> Iterator[Client]:
 
 
 def _nodes_of(client: Client, run: Run) -> set[str]:
-    """Of the workers that train."""
+    """Nodes of the workers that train."""
     return {worker.node_id for worker in client.workers(run.id) if worker.rank is not None}
 
 

@@ -16,7 +16,7 @@ _HOLD = {"at": "step", "do": "hold"}
 
 @pytest.fixture
 def client(arena: Any) -> Iterator[Client]:
-    """Of the arena's server, for which each node is a machine of its own."""
+    """A client of the arena's server, for which each node is a machine of its own."""
     arena.mend()
     with arena.server.client as client:
         yield client
@@ -24,7 +24,7 @@ def client(arena: Any) -> Iterator[Client]:
 
 @pytest.fixture
 def machine_client(arena: Any, tmp_path: Any) -> Iterator[Client]:
-    """Of another server on the same cluster, which knows that its nodes share a machine."""
+    """A client of another server on the same cluster, which knows that its nodes share a machine."""
     arena.mend()
     options = [f"--ray-address={arena.server.note['address']}"]
     server = type(arena.server)(arena.server.python, tmp_path, options, arena.server.ray_environment)

@@ -155,7 +155,7 @@ class FakeCluster:
         """Where workers of each job were expected when its supervisor was started."""
         self.reaped: list[tuple[str, int]] = []
         self.silent_node = ""
-        """Of the supervisors, if their hosts do not answer."""
+        """The node of the supervisors, if their hosts do not answer."""
         self.num_unrecorded = 0
         """Processes of each supervisor that died before they recorded their start."""
         self.ends: tuple[ProcessEnd, ...] = ()
@@ -184,11 +184,11 @@ class FakeCluster:
         self.away: ClusterUnreachable | None = None
         """Raised by every call to it; see `cut_off`."""
         self.reservations: list[Reservation] = []
-        """Of Shoal's workers."""
+        """What Shoal's workers have reserved."""
         self.foreign: dict[str, float] = {}
         """CPUs that others have reserved, by node id."""
         self.requested: list[dict[RoomKind, int]] = []
-        """Of the autoscaler."""
+        """Room that was asked of the autoscaler."""
         self._watchers: list[Callable[[], None]] = []
 
     def cut_off(self, *, with_supervisors: bool = True) -> None:

@@ -51,7 +51,7 @@ class FakeWorker:
     start_error: ErrorReport | None = None
     """What `prepare` answers."""
     assignment: Assignment | None = None
-    """Of the `run` that it is in."""
+    """What the `run` that it is in was given."""
     is_formed: bool = False
     """For tests: rank 0 has reported that this worker's group is up."""
     step: int = 0
@@ -59,7 +59,7 @@ class FakeWorker:
     yields: list[bool] = field(default_factory=list)
     """Requests to stop at the next step boundary; True: with a durable checkpoint."""
     life: int = 0
-    """Of the newest supervisor that has called it."""
+    """The life of the newest supervisor that has called it."""
     num_refused: int = 0
     """Calls of older supervisors."""
     commits: list[tuple[int, int, str]] = field(default_factory=list)
@@ -285,7 +285,7 @@ class FakeWorkers:
         self.by_name: dict[str, FakeWorker] = {}
         self.created: list[FakeWorker] = []
         self.start_error: ErrorReport | None = None
-        """Of every worker that is created from now on."""
+        """Why every worker fails to start that is created from now on."""
 
     def create(self, name: str, *, node_id: str) -> FakeWorker:
         number = len(self.by_name)

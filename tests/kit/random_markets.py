@@ -44,7 +44,7 @@ def random_market(draw: Random) -> MarketState:
 
 
 def clustered_markets() -> st.SearchStrategy[MarketState]:
-    """Of two or three clusters."""
+    """Markets with two or three clusters."""
     return st.integers(0, 2**32 - 1).map(lambda seed: random_clusters(Random(seed)))
 
 

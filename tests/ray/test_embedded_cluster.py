@@ -158,7 +158,7 @@ def _raylets_killed(state_dir: Path, at_most: int = 99) -> Iterator[set[int]]:
 
 
 def _pids(state_dir: Path) -> Iterator[int]:
-    """Of the victim's raylet."""
+    """Pids of the victim's raylet."""
     path = state_dir / "embedded-cluster.json"
     nodes = EmbeddedNote.model_validate_json(path.read_text()).nodes if path.exists() else ()
     for node in nodes[_VICTIM : _VICTIM + 1]:
@@ -184,5 +184,5 @@ def _events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, list[str]]]:
 
 
 def _output_sizes(temp_dir: Path) -> list[int]:
-    """Of the files with what workers have printed, rotated or not; empty ones are left out."""
+    """Sizes of the files with what workers have printed, rotated or not, without empty ones."""
     return [size for path in temp_dir.rglob("worker-*.out*") if (size := path.stat().st_size)]

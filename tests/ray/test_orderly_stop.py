@@ -152,5 +152,5 @@ def _assert_lost_from(run: Run, *, checkpoint: int) -> None:
 
 
 def _in_shared_memory(run: Run) -> list[Path]:
-    """Of this job, in any attempt."""
+    """Files of this job's attempts."""
     return [path for base in Path("/dev/shm").glob("shoal-*") for path in base.glob(f"*{run.id}*")]

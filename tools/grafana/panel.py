@@ -27,7 +27,7 @@ class Panel:
     title: str
     queries: tuple[Query, ...]
     unit: str = "short"
-    """Of Grafana: s, percentunit, bytes ..."""
+    """A unit of Grafana: s, percentunit, bytes ..."""
     look: Look = Look.LINES
     help: str = ""
     is_log: bool = False

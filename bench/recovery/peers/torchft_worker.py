@@ -31,7 +31,7 @@ from shoal_workers.engine.schedule import lr_factor
 from shoal_workers.tasks.lm import LanguageModel
 
 _TIMEOUT_S = 5.0
-"""Of a collective and of torchft's own calls; its default is 60 s. A shorter one fails on a loaded machine."""
+"""Limit of a collective and of torchft's own calls; its default is 60 s. A shorter one fails on a loaded machine."""
 
 
 def main() -> None:

@@ -90,7 +90,7 @@ def admit(cluster: str, speaker: Speaker, incoming: Incoming, now: float) -> Adm
     if is_of_another(speaker, incoming) and not is_repeated:
         return _of_another(cluster, speaker, incoming, now)
     if not speaker.life:
-        return Admission(Verdict.NEW_LIFE, "nobody spoke for the cluster")
+        return Admission(Verdict.NEW_LIFE, "no gateway spoke for the cluster")
     if incoming.life == speaker.life:
         if incoming.number > speaker.number:
             return Admission(Verdict.NEWER, f"report {incoming.number} after {speaker.number}")

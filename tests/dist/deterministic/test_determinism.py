@@ -52,7 +52,7 @@ def reported(workers: list[Any]) -> Bits:
 
 
 def digest(root: str) -> str:
-    """Of all parameters and optimizer state of the newest checkpoint, whatever number of ranks wrote it."""
+    """A hash of all parameters and optimizer state of the newest checkpoint, by any number of ranks."""
     directory = newest_committed(root)
     assert directory is not None
     state = {}

@@ -136,6 +136,6 @@ def test_twenty_layout_changes_leak_nothing(make_job: Any, text: str) -> None:
 
 
 def _resident_mib(pid: int) -> float:
-    """Of the process's own, without what it shares with files."""
+    """The process's own memory, without what it shares with files."""
     (line,) = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("RssAnon:")]
     return int(line.split()[1]) / 1024

@@ -33,7 +33,7 @@ ONCE = RetryPolicy(num_retries=0)
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Of 127.0.0.1, signed by itself: the certificate and its key."""
+    """A certificate for 127.0.0.1, signed by itself, and its key."""
     folder = tmp_path_factory.mktemp("tls")
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "shoal test")])

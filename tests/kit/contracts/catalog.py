@@ -28,7 +28,7 @@ class CatalogContract:
     def parts(
         self, catalog: Catalog, step: int, *, generation: int = 1, world_size: int = 2, attempt: int = 1
     ) -> list[SavedPart]:
-        """Of all ranks, written."""
+        """The parts of all ranks, written."""
         made = []
         directory = name(step, generation, attempt)
         for rank in range(world_size):

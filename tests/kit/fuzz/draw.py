@@ -44,9 +44,9 @@ class Ways:
     killed: tuple[str, int] | None
     """Phase in which the last rank of `resumed` dies, and the number of completed steps."""
     survived: Mapping[str, Any]
-    """Of the group without it; of the same workers if none dies."""
+    """The layout of the group without it; the same workers' if none dies."""
     changed: Mapping[str, Any] | None
-    """Of the group after a change of the layout that was asked for; None: it is not changed."""
+    """The layout after a change that was asked for; None: it is not changed."""
 
     @property
     def layouts(self) -> list[Mapping[str, Any]]:
@@ -125,7 +125,7 @@ class Description:
 
 
 SEED = 3
-"""Of every spec: what differs is drawn into the description."""
+"""The seed of every spec: what differs is drawn into the description."""
 STEPS = 6
 SAVED_AFTER = 2
 _PHASES = ("forward", "backward", "optimizer", "snapshot")

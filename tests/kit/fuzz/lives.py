@@ -40,7 +40,7 @@ class Broken(Exception):
     what: str
     """refused, late_refusal, traceback, engine_error, hang, died, collective or another ExitKind."""
     kind: str
-    """Of the refusal: the name of the mistake, or nothing."""
+    """Name of the mistake that was refused; empty: none was named."""
     message: str
     run: str
 

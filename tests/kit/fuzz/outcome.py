@@ -36,7 +36,7 @@ class Outcome:
     outcome: str
     """equal; refused; wrong; hang; died; traceback ...; invalid: the plain loop cannot train it either."""
     kind: str
-    """Of the refusal."""
+    """Name of the mistake that was refused."""
     run: str
     detail: str
     features: tuple[str, ...]

@@ -24,7 +24,7 @@ class Decoder:
     tied: str = "none"
     """named and unnamed: table and head; frozen: they, and not trained; blocks: one weight of blocks 0 and 1."""
     option: str = "none"
-    """Of the table."""
+    """A name in the table of options."""
     positions: str = "none"
     loss: str = "plain"
     experts: int = 0

@@ -32,7 +32,7 @@ _SEQUENTIAL = nn.modules.batchnorm._NormBase
 
 @dataclass(frozen=True)
 class Seen:
-    """Of one run to its end. Steps count from 1."""
+    """What one run to its end has shown. Steps count from 1."""
 
     losses: dict[int, float] = field(default_factory=dict)
     norms: dict[int, float] = field(default_factory=dict)

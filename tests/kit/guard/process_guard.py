@@ -21,7 +21,7 @@ from pathlib import Path
 
 
 def wait_for_the_end(run: int) -> None:
-    """Of the input or of the run: children that the run has forked keep the other end of the input open."""
+    """Return when the input or the run has ended: its forked children keep the other end of the input open."""
     with contextlib.suppress(ProcessLookupError):
         process = os.pidfd_open(run)
         if os.getppid() == run:

@@ -25,7 +25,7 @@ _OPTIONS = (
     "--disable-background-networking",
 )
 _NOISE = re.compile(r"WebGL|GPU stall|favicon|ERR_CONNECTION|ERR_INCOMPLETE|ERR_EMPTY_RESPONSE")
-"""Of the driver without a GPU, and of connections that a test cuts."""
+"""What a browser without a GPU prints, and what it prints about connections that a test cuts."""
 
 
 class Browser:

@@ -229,7 +229,7 @@ class Job:
                 self.committed.append(directory)
 
     def reports(self, worker: RemoteWorker) -> list[StepReport]:
-        """Of the newest generation."""
+        """The worker's reports of the newest generation."""
         return [r for r in self.reported([worker], StepReport) if r.generation == self.generation]
 
     @staticmethod

@@ -12,7 +12,7 @@ class HeldProxy:
 
     def __init__(self, target: int) -> None:
         self.target = target
-        """Of connections from now on."""
+        """Where connections go that are opened from now on."""
         self._passes = threading.Event()
         self._passes.set()
         self._is_closed = False

@@ -135,7 +135,7 @@ class Join:
         return self.process is not None and self.process.poll() is None
 
     def output(self) -> str:
-        """Of the newest process."""
+        """What the newest gateway process has printed."""
         return self._log.read_text(errors="replace")
 
     def wait_to_say(self, text: str) -> str:

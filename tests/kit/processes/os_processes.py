@@ -32,6 +32,12 @@ def started_at(pid: int) -> int | None:
         return None
 
 
+def cpu_seconds(pid: int) -> float:
+    """User and system time of the whole process, so far. Other programs on the machine do not count in it."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def session_members(leader: int) -> dict[int, str]:
     """Pid -> command line of every live process of a session."""
     found = {}

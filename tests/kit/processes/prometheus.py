@@ -19,7 +19,7 @@ class History:
     step_s: float = 1.0
 
     def values(self, expr: str) -> list[float]:
-        """Of all series, at all times; without NaN. A query that Prometheus refuses fails the test."""
+        """Values of all series, at all times; without NaN. A query that Prometheus refuses fails the test."""
         times = {"start": self.start, "end": self.end, "step": self.step_s}
         found = self._get("query_range", query=expr, **times)["result"]
         numbers = [float(value) for series in found for _, value in series["values"]]

@@ -18,7 +18,7 @@ from shoal_api.client import Client
 from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
 
 NUM_CPUS = 8
-"""Of the session's cluster."""
+"""CPUs of the session's cluster."""
 PATIENCE_S = 120.0
 """Far more than any operation takes, so that a busy machine does not fail a test."""
 SECRET = "not-for-job-code"

@@ -98,7 +98,7 @@ class WorkerProcess:
         octets[2] ^= 1 << 6
 
     def flip_a_bit_of_the_exponent(self):
-        """Of the first parameter with values from 1 up: they are infinite or no number then."""
+        """In the first parameter with values from 1 up: they are infinite or no number then."""
         tensors = self.engine._runtime.state.view.tensors()
         own = [t.to_local() for name, t in tensors.items() if name.startswith("model.") and isinstance(t, DTensor)]
         values = next(t for t in own if bool((t >= 1).any())).detach().reshape(-1)
@@ -187,11 +187,11 @@ class WorkerProcess:
         self.go.set()
 
     def do_sent_bytes(self):
-        """Of whole copies and of gradient logs."""
+        """Bytes that were sent as whole copies and as gradient logs."""
         return self.snapshot_store.sent_bytes
 
     def do_mapped_bytes(self):
-        """Of other workers' live slots, once the maps that were begun are made."""
+        """Bytes of other workers' live slots, once the maps that were begun are made."""
         assert self.snapshot_store.wait_until_mapped(60)
         return self.snapshot_store.mapped_bytes
 

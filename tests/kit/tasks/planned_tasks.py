@@ -140,7 +140,7 @@ def plan_of(kind: str) -> dict[str, Any]:
 
 
 def spec_of(kind: str) -> dict[str, Any]:
-    """Of a job that trains it."""
+    """The spec of a job that trains it."""
     return {
         "task": "planned_tasks:Planned",
         "model": {"kind": kind},

@@ -78,7 +78,7 @@ class AutoscalingCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a driver of the cluster, before it imports ray."""
+        """What a driver of the cluster has in its environment before it imports ray."""
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self._directory / "ray-token"),

@@ -139,7 +139,7 @@ def _optimizer(spec, task, model):
 
 
 def _take_changes(model, before, changes, num_micro_batches):
-    """Of a micro-batch, and put the step's buffers back."""
+    """Add up what a micro-batch has changed, and put the step's buffers back."""
     for name, buffer in model.named_buffers():
         if name in before:
             change = buffer.double() - before[name].double()

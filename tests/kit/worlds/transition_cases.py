@@ -51,7 +51,7 @@ def all_transitions() -> list[Transition]:
 
 
 def sample() -> list[Transition]:
-    """Of each 18th pair, by turns, one cause."""
+    """One cause, by turns, for each 18th pair."""
     return [t for turn, t in enumerate(all_transitions()) if turn % 18 == 4]
 
 

@@ -24,7 +24,7 @@ from shoal_api.client import Client
 from shoal_service.access_views import ClusterTokenRequest
 
 CPUS = 4
-"""Of each cluster."""
+"""CPUs of each cluster."""
 _LEASE_TTL_S = 3
 
 
@@ -165,7 +165,7 @@ def fleet(whole_fleet: Fleet) -> Fleet:
 
 @pytest.fixture(scope="session")
 def undisturbed_losses(whole_fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """Of a run on one cluster without any accident; shorter runs are a prefix of it."""
+    """Losses of a run on one cluster without any accident; shorter runs are a prefix of it."""
     with whole_fleet.server.client as client:
         run = submit_tiny(client, tmp_path_factory.mktemp("undisturbed"), dict, min_workers=2, workers=2, steps=40)
         run.finish()

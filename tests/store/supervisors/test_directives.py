@@ -22,7 +22,7 @@ Submit = Callable[..., str]
 
 @pytest.fixture
 def job_id(store: Store, lease: Lease, submit: Submit, begin: Begin) -> str:
-    """Of a job whose first attempt has begun."""
+    """A job whose first attempt has begun."""
     found = submit()
     begin(found)
     store.keep_attempt_token(found, 1, found, epoch=lease.epoch)

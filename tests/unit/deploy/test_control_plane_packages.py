@@ -24,7 +24,7 @@ PROGRAM = ROOT / "tests" / "kit" / "deploy" / "control_plane_alone.py"
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Of a server that has only the packages of the image."""
+    """The URL of a server that has only the packages of the image."""
     monkeypatch.setenv("SHOAL_STATE_DIR", str(tmp_path))
     token = tmp_path / "cluster-token"
     token.write_text(new_token())

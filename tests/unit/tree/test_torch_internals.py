@@ -48,7 +48,7 @@ def _defined(tree: ast.Module) -> set[str]:
 
 
 def _private_names(tree: ast.Module) -> Iterator[str]:
-    """Of torch: private modules and names that are imported, and private attributes of what is not the module's own."""
+    """Private modules and names of torch that are imported, and private attributes of what is not the module's own."""
     own = _defined(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "torch":

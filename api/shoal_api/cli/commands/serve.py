@@ -53,7 +53,7 @@ def serve(
     ] = None,
     isolate: Annotated[
         bool | None,
-        typer.Option("--isolate", help="As root: code of jobs runs as another user (SHOAL_ISOLATE_USER, nobody)."),
+        typer.Option("--isolate", help="Run code of jobs as another user (SHOAL_ISOLATE_USER); needs root."),
     ] = None,
 ) -> None:
     """Run the server: REST API, scheduler, and a local Ray cluster unless --ray-address or --cluster is given.

@@ -50,7 +50,7 @@ def routes(context: Context) -> APIRouter:
             str | None,
             Query(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", description="Only the hooks that concern this job."),
         ] = None,
-        limit: Annotated[int, Query(ge=1, le=1000, description="At most so many hooks of specs.")] = 100,
+        limit: Annotated[int, Query(ge=1, le=1000, description="The most hooks of specs that are listed.")] = 100,
     ) -> Response:
         """With `job`: the hooks of the settings and of the job's spec, for this job. Without: the hooks of the settings
         over all jobs, then the hooks of specs whose events wait after a failed attempt, those that wait longest first.

@@ -99,9 +99,9 @@ class Commanded:
     num_nodes: int | None = None
     """Workers are spread over this number of nodes; None: one node per worker."""
     node_memory_bytes: int = 0
-    """Of each node; 0: its workers do not know it."""
+    """Memory of each node; 0: its workers do not know it."""
     deaths: dict[str, int] = field(default_factory=dict)
-    """Of nodes."""
+    """How often each node has died."""
     memory: dict[str, list[tuple[int, SnapshotPart]]] = field(default_factory=dict)
     """Node and worker -> its snapshots, newest last."""
     lost_memory: set[tuple[int, int]] = field(default_factory=set)

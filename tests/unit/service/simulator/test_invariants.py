@@ -76,7 +76,7 @@ def test_every_policy_keeps_the_laws(
 
 
 def _steps(most: int) -> st.SearchStrategy[list[tuple[float, int]]]:
-    """Of one cluster, which is lost now and then, and is there in the end."""
+    """Nodes over time of a cluster that is lost now and then, and is there in the end."""
     later = st.lists(st.tuples(st.floats(1, 300), st.integers(AWAY, most)), max_size=3, unique_by=lambda step: step[0])
     return later.map(lambda steps: [(0.0, most), *sorted(steps), (400.0, most)])
 

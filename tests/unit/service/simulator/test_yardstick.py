@@ -24,7 +24,7 @@ MEANS_H = {
 }
 """philly-1 and saturn-1 on 32 workers, at 1 s a move."""
 TOLERANCES = {"optimus": 0.03}
-"""Of Optimus there are variants; of the others the tolerance is 1 %."""
+"""Optimus has variants; for the others the tolerance is 1 %."""
 pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason=f"the published traces are not in {TRACES}")
 
 

@@ -27,7 +27,7 @@ class Bench:
         self.num_worlds = 0
         self.error: Exception | None = None
         self.ends: list[ProcessEnd] = []
-        """Of the processes before."""
+        """How the processes before have ended."""
 
     def open(self) -> Supervisor:
         return Supervisor(CONFIG, self.journal, self.clock, self._make_world, lambda number: self.ends[-number:])

@@ -36,7 +36,7 @@ def job(name: str, *, granted: int = 0, need: WorkerNeed = CPU_NEED, least: int 
 
 
 def asked(state: MarketState, decisions: Sequence[Decision]) -> dict[RoomKind, int]:
-    """Of the only cluster."""
+    """What is asked of the only cluster."""
     [found] = demand(state, decisions).values()
     return found
 

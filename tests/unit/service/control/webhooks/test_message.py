@@ -21,7 +21,7 @@ def _secrets(value: str, directory: Path = Path("/nowhere")) -> Secrets:
 
 
 def test_the_signature_is_that_of_the_published_example() -> None:
-    """Of the test of a library for Standard Webhooks."""
+    """The example is that of a library for Standard Webhooks."""
     key = _secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").key(NAME)
     body = b'{"test": 2432232314}'
     found = signature("msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body, key)

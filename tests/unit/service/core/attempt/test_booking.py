@@ -35,7 +35,7 @@ def since(world: Any, before: Attempt) -> dict[str, float]:
 
 
 def steps(world: Any, count: int) -> None:
-    """Of half a second each, with no checkpoint on the way."""
+    """Steps of half a second each, with no checkpoint on the way."""
     for _ in range(count):
         world.pass_time(0.5)
         world.train(1, save_every=1000)

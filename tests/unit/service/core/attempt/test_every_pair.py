@@ -184,7 +184,7 @@ def _worlds(new_world: NewWorld) -> Iterator[Any]:
 
 
 def events(state: Attempt) -> Iterator[Event]:
-    """Of every kind, about workers that are there and ones that are not, of this generation and the one before."""
+    """Events of every kind, about workers that are there and that are not, of this generation and the one before."""
     error = ErrorReport(type="E", message="m", traceback="", phase=Phase.FORWARD)
     step = state.progress.step
     name = f"step-{step:012d}-a1-g{state.group.generation}"

@@ -24,7 +24,7 @@ ONE_MICRO_BATCH = {
 
 
 def demands(world: Any) -> set[ProofDemand]:
-    """Of the newest group."""
+    """What the newest group was asked to prove."""
     generation = world.state.group.generation
     runs = [c.assignment for c in world.commands if isinstance(c, Run) and c.assignment.generation == generation]
     assert runs

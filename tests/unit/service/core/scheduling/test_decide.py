@@ -241,7 +241,7 @@ def test_a_short_job_is_backfilled_and_a_long_one_would_delay_the_reserved_start
 
 
 def test_a_job_of_another_shape_is_backfilled_on_what_the_nodes_can_spare() -> None:
-    """Of 8 CPUs the reserved start takes 6, those of `running`; 2 are spare for workers of any size."""
+    """The reserved start takes 6 of 8 CPUs, those of `running`; 2 are spare for workers of any size."""
     large = WorkerNeed(cpus=3.0)
     running = job("running", 2, 2, granted=2, need=large)
     head = job("head", 2, 2, submitted_at=NOW - 9, need=large)

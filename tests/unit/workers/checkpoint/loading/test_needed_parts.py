@@ -67,7 +67,7 @@ def _parts(pp: int, shards: int, tp: int) -> list[Part]:
 
 
 def _wanted(shards: int, shard: int) -> dict[str, Wanted]:
-    """Of a rank whose parameters are split over dim 0."""
+    """What a rank needs whose parameters are split over dim 0."""
     wanted = {}
     for name, shape in _SHAPES.items():
         box = _cut(_whole(shape), 0, shards, shard) if shape else _whole(shape)
@@ -141,7 +141,7 @@ def test_slices_of_uneven_sizes_are_covered(seed: int) -> None:
 
 @pytest.mark.parametrize("saved", [8, 32, 512])
 def test_after_a_loss_a_rank_opens_few_parts(saved: int) -> None:
-    """Of large parameters a rank needs two parts, of each small one another one or two."""
+    """A rank needs two parts of the large parameters, and one or two more of each small one."""
     shapes = {"large": (saved * 100, 8), "small": (saved, 8)}
     parts: list[Part] = []
     for shard in range(saved):

@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def _layers(number: int) -> nn.Module:
-    """Of 8 MiB each."""
+    """Layers of 8 MiB each."""
     return nn.ModuleList(nn.Linear(1024, 2048, bias=False) for _ in range(number))
 
 

@@ -79,7 +79,7 @@ BIG: dict[str, Any] = {"model": {"dim": 1024, "num_layers": 8, "num_heads": 8}, 
 
 
 def test_a_group_that_cannot_start_on_its_nodes_waits_and_says_why(new_world: NewWorld) -> None:
-    """Of four workers on one node only two would fit."""
+    """Only two of four workers would fit on one node."""
     world = new_world(workers=4, min_workers=4, nodes=1, memory=True, **BIG)
     world.node_memory_bytes = 3 << 30
     world.open()
