@@ -15,17 +15,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
+from kit.requirements import missing
 
 NOBODY = 65534
 
 
 def needs_root() -> None:
-    """Skips the test unless this process can start those of other users, and make mounts that only they see."""
+    """Skips the test unless this process can start those of other users, and make mounts that only they see; fails it
+    where SHOAL_REQUIRE lists `users`."""
     if sys.platform != "linux" or os.geteuid() != 0:
-        pytest.skip("only root starts processes of other users")
+        missing("users", "only root starts processes of other users")
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
-        pytest.skip("this machine allows no mount namespace")
+        missing("users", "this machine allows no mount namespace")
 
 
 @contextmanager
