@@ -52,7 +52,7 @@ def test_no_suite_can_be_skipped_in_continuous_integration_for_a_program_that_ca
     installed = set(re.findall(r"^needs (\w+) ", ci, re.M))
     texts = {path: path.read_text(encoding="utf-8") for path in TESTS.rglob("*.py") if path != Path(__file__)}
     required = {name for text in texts.values() for name in re.findall(r"\b(?:require|missing)\(\"(\w+)\"", text)}
-    assert set(listed.split(",")) == installed | {"helm"} == required  # Helm is a Python package, of the extra `dev`
+    assert set(listed.split(",")) == installed | {"helm", "users"} == required  # a Python package; a right of root
     silent = r"skipif\(shutil\.which|pytest\.skip\(MISSING\)|pytest\.skip\(\"the program"
     assert [str(path) for path, text in texts.items() if re.search(silent, text)] == [], "use kit.requirements"
 
