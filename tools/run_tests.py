@@ -35,13 +35,13 @@ def main() -> int:
         try:
             in_front.wait()
             beside.wait()
-        finally:
+        finally:  # also if this process is told to end: what was seen so far says where the time went
             for process in (in_front, beside):
                 process.terminate()
                 process.wait()
-        print(f"== {', '.join(BESIDE)}", flush=True)
-        output.seek(0)
-        os.write(sys.stdout.fileno(), output.read())
+            print(f"== {', '.join(BESIDE)}", flush=True)
+            output.seek(0)
+            os.write(sys.stdout.fileno(), output.read())
     return in_front.returncode or beside.returncode
 
 

@@ -36,7 +36,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_in_the_site_and_in_its_navigation(site: Path) -> None:
-    pages = {path.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    sources = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
+    pages = {  # a README stands for its folder
+        (path.with_name("index") if path.stem == "README" else path).with_suffix(".html").as_posix() for path in sources
+    }
     built = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     assert pages - built == set()
     navigation = (site / "index.html").read_text("utf-8")

@@ -59,6 +59,7 @@ SLICE_S = 0.05
 _ANSWER_S = 0.25
 _BYTES_PER_S = 20e6
 """Sent to the head, at least."""
+_LAST_RECORD_S = 5.0
 
 
 class _Versioned(BaseModel):
@@ -186,6 +187,9 @@ class GcsJournal:
         self._fault: Exception | None = None
         """Why the writing thread has ended."""
         self._writer: threading.Thread | None = None
+        self._is_deleted = False
+        self._putting = threading.Lock()
+        """Held while a record is sent, so that none arrives after `delete`."""
 
     def read(self) -> JournalEntry | None:
         return self._read()[0]
@@ -264,11 +268,17 @@ class GcsJournal:
         return True
 
     def delete(self) -> None:
+        """Nothing is written afterwards. A record that is being sent is waited for, but not for a head that is away."""
+        self._is_deleted = True
+        is_idle = self._putting.acquire(timeout=_LAST_RECORD_S)
         try:
             self._store.delete_all(f"{self._root}/".encode())
             self._store.delete(self._root.encode())
         except GcsUnavailable as error:
             _log.warning("journal.delete_failed", extra={"error": str(error)})
+        finally:
+            if is_idle:
+                self._putting.release()
 
     def _read(self) -> tuple[JournalEntry | None, int]:
         """The newest entry with its changes, and the number of records that are lost."""
@@ -330,7 +340,9 @@ class GcsJournal:
             if was_away:
                 self.require_current()
             try:
-                self._store.put(key, record)
+                with self._putting:
+                    if not self._is_deleted:
+                        self._store.put(key, record)
                 break
             except GcsUnavailable:
                 was_away = True

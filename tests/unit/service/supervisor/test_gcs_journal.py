@@ -89,6 +89,30 @@ def test_deleting_without_the_head_leaves_the_entry_and_does_not_wait() -> None:
     assert store.values
 
 
+@pytest.mark.timeout(120)
+def test_an_entry_that_is_being_sent_does_not_arrive_after_the_journal_was_deleted() -> None:
+    class Slow(FakeKeyValueStore):
+        asked, may_store = threading.Event(), threading.Event()
+
+        def put(self, key: bytes, value: bytes) -> None:
+            self.asked.set()
+            assert self.may_store.wait(_PATIENCE_S)
+            super().put(key, value)
+
+    store = Slow()
+    mine = journal(store)
+    mine.begin(1.0)
+    mine.write(entry(1), wait=False)
+    assert store.asked.wait(_PATIENCE_S)
+    deleting = threading.Thread(target=mine.delete)
+    deleting.start()
+    deleting.join(0.2)  # long enough for a deletion that does not wait
+    store.may_store.set()
+    deleting.join(_PATIENCE_S)
+    mine.write(entry(2))
+    assert store.values == {}
+
+
 def changes_in(store: FakeKeyValueStore) -> list[bytes]:
     """Keys of the records of changes, oldest first."""
     return sorted(key for key in store.values if b"/change/" in key)
