@@ -6,6 +6,7 @@ A check at the end asserts that nothing it started is left.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import subprocess
@@ -30,6 +31,7 @@ from shoal_api.client import Client
 from shoal_service.views import JobView, SeriesPoint
 
 ROOT = Path(__file__).parent.parent
+_LAST_THREADS_S = 60.0
 
 # Properties are about results, not about speed: a busy machine must not fail them. `make test` checks the same examples
 # in every run, so that a change is judged by what it changed; `make test-all` looks for new ones.
@@ -42,6 +44,11 @@ settings.load_profile("same")
 
 def pytest_configure() -> None:
     guard_this_process()
+
+
+def pytest_unconfigure() -> None:
+    """A thread that a failed test has left would keep this process, and with it `make test`, from ending for ever."""
+    faulthandler.dump_traceback_later(_LAST_THREADS_S, exit=True, file=sys.__stderr__)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -35,7 +35,7 @@ def main() -> int:
         try:
             in_front.wait()
             beside.wait()
-        finally:  # also if this process is told to end: what was seen so far says where the time went
+        finally:  # also if a signal ends this process: what was seen so far says where the time went
             for process in (in_front, beside):
                 process.terminate()
                 process.wait()

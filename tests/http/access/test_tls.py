@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +18,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from doubles.fake_cluster_source import FakeClusterSource
+from kit.served_app import served
 from shoal_api.client import Client, Disconnected
 from shoal_api.client.transport import RetryPolicy
 from shoal_api.http.app import create_app
-from shoal_api.http.serving.server import Wire, make_server
+from shoal_api.http.serving.server import Wire
 from shoal_service.control.access.token_files import ensure_admin_token
 from shoal_service.settings import SettingsError, load_settings
 from shoal_service.store import Store
@@ -61,14 +60,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def https(store: Store, state_dir: Path, certificate: tuple[Path, Path]) -> Iterator[str]:
     ensure_admin_token(store, state_dir, now=time.time())
     app = create_app(store=store, cluster=FakeClusterSource(), scrape=lambda accept: (b"", "text/plain"), version="1")
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = make_server(app, host="127.0.0.1", port=0, wire=Wire(*certificate))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    yield f"https://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(60)
-    listener.close()
+    with served(app, wire=Wire(*certificate)) as url:
+        yield url
 
 
 def test_a_client_takes_the_file_of_the_authority(

@@ -18,8 +18,9 @@ from doubles.fake_ray import FakeRay
 from doubles.running_gateway import NODE, RunningGateway, until
 from kit.certificates import make_certificates
 from kit.processes.joined_clusters import Join
+from kit.served_app import served
 from shoal_api.http.app import create_app
-from shoal_api.http.serving.server import Wire, make_server
+from shoal_api.http.serving.server import Wire
 from shoal_service.access_views import ClusterTokenRequest
 from shoal_service.store import Store
 
@@ -149,14 +150,8 @@ def authority(tmp_path: Path) -> tuple[Path, Path, Path]:
 @pytest.fixture
 def https(store: Store, authority: tuple[Path, Path, Path]) -> Iterator[str]:
     app = create_app(store=store, cluster=FakeClusterSource(), scrape=lambda accept: (b"", "text/plain"), version="1")
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = make_server(app, host="127.0.0.1", port=0, wire=Wire(authority[1], authority[2]))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    yield f"https://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(60)
-    listener.close()
+    with served(app, wire=Wire(authority[1], authority[2])) as url:
+        yield url
 
 
 @pytest.mark.parametrize("kind", ["its own", "another", "none"])

@@ -4,8 +4,6 @@ supervisor does: for the command line, and for pages of states that no real run 
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from doubles.fake_cluster_source import FakeClusterSource
+from kit.served_app import served
 from shoal_api.client import Client
 from shoal_api.http.app import create_app
-from shoal_api.http.serving.server import make_server
 from shoal_service.control.access.token_files import ensure_admin_token
 from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
 from shoal_service.core.endings import AttemptEnd
@@ -206,15 +204,9 @@ def written_service(store_url: str, *, state_dir: Path, checkpoints: Path) -> It
         version="0.1.0",
         checkpoint_url=str(checkpoints),
     )
-    listener = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"  # before the server takes it over
-    server = make_server(app, host="127.0.0.1", port=0)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
     try:
-        token = (state_dir / ADMIN_TOKEN_FILE).read_text().strip()
-        yield Service(url=url, store=store, epoch=lease.epoch, cluster=cluster, token=token)
+        with served(app) as url:
+            token = (state_dir / ADMIN_TOKEN_FILE).read_text().strip()
+            yield Service(url=url, store=store, epoch=lease.epoch, cluster=cluster, token=token)
     finally:
-        server.should_exit = True
-        thread.join()
         store.close()
