@@ -49,7 +49,7 @@ def main() -> None:
     server = None
     try:
         hosts.start()
-        server = ShoalServer(folder / "state", [f"--ray-address={hosts.address}"], dict(hosts.environment))
+        server = ShoalServer(folder / "state", hosts.serve_options, dict(hosts.environment))
         server.start()
         with _busy(arguments.load):
             outcomes, innocent_nodes = _measure(server, hosts, folder / "gate", arguments)

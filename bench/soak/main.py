@@ -88,7 +88,7 @@ def _cluster(
     cluster = Hosts(folder / "hosts", num_hosts=_NUM_NODES, cpus_per_host=_CPUS_PER_NODE)
     try:
         cluster.start()
-        server = ShoalServer(state_dir, [f"--ray-address={cluster.address}"], cluster.environment)
+        server = ShoalServer(state_dir, cluster.serve_options, cluster.environment)
         try:
             server.start()
             yield server, cluster

@@ -65,8 +65,8 @@ def hosts(shoal_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     server = None
     try:
         cluster.start()
-        options = [f"--ray-address={cluster.address}"]
-        server = type(shoal_server)(shoal_server.python, folder / "state", options, dict(cluster.environment))
+        environment = dict(cluster.environment)
+        server = type(shoal_server)(shoal_server.python, folder / "state", cluster.serve_options, environment)
         server.start().wait_for_cluster()
         with server.client as client:
             yield cluster, client

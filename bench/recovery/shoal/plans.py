@@ -114,7 +114,7 @@ def _cut_hosts(plan: Plan, folder: Path, cells: Cells, chance: random.Random, em
         cluster.start()
         # The hosts are namespaces of one machine: survivors shall not read the memory of a host that is cut off.
         environment = {**cluster.environment, "SHOAL_SNAPSHOT_SCOPE": "node"}
-        server = ShoalServer(folder, [f"--ray-address={cluster.address}"], environment)
+        server = ShoalServer(folder, cluster.serve_options, environment)
         try:
             server.start()
             server.wait_for_cpus(WORKERS + 1)

@@ -59,6 +59,11 @@ class Hosts:
         return f"{_SUBNET}.1:{self._port}"
 
     @property
+    def serve_options(self) -> list[str]:
+        """What a `shoal serve` needs to run jobs here: supervisors on the hosts report to it across the bridge."""
+        return [f"--ray-address={self.address}", "--host=0.0.0.0", "--allow-plain-http"]
+
+    @property
     def environment(self) -> dict[str, str]:
         """Environment of a driver of the cluster; the same settings as for Shoal's embedded clusters."""
         return {**EmbeddedCluster(self._folder, num_cpus=1).environment, "OMP_NUM_THREADS": "1"}
