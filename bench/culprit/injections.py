@@ -1,4 +1,4 @@
-"""Faults of eight kinds on one rank of a running job, and controls, in which nothing is done to it.
+"""Faults of seven kinds on one rank of a running job, and controls, in which nothing is done to it.
 
 cpu          the rank's process is bound to a CPU that busy programs use as well. The other ranks are bound to the other
              CPUs: all hosts of this test share one machine, and on the busy CPU each of them would be starved. It also
@@ -8,9 +8,10 @@ storage      the file of its next checkpoint part is a pipe that nobody reads
 loss, delay  its host loses 15 % of its packets, or sends them 60 ms late (netem). Where there is no netem, a token
              bucket of 2 Mbit/s does it: with a short queue it drops packets, with a long one it delays them
 stop         SIGSTOP
-diverge      it calls a collective that the others do not call
 nan          its loss is not a number
 control      nothing, for as long as the longest of the others takes; right if no rank is suspected
+
+A task that calls a collective which the others do not call is not among them: it is refused before the call.
 """
 
 from __future__ import annotations
@@ -189,14 +190,11 @@ def _stop(target: Target, rank: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def _once(name: str) -> Callable[[Target, int], AbstractContextManager[None]]:
-    @contextmanager
-    def inject(target: Target, rank: int) -> Iterator[None]:
-        (target.gate / f"{name}-{rank}").touch()
-        yield
-        (target.gate / f"{name}-{rank}").unlink(missing_ok=True)
-
-    return inject
+@contextmanager
+def _nan(target: Target, rank: int) -> Iterator[None]:
+    (target.gate / f"nan-{rank}").touch()
+    yield
+    (target.gate / f"nan-{rank}").unlink(missing_ok=True)
 
 
 KINDS = {
@@ -206,8 +204,7 @@ KINDS = {
     "loss": Kind(_link("loss"), "worker.slow"),
     "delay": Kind(_link("delay"), "worker.slow"),
     "stop": Kind(_stop, "incident.suspected"),
-    "diverge": Kind(_once("diverge"), "incident.suspected"),
-    "nan": Kind(_once("nan"), "step.skipped"),
+    "nan": Kind(_nan, "step.skipped"),
 }
 
 

@@ -1,6 +1,6 @@
 """Does each slow-down and each incident name the right rank? A real job on three hosts, and one fault after the other.
 
-    python bench/culprit/main.py [--rounds 8] [--controls 20] [--kinds cpu,data,...] [--load 0] [--seed 1]
+    python bench/culprit/main.py [--rounds 9] [--controls 20] [--kinds cpu,data,...] [--load 0] [--seed 1]
                                  [--out build/culprit.md]
 
 The hosts are network namespaces with a Ray node each (needs root and `tc`); the job has one rank on each. An injection
@@ -163,7 +163,7 @@ def _table(outcomes: list[Outcome], innocent_nodes: list[str], tool: str, load: 
     return "\n".join(lines)
 
 
-_EXPECTED = {"stop": "process", "diverge": "program", "nan": "numbers", "loss": "network", "delay": "network"}
+_EXPECTED = {"stop": "process", "nan": "numbers", "loss": "network", "delay": "network"}
 
 
 def _resources(outcomes: list[Outcome]) -> int:
@@ -177,7 +177,7 @@ def _spread(values: list[float | None]) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--controls", type=int, default=20, help="times in which nothing is done (20)")
     parser.add_argument("--load", type=int, default=0, help="busy processes beside the job (0)")
     parser.add_argument("--kinds", type=some_of(tuple(KINDS)), default=tuple(KINDS))

@@ -1,7 +1,6 @@
 """A user's task with steps of steady length, and faults that files in `data.gate` switch on. Imports nothing of Shoal.
 
 slow-data-R     while it exists: rank R takes 0.4 s for each sample
-diverge-R       once: rank R calls a collective that the others do not call
 nan-R           while it exists: the loss of rank R is not a number
 """
 
@@ -45,16 +44,6 @@ class Steady:
         begun = time.thread_time()
         while time.thread_time() - begun < _WORK_S:
             torch.mm(torch.ones(64, 64), torch.ones(64, 64))
-        if self.claim(f"diverge-{rank}"):
-            dist.broadcast(torch.zeros(5), src=rank)
-            dist.barrier()
         x, y = batch
         loss = nn.functional.mse_loss(model(x), y)
         return loss * float("nan") if (self.gate / f"nan-{rank}").exists() else loss
-
-    def claim(self, name):
-        try:
-            (self.gate / name).unlink()
-        except FileNotFoundError:
-            return False
-        return True
