@@ -29,6 +29,7 @@ sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tes
 
 from choices import some_of
 from culprit.injections import CONTROL, EVERY_STEPS, KINDS, Outcome, Target, link_tool, run, wait_until_steady
+from kit.guard.guard import guard_this_process
 from kit.processes.hosts import Hosts, why_not
 from kit.processes.os_processes import adopt_orphans, end_all
 from kit.processes.server import until
@@ -43,6 +44,7 @@ def main() -> None:
     arguments = _arguments()
     if (reason := why_not()) is not None:
         raise SystemExit(f"hosts cannot be made here: {reason}")
+    guard_this_process()
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="shoal-culprit-"))
     hosts = Hosts(folder / "hosts", num_hosts=3, cpus_per_host=1)

@@ -28,6 +28,7 @@ from pathlib import Path
 sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools"))
 
 from choices import some_of
+from kit.guard.guard import guard_this_process
 from kit.processes.hosts import Hosts, why_not
 from kit.processes.os_processes import adopt_orphans, end_all, is_alive, started_at
 from measurements.machine import describe
@@ -49,6 +50,7 @@ _LEDGER_TOLERANCE = 1e-3
 def main() -> None:
     arguments = _arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cleans up like Ctrl-C
+    guard_this_process()
     adopt_orphans()
     timeline = Timeline(arguments.log)
     machine = describe()
