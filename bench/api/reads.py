@@ -23,8 +23,7 @@ from shoal_service.store import Store
 from shoal_service.views import CheckpointView, Goodput, IncidentView, JobStatus, SeriesPoint, WorkerView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import IncidentCause, JobState
-from shoal_workers.contract.messages import LogStream, Phase
-from shoal_workers.contract.worker_use import WorkerUse
+from shoal_workers.contract.messages import LogStream, Phase, WorkerUse
 
 NUM_JOBS, NUM_STEPS = 1_000, 1_000_000
 _WORKERS = 4

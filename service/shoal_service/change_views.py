@@ -7,9 +7,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.course.sweep import SWEEP_NAME
 from shoal_workers.contract.placing import CLUSTER_PATTERN, Moment
-from shoal_workers.contract.spec import ParallelismSpec, StopSpec
+from shoal_workers.contract.spec import SWEEP_NAME, ParallelismSpec, StopSpec
 
 
 class ElasticityPatch(Frozen):

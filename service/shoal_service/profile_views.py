@@ -7,7 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.profiling.messages import MAX_STEPS, Category, ProfileFile, StepTimes
+from shoal_workers.contract.profiles import MAX_STEPS, Category, ProfileFile, StepTimes
 
 
 class ProfileState(StrEnum):

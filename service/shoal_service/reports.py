@@ -11,7 +11,7 @@ from shoal_service.core.events.base import JobEvent
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.messages import LogStream, Stacks
-from shoal_workers.contract.profiling.messages import Profiled
+from shoal_workers.contract.profiles import Profiled
 
 
 class PendingEvent(Frozen):

@@ -29,15 +29,14 @@ from shoal_service.core.parity import ParityPoint as ParityPoint
 from shoal_service.core.parity import SpecDifference as SpecDifference
 from shoal_service.queue_views import GrowthAnswer, QueuePlace
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.course.best import Standing as Standing
-from shoal_workers.contract.errors.suspects import Suspect
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource, UserFailure
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import LogStream, Phase
+from shoal_workers.contract.messages import LogStream, Phase, WorkerUse
 from shoal_workers.contract.messages import Stacks as Stacks
 from shoal_workers.contract.proofs import LayoutProof
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.worker_use import WorkerUse
+from shoal_workers.contract.suspects import Suspect
+from shoal_workers.contract.validation import Standing as Standing
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from shoal_service.store.tables import growth_answers, job_specs, jobs, queue_pl
 from shoal_service.views import JobStatus, JobSummary, JobView, WorkerView
 from shoal_workers.contract.job import JobState, UserFailure
 from shoal_workers.contract.plain_text import plain, plain_text
-from shoal_workers.contract.profiling.messages import ProfileRequest
+from shoal_workers.contract.profiles import ProfileRequest
 from shoal_workers.contract.spec import JobSpec
 
 _COLUMN_FIELDS = {"state", "attempt", "cluster", "desired_workers", "failure", "held_back"}

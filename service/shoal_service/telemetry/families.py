@@ -23,7 +23,7 @@ from shoal_service.telemetry.text_format import Exemplars
 from shoal_service.telemetry.webhook_tallies import WebhookTallies
 from shoal_service.views import ClusterView, NodeView
 from shoal_workers.contract.job import IncidentCause, JobState
-from shoal_workers.contract.worker_use import WorkerUse
+from shoal_workers.contract.messages import WorkerUse
 
 NODE_STATES = ("ready", "draining", "drained", "probation", "dead")
 

@@ -14,10 +14,10 @@ from shoal_service.store import Store
 from shoal_service.store.errors import LifecycleConflict, QueueFull
 from shoal_service.store.retention.ended import BEGINNING
 from shoal_service.views import CheckpointState, CheckpointView, JobPatch, SchedulePatch, ValidationPatch
-from shoal_workers.contract.course.best import judge
 from shoal_workers.contract.job import EndReason, JobState, UserFailure
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.spec import StopSpec, ValidationSpec
+from shoal_workers.contract.validation import judge
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]

@@ -23,8 +23,7 @@ from shoal_service.store.backup.mark import mark_backup
 from shoal_service.telemetry.request_metrics import Limit, RequestMetrics
 from shoal_service.telemetry.webhook_tallies import DeliveryOutcome, WebhookTallies
 from shoal_service.views import CheckpointView, Condition, ConditionType, Goodput, NodeView, WorkerView
-from shoal_workers.contract.messages import Phase
-from shoal_workers.contract.worker_use import WorkerUse
+from shoal_workers.contract.messages import Phase, WorkerUse
 
 _OF_PROMETHEUS = {("scrape_duration_seconds", frozenset[tuple[str, str]]()): 0.1}
 """Made by Prometheus itself."""

@@ -15,8 +15,7 @@ from shoal_service.store import Store
 from shoal_service.store.reads.live_jobs import GRACE_S
 from shoal_service.views import CheckpointView, Goodput, SeriesPoint, WorkerView
 from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.messages import Phase
-from shoal_workers.contract.worker_use import WorkerUse
+from shoal_workers.contract.messages import Phase, WorkerUse
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]

@@ -18,7 +18,7 @@ from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.telemetry.removal_tallies import RemovalTallies
 from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.profiling.files import FOLDER as PROFILES
+from shoal_workers.contract.profiles import FOLDER as PROFILES
 
 _FILES_S = 120.0
 """Time for the files of one checkpoint."""

@@ -19,8 +19,8 @@ from shoal_service.store.reads import cursor as page_cursors
 from shoal_service.store.records import load_spec
 from shoal_service.store.tables import job_labels, jobs
 from shoal_service.views import Page
-from shoal_workers.contract.course.sweep import SWEEP_LABEL
 from shoal_workers.contract.job import JobState
+from shoal_workers.contract.spec import SWEEP_LABEL
 
 
 @dataclass(frozen=True, slots=True)

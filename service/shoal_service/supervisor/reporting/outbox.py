@@ -14,7 +14,7 @@ from shoal_service.reports import PendingEvent, PendingLog, StacksAnswer, Superv
 from shoal_service.supervisor.journal import Unacknowledged
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
 from shoal_workers.contract.base import WIRE_VERSION
-from shoal_workers.contract.profiling.messages import Profiled
+from shoal_workers.contract.profiles import Profiled
 
 _MAX_SERIES = 200_000
 _MAX_LOGS = 20_000

@@ -13,7 +13,7 @@ from shoal_service.supervisor.metrics_forwarder import end_words
 from shoal_service.supervisor.reporting.series_copies import MetricBacklog
 from shoal_service.views import SeriesPoint
 from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.metrics.spec import MetricsSpec
+from shoal_workers.contract.spec import MetricsSpec
 
 WITH_HOOK = SPEC.model_copy(update={"metrics": MetricsSpec(hook="m:hook")})
 

@@ -25,8 +25,7 @@ from shoal_service.core.sweeps.grid import InvalidGrid
 from shoal_service.overview_views import SweepSummary, SweepView
 from shoal_service.store.errors import SweepNotFound
 from shoal_service.views import Page
-from shoal_workers.contract.course.sweep import SWEEP_NAME
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec import SWEEP_NAME, JobSpec
 
 SweepName = Annotated[str, Path(pattern=SWEEP_NAME, description="The name of the sweep, as its submission answered.")]
 
