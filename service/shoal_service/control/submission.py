@@ -16,8 +16,8 @@ from shoal_service.control.profile_store import measured_profile
 from shoal_service.control.webhooks.check import check_webhooks
 from shoal_service.core.nodes import Node
 from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
+from shoal_service.fleet_views import DryRun, PlannedSize, StartForecast
 from shoal_service.planner import HardwareProfile, memory_note, plan, refusal
-from shoal_service.queue_views import DryRun, PlannedSize, StartForecast
 from shoal_service.store import JobNotFound, Store
 from shoal_service.views import CodePatch, JobPatch, JobView
 from shoal_workers.contract.checks.consistency import capacity_remark, remarks

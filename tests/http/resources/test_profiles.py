@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from shoal_api.client.errors import ApiError
-from shoal_service.profile_views import ProfileState
 from shoal_service.reports import SupervisorReports
-from shoal_service.views import JobStatus
+from shoal_service.views import JobStatus, ProfileState
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.profiles import Category, Profiled, ProfileFile, StepTimes
 

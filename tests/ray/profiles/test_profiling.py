@@ -10,7 +10,7 @@ import json
 import pytest
 
 from shoal_api.client import Client
-from shoal_service.profile_views import ProfileState
+from shoal_service.views import ProfileState
 from shoal_workers.contract.profiles import Category
 
 

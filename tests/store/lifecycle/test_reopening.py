@@ -9,7 +9,7 @@ import pytest
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.queue_views import ProjectRules
+from shoal_service.fleet_views import ProjectRules
 from shoal_service.store import Store
 from shoal_service.store.errors import LifecycleConflict, QueueFull
 from shoal_service.store.retention.ended import BEGINNING

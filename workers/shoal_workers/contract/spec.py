@@ -294,28 +294,28 @@ MAX_WEBHOOKS = 8
 """Webhooks of one job, at most."""
 SECRET_VARIABLE = "SHOAL_WEBHOOK_SECRET_"
 """Environment variables of the service that a secret may be in begin with this."""
-_SECRET = re.compile(rf"env:{SECRET_VARIABLE}[A-Z0-9_]{{1,64}}|file:[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
-_PATTERN = re.compile(r"\*|[a-z_]+(?:\.(?:\*|[a-z_]+))?")
-_URL = whole(r"apprise:|[hH][tT][tT][pP][sS]?://[^\s@/?#\\]+([/?#][!-~]*)?")
+_WEBHOOK_SECRET = re.compile(rf"env:{SECRET_VARIABLE}[A-Z0-9_]{{1,64}}|file:[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
+_EVENT_PATTERN = re.compile(r"\*|[a-z_]+(?:\.(?:\*|[a-z_]+))?")
+_WEBHOOK_URL = whole(r"apprise:|[hH][tT][tT][pP][sS]?://[^\s@/?#\\]+([/?#][!-~]*)?")
 APPRISE = "apprise:"
 """In place of an address: the secret is the URL of a mail account or a chat, as apprise writes them."""
-EventPattern = Annotated[str, Field(max_length=64, json_schema_extra={"pattern": whole(_PATTERN.pattern)})]
+EventPattern = Annotated[str, Field(max_length=64, json_schema_extra={"pattern": whole(_EVENT_PATTERN.pattern)})]
 
 
 def is_reference(secret: str) -> bool:
     """Whether it names a secret of the service."""
-    return _SECRET.fullmatch(secret) is not None
+    return _WEBHOOK_SECRET.fullmatch(secret) is not None
 
 
 class WebhookSpec(Frozen):
     """A receiver of events over HTTP."""
 
-    url: str = Field(max_length=2048, json_schema_extra={"pattern": _URL})
+    url: str = Field(max_length=2048, json_schema_extra={"pattern": _WEBHOOK_URL})
     """Address of the receiver, http or https, without a user name and a password. Redirects are not followed. Or
     `apprise:`, for mail and chat: `secret` then names the apprise URL."""
     events: tuple[EventPattern, ...] = Field(("job.state", "incident.*"), min_length=1, max_length=64)
     """Types of events (docs/reference/events.md); `incident.*` is every type that begins so, `*` every type."""
-    secret: str = Field(max_length=96, json_schema_extra={"pattern": whole(_SECRET.pattern)})
+    secret: str = Field(max_length=96, json_schema_extra={"pattern": whole(_WEBHOOK_SECRET.pattern)})
     """Where the service finds the secret that signs, or the apprise URL: `env:SHOAL_WEBHOOK_SECRET_NAME`, an
     environment variable of the service, or `file:NAME`, a file in its `webhook_secrets_dir`."""
 
@@ -355,7 +355,7 @@ class WebhookSpec(Frozen):
     @classmethod
     def _are_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in patterns:
-            if not _PATTERN.fullmatch(pattern):
+            if not _EVENT_PATTERN.fullmatch(pattern):
                 raise ValueError(f'{pattern!r} must be a type of event, such as "job.state", or "incident.*", or "*".')
         return patterns
 

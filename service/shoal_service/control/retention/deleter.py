@@ -12,7 +12,7 @@ from functools import partial
 from shoal_service.clock import Clock
 from shoal_service.control.storage.job_storage import JobStorage, StorageAway
 from shoal_service.core.retention.ended_jobs import Kind
-from shoal_service.retention_views import DeletionView
+from shoal_service.fleet_views import DeletionView
 from shoal_service.store.store import Store
 from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.telemetry.removal_tallies import RemovalTallies

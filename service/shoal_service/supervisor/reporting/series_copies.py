@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from shoal_service.views import SeriesPoint
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_workers.checkpoint.local import LocalDirectory
 from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.messages import MetricPoint
