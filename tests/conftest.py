@@ -28,7 +28,8 @@ from kit.processes.server import NUM_CPUS, PATIENCE_S, SERVICE_SECRETS, Server, 
 from kit.requirements import missing
 from kit.worlds.tiny_jobs import Submit, submit_tiny
 from shoal_api.client import Client
-from shoal_service.views import JobView, SeriesPoint
+from shoal_service.core.downsampling import SeriesPoint
+from shoal_service.views import JobView
 
 ROOT = Path(__file__).parent.parent
 _LAST_THREADS_S = 60.0

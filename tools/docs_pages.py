@@ -30,8 +30,7 @@ from shoal_service.telemetry.families import NODE_STATES
 from shoal_service.telemetry.metric import RecoveryPhase
 from shoal_service.telemetry.webhook_tallies import DeliveryOutcome
 from shoal_workers.contract.job import IncidentCause, JobState
-from shoal_workers.contract.model.hf import HuggingFaceConfig
-from shoal_workers.contract.model.lm import LanguageModelConfig, TextDataConfig
+from shoal_workers.contract.model import HuggingFaceConfig, LanguageModelConfig, TextDataConfig
 from shoal_workers.contract.spec import JobSpec
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -30,13 +30,14 @@ from shoal_service.core.attempt.events import CheckpointFound, ReportArrived, Ru
 from shoal_service.core.attempt.state.attempt import Attempt, AttemptConfig, Target
 from shoal_service.core.attempt.state.stages import Opening
 from shoal_service.core.desired import Desired
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.home import DirectiveAnswer, HomeReport, ReportReceipt
 from shoal_service.planner import plan
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports, SuspectedNode
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.journal import JournalEntry, Unacknowledged
-from shoal_service.views import CheckpointView, Condition, IncidentView, JobStatus, SeriesPoint, WorkerView
+from shoal_service.views import CheckpointView, Condition, IncidentView, JobStatus, WorkerView
 from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.marker import CommitMarker

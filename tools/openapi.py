@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 from shoal_api.http.app import create_app
+from shoal_service.fleet_views import ClusterView
 from shoal_service.store import Store
-from shoal_service.views import ClusterView
 from shoal_workers.version import VERSION
 
 

@@ -18,12 +18,12 @@ from shoal_api.http.app import create_app
 from shoal_api.http.serving.server import make_server
 from shoal_service.collector import spare_what_exists
 from shoal_service.control.profile_store import planning_profile
-from shoal_service.queue_views import StartForecast
+from shoal_service.fleet_views import ClusterView, StartForecast
 from shoal_service.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
 from shoal_service.telemetry.pass_times import PassTimes
 from shoal_service.telemetry.request_metrics import RequestMetrics
-from shoal_service.views import ClusterView, JobView
+from shoal_service.views import JobView
 from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.spec import JobSpec
 

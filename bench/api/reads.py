@@ -17,14 +17,15 @@ from typing import Any
 
 from kit.processes.os_processes import cpu_seconds
 from shoal_service.control.access.token_files import ensure_admin_token
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.service import SupervisorRestarted
+from shoal_service.core.goodput import Goodput
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports
 from shoal_service.store import Store
-from shoal_service.views import CheckpointView, Goodput, IncidentView, JobStatus, SeriesPoint, WorkerView
+from shoal_service.views import CheckpointView, IncidentView, JobStatus, WorkerView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import IncidentCause, JobState
-from shoal_workers.contract.messages import LogStream, Phase
-from shoal_workers.contract.worker_use import WorkerUse
+from shoal_workers.contract.messages import LogStream, Phase, WorkerUse
 
 NUM_JOBS, NUM_STEPS = 1_000, 1_000_000
 _WORKERS = 4

@@ -25,11 +25,12 @@ from typing import Any
 sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests"))
 
 from api.http_edge import NoCluster
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.home import Home, HomeReport
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store
 from shoal_service.supervisor.home.link import HttpLink
-from shoal_service.views import JobStatus, SeriesPoint
+from shoal_service.views import JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
 

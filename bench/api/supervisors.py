@@ -27,10 +27,12 @@ from pydantic_core import to_json
 from api.pages import Pages
 from kit.processes.os_processes import cpu_seconds
 from shoal_service.control.access.token_files import ensure_admin_token
+from shoal_service.core.downsampling import SeriesPoint
+from shoal_service.core.goodput import Goodput
 from shoal_service.home import HomeReport
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store
-from shoal_service.views import Goodput, JobStatus, SeriesPoint, WorkerView
+from shoal_service.views import JobStatus, WorkerView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.messages import Phase

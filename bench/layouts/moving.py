@@ -26,7 +26,7 @@ from typing import Any
 from layouts.moving_rank import Interval, Passage, RankMove, serve
 from shoal_workers.contract.layout import Layout, Schedule
 from shoal_workers.contract.messages import Assignment
-from shoal_workers.contract.model.lm import LM_TASK
+from shoal_workers.contract.model import LM_TASK
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 
 LEAST_SHARE = 0.5

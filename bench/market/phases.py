@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shoal_service.views import EventView, JobView, SeriesPoint
+from shoal_service.core.downsampling import SeriesPoint
+from shoal_service.views import EventView, JobView
 
 
 def start_phases(

@@ -27,7 +27,7 @@ from market.phases import start_phases
 from measurements.machine import describe
 from shoal_api.client import Client
 from shoal_server import ShoalServer
-from shoal_service.queue_views import ProjectRules
+from shoal_service.fleet_views import ProjectRules
 from shoal_workers.contract.job import JobState
 
 _NUM_NODES, _NUM_CPUS = 4, 8

@@ -21,8 +21,8 @@ from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.actor import SupervisorActor
 from shoal_workers.actor import WorkerActor
 from shoal_workers.contract.messages import Assignment, ExitKind, Phase, Progress, WorkerExit
-from shoal_workers.contract.model.shape import ModelShape
-from shoal_workers.contract.profiling.messages import ProfileRequest
+from shoal_workers.contract.model import ModelShape
+from shoal_workers.contract.profiles import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.worker_reports import GroupFormed, StepReport
 from shoal_workers.engine.group.store.server import StoreServer

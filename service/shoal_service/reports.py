@@ -6,12 +6,13 @@ from typing import Any
 
 from pydantic import Field
 
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
-from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
+from shoal_service.views import CheckpointView, IncidentView, JobStatus, WorkerView
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.messages import LogStream, Stacks
-from shoal_workers.contract.profiling.messages import Profiled
+from shoal_workers.contract.profiles import Profiled
 
 
 class PendingEvent(Frozen):

@@ -27,11 +27,10 @@ from shoal_service.core.retention.ended_jobs import (
 )
 from shoal_service.core.webhooks.rules import ANY, WebhookRules
 from shoal_service.core.webhooks.selection import ServiceWebhook, unknown_patterns
-from shoal_workers.contract.checks.checkpoint_url import absolute
-from shoal_workers.contract.checks.places import DEFAULT_PATHS, DEFAULT_PROTOCOLS, AllowedPlaces, PipSource
+from shoal_workers.contract.checks.places import DEFAULT_PATHS, DEFAULT_PROTOCOLS, AllowedPlaces, PipSource, absolute
 from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
 from shoal_workers.contract.snapshots import SnapshotScope
-from shoal_workers.contract.webhooks.spec import SECRET_VARIABLE, is_reference
+from shoal_workers.contract.spec import SECRET_VARIABLE, is_reference
 
 SECRETS_DIR = "SHOAL_SECRETS_DIR"
 """A directory with secrets as files, as containers mount them: the file `shoal_database_url` has the value of

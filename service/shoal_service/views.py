@@ -1,45 +1,61 @@
-"""The resources of the REST API. The store and the supervisor make them, the HTTP edge, the command line and the Python
-client show them. Pure data: no method here reads or decides anything.
+"""The resources of the REST API about jobs, and the bodies of requests that change one.
+
+The store and the supervisor make them; the HTTP edge, the command line and the Python client show them. Pure data: no
+method here reads or decides anything. Histories are columns of equal length, because a page draws them and rows would
+repeat every name. `fleet_views` has what is not about one job, `access_views` tokens, sessions and the audit.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from shoal_service.change_views import CodePatch as CodePatch
-from shoal_service.change_views import ElasticityPatch as ElasticityPatch
-from shoal_service.change_views import ExtendRequest as ExtendRequest
-from shoal_service.change_views import JobPatch as JobPatch
-from shoal_service.change_views import MoveRequest as MoveRequest
-from shoal_service.change_views import OptimizerPatch as OptimizerPatch
-from shoal_service.change_views import SchedulePatch as SchedulePatch
-from shoal_service.change_views import ValidationPatch as ValidationPatch
-from shoal_service.change_views import WorkerPatch as WorkerPatch
-from shoal_service.core.downsampling import SeriesPoint as SeriesPoint
 from shoal_service.core.events.base import Severity
-from shoal_service.core.goodput import Goodput as Goodput
+from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.core.node_loss import NodeLossBound, WorkerLossBound
-from shoal_service.core.nodes import Cordon, Drain, Node
 from shoal_service.core.parity import Parity
-from shoal_service.core.parity import ParityPoint as ParityPoint
-from shoal_service.core.parity import SpecDifference as SpecDifference
-from shoal_service.queue_views import GrowthAnswer, QueuePlace
+from shoal_service.core.scheduling.explaining.held_back import GrowthLimit
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.course.best import Standing as Standing
-from shoal_workers.contract.errors.suspects import Suspect
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource, UserFailure
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import LogStream, Phase
-from shoal_workers.contract.messages import Stacks as Stacks
+from shoal_workers.contract.messages import LogStream, Phase, Stacks, WorkerUse
+from shoal_workers.contract.placing import CLUSTER_PATTERN, Moment
+from shoal_workers.contract.profiles import MAX_STEPS, ProfileFile, StepTimes
+from shoal_workers.contract.profiles import Category as StepCategory
 from shoal_workers.contract.proofs import LayoutProof
-from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.worker_use import WorkerUse
+from shoal_workers.contract.spec import SWEEP_NAME, JobSpec, ParallelismSpec, StopSpec
+from shoal_workers.contract.suspects import Suspect
+from shoal_workers.contract.validation import Standing
 
-T = TypeVar("T")
+
+class QueuePlace(Frozen):
+    """Where a queued job stands, as the scheduler explained it last."""
+
+    position: int
+    """Place in the order in which jobs would start; 1 is next."""
+    reason: str
+    """What is missing, who has it, and the way out."""
+    holders: tuple[str, ...] = ()
+    """Ids of jobs that hold what is waited for; at most 16."""
+    expected_at: float | None = None
+    """When the job is expected to start; null: not known."""
+    decided_at: float
+    """When the scheduler explained this."""
+
+
+class GrowthAnswer(Frozen):
+    """Why the scheduler grants a running job fewer workers than its `elasticity.max_workers`."""
+
+    limit: GrowthLimit
+    """The limit, for programs."""
+    reason: str
+    """For people: what growing would bring and cost, who has the workers, and the way out."""
+    max_workers: int
+    decided_at: float
+    """When the scheduler answered this."""
 
 
 class ConditionType(StrEnum):
@@ -349,78 +365,6 @@ class LogView(Frozen):
     text: str
 
 
-class DrainView(Drain):
-    """A drain of a node, as the API shows it."""
-
-
-class DrainRequest(Frozen):
-    """The request to drain a node."""
-
-    reason: str = Field("drain requested", min_length=1, max_length=500)
-    """For people; shown with the node and in the histories of the jobs that leave it."""
-    deadline_s: float | None = Field(None, ge=0, le=30 * 86400, allow_inf_nan=False)
-    """Seconds until the node goes away; null: it stays, but nothing may run on it."""
-
-
-class NodeView(Node):
-    """A node of the cluster, as the API shows it."""
-
-    drain: DrainView | None = None
-    num_workers: int = 0
-    """Workers of all jobs on it now. A drained node is drained once there is none, and draining before."""
-    cpus_of_others: float = 0.0
-    """Reserved by others than Shoal's jobs on a shared Ray cluster; the scheduler leaves them out."""
-    gpus_of_others: float = 0.0
-
-    @classmethod
-    def of(cls, node: Node, **changes: float) -> NodeView:
-        return cls.model_validate({**node.model_dump(), **changes})
-
-
-class ClusterSummary(Frozen):
-    """One of the Ray clusters that have joined."""
-
-    name: str
-    address: str = ""
-    connected: bool = False
-    """Its gateway reports, and Ray answers it."""
-    why_away: str = ""
-    """Why it is not connected, for people; empty: it is."""
-    silent_s: float | None = None
-    """Seconds since its gateway's newest report; null: none has come."""
-    labels: dict[str, str] = Field(default_factory=dict)
-    """Added to those of its nodes; a node's own take precedence."""
-    cordon: Cordon | None = None
-    """No worker is added on its nodes; those that are there stay."""
-    num_nodes: int = 0
-    """Nodes that are alive. This and the numbers below are those of the newest snapshot."""
-    cpus_total: float = 0.0
-    cpus_free: float = 0.0
-    gpus_total: float = 0.0
-    gpus_free: float = 0.0
-    num_jobs: int = 0
-    """Jobs with an attempt there."""
-
-
-class ClusterView(Frozen):
-    """The clusters as the scheduler sees them."""
-
-    connected: bool
-    """Whether at least one of them is connected."""
-    address: str
-    """Address of the first cluster."""
-    clusters: tuple[ClusterSummary, ...] = ()
-    """By name; the service's own first."""
-    nodes: tuple[NodeView, ...]
-    cpus_total: float
-    cpus_free: float
-    gpus_total: float
-    gpus_free: float
-    owner: str
-    """Name of the control plane that holds the lease."""
-    epoch: int
-
-
 class ParityView(Parity):
     """How far the losses of two jobs differ, step by step; usually one had incidents and the other had none."""
 
@@ -428,7 +372,294 @@ class ParityView(Parity):
     against_id: str
 
 
+T = TypeVar("T")
+
+
 class Page(Frozen, Generic[T]):
     items: tuple[T, ...]
     next_cursor: str | None = None
     """Opaque: pass it as `cursor` for the next page; null: this is the last."""
+
+
+class SeriesColumns(Frozen):
+    """Completed steps, or means over equal numbers of steps, rounded to 6 digits. Values that are not finite are
+    null."""
+
+    step: tuple[int, ...] = ()
+    at: tuple[float, ...] = ()
+    loss: tuple[float | None, ...] = ()
+    val_loss: tuple[float | None, ...] = ()
+    grad_norm: tuple[float | None, ...] = ()
+    lr: tuple[float, ...] = ()
+    tokens_per_s: tuple[float, ...] = ()
+    step_s: tuple[float, ...] = ()
+    world_size: tuple[int, ...] = ()
+    generation: tuple[int, ...] = ()
+    metrics: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)
+    """The task's own metrics in training, by name; null where a step has no value."""
+    val_metrics: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)
+
+
+class SampleColumns(Frozen):
+    """The job's accounts over time: world size wanted, granted and had, and worker-seconds by category since the
+    submission."""
+
+    at: tuple[float, ...] = ()
+    step: tuple[int, ...] = ()
+    state: tuple[JobState, ...] = ()
+    wanted: tuple[int, ...] = ()
+    """`elasticity.max_workers`."""
+    granted: tuple[int, ...] = ()
+    workers: tuple[int, ...] = ()
+    seconds: dict[Category, tuple[float, ...]] = Field(default_factory=dict)
+
+
+class JobOverview(Frozen):
+    """Everything that a page about one job shows, except its log."""
+
+    job: JobView
+    series: SeriesColumns
+    samples: SampleColumns
+    incidents: tuple[IncidentView, ...]
+    """The newest 100, oldest first."""
+    workers: tuple[WorkerView, ...]
+    events: tuple[EventView, ...]
+    """The newest 100, oldest first."""
+    checkpoints: tuple[CheckpointView, ...]
+    """The newest 50, oldest first."""
+
+
+class SpecVersion(Frozen):
+    """A version of a job's spec."""
+
+    version: int
+    accepted_at: float
+    spec: JobSpec
+
+
+class VerificationState(StrEnum):
+    RUNNING = "running"
+    WHOLE = "whole"
+    """Every file has the length and the checksum that its marker names."""
+    DAMAGED = "damaged"
+    """A file differs. The checkpoint's state is `damaged` from now on."""
+    MISSING = "missing"
+    """Its marker is not in the storage: it was deleted meanwhile, or not by Shoal."""
+    FAILED = "failed"
+    """The storage did not answer; nothing is known."""
+
+
+class VerificationView(Frozen):
+    """The verification of a checkpoint: every byte is read once, and compared with its marker."""
+
+    name: str
+    state: VerificationState
+    bytes_read: int = 0
+    bytes: int = 0
+    """Bytes of all files; 0: not known yet."""
+    seconds: float = 0.0
+    """Seconds since it began."""
+    message: str = ""
+    """What differs, or why it failed."""
+
+
+class ProfileState(StrEnum):
+    REQUESTED = "requested"
+    """The worker profiles from its next step boundary, or no group trains at the moment."""
+    DONE = "done"
+    FAILED = "failed"
+
+
+class ProfileBody(Frozen):
+    """A request to profile one rank of a running job."""
+
+    steps: int = Field(default=3, ge=1, le=MAX_STEPS)
+    """Steps to profile."""
+    rank: int = Field(default=0, ge=0, le=10_000_000)
+
+
+class ProfileView(Frozen):
+    """One profile of a job: requested, done, or failed with a reason."""
+
+    number: int
+    """Number among the job's profiles, from 1. The newest 8 are kept."""
+    state: ProfileState
+    rank: int
+    steps: int
+    """Requested steps."""
+    requested_at: float
+    ended_at: float | None = None
+    attempt: int
+    generation: int | None = None
+    """Generation in which it was taken; null: not yet, or in none."""
+    reason: str = ""
+    """Why it failed."""
+    note: str = ""
+    """Why a file is missing, or why there are fewer steps than requested."""
+    times: tuple[StepTimes, ...] = ()
+    """Where the time of each profiled step went; the categories add up to its length."""
+    files: tuple[ProfileFile, ...] = ()
+    """The trace in Chrome's format, for chrome://tracing or ui.perfetto.dev, and the timeline of memory."""
+    peak_bytes: int | None = None
+    """Most memory that tensors took: on a GPU in all, on a CPU beyond what they took when the profile began."""
+    held_s: float = 0.0
+    """For this long the start and the end of the profile kept the worker from training, seconds."""
+
+    @property
+    def step_s(self) -> float:
+        """Mean length of a profiled step, seconds; 0: there is none."""
+        return sum(one.total_s for one in self.times) / max(1, len(self.times))
+
+    def mean_s(self, category: StepCategory) -> float:
+        """Mean seconds of a profiled step in one category."""
+        return sum(one.seconds.get(category, 0.0) for one in self.times) / max(1, len(self.times))
+
+
+class WebhookView(Frozen):
+    """What one hook has delivered, for one job or for all of them, and what it waits for."""
+
+    hook: str
+    """`service/NAME`: of the service's settings; `job/N`: number N of the job's spec, from 0."""
+    job_id: str | None
+    """null: all jobs together."""
+    receiver: str
+    """Scheme, host and port of the URL."""
+    events: tuple[str, ...]
+    """The types of events that it selects."""
+    delivered: int = 0
+    """Events that the receiver has accepted."""
+    gave_up: int = 0
+    """Events that were given up, because the receiver has not accepted them for too long."""
+    failing: int = 0
+    """Jobs whose events wait after a failed attempt."""
+    waiting_since: float | None = None
+    """Time of the oldest event that waits after a failed attempt; null: none does."""
+    failing_since: float | None = None
+    """First failed attempt since the last success of the job concerned, the earliest of all."""
+    next_at: float | None = None
+    """The next attempt after a failed one."""
+    delivered_at: float | None = None
+    """The last success."""
+    error: str = ""
+    """Error of the last failed attempt; empty if nothing waits."""
+
+
+class ElasticityPatch(Frozen):
+    """Changes of the key `elasticity`. Absent keys stay as they are."""
+
+    min_workers: int | None = Field(None, ge=1, le=100_000)
+    max_workers: int | None = Field(None, ge=1, le=100_000)
+    standby: int | None = Field(None, ge=0, le=1_000)
+    wait_s: float | None = Field(None, gt=0, le=30 * 86400, allow_inf_nan=False)
+
+
+class SchedulePatch(Frozen):
+    """Changes of the key `schedule`. Absent keys stay as they are."""
+
+    name: Literal["cosine", "linear", "constant"] | None = None
+    warmup_steps: int | None = Field(None, ge=0, le=2**53)
+    min_lr_ratio: float | None = Field(None, ge=0, le=1)
+    steps: int | None = Field(None, ge=1, le=2**53)
+    """null: the decay ends with the last step."""
+
+
+class ValidationPatch(Frozen):
+    """Changes of the key `validation`. Absent keys stay as they are."""
+
+    every_steps: int | None = Field(None, ge=1, le=2**53)
+    """null: only after the last step."""
+    samples: int | None = Field(None, ge=0, le=2**53)
+    metric: str | None = Field(None, min_length=1, max_length=63)
+    mode: Literal["min", "max"] | None = None
+    patience: int | None = Field(None, ge=1, le=2**53)
+    """null: never stop early."""
+    min_delta: float | None = Field(None, ge=0, allow_inf_nan=False)
+
+
+class OptimizerPatch(Frozen):
+    """Changes of the key `optimizer`."""
+
+    lr: float | None = Field(None, gt=0, le=1e3, allow_inf_nan=False)
+
+
+class WorkerPatch(Frozen):
+    """Changes of the key `worker`."""
+
+    cluster: str = Field(pattern=CLUSTER_PATTERN)
+    """Where the job shall run; `any`: the cluster that the scheduler chooses. An attempt elsewhere saves and ends, and
+    the job goes on there."""
+
+
+class CodePatch(Frozen):
+    """New code for the job: one of the keys. What the job is named after and its variables stay as they are."""
+
+    working_dir: str | None = Field(None, max_length=4096)
+    """A directory. The client packs and uploads it; without a client it is one on the server's machine."""
+    archive: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    """The sha256 of an uploaded archive (`PUT /v1/code/{sha256}`)."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> CodePatch:
+        if (self.working_dir is None) == (self.archive is None):
+            raise ValueError('code has exactly one of working_dir and archive, for example {"working_dir": "./task"}.')
+        return self
+
+
+class JobPatch(Frozen):
+    """Changes of a job's spec. Absent keys stay as they are. Only `labels` and `annotations` of a job that has ended
+    can be changed."""
+
+    elasticity: ElasticityPatch | None = None
+    parallelism: Literal["auto"] | ParallelismSpec | None = None
+    """Replaces all of `parallelism`: keys that are left out get their defaults. A running group takes the new layout
+    at its next step boundary."""
+    priority: int | None = Field(None, ge=-1000, le=1000)
+    finish_by: Moment | None = None
+    """A new deadline."""
+    stop: StopSpec | None = None
+    """Replaces all of `stop`. This key and the next three take effect at the next step boundary, and no step is lost.
+    With fewer steps than are done, the job ends there."""
+    schedule: SchedulePatch | None = None
+    validation: ValidationPatch | None = None
+    optimizer: OptimizerPatch | None = None
+    code: CodePatch | None = None
+    """New code. Workers with it start beside the others and take over at a step boundary. If it fails, or builds
+    another model, the job trains on with the code before, which is then that of the spec again."""
+    worker: WorkerPatch | None = None
+    labels: dict[str, str | None] | None = Field(None, max_length=64)
+    """Merged by name; null removes one. The rules for names and values are those of the spec."""
+    annotations: dict[str, str | None] | None = Field(None, max_length=64)
+    """Merged as labels."""
+
+
+class ExtendRequest(Frozen):
+    """The request to let a job go on to more steps."""
+
+    steps: int = Field(ge=1, le=2**53)
+    """Optimizer steps that it is to complete in all."""
+
+
+class MoveRequest(Frozen):
+    """The request to run a job in another cluster."""
+
+    to: str = Field(pattern=CLUSTER_PATTERN)
+    """Name of the cluster; `any`: the one that the scheduler chooses, and an attempt stays where it is."""
+
+
+class SweepRequest(Frozen):
+    """The request for a sweep: a job for each combination of the values of a grid, all or none."""
+
+    name: str | None = Field(None, pattern=SWEEP_NAME)
+    """Name of the sweep, in its project; null: one is made from the name of the spec. The same request again submits
+    nothing twice."""
+    spec: dict[str, Any]
+    """The job spec that the jobs share. Their names are its name and a number."""
+    grid: dict[str, tuple[Any, ...]] = Field(min_length=1, max_length=16)
+    """By path of keys (`optimizer.lr`) the values of this key, all different; the last path changes fastest. Text is
+    read as in `--set`: "3e-4" is a number, and the job's label has it as it is written."""
+    limit: int | None = Field(None, ge=1, le=100_000)
+    """`sweep.limit` of each job."""
+    prune: Literal["median"] | None = None
+    """`sweep.prune` of each job."""
+    warmup_steps: int | None = Field(None, ge=1, le=2**53)
+    """`sweep.warmup_steps` of each job; null: its default."""

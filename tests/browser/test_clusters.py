@@ -9,7 +9,8 @@ import pytest
 from kit.processes.chromium import Browser
 from kit.worlds.written_service import RUNNING, Service
 from shoal_service.access_views import ClusterTokenRequest
-from shoal_service.views import ClusterSummary, JobView, NodeView
+from shoal_service.fleet_views import ClusterSummary, NodeView
+from shoal_service.views import JobView
 
 ACTIONS = "[...document.querySelectorAll('#actions button')].map((one) => one.dataset.action)"
 JOBS = "[...document.querySelectorAll('#jobs tr')].map((one) => one.dataset.id)"

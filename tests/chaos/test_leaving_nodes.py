@@ -11,7 +11,7 @@ from kit.processes.server import until
 from kit.worlds.tiny_jobs import Run
 from shoal_api.client import Client
 from shoal_service.core.nodes import DrainSource
-from shoal_service.node_views import WindowRequest
+from shoal_service.fleet_views import WindowRequest
 
 _HOLDS = [{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (5, 16)]
 _BLOCKED_IP = "127.0.0.4"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shoal_service.queue_views import StartForecast
+from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView, StartForecast
 from shoal_service.store.errors import ClusterNotFound
-from shoal_service.views import ClusterSummary, ClusterView, JobView, NodeView
+from shoal_service.views import JobView
 from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.spec import JobSpec
 

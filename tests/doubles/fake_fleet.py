@@ -8,10 +8,18 @@ from typing import Any, TypeVar
 
 from doubles.fake_workers import FakeWorker, FakeWorkers
 from shoal_service.core.attempt.commands import StartWorker
-from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerExit, WorkerInfo, WorkerPoll, WorkerStack
-from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
-from shoal_workers.contract.model.shape import ModelShape
-from shoal_workers.contract.profiling.messages import ProfileRequest
+from shoal_workers.contract.messages import (
+    Assignment,
+    ErrorReport,
+    MetricsBatch,
+    MetricsProgress,
+    WorkerExit,
+    WorkerInfo,
+    WorkerPoll,
+    WorkerStack,
+)
+from shoal_workers.contract.model import ModelShape
+from shoal_workers.contract.profiles import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
 
 T = TypeVar("T")

@@ -20,6 +20,8 @@ from shoal_workers.contract.messages import (
     ErrorReport,
     ExitKind,
     LogLine,
+    MetricsBatch,
+    MetricsProgress,
     Phase,
     Progress,
     WorkerExit,
@@ -27,9 +29,8 @@ from shoal_workers.contract.messages import (
     WorkerPoll,
     WorkerStack,
 )
-from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
-from shoal_workers.contract.model.shape import ModelShape
-from shoal_workers.contract.profiling.messages import ProfileRequest
+from shoal_workers.contract.model import ModelShape
+from shoal_workers.contract.profiles import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.worker_reports import GroupFormed, SavedFile, SavedPart, StepReport, WorkerReport
 

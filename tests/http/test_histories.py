@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.reports import PendingLog
-from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
+from shoal_service.views import CheckpointView, IncidentView, JobStatus, WorkerView
 from shoal_workers.contract.job import IncidentCause, JobState
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shoal_service.views import ElasticityPatch, JobPatch, NodeView
+from shoal_service.fleet_views import NodeView
+from shoal_service.views import ElasticityPatch, JobPatch
 from shoal_workers.contract.job import JobState
 
 YAML = "name: from-yaml\ndata: {corpus: python-stdlib}\nstop: {steps: 3}\n"

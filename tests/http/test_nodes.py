@@ -8,8 +8,7 @@ import pytest
 
 from shoal_api.client import ApiError
 from shoal_service.control.market.maintenance import FIRST_LEAD_S
-from shoal_service.node_views import WindowRequest
-from shoal_service.views import DrainView, NodeView
+from shoal_service.fleet_views import DrainView, NodeView, WindowRequest
 
 LIVE, DEAD, RAYS = "a" * 56, "d" * 56, "e" * 56
 

@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 
 from shoal_api.client.follow import lines_of, parse
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.reports import PendingLog
-from shoal_service.views import JobPatch, JobStatus, SeriesPoint
+from shoal_service.views import JobPatch, JobStatus
 from shoal_workers.contract.job import JobState
 
 EVENTS = {"Accept": "text/event-stream"}

@@ -17,7 +17,7 @@ from shoal_api.http.routes.pages import LIBRARIES
 from shoal_service.core.goodput import Category
 from shoal_service.telemetry.metric import RecoveryPhase
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.profiling.messages import Category as StepPart
+from shoal_workers.contract.profiles import Category as StepPart
 
 STATIC = files("shoal_api.http").joinpath("static")
 PAGES = ("/", "/docs", "/compare", "/sweeps", "/runbook")

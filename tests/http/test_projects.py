@@ -10,7 +10,7 @@ import pytest
 from shoal_api.client import ApiError
 from shoal_api.client.login import user_of_login
 from shoal_service.core.scheduling.market import Wait
-from shoal_service.queue_views import ProjectRules, UserRules
+from shoal_service.fleet_views import ProjectRules, UserRules
 
 SPEC = {"stop": {"steps": 10}, "data": {"corpus": "python-stdlib"}}
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from shoal_service.core.access.tokens import hash_of
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.home import AttemptCaller, HomeReport
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store
 from shoal_service.store.supervisors.methods import Arrived
-from shoal_service.views import JobStatus, SeriesPoint
+from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 
 

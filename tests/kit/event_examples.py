@@ -87,9 +87,9 @@ from shoal_service.core.events.workers import (
     WorkerStarted,
     WorkerStartFailed,
 )
-from shoal_workers.contract.errors.suspects import Resource, Suspect
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource
 from shoal_workers.contract.messages import Stacks
+from shoal_workers.contract.suspects import Resource, Suspect
 
 _OLD_CODE = "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b"
 _NEW_CODE = "5feceb66ffc86f38d952786c6d696c79c2dbc239dd4e91b46729d73a27fb57e9"

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from shoal_service.core.desired import Desired
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import PendingEvent
 from shoal_service.store import IdempotencyConflict, Lease, LeaseLost, RequestConflict, Store
-from shoal_service.views import SeriesPoint
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from shoal_service.core.scheduling.explaining.held_back import GrowthLimit, HeldBack
-from shoal_service.queue_views import GrowthAnswer
 from shoal_service.store import Lease, LeaseLost, Store
 from shoal_service.store.scheduling.growth import REWRITE_S
-from shoal_service.views import ElasticityPatch, JobPatch
+from shoal_service.views import ElasticityPatch, GrowthAnswer, JobPatch
 from shoal_workers.contract.job import JobState
 
 Submit = Callable[..., str]

@@ -7,8 +7,9 @@ import pytest
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.goodput import Goodput
 from shoal_service.store import Lease, Store
-from shoal_service.views import ElasticityPatch, Goodput, JobPatch
+from shoal_service.views import ElasticityPatch, JobPatch
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 Submit = Callable[..., str]

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from shoal_service.core.scheduling.market import Project, User
-from shoal_service.queue_views import ProjectRules, UserRules
+from shoal_service.fleet_views import ProjectRules, UserRules
 from shoal_service.store import ProjectConflict, ProjectNotFound, QueueFull, Store, UserNotFound
 
 Submit = Callable[..., str]

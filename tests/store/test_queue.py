@@ -9,11 +9,11 @@ from sqlalchemy import select
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.market import Wait
-from shoal_service.queue_views import QueuePlace
 from shoal_service.store import Lease, LeaseLost, Store
 from shoal_service.store.database import upsert
 from shoal_service.store.scheduling import queue
 from shoal_service.store.tables import queue_places
+from shoal_service.views import QueuePlace
 from shoal_workers.contract.job import JobState
 
 Submit = Callable[..., str]

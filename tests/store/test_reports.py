@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from shoal_service.core.desired import Desired
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.checkpoints import CheckpointCommitted
 from shoal_service.reports import PendingEvent, PendingLog
 from shoal_service.store import Lease, Store, edit
 from shoal_service.store import reports as outboxes
 from shoal_service.store.reports import DropReason
-from shoal_service.views import CheckpointView, IncidentView, SeriesPoint, WorkerView
+from shoal_service.views import CheckpointView, IncidentView, WorkerView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, UserFailure
 from shoal_workers.contract.messages import LogStream
 

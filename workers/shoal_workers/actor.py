@@ -19,12 +19,14 @@ import ray
 from shoal_workers import exit_status, stacks
 from shoal_workers.actor_process import exit_with_raylet, on_sigterm
 from shoal_workers.contract.base import WIRE_VERSION
-from shoal_workers.contract.errors.classes import ErrorClass
+from shoal_workers.contract.exception_causes import ErrorClass
 from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
     ExitKind,
     Frame,
+    MetricsBatch,
+    MetricsProgress,
     Phase,
     Progress,
     Refused,
@@ -34,9 +36,8 @@ from shoal_workers.contract.messages import (
     WorkerPoll,
     WorkerStack,
 )
-from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
-from shoal_workers.contract.model.shape import ModelShape
-from shoal_workers.contract.profiling.messages import ProfileRequest
+from shoal_workers.contract.model import ModelShape
+from shoal_workers.contract.profiles import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import PreemptionNotice

@@ -33,8 +33,7 @@ from shoal_workers.checkpoint.commit import marker_of, newest_committed, write_m
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, LogStream, Phase
-from shoal_workers.contract.model.hf import HF_TASK
-from shoal_workers.contract.model.lm import LM_TASK
+from shoal_workers.contract.model import HF_TASK, LM_TASK
 from shoal_workers.contract.proofs import ProofOutcome
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import (

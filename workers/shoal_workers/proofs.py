@@ -22,14 +22,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shoal_workers.contract.checks.feasibility import fixed_layout
-from shoal_workers.contract.checks.legality import violations
+from shoal_workers.contract.checks.legality import fixed_layout, violations
 from shoal_workers.contract.layout import Layout, fully_sharded
 from shoal_workers.contract.messages import Assignment, Phase
-from shoal_workers.contract.model.plan import ParallelPlan
-from shoal_workers.contract.model.plan_of import plan_of
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
-from shoal_workers.contract.spec import JobSpec, ParallelismSpec
+from shoal_workers.contract.spec import JobSpec, ParallelismSpec, plan_of
 from shoal_workers.engine.generation_ends import LayoutRefused, TaskFailed
 from shoal_workers.engine.group.collectives import CollectiveLog, is_collective_error
 from shoal_workers.engine.group.fence import Fence

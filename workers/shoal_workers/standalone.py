@@ -26,13 +26,11 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 from shoal_workers.checkpoint.commit import checkpoint_names, newest_committed
 from shoal_workers.checkpoint.spec_note import SpecChanged, note_spec
 from shoal_workers.checkpoint.storage import open_directory
-from shoal_workers.contract.checks.feasibility import fixed_layout
-from shoal_workers.contract.checks.legality import violations
+from shoal_workers.contract.checks.legality import fixed_layout, violations
 from shoal_workers.contract.layout import Layout, fully_sharded
 from shoal_workers.contract.messages import Assignment, ExitKind, ProofDemand, WorkerExit
-from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.proofs import axes_of
-from shoal_workers.contract.spec import ContinueFrom, JobSpec, ParallelismSpec
+from shoal_workers.contract.spec import ContinueFrom, JobSpec, ParallelismSpec, plan_of
 from shoal_workers.contract.worker_reports import (
     GroupFormed,
     PreemptionNotice,

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from shoal_api.cli.render.progress import Screen
 from shoal_api.client import Disconnected, ServerError
-from shoal_service.views import EventView, JobView, SeriesPoint
+from shoal_service.core.downsampling import SeriesPoint
+from shoal_service.views import EventView, JobView
 from shoal_workers.contract.job import EndReason
 
 if TYPE_CHECKING:

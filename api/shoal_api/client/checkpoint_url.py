@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from shoal_workers.contract.checks.checkpoint_url import absolute
+from shoal_workers.contract.checks.places import absolute
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

@@ -33,11 +33,9 @@ from shoal_api.client.operations import Operations
 from shoal_api.client.profiles import Profiles
 from shoal_api.client.scheduling import Scheduling
 from shoal_api.client.transport import DEFAULT_RETRY, RetryPolicy, Shown, Transport
-from shoal_service.change_views import SweepRequest
 from shoal_service.control.code_archive import pack
 from shoal_service.control.spec_io import SpecFormat, decode
-from shoal_service.overview_views import SweepView
-from shoal_service.queue_views import DryRun
+from shoal_service.fleet_views import DryRun, SweepView
 from shoal_service.views import (
     CodePatch,
     ElasticityPatch,
@@ -46,6 +44,7 @@ from shoal_service.views import (
     JobSummary,
     JobView,
     Page,
+    SweepRequest,
 )
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 from shoal_api.client.endpoint import JSON_CONTENT, Endpoint, job_path
 from shoal_service.access_views import TokenView
-from shoal_service.node_views import ClusterPatch, CordonRequest
-from shoal_service.views import ClusterSummary, JobView, MoveRequest, Page
+from shoal_service.fleet_views import ClusterPatch, ClusterSummary, CordonRequest
+from shoal_service.views import JobView, MoveRequest, Page
 
 
 class Clusters(Endpoint):

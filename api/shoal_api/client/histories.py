@@ -13,20 +13,21 @@ from shoal_api.client.endpoint import Endpoint, job_path
 from shoal_api.client.errors import Disconnected
 from shoal_api.client.follow import follow as follow_stream
 from shoal_api.client.series import parse_parity, parse_series
-from shoal_service.checkpoint_views import VerificationView
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.parity import DEFAULT_TOLERANCE
-from shoal_service.overview_views import JobOverview, SpecVersion
 from shoal_service.views import (
     CheckpointView,
     EventView,
     IncidentView,
+    JobOverview,
     LogView,
     Page,
     ParityView,
-    SeriesPoint,
-    Stacks,
+    SpecVersion,
+    VerificationView,
     WorkerView,
 )
+from shoal_workers.contract.messages import Stacks
 
 _STACKS_S = 35.0
 _DELETE_S = 125.0

@@ -6,11 +6,19 @@ from urllib.parse import quote
 
 from shoal_api.answers import Health, Readiness
 from shoal_api.client.endpoint import JSON_CONTENT, Endpoint, job_path, node_path
-from shoal_service.node_views import CordonRequest, NoticeRequest, WindowRequest, WindowView
-from shoal_service.overview_views import FleetOverview
-from shoal_service.retention_views import DeletionView, GcView
-from shoal_service.views import ClusterView, DrainRequest, NodeView, Page
-from shoal_service.webhook_views import WebhookView
+from shoal_service.fleet_views import (
+    ClusterView,
+    CordonRequest,
+    DeletionView,
+    DrainRequest,
+    FleetOverview,
+    GcView,
+    NodeView,
+    NoticeRequest,
+    WindowRequest,
+    WindowView,
+)
+from shoal_service.views import Page, WebhookView
 
 _DELETE_S = 120.0
 """The answer may take so long: files are deleted first."""

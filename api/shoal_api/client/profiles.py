@@ -8,8 +8,7 @@ import httpx
 
 from shoal_api.client.endpoint import JSON_CONTENT, Endpoint, job_path
 from shoal_api.client.errors import Disconnected
-from shoal_service.profile_views import ProfileBody, ProfileView
-from shoal_service.views import Page
+from shoal_service.views import Page, ProfileBody, ProfileView
 
 
 class Profiles(Endpoint):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from shoal_api.client.endpoint import JSON_CONTENT, Endpoint
-from shoal_service.overview_views import SweepSummary, SweepView
-from shoal_service.queue_views import ProjectRules, ProjectView, QueueView, UserRules, UserView
+from shoal_service.fleet_views import ProjectRules, ProjectView, QueueView, SweepSummary, SweepView, UserRules, UserView
 from shoal_service.views import Page
 
 

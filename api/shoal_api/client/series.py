@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 
-from shoal_service.views import ParityView, SeriesPoint
+from shoal_service.core.downsampling import SeriesPoint
+from shoal_service.views import ParityView
 
 _MEASURED = ("loss", "grad_norm")
 _LARGEST = ("max_abs_diff", "max_rel_diff")

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.generations import GenerationFormed
 from shoal_service.core.quantities import count_text
-from shoal_service.views import EventView, IncidentView, SeriesPoint
+from shoal_service.views import EventView, IncidentView
 from shoal_workers.contract.job import JobState
 
 

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from shoal_api.demo.outcome import DemoOutcome, arrows
 from shoal_api.demo.plot import plot_losses
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_service.views import SeriesPoint
 
 _PLOT_WIDTH = 64
 _PLOT_HEIGHT = 12

@@ -43,7 +43,7 @@ from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, W
 from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
 from shoal_service.core.quantities import count_text
 from shoal_service.views import CheckpointState, JobPatch, JobView
-from shoal_workers.contract.course.training import StopSpec
+from shoal_workers.contract.spec import StopSpec
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -19,11 +19,11 @@ from shoal_service.control.storage.verifications import Verifications
 from shoal_service.control.submission import Surroundings
 from shoal_service.control.supervisors.reception import Reception
 from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
+from shoal_service.fleet_views import ClusterView, StartForecast
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
-from shoal_service.queue_views import StartForecast
 from shoal_service.store import Store
-from shoal_service.views import ClusterView, JobView
+from shoal_service.views import JobView
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces
 from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.spec import JobSpec

@@ -15,13 +15,18 @@ from shoal_api.answers import Problem
 from shoal_api.http.access.needs import Declarations
 from shoal_api.http.problem_types import Kind
 from shoal_service.access_views import ClusterTokenRequest, SessionRequest, TokenRequest
-from shoal_service.change_views import SweepRequest
 from shoal_service.clusters.wire import ClusterReport
 from shoal_service.control.planning.request import PlanRequest
-from shoal_service.node_views import ClusterPatch, CordonRequest, NoticeRequest, WindowRequest
-from shoal_service.profile_views import ProfileBody
-from shoal_service.queue_views import ProjectRules, UserRules
-from shoal_service.views import DrainRequest, ExtendRequest, JobPatch, MoveRequest
+from shoal_service.fleet_views import (
+    ClusterPatch,
+    CordonRequest,
+    DrainRequest,
+    NoticeRequest,
+    ProjectRules,
+    UserRules,
+    WindowRequest,
+)
+from shoal_service.views import ExtendRequest, JobPatch, MoveRequest, ProfileBody, SweepRequest
 from shoal_workers.contract.spec import JobSpec
 
 JSON = "application/json"

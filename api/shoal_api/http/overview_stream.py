@@ -24,8 +24,8 @@ from pydantic_core import to_json
 
 from shoal_api.http.followers import end_event
 from shoal_api.http.streams import Batch, sse_event
-from shoal_service.overview_views import SampleColumns
 from shoal_service.store import Store
+from shoal_service.views import SampleColumns
 from shoal_workers.contract.job import JobState
 
 POSITION = r"^([0-9]{1,18}\.[0-9]{1,18}\.[0-9]{1,18})?$"

@@ -46,14 +46,14 @@ from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Decision, MarketState, Policy, Preempt, Resize, Start
 from shoal_service.core.scheduling.pauses import pauses_after
-from shoal_service.queue_views import StartForecast
+from shoal_service.fleet_views import ClusterView, StartForecast
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.hub import REQUESTS
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
 from shoal_service.telemetry.pass_times import PassTimes
-from shoal_service.views import ClusterView, JobView
+from shoal_service.views import JobView
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.spec import JobSpec

@@ -40,10 +40,9 @@ from shoal_service.store.hub import REQUESTS, Subscription
 from shoal_service.store.store import Store
 from shoal_service.supervisor.config import Directive, StacksRequest, SupervisorConfig, checkpoint_root
 from shoal_workers.contract.base import WIRE_VERSION
-from shoal_workers.contract.course.settings import settings_of
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import Stacks
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec import JobSpec, settings_of
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.25

@@ -16,13 +16,12 @@ from shoal_service.control.profile_store import measured_profile
 from shoal_service.control.webhooks.check import check_webhooks
 from shoal_service.core.nodes import Node
 from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
+from shoal_service.fleet_views import DryRun, PlannedSize, StartForecast
 from shoal_service.planner import HardwareProfile, memory_note, plan, refusal
-from shoal_service.queue_views import DryRun, PlannedSize, StartForecast
 from shoal_service.store import JobNotFound, Store
 from shoal_service.views import CodePatch, JobPatch, JobView
-from shoal_workers.contract.checks.checkpoint_url import check_checkpoint_url
-from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces, check_places
-from shoal_workers.contract.checks.remarks import capacity_remark, remarks
+from shoal_workers.contract.checks.consistency import capacity_remark, remarks
+from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces, check_checkpoint_url, check_places
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 from shoal_workers.contract.spec import JobSpec
 

@@ -20,9 +20,8 @@ import numpy as np
 from shoal_service.planner.collectives import Ints
 from shoal_service.planner.cuts import Cut, cut
 from shoal_service.planner.shape import ModelShape
-from shoal_workers.contract.checks.feasibility import LegalDegrees
-from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel
-from shoal_workers.contract.pipeline_feed import MAX_PADDING
+from shoal_workers.contract.checks.legality import LegalDegrees
+from shoal_workers.contract.layout import MAX_PADDING, ContextMethod, Layout, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.proofs import kind_of
 from shoal_workers.contract.spec import ParallelismSpec
 
@@ -243,7 +242,7 @@ def _is_fixed(fixed: ParallelismSpec | None, name: str) -> bool:
 
 
 def _fed(schedule: Ints, pp: Ints, per_rank: Ints, share: Ints) -> Ints:
-    """`shoal_workers.contract.pipeline_feed.fed` for columns; a test compares the two."""
+    """`shoal_workers.contract.layout.fed` for columns; a test compares the two."""
     rounds = np.maximum(1, share // pp)
     interleaved = np.minimum(-(-share // rounds) * rounds, np.maximum(share, (rounds + 1) * pp))
     fills_up = np.isin(schedule, [SCHEDULES.index(s) for s in (Schedule.ONE_F_ONE_B, Schedule.DUAL_PIPE_V)])

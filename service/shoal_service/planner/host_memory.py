@@ -17,8 +17,7 @@ from shoal_service.core.attempt.plan_layout import UNKNOWN_NEED, HostNeed
 from shoal_service.planner.collectives import Floats
 from shoal_service.planner.gpus import CPU
 from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.model.hf import HF_TASK
-from shoal_workers.contract.model.lm import LM_TASK
+from shoal_workers.contract.model import HF_TASK, LM_TASK
 from shoal_workers.contract.spec import GradientLogMode, JobSpec, Precision
 
 STATE_BYTES = 12

@@ -25,13 +25,10 @@ from shoal_service.planner.prediction import Prediction
 from shoal_service.planner.preferences import Preference, prefers_data_axes
 from shoal_service.planner.ranking import LayoutTable, Task, partitioned, predict_layouts, select_layouts
 from shoal_service.planner.shape import shape_of
-from shoal_workers.contract.checks.feasibility import fixed_layout
-from shoal_workers.contract.checks.legality import violations
-from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.model.plan_of import plan_of
-from shoal_workers.contract.pipeline_feed import micro_batches_fed
+from shoal_workers.contract.checks.legality import fixed_layout, violations
+from shoal_workers.contract.layout import Layout, micro_batches_fed
 from shoal_workers.contract.proofs import is_refused
-from shoal_workers.contract.spec import JobSpec, ParallelismSpec
+from shoal_workers.contract.spec import JobSpec, ParallelismSpec, plan_of
 
 _FEW = 16
 """A world of at most this size is compared with every smaller one."""

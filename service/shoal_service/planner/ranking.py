@@ -18,11 +18,10 @@ from shoal_service.planner.prediction import Prediction
 from shoal_service.planner.preferences import reasons
 from shoal_service.planner.shape import ModelShape
 from shoal_service.planner.step_time import SecondsPart, step_time
-from shoal_workers.contract.checks.feasibility import legal_degrees
+from shoal_workers.contract.checks.legality import legal_degrees
 from shoal_workers.contract.layout import AXES, Layout
-from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.proofs import kind_of
-from shoal_workers.contract.spec import JobSpec, ParallelismSpec, Precision
+from shoal_workers.contract.spec import JobSpec, ParallelismSpec, Precision, plan_of
 
 _EQUAL = 0.01
 """Relative error of predictions. Among layouts that differ by less, the simpler one is taken."""

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal_workers.contract.model.hf import as_language_model, hugging_face_of
-from shoal_workers.contract.model.lm import LanguageModelConfig
-from shoal_workers.contract.model.plan_of import expert_dim, feed_forward_dim, language_model_of, num_expert_layers
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.model import (
+    LanguageModelConfig,
+    as_language_model,
+    expert_dim,
+    feed_forward_dim,
+    hugging_face_of,
+    num_expert_layers,
+)
+from shoal_workers.contract.spec import JobSpec, language_model_of
 
 _BYTES_VOCABULARY = 257
 _TOKENIZER_VOCABULARY = 65_536

@@ -38,7 +38,7 @@ from shoal_service.store.records import (
 from shoal_service.store.tables import jobs
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
-from shoal_workers.contract.profiling.messages import ProfileRequest
+from shoal_workers.contract.profiles import ProfileRequest
 from shoal_workers.contract.spec import JobSpec
 
 _CACHED_SPECS = 32_768

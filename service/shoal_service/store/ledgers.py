@@ -10,9 +10,8 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from shoal_service.core import goodput
-from shoal_service.core.goodput import Category
+from shoal_service.core.goodput import Category, Goodput
 from shoal_service.store.records import JobRecord, load_spec
-from shoal_service.views import Goodput
 from shoal_workers.contract.job import JobState
 
 

@@ -13,15 +13,14 @@ from sqlalchemy import Connection, Row, bindparam, select
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import JobStanding
-from shoal_service.queue_views import GrowthAnswer, QueuePlace
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.reads.documents import Readable
 from shoal_service.store.reads.documents import read as read_document
 from shoal_service.store.tables import growth_answers, job_specs, jobs, queue_places
-from shoal_service.views import JobStatus, JobSummary, JobView, WorkerView
+from shoal_service.views import GrowthAnswer, JobStatus, JobSummary, JobView, QueuePlace, WorkerView
 from shoal_workers.contract.job import JobState, UserFailure
 from shoal_workers.contract.plain_text import plain, plain_text
-from shoal_workers.contract.profiling.messages import ProfileRequest
+from shoal_workers.contract.profiles import ProfileRequest
 from shoal_workers.contract.spec import JobSpec
 
 _COLUMN_FIELDS = {"state", "attempt", "cluster", "desired_workers", "failure", "held_back"}

@@ -15,6 +15,7 @@ from sqlalchemy import insert as plain_insert
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.job import JobCreated, JobMoveRequested, JobPatched, JobRequested
+from shoal_service.core.goodput import Goodput
 from shoal_service.core.job_machine import ATTEMPT_STATES, Requested, step
 from shoal_service.core.selection.labels import LabelSelector
 from shoal_service.store.access import audit
@@ -42,7 +43,7 @@ from shoal_service.store.records import (
 from shoal_service.store.scheduling import projects, users
 from shoal_service.store.tables import events, job_specs, jobs
 from shoal_service.store.webhooks import cursors
-from shoal_service.views import Goodput, JobPatch, JobStatus, JobSummary, JobView, Page
+from shoal_service.views import JobPatch, JobStatus, JobSummary, JobView, Page
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec

@@ -8,17 +8,16 @@ from shoal_service.core.attempt.large_groups import AGENTS_FROM
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
+from shoal_service.core.goodput import Goodput
 from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.home import Home
 from shoal_service.planner import HardwareProfile
-from shoal_service.views import Goodput
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.course.best import Standing
-from shoal_workers.contract.course.settings import TrainingSettings
 from shoal_workers.contract.log_settings import LogSettings
-from shoal_workers.contract.profiling.messages import ProfileRequest
+from shoal_workers.contract.profiles import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotScope
-from shoal_workers.contract.spec import ElasticitySpec, JobSpec, ParallelismSpec
+from shoal_workers.contract.spec import ElasticitySpec, JobSpec, ParallelismSpec, TrainingSettings
+from shoal_workers.contract.validation import Standing
 
 
 class SupervisorConfig(Frozen):

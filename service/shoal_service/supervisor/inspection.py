@@ -45,9 +45,9 @@ from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.metrics_forwarder import MetricsForwarder
 from shoal_service.supervisor.protocols import WorkerCallError, WorkerUnavailable, World
 from shoal_service.supervisor.reporting.reporter import Reporter
-from shoal_workers.contract.errors.suspects import Suspect
 from shoal_workers.contract.messages import Stacks
-from shoal_workers.contract.profiling.messages import Profiled, ProfileRequest
+from shoal_workers.contract.profiles import Profiled, ProfileRequest
+from shoal_workers.contract.suspects import Suspect
 from shoal_workers.contract.worker_reports import StepReport
 
 _log = logging.getLogger(__name__)

@@ -48,7 +48,7 @@ from shoal_service.supervisor.config import Directive
 from shoal_service.supervisor.journal_records import Records, replayed
 from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract.base import WIRE_VERSION, Frozen
-from shoal_workers.contract.profiling.messages import Profiled
+from shoal_workers.contract.profiles import Profiled
 
 JOURNAL_NAMESPACE = b"shoal-journal"
 _log = logging.getLogger(__name__)

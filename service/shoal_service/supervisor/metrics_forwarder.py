@@ -19,7 +19,7 @@ from shoal_service.core.events.service import MetricsHookFailed
 from shoal_service.supervisor.protocols import WorkerCallError, World
 from shoal_service.supervisor.reporting.reporter import Reporter
 from shoal_workers.contract.job import EndReason, JobState
-from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
+from shoal_workers.contract.messages import MetricsBatch, MetricsProgress
 
 _log = logging.getLogger(__name__)
 _PACE_S = 0.5

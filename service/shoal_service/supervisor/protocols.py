@@ -21,6 +21,8 @@ from shoal_workers.contract.marker import CheckpointName, CommitMarker
 from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
+    MetricsBatch,
+    MetricsProgress,
     NodePoll,
     PollRequest,
     WorkerExit,
@@ -28,9 +30,8 @@ from shoal_workers.contract.messages import (
     WorkerPoll,
     WorkerStack,
 )
-from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
-from shoal_workers.contract.model.shape import ModelShape
-from shoal_workers.contract.profiling.messages import ProfileRequest
+from shoal_workers.contract.model import ModelShape
+from shoal_workers.contract.profiles import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.worker_reports import SavedPart
 

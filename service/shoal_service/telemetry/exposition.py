@@ -19,6 +19,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from shoal_service.collector import paused_collector
+from shoal_service.fleet_views import ClusterView
 from shoal_service.store import Store
 from shoal_service.store.backup.mark import newest_backup_at
 from shoal_service.store.reads.metrics_snapshot import Snapshot
@@ -31,7 +32,6 @@ from shoal_service.telemetry.request_metrics import RequestMetrics
 from shoal_service.telemetry.text_format import OPENMETRICS, Exemplars, family, media_type_of
 from shoal_service.telemetry.utilisation import ProfileOf, Utilisation
 from shoal_service.telemetry.webhook_tallies import WebhookTallies
-from shoal_service.views import ClusterView
 
 _CACHE_S = 1.0
 _END = b"# EOF\n"

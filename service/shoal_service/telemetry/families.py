@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from shoal_service.fleet_views import ClusterView, NodeView
 from shoal_service.store.database import DatabaseTallies
 from shoal_service.store.driving import MoveKind
 from shoal_service.store.reads.metrics_snapshot import Snapshot
@@ -21,9 +22,8 @@ from shoal_service.telemetry.removal_tallies import RemovalTallies
 from shoal_service.telemetry.request_metrics import RequestMetrics
 from shoal_service.telemetry.text_format import Exemplars
 from shoal_service.telemetry.webhook_tallies import WebhookTallies
-from shoal_service.views import ClusterView, NodeView
 from shoal_workers.contract.job import IncidentCause, JobState
-from shoal_workers.contract.worker_use import WorkerUse
+from shoal_workers.contract.messages import WorkerUse
 
 NODE_STATES = ("ready", "draining", "drained", "probation", "dead")
 

@@ -12,9 +12,9 @@ from functools import cache
 from shoal_service.telemetry.metric import Histogram, Kind, LiveJob, Metric, Values, WorkerSample
 from shoal_service.telemetry.step_times import STEP_BOUNDS_S
 from shoal_service.views import ConditionType, JobStatus
-from shoal_workers.contract.checks.metric_names import MAX_METRICS
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.worker_use import WorkerUse
+from shoal_workers.contract.messages import WorkerUse
+from shoal_workers.contract.worker_reports import MAX_METRICS
 
 _JOB = ("job_id",)
 _RANK = ("job_id", "rank")

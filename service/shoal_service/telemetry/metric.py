@@ -9,8 +9,8 @@ from enum import StrEnum
 from shoal_service.telemetry.step_times import StepTimes
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
+from shoal_workers.contract.messages import WorkerUse
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.worker_use import WorkerUse
 
 Labels = tuple[str, ...]
 

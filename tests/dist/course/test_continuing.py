@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.course.settings import TrainingSettings
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.spec import ScheduleSpec, StopSpec, ValidationSpec
+from shoal_workers.contract.spec import ScheduleSpec, StopSpec, TrainingSettings, ValidationSpec
 from shoal_workers.contract.worker_reports import GroupFormed, StepReport, ValidationReport
 
 SPEC: dict[str, Any] = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shoal_workers.contract.course.best import judge
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.spec import ValidationSpec
+from shoal_workers.contract.validation import judge
 from shoal_workers.contract.worker_reports import StepReport, ValidationReport
 
 SPEC: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.model.hf import TIED_BY_DEFAULT
+from shoal_workers.contract.model import TIED_BY_DEFAULT
 
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.dist, pytest.mark.matrix]

@@ -10,7 +10,7 @@ import pytest
 
 from shoal_workers.contract.layout import Layout, Schedule
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.engine.parallel.tensor import checked_plan
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "kit" / "tasks"))

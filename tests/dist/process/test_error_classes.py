@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.errors.classes import ErrorClass, Origin
+from shoal_workers.contract.exception_causes import ErrorClass, Origin
 from shoal_workers.contract.messages import ExitKind
 
 SPEC: dict[str, Any] = {

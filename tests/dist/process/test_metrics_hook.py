@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.contract.metrics.messages import MetricPoint, MetricsBatch, MetricsProgress
+from shoal_workers.contract.messages import MetricPoint, MetricsBatch, MetricsProgress
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.process.secrets import Mask
 from shoal_workers.metrics_hook.process import HookProcess, job_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.errors.mistakes import MISTAKES, REFUSED
+from shoal_workers.contract.exception_causes import MISTAKES, REFUSED
 from shoal_workers.contract.messages import ExitKind
 
 KIT = Path(__file__).parents[2] / "kit"

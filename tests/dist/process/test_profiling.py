@@ -11,7 +11,7 @@ from typing import Any
 from kit.processes.fleet import PATIENCE_S, RemoteWorker
 from shoal_workers.contract.layout import Layout, fully_sharded
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.profiling.messages import Category, Profiled, ProfileRequest
+from shoal_workers.contract.profiles import Category, Profiled, ProfileRequest
 
 SPEC: dict[str, Any] = {
     "batch": {"global_size": 8, "micro_size": 2},

@@ -20,7 +20,7 @@ from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import ExitKind, WorkerExit
-from shoal_workers.contract.model.plan_of import plan_of
+from shoal_workers.contract.spec import plan_of
 
 _CHANGES = {
     "batch": {"global_size": 6, "micro_size": 1},

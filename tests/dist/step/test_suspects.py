@@ -7,8 +7,8 @@ from typing import Any
 
 from kit.processes.fleet import PATIENCE_S
 from kit.tasks.tiny_tasks import SLOW_S
-from shoal_workers.contract.errors.suspects import Resource
 from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.suspects import Resource
 from shoal_workers.contract.worker_reports import StepReport, StepSkipped
 
 SPEC: dict[str, Any] = {

@@ -12,8 +12,7 @@ from kit.worlds.whole_states import whole
 from shoal_workers.checkpoint.reader import load
 from shoal_workers.contract.layout import Layout, Schedule
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.model.hf import HF_TASK
-from shoal_workers.contract.model.lm import LM_TASK
+from shoal_workers.contract.model import HF_TASK, LM_TASK
 from shoal_workers.export import export
 from shoal_workers.tasks.hf import HuggingFaceLM
 from shoal_workers.tasks.lm import LanguageModel

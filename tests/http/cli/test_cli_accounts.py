@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from shoal_service.core.downsampling import SeriesPoint
+from shoal_service.core.goodput import Goodput
 from shoal_service.core.node_loss import NodeLossBound, Protection, WorkerLossBound
-from shoal_service.views import Goodput, IncidentView, JobStatus, SeriesPoint
+from shoal_service.views import IncidentView, JobStatus
 from shoal_workers.contract.job import IncidentCause, JobState
 
 AT = 1_700_000_000.0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal_api.cli.commands.authoring.init import templates
-from shoal_service.queue_views import ProjectRules, StartForecast
+from shoal_service.fleet_views import ProjectRules, StartForecast
 
 LLAMA = {
     "model_type": "llama",

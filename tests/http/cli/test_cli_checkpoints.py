@@ -14,9 +14,9 @@ from shoal_api.cli.output import Output
 from shoal_api.cli.session import Session
 from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.views import CheckpointView, JobStatus
-from shoal_workers.contract.course.best import Score, Standing
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.validation import Score, Standing
 from shoal_workers.contract.worker_reports import SavedFile, SavedPart
 
 CONTENT = b"weights" * 1000

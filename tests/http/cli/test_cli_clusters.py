@@ -11,8 +11,9 @@ import pytest
 from kit.processes.server import until
 from shoal_service.access_views import ClusterTokenRequest
 from shoal_service.core.desired import Desired
+from shoal_service.fleet_views import ClusterSummary, NodeView
 from shoal_service.reports import SupervisorReports
-from shoal_service.views import ClusterSummary, JobStatus, NodeView
+from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
 

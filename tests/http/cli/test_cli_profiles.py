@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.profiling.messages import Category, Profiled, ProfileFile, StepTimes
+from shoal_workers.contract.profiles import Category, Profiled, ProfileFile, StepTimes
 
 NAME = "trace-rank0-g1.json.gz"
 SECONDS = {Category.COMPUTE: 0.15, Category.COMMUNICATION: 0.05}

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shoal_service.queue_views import ProjectRules
+from shoal_service.fleet_views import ProjectRules
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 

@@ -13,7 +13,8 @@ import pytest
 
 from shoal_api.client import ApiError
 from shoal_api.http.routes.series_files import SeriesFormat, columns_of, pieces
-from shoal_service.views import JobStatus, SeriesPoint
+from shoal_service.core.downsampling import SeriesPoint
+from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 
 PLAIN = ["step", "at", "loss", "grad_norm", "lr", "tokens_per_s", "step_s", "world_size", "generation", "val_loss"]

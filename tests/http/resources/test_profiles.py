@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from shoal_api.client.errors import ApiError
-from shoal_service.profile_views import ProfileState
 from shoal_service.reports import SupervisorReports
-from shoal_service.views import JobStatus
+from shoal_service.views import JobStatus, ProfileState
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.profiling.messages import Category, Profiled, ProfileFile, StepTimes
+from shoal_workers.contract.profiles import Category, Profiled, ProfileFile, StepTimes
 
 NAME = "trace-rank0-g1.json.gz"
 CONTENT = b"\x1f\x8b" + bytes(range(256)) * 8192

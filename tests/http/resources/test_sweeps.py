@@ -10,10 +10,9 @@ import pytest
 
 from shoal_api.client import Client, Conflict, Forbidden, InvalidSpec, NotFound
 from shoal_service.access_views import TokenRequest
-from shoal_service.change_views import SweepRequest
 from shoal_service.core.access.roles import Role
-from shoal_service.queue_views import ProjectRules
-from shoal_service.views import JobStatus
+from shoal_service.fleet_views import ProjectRules
+from shoal_service.views import JobStatus, SweepRequest
 from shoal_workers.contract.job import JobState
 
 Supervise = Callable[..., str]

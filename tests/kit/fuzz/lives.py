@@ -23,7 +23,7 @@ from kit.fuzz.reference import Reference, Seen, array
 from kit.fuzz.spec import spec_of
 from kit.processes.fleet import Fleet, Job, RemoteWorker
 from shoal_workers.checkpoint.reader import load, read_catalogue
-from shoal_workers.contract.errors.mistakes import LAYOUT_REFUSED
+from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
 from shoal_workers.contract.layout import Layout, fully_sharded
 from shoal_workers.contract.messages import ExitKind, ProofDemand, WorkerExit
 from shoal_workers.contract.snapshots import SnapshotSource

@@ -19,7 +19,7 @@ from kit.fuzz.reference import Reference, Seen
 from kit.fuzz.spec import broken_rules, spec_of
 from kit.processes.fleet import Fleet
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
-from shoal_workers.contract.errors.mistakes import LAYOUT_REFUSED
+from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
 
 _FLOOR = 1e-5
 _TIMES = 8.0

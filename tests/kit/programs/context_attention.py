@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal_workers.contract.layout import ContextMethod
-from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.engine.parallel.context import ContextCall, apply_context
 from shoal_workers.engine.parallel.head_tail import own_part
 

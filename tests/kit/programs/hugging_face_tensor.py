@@ -1,4 +1,4 @@
-"""Program: the model types of contract/model/hf.py on one rank and on two ranks; prints the largest differences."""
+"""Program: the model types of contract/model.py on one rank and on two ranks; prints the largest differences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from shoal_workers.contract.model.hf import TIED_BY_DEFAULT, HuggingFaceConfig, plan_of_hugging_face
+from shoal_workers.contract.model import TIED_BY_DEFAULT, HuggingFaceConfig, plan_of_hugging_face
 from shoal_workers.engine.parallel.tensor import apply_tensor
 from shoal_workers.tasks.hf import CausalLM, HuggingFaceLM
 

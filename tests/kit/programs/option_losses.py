@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from shoal_workers.contract.layout import ContextMethod, Recompute
-from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.spec import Precision
 from shoal_workers.engine.parallel.context import ContextCall, apply_context
 from shoal_workers.engine.parallel.recompute import apply_compile, apply_recompute, is_recomputing

@@ -23,10 +23,8 @@ from typing import Any
 from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel
-from shoal_workers.contract.model.lm import LM_TASK
-from shoal_workers.contract.model.plan import ParallelPlan
-from shoal_workers.contract.model.plan_of import plan_of
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.model import LM_TASK, ParallelPlan
+from shoal_workers.contract.spec import JobSpec, plan_of
 
 WORLDS = (1, 2, 3, 4, 8)
 STEPS = 5

@@ -10,8 +10,8 @@ import json
 import pytest
 
 from shoal_api.client import Client
-from shoal_service.profile_views import ProfileState
-from shoal_workers.contract.profiling.messages import Category
+from shoal_service.views import ProfileState
+from shoal_workers.contract.profiles import Category
 
 
 def test_a_profile_of_a_running_job_is_taken_and_downloaded_and_its_losses_are_undisturbed(

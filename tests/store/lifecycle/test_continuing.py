@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from shoal_service.core.desired import Desired
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.store import IdempotencyConflict, Store
 from shoal_service.store.errors import CheckpointKept
 from shoal_service.store.retention.deletions import DeletionRequest
 from shoal_service.store.retention.ended import BEGINNING
-from shoal_service.views import CheckpointState, CheckpointView, SeriesPoint
+from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.marker import CheckpointName

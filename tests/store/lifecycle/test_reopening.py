@@ -9,15 +9,15 @@ import pytest
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.queue_views import ProjectRules
+from shoal_service.fleet_views import ProjectRules
 from shoal_service.store import Store
 from shoal_service.store.errors import LifecycleConflict, QueueFull
 from shoal_service.store.retention.ended import BEGINNING
 from shoal_service.views import CheckpointState, CheckpointView, JobPatch, SchedulePatch, ValidationPatch
-from shoal_workers.contract.course.best import judge
 from shoal_workers.contract.job import EndReason, JobState, UserFailure
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.spec import StopSpec, ValidationSpec
+from shoal_workers.contract.validation import judge
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]

@@ -17,14 +17,15 @@ from dashboards import BOARDS
 from doubles.fake_cluster_source import FakeClusterSource
 from kit.requirements import require
 from kit.scrapes import scrape
+from shoal_service.core.goodput import Goodput
 from shoal_service.core.node_loss import NodeLossBound, Protection
+from shoal_service.fleet_views import NodeView
 from shoal_service.store import Store
 from shoal_service.store.backup.mark import mark_backup
 from shoal_service.telemetry.request_metrics import Limit, RequestMetrics
 from shoal_service.telemetry.webhook_tallies import DeliveryOutcome, WebhookTallies
-from shoal_service.views import CheckpointView, Condition, ConditionType, Goodput, NodeView, WorkerView
-from shoal_workers.contract.messages import Phase
-from shoal_workers.contract.worker_use import WorkerUse
+from shoal_service.views import CheckpointView, Condition, ConditionType, WorkerView
+from shoal_workers.contract.messages import Phase, WorkerUse
 
 _OF_PROMETHEUS = {("scrape_duration_seconds", frozenset[tuple[str, str]]()): 0.1}
 """Made by Prometheus itself."""

@@ -9,14 +9,15 @@ import pytest
 from kit.requirements import require
 from kit.scrapes import NOW, exposition_of, scrape, value_of
 from shoal_service.core.desired import Desired
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.goodput import Goodput
 from shoal_service.core.node_loss import NodeLossBound, Protection
 from shoal_service.store import Store
 from shoal_service.store.reads.live_jobs import GRACE_S
-from shoal_service.views import CheckpointView, Goodput, SeriesPoint, WorkerView
+from shoal_service.views import CheckpointView, WorkerView
 from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.messages import Phase
-from shoal_workers.contract.worker_use import WorkerUse
+from shoal_workers.contract.messages import Phase, WorkerUse
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]

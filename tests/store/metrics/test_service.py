@@ -9,14 +9,15 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from doubles.fake_cluster_source import FakeClusterSource
 from kit.scrapes import NOW, exposition_of, samples_of, scrape, value_of
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import DrainSource
-from shoal_service.queue_views import ProjectRules
+from shoal_service.fleet_views import ClusterSummary, DrainView, NodeView, ProjectRules
 from shoal_service.store import Lease, Store
 from shoal_service.store.backup.mark import mark_backup
 from shoal_service.telemetry.metric_names import ALL
 from shoal_service.telemetry.request_metrics import RequestMetrics
-from shoal_service.views import ClusterSummary, DrainView, IncidentView, NodeView, SeriesPoint
+from shoal_service.views import IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 Submit = Callable[..., str]

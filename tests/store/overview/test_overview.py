@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.downsampling import bucket_steps, downsample
-from shoal_service.core.goodput import Category
+from shoal_service.core.downsampling import SeriesPoint, bucket_steps, downsample
+from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.selection.labels import LabelSelector
 from shoal_service.store import Store
 from shoal_service.store.overview.fleet import FleetQuery, JobOrder
-from shoal_service.views import Goodput, SeriesPoint, WorkerView
+from shoal_service.views import WorkerView
 from shoal_workers.contract.job import JobState
 
 

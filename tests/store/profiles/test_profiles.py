@@ -8,19 +8,12 @@ from typing import Any
 import pytest
 
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.profile_views import ProfileBody, ProfileState
 from shoal_service.store import Store
 from shoal_service.store.errors import JobNotFound, ProfileNotFound, ProfileOpen, RequestConflict
 from shoal_service.store.profiles.requests import UNANSWERED_S
+from shoal_service.views import ProfileBody, ProfileState
 from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.profiling.messages import (
-    KEPT_PROFILES,
-    Category,
-    Profiled,
-    ProfileFile,
-    ProfileRequest,
-    StepTimes,
-)
+from shoal_workers.contract.profiles import KEPT_PROFILES, Category, Profiled, ProfileFile, ProfileRequest, StepTimes
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingLog
-from shoal_service.views import CheckpointView, SeriesPoint
+from shoal_service.views import CheckpointView
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.messages import LogStream
 

@@ -11,7 +11,7 @@ import pytest
 from kit.webhooks import LONGEST_S
 from shoal_service.store import Lease, Store
 from shoal_service.telemetry.webhook_tallies import WebhookTallies
-from shoal_service.webhook_views import WebhookView
+from shoal_service.views import WebhookView
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from shoal_api.http.app import create_app
+from shoal_service.fleet_views import ClusterView
 from shoal_service.store import Store
-from shoal_service.views import ClusterView
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 

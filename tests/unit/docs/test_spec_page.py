@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from shoal_workers.contract.model.lm import LanguageModelConfig, TextDataConfig
+from shoal_workers.contract.model import LanguageModelConfig, TextDataConfig
 from shoal_workers.contract.spec import JobSpec
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

@@ -11,7 +11,8 @@ supervisor --- poll(after) ----------------------> worker    control thread: lon
 supervisor --- poll((PollRequest, ...)) ---------> agent     of a node: polls its workers; returns NodePoll
 supervisor --- snapshot_parts() -----------------> worker    control thread: the parts in its node's memory
 supervisor --- request_profile(generation) ------> worker    control thread: profile some steps; a report follows
-supervisor --- forward_metrics(batch) -----------> worker    control thread: points for the metrics hook
+supervisor --- forward_metrics(batch) -----------> worker    control thread: points for the metrics hook; returns the
+                                                             progress at once
 """
 
 from __future__ import annotations
@@ -22,17 +23,37 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.course.best import Standing
-from shoal_workers.contract.course.settings import TrainingSettings
-from shoal_workers.contract.errors.classes import ErrorClass, Origin
-from shoal_workers.contract.errors.suspects import Collective, Link, Suspect
+from shoal_workers.contract.exception_causes import ErrorClass, Origin
 from shoal_workers.contract.job import sentence_of
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.log_settings import LogSettings
 from shoal_workers.contract.plain_text import OfTask, plain_line
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope, SnapshotServer, SnapshotSource
+from shoal_workers.contract.spec import TrainingSettings
+from shoal_workers.contract.suspects import Collective, Link, Suspect
+from shoal_workers.contract.validation import Standing
 from shoal_workers.contract.worker_reports import SavedPart, WorkerReport
-from shoal_workers.contract.worker_use import WorkerUse
+
+
+class WorkerUse(Frozen):
+    """One measurement. Sizes are of whole filesystems and devices, which other processes may share."""
+
+    at: float
+    """Wall-clock time, seconds since the epoch. It stands still if a filesystem does not answer."""
+    cpu_cores: float | None = None
+    """CPUs that the process kept busy since the measurement before; null: this is the first."""
+    resident_bytes: int = 0
+    shm_bytes: int = 0
+    """Size of /dev/shm, where snapshots are; 0: there is none."""
+    shm_free_bytes: int = 0
+    disk_bytes: int = 0
+    """Size of the filesystem of the checkpoints, or of temporary files if the checkpoints are not on one."""
+    disk_free_bytes: int = 0
+    gpu_bytes: int = 0
+    """Memory of the worker's GPU; 0: it has none."""
+    gpu_free_bytes: int = 0
+    gpu_busy: float | None = None
+    """Share of the time in which the GPU ran a kernel; null: not measured (package nvidia-ml-py)."""
 
 
 class WorkerConfig(Frozen):
@@ -302,7 +323,7 @@ class ErrorReport(OfTask):
     error_class: ErrorClass = ErrorClass.PLAIN
     origin: Origin = Origin.TASK
     mistake: str = ""
-    """Name of a common mistake (`contract/errors/mistakes.py`), or "refused": Shoal itself refuses something of the
+    """Name of a common mistake (`contract/exception_causes.py`), or "refused": Shoal itself refuses something of the
     task. Either way the message is a whole sentence for the user."""
     line: str = ""
     """The innermost line of the task's code, `digits.py:41 in loss()`, unless the message names it."""
@@ -403,3 +424,45 @@ class Stacks(Frozen):
     summary: str
     suspect: Suspect | None = None
     """The group stood still, and this is the most probable reason."""
+
+
+class MetricPoint(Frozen):
+    """Values of one step."""
+
+    seq: int
+    """Counted by the supervisor's process, from 1."""
+    step: int
+    at: float
+    """Wall-clock time, seconds since the epoch."""
+    values: dict[str, float]
+
+
+class MetricsBatch(Frozen):
+    """Points that are not logged yet, the oldest first. A point that was sent before is ignored."""
+
+    points: tuple[MetricPoint, ...] = ()
+    end: str = ""
+    """The attempt ends, and no further point comes: "succeeded", "failed", "cancelled", "paused" or "queued"."""
+
+
+class MetricsProgress(Frozen):
+    """How far the hook is."""
+
+    logged: int = 0
+    """All points up to this `seq` are logged."""
+    error: str = ""
+    """Why the hook logs nothing now; empty: it does."""
+    has_ended: bool = False
+    """Its `end` was called."""
+
+
+class HookJob(Frozen):
+    """The job, as a hook gets it."""
+
+    id: str
+    name: str
+    project: str
+    user: str
+    labels: dict[str, str]
+    settings: dict[str, object]
+    """The spec, without the secrets' sources and the webhooks."""

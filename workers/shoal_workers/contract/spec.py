@@ -1,7 +1,13 @@
 """JobSpec: what a user requests. Validated once at the edge of the system, then passed as a value.
 
-Use `checks.spec_errors.parse_spec` to make one: it also checks `model` and `data` of the built-in tasks. Messages of
-rules over several fields contain the arithmetic.
+One class per section; `placing` has what a worker reserves and where it runs. Use `checks.spec_errors.parse_spec` to
+make a spec: it also checks `model` and `data` of the built-in tasks. Messages of rules over several fields contain the
+arithmetic. No secret is in a spec, only where it is: `engine/process/secrets.py` reads those of a job on the worker's
+node, the control plane those of webhooks.
+
+`TrainingSettings` are the part that a running job may change at a step boundary, without losing a step:
+
+PATCH -> spec of the job -> Directive -> attempt machine: the group yields -> Assignment -> engine
 """
 
 from __future__ import annotations
@@ -9,22 +15,31 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic.config import JsonDict
 
-from shoal_workers.contract.base import Frozen, whole
-from shoal_workers.contract.code.spec import VARIABLE_NAMES, Secrets
-from shoal_workers.contract.code.spec import CodeSpec as CodeSpec
-from shoal_workers.contract.course.continuing import ContinueFrom as ContinueFrom
-from shoal_workers.contract.course.sweep import SweepSpec as SweepSpec
-from shoal_workers.contract.course.sweep import add_label
-from shoal_workers.contract.course.training import ScheduleSpec as ScheduleSpec
-from shoal_workers.contract.course.training import StopSpec as StopSpec
-from shoal_workers.contract.course.training import ValidationSpec as ValidationSpec
+from shoal_workers.contract.base import Frozen, exactly_one_of, if_set, whole
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
-from shoal_workers.contract.metrics.spec import MetricsSpec as MetricsSpec
-from shoal_workers.contract.model.lm import LM_TASK
-from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.model import (
+    LM_TASK,
+    LanguageModelConfig,
+    ParallelPlan,
+    hugging_face_of,
+    plan_of_hugging_face,
+    plan_of_language_model,
+)
 from shoal_workers.contract.placing import (
     JOB_NAME,
     LABEL,
@@ -34,12 +49,325 @@ from shoal_workers.contract.placing import (
     JobLabels,
     Moment,
     Placement,
+    WorkerSpec,
     is_job_name,
     is_label,
     is_user,
 )
-from shoal_workers.contract.placing import WorkerSpec as WorkerSpec
-from shoal_workers.contract.webhooks.spec import MAX_WEBHOOKS, WebhookSpec
+
+MAX_VARIABLES = 128
+MAX_ENV_CHARS = 32_768
+_OF_THE_SERVICE = ("SHOAL_", "RAY_")
+
+
+def _is_variable(name: str) -> str:
+    if not (name.isascii() and name.replace("_", "a").isalnum() and not name[0].isdigit()) or len(name) > 255:
+        raise ValueError(f"{name[:80]!r} is not the name of a variable: use letters, digits and underscores.")
+    if name.startswith(_OF_THE_SERVICE):
+        raise ValueError(f"{name}: the service sets variables that begin with SHOAL_ or RAY_. Choose another name.")
+    return name
+
+
+def _is_requirement(text: str) -> str:
+    if not _REQUIREMENT.fullmatch(text.strip()):
+        raise ValueError(
+            f'code.pip {text[:80]!r}: use a name, with versions or not, for example "einops==0.8.1". Options, URLs '
+            "and paths are not accepted: name an index in pip's own configuration on the nodes, files in code.wheels."
+        )
+    return text.strip()
+
+
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._, -]+\])?[ A-Za-z0-9.,<>=!~*+()-]*(;[^/\\]*)?")
+Requirement = Annotated[
+    str,
+    Field(min_length=1, max_length=500, json_schema_extra={"pattern": whole(rf"\s*{_REQUIREMENT.pattern}\s*")}),
+    AfterValidator(_is_requirement),
+]
+_VARIABLE = whole(rf"(?!{'|'.join(_OF_THE_SERVICE)})[A-Za-z_][A-Za-z0-9_]{{0,254}}")
+VARIABLE_NAMES: JsonDict = {"propertyNames": {"pattern": _VARIABLE}}
+"""For a JSON Schema: of an object whose keys are variables."""
+VariableName = Annotated[str, AfterValidator(_is_variable), WithJsonSchema({"type": "string", "pattern": _VARIABLE})]
+
+
+class CodeSpec(Frozen):
+    """Where the user's own modules come from, and the variables of the processes that run them."""
+
+    model_config = ConfigDict(
+        json_schema_extra=if_set("wheels", {"required": ["pip"], "properties": {"pip": {"minItems": 1}}})
+    )
+
+    working_dir: str | None = Field(None, max_length=4096)
+    """A directory on the submitting machine. It is packed at submission; later edits do not change a running job."""
+    archive: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    """The sha256 of an uploaded archive (`PUT /v1/code/{sha256}`). The client sets it."""
+    env: dict[VariableName, str] = Field(
+        default_factory=dict, max_length=MAX_VARIABLES, json_schema_extra=VARIABLE_NAMES
+    )
+    """Environment variables of the workers, at most 32,768 characters in all. They are stored and shown with the spec:
+    what must stay secret belongs into `secrets`."""
+
+    pip: tuple[Requirement, ...] = Field((), max_length=100)
+    """Packages of the workers, as pip's requirements: ["einops==0.8.1"]. Installed once per node, into a directory that
+    only processes of jobs with the same list see. Only if the server allows it (SHOAL_ALLOW_PIP)."""
+    wheels: str | None = Field(None, max_length=4096, json_schema_extra={"pattern": "^/"})
+    """A directory of wheels that every node can read: `pip` takes packages from there alone, and needs no network."""
+
+    @model_validator(mode="after")
+    def _has_packages_for_wheels(self) -> CodeSpec:
+        if self.wheels is not None and not self.wheels.startswith("/"):
+            raise ValueError(f"code.wheels {self.wheels!r} must be an absolute directory that every node can read.")
+        if self.wheels is not None and not self.pip:
+            raise ValueError("code.wheels is set, and code.pip names no package. Name those that the task needs.")
+        return self
+
+    @model_validator(mode="after")
+    def _is_small(self) -> CodeSpec:
+        size = sum(len(name) + len(value) + 2 for name, value in self.env.items())
+        if size > MAX_ENV_CHARS:
+            raise ValueError(
+                f"code.env has {size} characters; {MAX_ENV_CHARS} are allowed. Put large values into a file of "
+                "code.working_dir."
+            )
+        return self
+
+
+class SecretSource(Frozen):
+    """Where the value of a secret is on the nodes: exactly one of the keys."""
+
+    model_config = ConfigDict(json_schema_extra=exactly_one_of("file", "env"))
+
+    file: str | None = Field(None, max_length=4096, json_schema_extra={"pattern": "^/"})
+    """Absolute path of a file on the worker's node, of 64 KiB at most. A line end at its end is left out."""
+    env: VariableName | None = None
+    """A variable in the environment of the Ray node."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> SecretSource:
+        if (self.file is None) == (self.env is None):
+            raise ValueError('a secret has exactly one of file and env, for example {file: "/run/secrets/hub"}.')
+        if self.file is not None and not self.file.startswith("/"):
+            raise ValueError(f"the file of a secret, {self.file!r}, must be an absolute path on the worker's node.")
+        return self
+
+
+Secrets = dict[VariableName, SecretSource]
+
+
+PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
+
+
+class ScheduleSpec(Frozen):
+    """Learning rate over the steps: linear warm-up, then the named decay until the last step."""
+
+    name: Literal["cosine", "linear", "constant"] = "cosine"
+    """Shape of the decay after the warm-up; constant: no decay."""
+    warmup_steps: int = Field(10, ge=0, le=2**53)
+    """Optimizer steps over which the learning rate rises to its peak."""
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+    """The decay ends at this fraction of the peak learning rate."""
+    steps: PositiveInt | None = None
+    """Optimizer steps until the end of the decay, warm-up included; null: those of `stop`. A job that is extended keeps
+    its learning rates up to then only with a value here, or with the constant schedule."""
+
+
+class StopSpec(Frozen):
+    """When training ends. Set exactly one of the three."""
+
+    model_config = ConfigDict(json_schema_extra=exactly_one_of("steps", "tokens", "epochs"))
+
+    steps: PositiveInt | None = None
+    """Optimizer steps."""
+    tokens: PositiveInt | None = None
+    """Tokens trained on (samples, if the task has no tokens); rounded up to whole steps."""
+    epochs: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
+    """Passes over the training split; rounded up to whole steps."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> StopSpec:
+        given = [k for k in ("steps", "tokens", "epochs") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"stop must contain exactly one of steps, tokens and epochs; it has {' and '.join(given) or 'none'}."
+            )
+        return self
+
+
+class ValidationSpec(Frozen):
+    """Loss on the validation split, if the task has one."""
+
+    every_steps: PositiveInt | None = None
+    """Steps between two validations. There is always one after the last step."""
+    samples: int = Field(256, ge=0, le=2**53)
+    """Maximum number of samples, from the start of the split; 0: never validate."""
+    metric: str = Field("loss", min_length=1, max_length=63)
+    """What makes a validation better: the loss, or a metric of the task's own by its name. For `patience` and
+    `checkpoint.keep_best`."""
+    mode: Literal["min", "max"] = "min"
+    """Whether smaller values of `metric` are better, or larger ones."""
+    patience: PositiveInt | None = None
+    """Stop early after this many validations in a row without an improvement; null: never."""
+    min_delta: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """An improvement by this much or less does not count for `patience`."""
+
+
+class ContinueFrom(Frozen):
+    """A job that goes on from another one's checkpoint: model, optimizer, step and position in the data. Its own
+    checkpoints go to its own directory; those of the other job are only read."""
+
+    job: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
+    """The id of the other job, in any state."""
+    step: int | None = Field(None, ge=1, le=2**53)
+    """Completed steps of the checkpoint; null: the newest one when the job is submitted."""
+    checkpoint: str | None = Field(None, max_length=100)
+    """The name of the checkpoint's directory. The service sets it."""
+    url: str | None = Field(None, max_length=8192)
+    """Where it is. The service sets it."""
+
+    @model_validator(mode="after")
+    def _is_a_name(self) -> ContinueFrom:
+        if self.checkpoint is not None and CheckpointName.parse(self.checkpoint) is None:
+            raise ValueError(
+                f"continue_from.checkpoint {self.checkpoint!r} is not the name of a checkpoint. Leave it out: the "
+                "service sets it."
+            )
+        return self
+
+    @property
+    def name(self) -> CheckpointName | None:
+        """None: the service has not set it, because there is no service (torchrun)."""
+        return None if self.checkpoint is None else CheckpointName.parse(self.checkpoint)
+
+
+SWEEP_LABEL = "sweep"
+"""Each job of a sweep has this label; its value is the name of the sweep."""
+
+
+SWEEP_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+
+
+class SweepSpec(Frozen):
+    """Jobs of one project with the same `sweep.name` are a sweep. `shoal sweep` sets it."""
+
+    name: str = Field(pattern=SWEEP_NAME)
+    """Letters, digits, and inner dashes, dots and underscores. Also the value of the job's label `sweep`."""
+    limit: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """The job starts only while fewer jobs of the sweep than this have workers; null: no limit."""
+    prune: Literal["median"] | None = None
+    """median: the job is ended when its validation loss at a step is worse than the median of the other jobs of the
+    sweep at this step; its training loss, if it does not validate under way. null: never."""
+    warmup_steps: int = Field(20, ge=1, le=2**53)
+    """The job is not ended for what it has reached before this step."""
+
+
+def add_label(name: str, labels: dict[str, str]) -> None:
+    """Gives a job the label of its sweep. Raises ValueError: the label is another one."""
+    if labels.setdefault(SWEEP_LABEL, name) != name:
+        raise ValueError(
+            f"labels.{SWEEP_LABEL} is {labels[SWEEP_LABEL]!r}, and sweep.name is {name!r}. Leave the label out: it is "
+            "set from sweep.name."
+        )
+
+
+_HOOK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class MetricsSpec(Frozen):
+    """Where the job's metrics go besides the service."""
+
+    hook: str | None = Field(None, max_length=255)
+    """`module:Name` of a class or function, in the job's code or installed on the nodes, that makes a hook:
+    `shoal_workers.metrics_hook:mlflow`, `shoal_workers.metrics_hook:wandb`, or your own (docs/metrics-hook.md). It runs
+    in a process of its own beside the workers. null: none."""
+
+    @field_validator("hook")
+    @classmethod
+    def _is_a_path(cls, hook: str | None) -> str | None:
+        if hook is not None and not _HOOK.fullmatch(hook):
+            raise ValueError(
+                f'metrics.hook {hook!r} must have the form "module:Name", for example '
+                '"shoal_workers.metrics_hook:mlflow".'
+            )
+        return hook
+
+
+MAX_WEBHOOKS = 8
+"""Webhooks of one job, at most."""
+SECRET_VARIABLE = "SHOAL_WEBHOOK_SECRET_"
+"""Environment variables of the service that a secret may be in begin with this."""
+_WEBHOOK_SECRET = re.compile(rf"env:{SECRET_VARIABLE}[A-Z0-9_]{{1,64}}|file:[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
+_EVENT_PATTERN = re.compile(r"\*|[a-z_]+(?:\.(?:\*|[a-z_]+))?")
+_WEBHOOK_URL = whole(r"apprise:|[hH][tT][tT][pP][sS]?://[^\s@/?#\\]+([/?#][!-~]*)?")
+APPRISE = "apprise:"
+"""In place of an address: the secret is the URL of a mail account or a chat, as apprise writes them."""
+EventPattern = Annotated[str, Field(max_length=64, json_schema_extra={"pattern": whole(_EVENT_PATTERN.pattern)})]
+
+
+def is_reference(secret: str) -> bool:
+    """Whether it names a secret of the service."""
+    return _WEBHOOK_SECRET.fullmatch(secret) is not None
+
+
+class WebhookSpec(Frozen):
+    """A receiver of events over HTTP."""
+
+    url: str = Field(max_length=2048, json_schema_extra={"pattern": _WEBHOOK_URL})
+    """Address of the receiver, http or https, without a user name and a password. Redirects are not followed. Or
+    `apprise:`, for mail and chat: `secret` then names the apprise URL."""
+    events: tuple[EventPattern, ...] = Field(("job.state", "incident.*"), min_length=1, max_length=64)
+    """Types of events (docs/reference/events.md); `incident.*` is every type that begins so, `*` every type."""
+    secret: str = Field(max_length=96, json_schema_extra={"pattern": whole(_WEBHOOK_SECRET.pattern)})
+    """Where the service finds the secret that signs, or the apprise URL: `env:SHOAL_WEBHOOK_SECRET_NAME`, an
+    environment variable of the service, or `file:NAME`, a file in its `webhook_secrets_dir`."""
+
+    @property
+    def receiver(self) -> str:
+        """Scheme, host and port of the URL, without its path, which may contain a token. Of apprise the name of the
+        secret."""
+        if self.is_apprise:
+            return f"{APPRISE}{self.secret}"
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}"
+
+    @property
+    def is_apprise(self) -> bool:
+        return self.url == APPRISE
+
+    @field_validator("url")
+    @classmethod
+    def _is_http(cls, url: str) -> str:
+        if url == APPRISE:
+            return url
+        try:
+            parts = urlsplit(url)
+            is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_usable = False
+        if not is_usable or not url.isascii() or not url.isprintable() or " " in url:
+            raise ValueError(
+                "is not a valid URL of a receiver: use http:// or https:// with a host, and no spaces; or apprise: for "
+                "mail and chat, with the name of a secret that is the apprise URL."
+            )
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("has a user name or a password: receivers check the signature instead.")
+        return url
+
+    @field_validator("events")
+    @classmethod
+    def _are_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            if not _EVENT_PATTERN.fullmatch(pattern):
+                raise ValueError(f'{pattern!r} must be a type of event, such as "job.state", or "incident.*", or "*".')
+        return patterns
+
+    @field_validator("secret")
+    @classmethod
+    def _is_a_reference(cls, secret: str) -> str:
+        if not is_reference(secret):
+            raise ValueError(
+                f"must be env:{SECRET_VARIABLE}NAME or file:NAME; it names a secret of the service and never is one."
+            )
+        return secret
+
 
 _TASK = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*")
 _CHARACTERS = {
@@ -47,7 +375,6 @@ _CHARACTERS = {
     "project": (is_label, "lower-case letters, digits and inner dashes"),
     "user": (is_user, "letters, digits, and inner dashes, dots, underscores and at signs"),
 }
-PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class Precision(StrEnum):
@@ -393,3 +720,71 @@ class JobSpec(Frozen):
         if not _TASK.fullmatch(task):
             raise ValueError(f'task {task!r} must have the form "module:Name", for example "{LM_TASK}".')
         return task
+
+
+class TrainingSettings(Frozen):
+    """The values of one generation."""
+
+    stop: StopSpec
+    schedule: ScheduleSpec
+    validation: ValidationSpec
+    lr: float
+    """`optimizer.lr`."""
+
+
+def settings_of(spec: JobSpec) -> TrainingSettings:
+    return TrainingSettings(stop=spec.stop, schedule=spec.schedule, validation=spec.validation, lr=spec.optimizer.lr)
+
+
+def with_settings(spec: JobSpec, settings: TrainingSettings) -> JobSpec:
+    """The spec with other values of these keys."""
+    return spec.model_copy(
+        update={
+            "stop": settings.stop,
+            "schedule": settings.schedule,
+            "validation": settings.validation,
+            "optimizer": spec.optimizer.model_copy(update={"lr": settings.lr}),
+        }
+    )
+
+
+def changes(before: TrainingSettings, after: TrainingSettings) -> tuple[str, ...]:
+    """For people: one text per value that differs, `stop.steps 120 -> 200`."""
+    old, new = _flat(before), _flat(after)
+    return tuple(
+        f"{key} {_shown(old.get(key))} -> {_shown(new.get(key))}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    )
+
+
+def _flat(settings: TrainingSettings) -> dict[str, Any]:
+    document = settings.model_dump(mode="json")
+    values = {"optimizer.lr": document.pop("lr")}
+    for section, keys in document.items():
+        values |= {f"{section}.{key}": value for key, value in keys.items()}
+    return values
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def plan_of(spec: JobSpec) -> ParallelPlan | None:
+    """None: the model has no plan, and runs on the data axes only."""
+    if spec.plan is not None:
+        return spec.plan
+    if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
+        return plan_of_hugging_face(hugging_face)
+    config = language_model_of(spec)
+    return None if config is None else plan_of_language_model(config)
+
+
+def language_model_of(spec: JobSpec) -> LanguageModelConfig | None:
+    """Settings of the built-in model; None for another task, and for invalid settings, which are refused elsewhere."""
+    if spec.task != LM_TASK:
+        return None
+    try:
+        return LanguageModelConfig.model_validate(spec.model)
+    except ValidationError:
+        return None

@@ -1,15 +1,18 @@
 """Reports of a worker: steps, saved parts, costs, notices. The supervisor pulls them with `poll`, in order.
 
 Made by the engine; read by the supervisor, by `shoal_workers.run` and by benchmarks. Each report has its generation.
+Names of the task's own metrics in them are limited here, for the engine and the service.
 """
 
 from __future__ import annotations
+
+import re
 
 from pydantic import Field
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.plain_text import OfTask
-from shoal_workers.contract.profiling.messages import Profiled
+from shoal_workers.contract.profiles import Profiled
 from shoal_workers.contract.proofs import LayoutProof
 
 
@@ -236,3 +239,20 @@ WorkerReport = (
     | ReplicaMismatch
     | Profiled
 )
+
+
+MAX_METRICS = 16
+"""In training, and as many in validation. Each is a series in Prometheus and a curve on the job's page."""
+MAX_NAME_CHARS = 40
+_NAME = re.compile(rf"[A-Za-z][A-Za-z0-9_./-]{{0,{MAX_NAME_CHARS - 1}}}")
+
+
+def is_metric_name(name: object) -> bool:
+    """Whether a task may report a metric of this name: a label in Prometheus, a column of a table, a title."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def suggested_name(name: object) -> str:
+    """An allowed name that resembles one that is not."""
+    text = re.sub(r"[^A-Za-z0-9_./-]+", "_", str(name))[:MAX_NAME_CHARS].strip("_")
+    return text if is_metric_name(text) else f"m_{text}"[:MAX_NAME_CHARS]

@@ -28,7 +28,7 @@ from typing import Literal
 from pydantic import Field
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.model.lm import TextDataConfig
+from shoal_workers.contract.model import TextDataConfig
 
 PIECE_BYTES = 256 * 1024
 _SNIFF_BYTES = 8192

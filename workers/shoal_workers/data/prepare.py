@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from shoal_workers.contract.model.lm import TextDataConfig
+from shoal_workers.contract.model import TextDataConfig
 from shoal_workers.data.corpus import (
     FORMAT,
     INDEX_NAME,

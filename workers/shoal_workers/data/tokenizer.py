@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_workers.contract.model.lm import BYTE_TOKENIZER, BYTE_VOCABULARY
+from shoal_workers.contract.model import BYTE_TOKENIZER, BYTE_VOCABULARY
 from shoal_workers.data.documents import Document, Position, TokenizerError
 
 _END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")

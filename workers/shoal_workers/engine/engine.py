@@ -17,14 +17,11 @@ from pathlib import Path
 
 import torch
 
-from shoal_workers.contract.course.settings import with_settings
-from shoal_workers.contract.errors.suspects import Collective, Link, Resource, Suspect
 from shoal_workers.contract.messages import Assignment, ExitKind, Phase, Progress, WorkerExit
-from shoal_workers.contract.model.plan import ParallelPlan
-from shoal_workers.contract.model.plan_of import plan_of
-from shoal_workers.contract.model.shape import ModelShape
-from shoal_workers.contract.profiling.messages import ProfileRequest
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.model import ModelShape, ParallelPlan
+from shoal_workers.contract.profiles import ProfileRequest
+from shoal_workers.contract.spec import JobSpec, plan_of, with_settings
+from shoal_workers.contract.suspects import Collective, Link, Resource, Suspect
 from shoal_workers.contract.worker_reports import GroupFormed
 from shoal_workers.engine.generation_ends import Fenced, StorageFailed
 from shoal_workers.engine.group.collectives import interruptible_waits, replace_functional_all_reduce, replace_wait

@@ -15,10 +15,10 @@ Exception
 
 from __future__ import annotations
 
-from shoal_workers.contract.errors.mistakes import LAYOUT_REFUSED
-from shoal_workers.contract.errors.suspects import Suspect
+from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
 from shoal_workers.contract.messages import ErrorReport, Phase
 from shoal_workers.contract.proofs import LayoutProof
+from shoal_workers.contract.suspects import Suspect
 
 
 class EngineError(Exception):

@@ -16,10 +16,10 @@ import math
 import time
 from dataclasses import replace
 
-from shoal_workers.contract.course.best import is_exhausted, judge
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, Phase
 from shoal_workers.contract.spec import NonFinitePolicy
+from shoal_workers.contract.validation import is_exhausted, judge
 from shoal_workers.contract.worker_reports import StepReport, StepSkipped
 from shoal_workers.engine.generation_ends import NonFinite
 from shoal_workers.engine.group.collectives import waited_s

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from shoal_workers.contract.metrics.messages import HookJob, MetricPoint, MetricsBatch, MetricsProgress
+from shoal_workers.contract.messages import HookJob, MetricPoint, MetricsBatch, MetricsProgress
 from shoal_workers.contract.spec import JobSpec
 
 _log = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.model.lm import LanguageModelConfig
+from shoal_workers.contract.model import LanguageModelConfig
 
 
 class FeedForward(nn.Module):

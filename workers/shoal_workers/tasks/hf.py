@@ -20,14 +20,15 @@ from torch import Tensor, nn
 
 from shoal_workers.checkpoint.errors import InitialWeightsUnusable
 from shoal_workers.checkpoint.safetensors_reader import SafetensorsReader
-from shoal_workers.contract.model.hf import (
+from shoal_workers.contract.model import (
+    BYTE_TOKENIZER,
     CONFIG_NAME,
     PREFIX,
     TOKENIZER_NAME,
     HuggingFaceConfig,
+    TextDataConfig,
     plan_of_hugging_face,
 )
-from shoal_workers.contract.model.lm import BYTE_TOKENIZER, TextDataConfig
 from shoal_workers.data.tokenizer import load_tokenizer
 from shoal_workers.tasks.text import TextTask
 

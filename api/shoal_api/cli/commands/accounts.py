@@ -47,7 +47,7 @@ def goodput(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = 
     """Show which share of the workers' time was productive, and how the rest was spent."""
     with command(url, as_json) as session:
         from shoal_api.cli.render.goodput_page import goodput_page
-        from shoal_service.views import Goodput
+        from shoal_service.core.goodput import Goodput
 
         with session.open_client() as client:
             view = client.job(session.job_id(client, job))

@@ -12,7 +12,8 @@ from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, Session, U
 
 if TYPE_CHECKING:
     from shoal_api.client import Client
-    from shoal_service.views import ClusterSummary, JobView
+    from shoal_service.fleet_views import ClusterSummary
+    from shoal_service.views import JobView
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the cluster; `shoal clusters` lists them.")]
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from shoal_api.client import Client
-    from shoal_service.profile_views import ProfileView
-    from shoal_service.views import ClusterView, JobSummary
+    from shoal_service.fleet_views import ClusterView
+    from shoal_service.views import JobSummary, ProfileView
 
 _MAX_JOBS = 1000
 _LOOK_S = 0.5

@@ -12,7 +12,7 @@ from shoal_service.core.quantities import count_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal_service.views import NodeView
+    from shoal_service.fleet_views import NodeView
 
 
 def nodes(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
@@ -97,7 +97,7 @@ def add_window(
 
         from shoal_api.cli.errors import CliError
         from shoal_api.cli.render.tables import windows_table
-        from shoal_service.node_views import WindowRequest
+        from shoal_service.fleet_views import WindowRequest
 
         with session.open_client() as client:
             known = client.nodes()

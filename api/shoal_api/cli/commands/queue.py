@@ -10,7 +10,7 @@ import typer
 from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, UrlOption, command
 
 if TYPE_CHECKING:
-    from shoal_service.queue_views import ProjectRules, ProjectView
+    from shoal_service.fleet_views import ProjectRules, ProjectView
 
 ProjectArgument = Annotated[str, typer.Argument(metavar="PROJECT", help="Name of a project.")]
 _NONE = "none"
@@ -134,7 +134,7 @@ def _rules(known: ProjectView | None, given: dict[str, Any]) -> ProjectRules:
     from pydantic import ValidationError
 
     from shoal_api.cli.errors import CliError
-    from shoal_service.queue_views import ProjectRules
+    from shoal_service.fleet_views import ProjectRules
 
     before = known.model_dump(include=set(ProjectRules.model_fields)) if known is not None else {}
     try:

@@ -61,7 +61,7 @@ def check(
 def schema(as_json: JsonFlag = False) -> None:
     """Print the JSON Schema of a job spec: every key with its meaning, unit and default."""
     with command(DEFAULT_URL, True) as session:
-        from shoal_workers.contract.checks.spec_schema import job_spec_schema
+        from shoal_workers.contract.checks.spec_errors import job_spec_schema
 
         session.output.document(job_spec_schema(), str)
 
@@ -76,7 +76,7 @@ def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag
         from shoal_api.cli.errors import CliError
         from shoal_api.cli.spec_file import load_spec
         from shoal_workers.contract.checks.spec_errors import parse_spec
-        from shoal_workers.contract.model.lm import LM_TASK
+        from shoal_workers.contract.model import LM_TASK
 
         document = load_spec(spec, assignments or ())
         parsed = parse_spec(document)
@@ -94,7 +94,7 @@ def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag
 def describe_spec(spec: JobSpec) -> str:
     """What the valid spec means at each world size that it allows."""
     from shoal_workers.contract.batch_partition import micro_batches_of_rank
-    from shoal_workers.contract.checks.remarks import remarks
+    from shoal_workers.contract.checks.consistency import remarks
 
     num_micro = spec.batch.num_micro_batches
     lines = [

@@ -36,7 +36,7 @@ def set_user(
     """Limit the jobs of a user. What is not given stays as it is."""
     with command(url, as_json) as session:
         from shoal_api.cli.render.queue_page import users_table
-        from shoal_service.queue_views import UserRules
+        from shoal_service.fleet_views import UserRules
 
         given = {"max_running": max_running, "max_queued": max_queued}
         changes: dict[str, Any] = {key: count_of(key, text) for key, text in given.items() if text is not None}

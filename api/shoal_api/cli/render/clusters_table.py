@@ -10,7 +10,7 @@ from rich.text import Text
 
 from shoal_api.cli.render.tables import new_table, nodes_table
 from shoal_service.core.quantities import duration_text
-from shoal_service.views import ClusterSummary, ClusterView
+from shoal_service.fleet_views import ClusterSummary, ClusterView
 
 
 def clusters_table(clusters: Sequence[ClusterSummary]) -> Table | Text:

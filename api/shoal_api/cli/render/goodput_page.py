@@ -8,9 +8,9 @@ from rich.text import Text
 
 from shoal_api.cli.render.bars import Part, bar
 from shoal_api.cli.render.tables import STATE_STYLE, clock, new_table
-from shoal_service.core.goodput import Category, account, resume, show
+from shoal_service.core.goodput import Category, Goodput, account, resume, show
 from shoal_service.core.quantities import duration_text
-from shoal_service.views import Goodput, JobView
+from shoal_service.views import JobView
 from shoal_workers.contract.job import JobState
 
 _WIDTH = 60

@@ -11,8 +11,9 @@ from rich.text import Text
 from shoal_api.cli.render.queue_page import place_text
 from shoal_api.cli.render.sparkline import sparkline, worker_bar
 from shoal_api.cli.render.tables import STATE_STYLE, clock, number, unit_of
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_service.views import JobView, SeriesPoint
+from shoal_service.views import JobView
 from shoal_workers.contract.job import UserFailure
 from shoal_workers.contract.placing import ANY_CLUSTER
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome

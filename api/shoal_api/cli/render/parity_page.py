@@ -12,8 +12,9 @@ from rich.text import Text
 
 from shoal_api.cli.render.sparkline import sparkline
 from shoal_api.cli.render.tables import new_table
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.quantities import count_text
-from shoal_service.views import ParityView, SeriesPoint
+from shoal_service.views import ParityView
 
 _WIDTH = 60
 

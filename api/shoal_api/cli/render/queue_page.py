@@ -10,16 +10,8 @@ from rich.text import Text
 
 from shoal_api.cli.render.tables import clock, new_table
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_service.queue_views import (
-    DryRun,
-    HeldBackJob,
-    ProjectView,
-    QueuedJob,
-    QueuePlace,
-    QueueView,
-    StartForecast,
-    UserView,
-)
+from shoal_service.fleet_views import DryRun, HeldBackJob, ProjectView, QueuedJob, QueueView, StartForecast, UserView
+from shoal_service.views import QueuePlace
 
 
 def queue_page(queue: QueueView, now: float) -> list[Any]:

@@ -12,16 +12,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shoal_service.checkpoint_views import VerificationState, VerificationView
 from shoal_service.core.quantities import count_text, duration_text, size_text
-from shoal_service.node_views import WindowView
-from shoal_service.overview_views import FleetJob
+from shoal_service.fleet_views import FleetJob, NodeView, WindowView
 from shoal_service.views import (
     CheckpointState,
     CheckpointView,
     JobSummary,
     JobView,
-    NodeView,
+    VerificationState,
+    VerificationView,
     WorkerView,
 )
 from shoal_workers.contract.job import JobState

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from shoal_api.cli.render.tables import new_table
 from shoal_service.core.quantities import duration_text
-from shoal_service.webhook_views import WebhookView
+from shoal_service.views import WebhookView
 
 
 def webhooks_table(hooks: Sequence[WebhookView], now: float) -> Table | Text:

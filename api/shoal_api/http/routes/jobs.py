@@ -27,7 +27,7 @@ from shoal_service.control import submission
 from shoal_service.control.submission import dry_run, submit
 from shoal_service.core.access.roles import Permission
 from shoal_service.core.desired import Desired
-from shoal_service.queue_views import DryRun
+from shoal_service.fleet_views import DryRun
 from shoal_service.views import JobPatch, JobSummary, JobView, Page
 from shoal_workers.contract.job import JobState
 

@@ -21,8 +21,8 @@ from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.core.access.roles import Permission
 from shoal_service.core.nodes import Cordon, DrainSource, Node, cordon_of_cluster, with_drains
-from shoal_service.node_views import CordonRequest, NoticeRequest
-from shoal_service.views import DrainRequest, NodeView, Page
+from shoal_service.fleet_views import CordonRequest, DrainRequest, NodeView, NoticeRequest
+from shoal_service.views import Page
 
 NodeId = Annotated[
     str, Path(pattern=r"^[0-9a-f]{1,64}$", description="Ray's id of the node, in full length, from GET /v1/nodes.")

@@ -15,10 +15,10 @@ from shoal_api.http.context import Context
 from shoal_api.http.problem_types import BY_CODE, Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.core.access.roles import Permission
+from shoal_service.fleet_views import ClusterView
 from shoal_service.store.errors import StoreUnavailable
 from shoal_service.telemetry.text_format import compressed
-from shoal_service.views import ClusterView, Page
-from shoal_service.webhook_views import WebhookView
+from shoal_service.views import Page, WebhookView
 from shoal_workers.contract.checks.spec_errors import SpecProblem
 
 _GZIP = {"Content-Encoding": "gzip"}

@@ -17,7 +17,7 @@ from enum import StrEnum
 from importlib.util import find_spec
 from typing import Any
 
-from shoal_service.views import SeriesPoint
+from shoal_service.core.downsampling import SeriesPoint
 
 _NESTED = ("metrics", "val_metrics")
 _PLAIN = tuple(name for name in SeriesPoint.model_fields if name not in _NESTED)

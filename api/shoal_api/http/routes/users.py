@@ -16,7 +16,7 @@ from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
 from shoal_service.core.access.roles import Permission
-from shoal_service.queue_views import UserRules, UserView
+from shoal_service.fleet_views import UserRules, UserView
 from shoal_service.views import Page
 
 USER_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?$"

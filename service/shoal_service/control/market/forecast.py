@@ -11,8 +11,8 @@ from dataclasses import replace
 from shoal_service.control.market.build import MarketBuilder
 from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.market import MarketState, Policy, Start, Wait
+from shoal_service.fleet_views import StartForecast
 from shoal_service.planner import HardwareProfile
-from shoal_service.queue_views import StartForecast
 from shoal_service.store.driving import DriveRow
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shoal_service.core.nodes import Drain, DrainSource, Node
-from shoal_service.node_views import MaintenanceWindow
+from shoal_service.fleet_views import MaintenanceWindow
 
 FIRST_LEAD_S = 120.0
 """As long as no drain was measured."""

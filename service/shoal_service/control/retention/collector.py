@@ -25,7 +25,7 @@ from shoal_service.control.retention.deleter import JobDeleter
 from shoal_service.control.storage.job_storage import JobStorage, StorageAway
 from shoal_service.core.quantities import size_text
 from shoal_service.core.retention.ended_jobs import DEFAULT_EVERY_S, DEFAULT_RULES, Kind, Removal, RetentionRules, due
-from shoal_service.retention_views import GcView, RemovalView
+from shoal_service.fleet_views import GcView, RemovalView
 from shoal_service.store.errors import Conflict, NotFound, StoreError
 from shoal_service.store.lease import Lease
 from shoal_service.store.retention.deletions import DeletionRequest

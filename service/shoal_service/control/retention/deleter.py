@@ -12,13 +12,13 @@ from functools import partial
 from shoal_service.clock import Clock
 from shoal_service.control.storage.job_storage import JobStorage, StorageAway
 from shoal_service.core.retention.ended_jobs import Kind
-from shoal_service.retention_views import DeletionView
+from shoal_service.fleet_views import DeletionView
 from shoal_service.store.store import Store
 from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.telemetry.removal_tallies import RemovalTallies
 from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.profiling.files import FOLDER as PROFILES
+from shoal_workers.contract.profiles import FOLDER as PROFILES
 
 _FILES_S = 120.0
 """Time for the files of one checkpoint."""

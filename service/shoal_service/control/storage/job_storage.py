@@ -17,7 +17,7 @@ from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.supervisor.config import checkpoint_root
 from shoal_service.views import JobView
 from shoal_workers.checkpoint.storage import Directory, open_job_directory
-from shoal_workers.contract.profiling.files import FOLDER, name_of
+from shoal_workers.contract.profiles import FOLDER, name_of
 
 T = TypeVar("T")
 _NUM_THREADS = 4

@@ -13,9 +13,9 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from shoal_service.checkpoint_views import VerificationState, VerificationView
 from shoal_service.control.storage.job_storage import StorageAway
 from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
+from shoal_service.views import VerificationState, VerificationView
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.contract.marker import CheckpointName
 

@@ -26,7 +26,7 @@ from shoal_service.store.store import Store
 from shoal_service.store.webhooks.cursors import JOB, SERVICE, Failure, Lane
 from shoal_service.telemetry.webhook_tallies import DeliveryOutcome, WebhookTallies
 from shoal_service.views import EventView
-from shoal_workers.contract.webhooks.spec import WebhookSpec
+from shoal_workers.contract.spec import WebhookSpec
 
 _log = logging.getLogger(__name__)
 _BATCH = 200

@@ -114,7 +114,7 @@ FAULTS: dict[IncidentCause, Fault] = {
         is_preemption_after_notice=True,
     ),
     IncidentCause.WORKER_FAULT: Fault(
-        witness="the exception of a rank that the others do not raise, by its class: see contract/errors",
+        witness="the exception of a rank that the others do not raise, by its class: see contract/exception_causes.py",
         blames=Blame.WORKER,
         action=Action.RESTART,
         probation=Probation.ALWAYS,

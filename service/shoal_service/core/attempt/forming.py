@@ -17,13 +17,12 @@ from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.events.generations import GenerationForming, LayoutProven, LayoutRefused
 from shoal_service.core.events.job import JobWaiting
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.course.settings import changes
 from shoal_workers.contract.ids import next_generation
 from shoal_workers.contract.job import StateSource
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment, ProofDemand
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, axes_of, proof_for
-from shoal_workers.contract.spec import ParallelismSpec
+from shoal_workers.contract.spec import ParallelismSpec, changes
 
 
 def consider(turn: Turn) -> None:

@@ -23,12 +23,12 @@ from shoal_service.core.events.checkpoints import CheckpointDamaged, CheckpointR
 from shoal_service.core.events.generations import NonFiniteStepRolledBack, SwitchLossy
 from shoal_service.core.events.workers import WorkerLost
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.course.best import is_exhausted, why_exhausted
-from shoal_workers.contract.errors.mistakes import LAYOUT_REFUSED
+from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
 from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, WorkerExit
 from shoal_workers.contract.spec import NonFinitePolicy
+from shoal_workers.contract.validation import is_exhausted, why_exhausted
 
 _FRUITLESS_LIMIT = 6
 _LAST_VALIDATIONS = 3

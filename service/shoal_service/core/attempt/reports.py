@@ -29,8 +29,8 @@ from shoal_service.core.events.generations import (
     StoppedEarly,
     ValidationNotJudged,
 )
-from shoal_workers.contract.course.best import LOSS, is_exhausted, judge, why_exhausted
-from shoal_workers.contract.profiling.messages import Profiled
+from shoal_workers.contract.profiles import Profiled
+from shoal_workers.contract.validation import LOSS, is_exhausted, judge, why_exhausted
 from shoal_workers.contract.worker_reports import (
     GroupFormed,
     PreemptionNotice,

@@ -20,7 +20,7 @@ from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.generations import GenerationSwitching
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.course.settings import changes
+from shoal_workers.contract.spec import changes
 
 
 @dataclass(frozen=True, slots=True)

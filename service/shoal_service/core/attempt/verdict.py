@@ -1,6 +1,6 @@
 """4 PLAN, first half: how a group has ended, from the exits of its workers. Pure; `planning` acts on it.
 
-Workers report the class and the origin of their own exceptions (`shoal_workers.contract.errors`); only here are the
+Workers report the class and the origin of their own exceptions (`contract.exception_causes`); only here are the
 ranks compared:
 
     exception                        on some ranks                     on every rank, or again (see below)
@@ -22,7 +22,7 @@ from shoal_service.core.attempt import memory_snapshots
 from shoal_service.core.attempt.state.attempt import Attempt, RaisedFault
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.errors.classes import ErrorClass, Origin
+from shoal_workers.contract.exception_causes import ErrorClass, Origin
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, WorkerExit

@@ -13,7 +13,7 @@ from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.workers import WorkerLeaving, WorkerReleased, WorkerStarted, WorkerStartFailed
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.errors.classes import ErrorClass, Origin
+from shoal_workers.contract.exception_causes import ErrorClass, Origin
 from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.job import EndReason, UserFailure
 from shoal_workers.contract.messages import ErrorReport, WorkerInfo

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from shoal_service.core.attempt.faults import FAULTS, Blame
 from shoal_service.core.attempt.state.attempt import Incident
-from shoal_workers.contract.errors.suspects import Resource, Suspect
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import WorkerExit
+from shoal_workers.contract.suspects import Resource, Suspect
 
 _RESOURCES = {
     IncidentCause.CORRUPTED: Resource.NUMBERS,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal_service.core.quantities import duration_text
-from shoal_workers.contract.errors.suspects import Link, Resource, Suspect
+from shoal_workers.contract.suspects import Link, Resource, Suspect
 
 _SLOW_RTT_S = 0.01
 _FACTOR = 4.0

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shoal_service.core.quantities import duration_text
-from shoal_workers.contract.errors.suspects import Resource, Suspect
+from shoal_workers.contract.suspects import Resource, Suspect
 from shoal_workers.contract.worker_reports import StepReport
 
 FACTOR = 1.5

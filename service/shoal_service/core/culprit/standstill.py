@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from shoal_service.core.attempt.stacks import place
 from shoal_service.core.culprit.links import Ends, whose_link
-from shoal_workers.contract.errors.suspects import Collective, Resource, Suspect
 from shoal_workers.contract.messages import Phase, StackSource, WorkerStack
+from shoal_workers.contract.suspects import Collective, Resource, Suspect
 
 Sample = tuple[int, str, WorkerStack]
 """A rank of the group, its node's address, and what its training thread does."""

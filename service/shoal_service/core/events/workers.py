@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from shoal_service.core.events.base import JobEvent, Severity
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_workers.contract.errors.suspects import Suspect
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import Stacks
+from shoal_workers.contract.suspects import Suspect
 
 
 class WorkerStarted(JobEvent):

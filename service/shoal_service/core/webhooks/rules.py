@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from shoal_workers.contract.webhooks.spec import WebhookSpec
+from shoal_workers.contract.spec import WebhookSpec
 
 ANY = "*"
 """Every project, or every secret."""

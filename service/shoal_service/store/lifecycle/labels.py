@@ -11,8 +11,7 @@ from sqlalchemy import Connection, delete, insert
 from shoal_service.store.tables import job_labels
 from shoal_service.views import JobPatch
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
-from shoal_workers.contract.course.sweep import SWEEP_LABEL
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec import SWEEP_LABEL, JobSpec
 
 _INSERT = insert(job_labels)
 

@@ -13,14 +13,13 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, cast, func, select
 from sqlalchemy.types import JSON, Double
 
-from shoal_service.core.goodput import Category
+from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.selection.labels import LabelSelector
-from shoal_service.overview_views import FleetJob, NodeJob
+from shoal_service.fleet_views import FleetJob, NodeJob
 from shoal_service.store.overview import rollups
 from shoal_service.store.reads.selection import selected
 from shoal_service.store.records import WAITS_FOR_CAPACITY, workers_of
 from shoal_service.store.tables import job_labels, jobs, queue_places
-from shoal_service.views import Goodput
 from shoal_workers.contract.job import JobState
 
 _MAX_CURVE = 32

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, select
 
-from shoal_service.overview_views import SeriesColumns, SpecVersion
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.store.reads.documents import read as read_document
 from shoal_service.store.reads.history import with_pins
 from shoal_service.store.tables import checkpoints, events, incidents, job_specs, jobs
-from shoal_service.views import CheckpointView, IncidentView, SeriesPoint
+from shoal_service.views import CheckpointView, IncidentView, SeriesColumns, SpecVersion
 from shoal_workers.contract.spec import JobSpec
 
 MAX_POINTS = 500

@@ -6,15 +6,9 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, func, select
 
-from shoal_service.overview_views import (
-    ClusterGoodput,
-    FleetJob,
-    JobOverview,
-    NodeJob,
-    SampleColumns,
-    SeriesColumns,
-    SpecVersion,
-)
+from shoal_service.core.downsampling import SeriesPoint
+from shoal_service.core.goodput import Goodput
+from shoal_service.fleet_views import ClusterGoodput, FleetJob, NodeJob
 from shoal_service.store.database import Database
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.overview import fleet, job, rollups, samples
@@ -22,7 +16,15 @@ from shoal_service.store.overview.fleet import FleetQuery
 from shoal_service.store.reads import history
 from shoal_service.store.records import load_view
 from shoal_service.store.tables import jobs
-from shoal_service.views import CheckpointView, EventView, Goodput, IncidentView, SeriesPoint
+from shoal_service.views import (
+    CheckpointView,
+    EventView,
+    IncidentView,
+    JobOverview,
+    SampleColumns,
+    SeriesColumns,
+    SpecVersion,
+)
 from shoal_workers.contract.job import JobState
 
 

@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Column, ColumnElement, Connection, bindparam, func, select
 
-from shoal_service.core.downsampling import bucket_steps, downsample
+from shoal_service.core.downsampling import SeriesPoint, bucket_steps, downsample
 from shoal_service.store.database import upsert
 from shoal_service.store.tables import jobs, series, series_rollups
-from shoal_service.views import SeriesPoint
 
 _FACTOR = 8
 WIDTHS = tuple(_FACTOR**n for n in range(1, 7))

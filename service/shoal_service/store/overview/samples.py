@@ -15,10 +15,10 @@ from sqlalchemy import Connection, func, select
 
 from shoal_service.core.downsampling import BIN_S, bin_of
 from shoal_service.core.goodput import Category
-from shoal_service.overview_views import ClusterGoodput, SampleColumns
+from shoal_service.fleet_views import ClusterGoodput
 from shoal_service.store.database import insert, upsert
 from shoal_service.store.tables import fleet_goodput, job_samples, job_specs
-from shoal_service.views import JobStatus
+from shoal_service.views import JobStatus, SampleColumns
 from shoal_workers.contract.job import JobState
 
 _MAX_SAMPLES = 250

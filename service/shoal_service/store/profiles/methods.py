@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
-from shoal_service.profile_views import ProfileBody, ProfileView
 from shoal_service.store.database import Database
 from shoal_service.store.errors import ProfileNotFound
 from shoal_service.store.hub import Hub
 from shoal_service.store.profiles import requests
 from shoal_service.store.records import load
 from shoal_service.store.tables import profiles
+from shoal_service.views import ProfileBody, ProfileView
 
 
 class ProfileMethods:

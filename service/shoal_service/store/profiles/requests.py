@@ -11,13 +11,13 @@ from sqlalchemy import Connection, delete, func, select
 
 from shoal_service.core.events.profiles import ProfileFailed, ProfileRequested, ProfileTaken
 from shoal_service.core.job_machine import ACTIVE
-from shoal_service.profile_views import ProfileBody, ProfileState, ProfileView
 from shoal_service.store.database import upsert
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import JobEnded, ProfileOpen, RequestConflict
 from shoal_service.store.records import load
 from shoal_service.store.tables import profiles
-from shoal_workers.contract.profiling.messages import KEPT_PROFILES, Profiled, ProfileRequest
+from shoal_service.views import ProfileBody, ProfileState, ProfileView
+from shoal_workers.contract.profiles import KEPT_PROFILES, Profiled, ProfileRequest
 
 UNANSWERED_S = 900.0
 """An open request that is older is given up when the next one comes: no supervisor answers it."""

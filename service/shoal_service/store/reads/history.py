@@ -9,20 +9,13 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, select
 
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.catalogue import describe
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.overview.rollups import point_of
 from shoal_service.store.records import pins_of, read_status, workers_of
 from shoal_service.store.tables import checkpoints, events, incidents, jobs, logs, series
-from shoal_service.views import (
-    CheckpointState,
-    CheckpointView,
-    EventView,
-    IncidentView,
-    LogView,
-    SeriesPoint,
-    WorkerView,
-)
+from shoal_service.views import CheckpointState, CheckpointView, EventView, IncidentView, LogView, WorkerView
 from shoal_workers.contract.job import JobState
 
 

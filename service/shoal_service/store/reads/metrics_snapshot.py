@@ -15,7 +15,7 @@ from sqlalchemy import Column, ColumnElement, Connection, Select, and_, case, fu
 
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.scheduling.market import DEFAULT_PROJECT
-from shoal_service.queue_views import ProjectView
+from shoal_service.fleet_views import ProjectView
 from shoal_service.store import lease as leases
 from shoal_service.store.lease import Lease
 from shoal_service.store.reads.live_jobs import LiveJobs

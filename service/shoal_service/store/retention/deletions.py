@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, select, update
 
 from shoal_service.core.retention.ended_jobs import Kind
-from shoal_service.retention_views import DeletionView
+from shoal_service.fleet_views import DeletionView
 from shoal_service.store.database import upsert
 from shoal_service.store.errors import JobNotEnded, JobNotFound
 from shoal_service.store.lifecycle import continuing

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, delete, func, insert, select
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.service import MaintenancePlanned, NodeCordoned
 from shoal_service.core.nodes import Cordon
-from shoal_service.node_views import MaintenanceWindow
+from shoal_service.fleet_views import MaintenanceWindow
 from shoal_service.store import driving
 from shoal_service.store.database import upsert
 from shoal_service.store.errors import WindowNotFound

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from shoal_service.core.scheduling.explaining.held_back import HeldBack
 from shoal_service.core.scheduling.market import Project, User, Wait
-from shoal_service.queue_views import ProjectRules, ProjectView, QueueView, UserRules, UserView
+from shoal_service.fleet_views import ProjectRules, ProjectView, QueueView, UserRules, UserView
 from shoal_service.store import lease as leases
 from shoal_service.store.database import Database
 from shoal_service.store.hub import Hub

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from shoal_service.core.nodes import Cordon
-from shoal_service.node_views import MaintenanceWindow
+from shoal_service.fleet_views import MaintenanceWindow
 from shoal_service.store import lease as leases
 from shoal_service.store.database import Database
 from shoal_service.store.hub import Hub

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, delete, func, select
 
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.scheduling.market import DEFAULT_PROJECT, Project
-from shoal_service.queue_views import ProjectRules, ProjectView
+from shoal_service.fleet_views import ProjectRules, ProjectView
 from shoal_service.store.database import upsert
 from shoal_service.store.errors import ProjectConflict, ProjectNotFound, QueueFull
 from shoal_service.store.tables import jobs, projects

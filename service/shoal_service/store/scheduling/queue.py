@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, bindparam, delete, func, select
 
 from shoal_service.core.scheduling.market import Wait
-from shoal_service.queue_views import QueuedJob, QueueView
+from shoal_service.fleet_views import QueuedJob, QueueView
 from shoal_service.store.database import upsert
 from shoal_service.store.records import PLACE_COLUMNS, place_of
 from shoal_service.store.scheduling import growth, projects

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, delete, func, select
 
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.scheduling.market import DEFAULT_USER, User
-from shoal_service.queue_views import UserRules, UserView
+from shoal_service.fleet_views import UserRules, UserView
 from shoal_service.store.database import upsert
 from shoal_service.store.errors import QueueFull, UserNotFound
 from shoal_service.store.tables import jobs, users

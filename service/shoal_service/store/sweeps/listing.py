@@ -12,15 +12,15 @@ from sqlalchemy import Connection, Select, func, select, tuple_
 from shoal_service.core.selection.labels import LabelSelector
 from shoal_service.core.sweeps.grid import MAX_JOBS
 from shoal_service.core.sweeps.pruning import rank
-from shoal_service.overview_views import SweepSummary, SweepView
+from shoal_service.fleet_views import SweepSummary, SweepView
 from shoal_service.store.errors import SweepNotFound
 from shoal_service.store.overview import fleet
 from shoal_service.store.reads import cursor as page_cursors
 from shoal_service.store.records import load_spec
 from shoal_service.store.tables import job_labels, jobs
 from shoal_service.views import Page
-from shoal_workers.contract.course.sweep import SWEEP_LABEL
 from shoal_workers.contract.job import JobState
+from shoal_workers.contract.spec import SWEEP_LABEL
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from shoal_service.core.events.catalogue import describe
 from shoal_service.core.events.job import JobOutperformed, JobRequested
 from shoal_service.core.job_machine import ACTIVE, Requested, step
 from shoal_service.core.sweeps.pruning import Rule, Verdict, step_to_compare, verdict
-from shoal_service.overview_views import SweepSummary, SweepView
+from shoal_service.fleet_views import SweepSummary, SweepView
 from shoal_service.store import lease as leases
 from shoal_service.store.database import Database
 from shoal_service.store.edit import JobEdit

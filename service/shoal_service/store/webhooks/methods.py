@@ -12,7 +12,7 @@ from shoal_service.store.database import Database
 from shoal_service.store.hub import Hub
 from shoal_service.store.webhooks import cursors, reads
 from shoal_service.store.webhooks.cursors import Failure, Lane
-from shoal_service.webhook_views import WebhookView
+from shoal_service.views import WebhookView
 
 
 class WebhookMethods:

@@ -13,7 +13,7 @@ from shoal_service.core.webhooks.selection import OF_JOBS
 from shoal_service.store.records import load, load_spec
 from shoal_service.store.tables import jobs, webhook_cursors, webhooks
 from shoal_service.store.webhooks.cursors import JOB, SERVICE
-from shoal_service.webhook_views import WebhookView
+from shoal_service.views import WebhookView
 from shoal_workers.contract.spec import JobSpec
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, PendingLog, StacksAnswer, SupervisorReports, SuspectedNode
 from shoal_service.supervisor.journal import Unacknowledged
-from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
+from shoal_service.views import CheckpointView, IncidentView, JobStatus, WorkerView
 from shoal_workers.contract.base import WIRE_VERSION
-from shoal_workers.contract.profiling.messages import Profiled
+from shoal_workers.contract.profiles import Profiled
 
 _MAX_SERIES = 200_000
 _MAX_LOGS = 20_000

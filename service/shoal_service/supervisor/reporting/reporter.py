@@ -11,6 +11,7 @@ from typing import assert_never
 from shoal_service.clock import Clock
 from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
 from shoal_service.core.attempt.state.attempt import Attempt, Incident
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
 from shoal_service.core.events.generations import GenerationForming, Validated
@@ -21,10 +22,10 @@ from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.series_copies import EventFiles, MetricBacklog
 from shoal_service.supervisor.reporting.status import Readings, incident_view, status_of, with_since, workers_of
-from shoal_service.views import CheckpointView, Condition, SeriesPoint
-from shoal_workers.contract.errors.suspects import Suspect
+from shoal_service.views import CheckpointView, Condition
 from shoal_workers.contract.messages import LogStream, Stacks, WorkerPoll
-from shoal_workers.contract.profiling.messages import Profiled
+from shoal_workers.contract.profiles import Profiled
+from shoal_workers.contract.suspects import Suspect
 from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost, StepReport, ValidationReport, WorkerReport
 
 _EVENT_FILES_S = 10.0

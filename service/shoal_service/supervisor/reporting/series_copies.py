@@ -20,10 +20,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from shoal_service.views import SeriesPoint
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_workers.checkpoint.local import LocalDirectory
 from shoal_workers.checkpoint.storage import open_job_directory
-from shoal_workers.contract.metrics.messages import MetricPoint
+from shoal_workers.contract.messages import MetricPoint
 
 _MAX_WAITING = 10_000
 """Points; a file system that is away for longer loses the newest."""

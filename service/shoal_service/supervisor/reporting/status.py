@@ -25,9 +25,8 @@ from shoal_service.core.quantities import count_text
 from shoal_service.views import CodeView, Condition, ConditionType, IncidentView, JobStatus, WorkerState, WorkerView
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import Phase, Progress
+from shoal_workers.contract.messages import Phase, Progress, WorkerUse
 from shoal_workers.contract.worker_reports import SnapshotCost, StepReport, ValidationReport
-from shoal_workers.contract.worker_use import WorkerUse
 
 _EMA = 0.1
 _DATA_WINDOW_S = 1.0

@@ -57,6 +57,8 @@ from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
     Frame,
+    MetricsBatch,
+    MetricsProgress,
     Refused,
     StackSource,
     WorkerConfig,
@@ -65,10 +67,9 @@ from shoal_workers.contract.messages import (
     WorkerPoll,
     WorkerStack,
 )
-from shoal_workers.contract.metrics.messages import MetricsBatch, MetricsProgress
-from shoal_workers.contract.model.shape import ModelShape
+from shoal_workers.contract.model import ModelShape
 from shoal_workers.contract.placing import Placement, label_selector
-from shoal_workers.contract.profiling.messages import ProfileRequest
+from shoal_workers.contract.profiles import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.stacks import is_worker_process

@@ -51,7 +51,7 @@ from shoal_workers.contract.messages import (
     WorkerInfo,
     WorkerPoll,
 )
-from shoal_workers.contract.model.shape import difference
+from shoal_workers.contract.model import difference
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -11,8 +11,9 @@ from shoal_api.demo.outcome import (
     mean_tokens_per_s,
     world_sizes,
 )
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.base import Severity
-from shoal_service.views import EventView, IncidentView, SeriesPoint
+from shoal_service.views import EventView, IncidentView
 from shoal_workers.contract.job import JobState
 
 

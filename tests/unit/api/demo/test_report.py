@@ -6,7 +6,8 @@ from rich.console import Console
 
 from shoal_api.demo.outcome import DemoOutcome, compare_losses
 from shoal_api.demo.report import Run, report, sizes_of
-from shoal_service.views import IncidentView, SeriesPoint
+from shoal_service.core.downsampling import SeriesPoint
+from shoal_service.views import IncidentView
 from shoal_workers.contract.job import JobState
 
 

@@ -10,12 +10,13 @@ from doubles.event_loop import run
 from shoal_service.clock import SystemClock
 from shoal_service.control.supervisors.report_writer import ReportWriter
 from shoal_service.core.access.tokens import hash_of
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
 from shoal_service.reports import SupervisorReports
 from shoal_service.store.errors import AttemptTokenRefused, SupervisorReplaced
 from shoal_service.store.store import Store
 from shoal_service.store.supervisors.methods import Arrived
-from shoal_service.views import JobStatus, SeriesPoint
+from shoal_service.views import JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
 

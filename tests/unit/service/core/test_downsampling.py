@@ -3,8 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.downsampling import bucket_steps, downsample
-from shoal_service.views import SeriesPoint
+from shoal_service.core.downsampling import SeriesPoint, bucket_steps, downsample
 
 
 def _point(step: int, loss: float = 1.0, val_loss: float | None = None) -> SeriesPoint:

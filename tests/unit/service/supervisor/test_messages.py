@@ -7,11 +7,12 @@ import pickle
 from shoal_service.core.attempt.state.attempt import Attempt, AttemptConfig, Target
 from shoal_service.core.attempt.state.stages import Opening
 from shoal_service.core.desired import Desired
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports, SuspectedNode
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.journal import JournalEntry, Unacknowledged
-from shoal_service.views import CheckpointView, Condition, IncidentView, JobStatus, SeriesPoint, WorkerView
+from shoal_service.views import CheckpointView, Condition, IncidentView, JobStatus, WorkerView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, UserFailure
 from shoal_workers.contract.spec import ElasticitySpec, JobSpec
 

@@ -8,12 +8,12 @@ from doubles.event_loop import run, until
 from doubles.fake_workers import FakeWorker
 from doubles.supervisor_bench import SPEC, SupervisorBench
 from shoal_service.core.desired import Desired
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.catalogue import describe
 from shoal_service.supervisor.metrics_forwarder import end_words
 from shoal_service.supervisor.reporting.series_copies import MetricBacklog
-from shoal_service.views import SeriesPoint
 from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.metrics.spec import MetricsSpec
+from shoal_workers.contract.spec import MetricsSpec
 
 WITH_HOOK = SPEC.model_copy(update={"metrics": MetricsSpec(hook="m:hook")})
 

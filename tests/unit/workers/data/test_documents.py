@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.contract.model.lm import TextDataConfig
+from shoal_workers.contract.model import TextDataConfig
 from shoal_workers.data.documents import (
     PIECE_BYTES,
     Document,

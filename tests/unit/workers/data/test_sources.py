@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.contract.model.lm import TextDataConfig
+from shoal_workers.contract.model import TextDataConfig
 from shoal_workers.data.documents import MissingTextError, find_sources
 
 ConfigOf = Callable[..., TextDataConfig]

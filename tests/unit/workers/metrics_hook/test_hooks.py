@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.metrics.messages import HookJob, MetricPoint
-from shoal_workers.contract.metrics.spec import MetricsSpec
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.messages import HookJob, MetricPoint
+from shoal_workers.contract.spec import JobSpec, MetricsSpec
 from shoal_workers.metrics_hook.process import job_of
 from shoal_workers.metrics_hook.program import NewValues, load_hook
 

@@ -1,4 +1,4 @@
-"""contract/model/hf.py agrees with the installed transformers on the model types."""
+"""contract/model.py agrees with the installed transformers on the model types."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from shoal_workers.contract.checks.remarks import remarks
+from shoal_workers.contract.checks.consistency import remarks
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
-from shoal_workers.contract.model.hf import (
+from shoal_workers.contract.model import (
     HF_TASK,
     NORMED_HEADS,
     PREFIX,
     TIED_BY_DEFAULT,
     HuggingFaceConfig,
+    TensorStyle,
     plan_of_hugging_face,
 )
-from shoal_workers.contract.model.plan import TensorStyle
 from shoal_workers.data.tokenizer import load_tokenizer
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.tasks.hf import CausalLM, HuggingFaceLM

@@ -1,4 +1,9 @@
-"""Validates a job spec, and makes the messages for a refused one: key path, problem, nearest valid name."""
+"""From a document to a JobSpec: validation, the messages for a refused one, and the JSON Schema that agrees with it.
+
+A message has the key path, the problem and the nearest valid name. The schema is read by editors and generators (GET
+/v1/spec-schema, `shoal schema`); `parse_spec` does not use it. Only rules of arithmetic over several keys (a multiple,
+an order, a layout that fits) are in no schema. Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +16,13 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import models_json_schema
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.checks.conflicts import conflicts
-from shoal_workers.contract.checks.feasibility import infeasible
+from shoal_workers.contract.checks.consistency import conflicts
+from shoal_workers.contract.checks.legality import infeasible
 from shoal_workers.contract.json_values import json_faults, shown, shown_path
-from shoal_workers.contract.model.hf import HF_TASK, HuggingFaceConfig
-from shoal_workers.contract.model.lm import LM_TASK, LanguageModelConfig, TextDataConfig
+from shoal_workers.contract.model import HF_TASK, LM_TASK, HuggingFaceConfig, LanguageModelConfig, TextDataConfig
 from shoal_workers.contract.spec import JobSpec
 
 M = TypeVar("M", bound=BaseModel)
@@ -268,3 +273,37 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5) if len(name) <= 64 else []
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"unknown {kind} {shown(name)}.{hint} Valid {kind}s here: {', '.join(valid) or 'none'}."
+
+
+_REF = "#/$defs/{model}"
+
+
+def job_spec_schema() -> dict[str, Any]:
+    """A new document."""
+    models = (JobSpec, LanguageModelConfig, HuggingFaceConfig, TextDataConfig)
+    _, document = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
+    definitions = document["$defs"]
+    spec: dict[str, Any] = definitions.pop(JobSpec.__name__)
+    return {
+        **spec,
+        "allOf": [
+            _keys_of(LM_TASK, LanguageModelConfig, "data", is_default=True),
+            _keys_of(HF_TASK, HuggingFaceConfig, "model", "data"),
+        ],
+        "$defs": definitions,
+    }
+
+
+def _keys_of(
+    task: str, model: type[LanguageModelConfig | HuggingFaceConfig], *required: str, is_default: bool = False
+) -> dict[str, Any]:
+    """What `model` and `data` are if this is the spec's task."""
+    condition: dict[str, Any] = {"properties": {"task": {"const": task}}}
+    if not is_default:  # without the key it is another task
+        condition["required"] = ["task"]
+    keys = {"model": _reference(model.__name__), "data": _reference(TextDataConfig.__name__)}
+    return {"if": condition, "then": {"properties": keys, "required": [*required]}}
+
+
+def _reference(name: str) -> dict[str, str]:
+    return {"$ref": _REF.format(model=name)}

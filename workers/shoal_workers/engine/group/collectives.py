@@ -32,8 +32,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import DistError, ProcessGroup, Work
 
-from shoal_workers.contract.errors.suspects import Collective
 from shoal_workers.contract.plain_text import text_of
+from shoal_workers.contract.suspects import Collective
 from shoal_workers.torch_internals import group_named
 
 _SLICE = timedelta(milliseconds=50)

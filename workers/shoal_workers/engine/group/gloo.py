@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from shoal_workers.contract.errors.suspects import Link
+from shoal_workers.contract.suspects import Link
 from shoal_workers.engine.generation_ends import FormFailed
 from shoal_workers.sockets import own_sockets
 from shoal_workers.torch_internals import ProcessGroupGloo

@@ -30,9 +30,9 @@ import torch.distributed as dist
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import PrefixStore
 
-from shoal_workers.contract.errors.suspects import Link
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment
+from shoal_workers.contract.suspects import Link
 from shoal_workers.engine.generation_ends import EngineError, Fenced, FormFailed
 from shoal_workers.engine.group.collectives import CollectiveLog
 from shoal_workers.engine.group.gloo import Address, GlooSockets, LinkMeter, bounded_connecting, shorten_addresses

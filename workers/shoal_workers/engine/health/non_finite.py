@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal_workers.contract.errors.suspects import Resource, Suspect
+from shoal_workers.contract.suspects import Resource, Suspect
 from shoal_workers.contract.worker_reports import ReplayMismatch, ReplicaMismatch
 from shoal_workers.engine.health.replay import wait_for_removal
 from shoal_workers.engine.health.replica_check import ReplicaCheck

@@ -28,7 +28,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # documen
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from shoal_workers.contract.layout import fully_sharded
-from shoal_workers.contract.model.shape import ModelShape
+from shoal_workers.contract.model import ModelShape
 from shoal_workers.contract.spec import OptimizerSpec, Precision
 from shoal_workers.engine.cpu.double_buffered_state import state_of
 from shoal_workers.engine.group.mesh import build_mesh

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from shoal_workers.contract.messages import Assignment
-from shoal_workers.contract.model.shape import ModelShape
+from shoal_workers.contract.model import ModelShape
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.state.device_state import DeviceState

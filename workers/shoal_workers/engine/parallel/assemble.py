@@ -27,9 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from shoal_workers.contract.layout import Recompute
-from shoal_workers.contract.model.plan import ParallelPlan
-from shoal_workers.contract.pipeline_feed import num_stages
+from shoal_workers.contract.layout import Recompute, num_stages
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.assembly import Assembly

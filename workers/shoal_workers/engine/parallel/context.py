@@ -33,7 +33,7 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.distributed.device_mesh import DeviceMesh
 
 from shoal_workers.contract.layout import ContextMethod
-from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.engine.parallel.exchange import gather_same, gather_sum, swap, total
 from shoal_workers.engine.parallel.head_tail import by_rank, chunks_of, in_order, own_part
 from shoal_workers.engine.parallel.names import matching

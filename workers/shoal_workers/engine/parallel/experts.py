@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.engine.parallel.cutting import cut, local
 from shoal_workers.engine.parallel.exchange import copy, exchange_rows, gather_same, sum_scatter, swap, total
 from shoal_workers.engine.parallel.head_tail import in_order, own_part

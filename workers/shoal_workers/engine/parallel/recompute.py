@@ -25,7 +25,7 @@ from torch.utils.checkpoint import (
 )
 
 from shoal_workers.contract.layout import Recompute
-from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.torch_internals import RECOMPUTE, is_in_backward, skip_side_effects_of_recomputation
 
 _aten = torch.ops.aten

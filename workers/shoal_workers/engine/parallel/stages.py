@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.engine.parallel.split_output import SplitOutput
 from shoal_workers.engine.parallel.ties import shallow_copy, untie_parts
 from shoal_workers.torch_internals import tree_leaves

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from shoal_workers.contract.model.plan import ParallelPlan, TensorStyle
+from shoal_workers.contract.model import ParallelPlan, TensorStyle
 from shoal_workers.engine.parallel.names import matching
 
 _SHOWN = 4

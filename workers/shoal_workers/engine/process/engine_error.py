@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from shoal_workers.contract.errors.classes import Link, Origin, error_class_of
-from shoal_workers.contract.errors.mistakes import REFUSED
+from shoal_workers.contract.exception_causes import REFUSED, Link, Origin, error_class_of
 from shoal_workers.contract.messages import ErrorReport, Phase
 from shoal_workers.contract.plain_text import text_of
 from shoal_workers.engine.process.packages import PackagesNotInstalled

@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, InitialWeightsUnusable, StateMismatch, StorageUnusable
-from shoal_workers.contract.errors.classes import ErrorClass, Origin
-from shoal_workers.contract.errors.mistakes import REFUSED
-from shoal_workers.contract.errors.suspects import Suspect
+from shoal_workers.contract.exception_causes import REFUSED, ErrorClass, Origin
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
+from shoal_workers.contract.suspects import Suspect
 from shoal_workers.contract.worker_reports import SavedPart
 from shoal_workers.engine.generation_ends import (
     ComputesWrong,

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shoal_workers.contract.code.spec import SecretSource
+from shoal_workers.contract.spec import SecretSource
 
 MAX_SECRET_BYTES = 64 << 10
 _SHORTEST = 4

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from shoal_workers.contract.worker_use import WorkerUse
+from shoal_workers.contract.messages import WorkerUse
 
 _EVERY_S = 5.0
 _SHM = "/dev/shm"

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.profiling.messages import ProfileFile
+from shoal_workers.contract.profiles import ProfileFile
 
 RAW, MARKS = "raw.json", "marks.json"
 _MAX_RAW_BYTES = 512 << 20

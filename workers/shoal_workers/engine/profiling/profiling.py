@@ -26,8 +26,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal_workers.checkpoint.storage import open_job_directory
-from shoal_workers.contract.profiling.files import FOLDER, name_of, to_delete
-from shoal_workers.contract.profiling.messages import Category, Profiled, ProfileFile, ProfileRequest, StepTimes
+from shoal_workers.contract.profiles import (
+    FOLDER,
+    Category,
+    Profiled,
+    ProfileFile,
+    ProfileRequest,
+    StepTimes,
+    name_of,
+    to_delete,
+)
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.position import Position
 from shoal_workers.engine.profiling.digest import Digest

@@ -20,7 +20,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from shoal_workers.contract.messages import Phase
-from shoal_workers.contract.profiling.messages import Category, ProfileRequest, StepTimes
+from shoal_workers.contract.profiles import Category, ProfileRequest, StepTimes
 from shoal_workers.engine.group.collectives import waited_s
 from shoal_workers.engine.process.position import Position
 from shoal_workers.engine.profiling.digest import MARKS, RAW, Mark, Marks

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from shoal_workers.contract.errors.classes import FrameOwner
+from shoal_workers.contract.exception_causes import FrameOwner
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import ProofDemand
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of

@@ -34,10 +34,9 @@ from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.batch_partition import randomness_seed
-from shoal_workers.contract.errors.classes import ErrorClass
-from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.model.plan import ParallelPlan
-from shoal_workers.contract.pipeline_feed import num_stages
+from shoal_workers.contract.exception_causes import ErrorClass
+from shoal_workers.contract.layout import Layout, num_stages
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 from shoal_workers.contract.spec import JobSpec, Precision
 from shoal_workers.engine.generation_ends import Fenced, LayoutRefused, TaskFailed

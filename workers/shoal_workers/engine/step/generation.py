@@ -12,7 +12,7 @@ import torch
 from shoal_workers.contract.batch_partition import MicroBatch, micro_batches_of_rank
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment
-from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.group.collectives import CollectiveLog
 from shoal_workers.engine.group.fence import GenerationFence

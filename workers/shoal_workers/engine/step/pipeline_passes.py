@@ -28,9 +28,8 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
-from shoal_workers.contract.layout import Recompute, Schedule
+from shoal_workers.contract.layout import Recompute, Schedule, micro_batches_fed
 from shoal_workers.contract.messages import Phase
-from shoal_workers.contract.pipeline_feed import micro_batches_fed
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.stages import Generators, Handover, Stage, owner_of
 from shoal_workers.engine.parallel.tensor import cuts_sequence

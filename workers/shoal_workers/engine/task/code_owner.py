@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from shoal_workers.contract.errors.classes import FrameOwner
+from shoal_workers.contract.exception_causes import FrameOwner
 
 PACKAGE = Path(__file__).parent.parent.parent
 ENGINE = f"{PACKAGE}{os.sep}"

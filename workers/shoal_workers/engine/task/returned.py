@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shoal_workers.contract.checks.metric_names import MAX_METRICS, MAX_NAME_CHARS, is_metric_name, suggested_name
+from shoal_workers.contract.worker_reports import MAX_METRICS, MAX_NAME_CHARS, is_metric_name, suggested_name
 from shoal_workers.engine.group.agreement import agree
 
 _HALF = (torch.float16, torch.bfloat16)

@@ -35,7 +35,7 @@ from torch.distributed import ProcessGroup, device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from shoal_workers.contract.errors.classes import FrameOwner
+from shoal_workers.contract.exception_causes import FrameOwner
 from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.task.code_owner import ENGINE, INSTALLED, STANDARD, line_in, owner_of
 from shoal_workers.torch_internals import functional_collectives

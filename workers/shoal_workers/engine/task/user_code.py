@@ -3,7 +3,7 @@ refused or undone.
 
 Exceptions become a TaskFailed whose traceback begins in the user's code, and whose report says what class of error it
 is, whose code raised it, and the line of the task. A common mistake has one sentence instead of the framework's text
-(contract/errors/mistakes.py). Settings of the process, or of the training thread:
+(contract/exception_causes.py). Settings of the process, or of the training thread:
 
     gradient and inference mode,    refused: Shoal's own tensors, and every later call, would be computed otherwise than
     default device, autocast        the task's author saw
@@ -31,16 +31,19 @@ from types import TracebackType
 
 import torch
 
-from shoal_workers.contract.errors.classes import (
+from shoal_workers.contract.exception_causes import (
+    REFUSED,
     ErrorClass,
     Frame,
     FrameOwner,
     Link,
     Origin,
+    Recognised,
+    Seen,
     error_class_of,
     origin_of,
+    recognise,
 )
-from shoal_workers.contract.errors.mistakes import REFUSED, Recognised, Seen, recognise
 from shoal_workers.contract.messages import ErrorReport, Phase
 from shoal_workers.contract.plain_text import text_of
 from shoal_workers.engine.generation_ends import EngineError, Fenced, TaskFailed

@@ -15,7 +15,7 @@ from shoal_service.core.quantities import count_text
 
 if TYPE_CHECKING:
     from shoal_api.client import Client
-    from shoal_service.change_views import SweepRequest
+    from shoal_service.views import SweepRequest
 
 
 def sweep(
@@ -79,8 +79,8 @@ def request_of(
 
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.spec_file import load_spec
-    from shoal_service.change_views import SweepRequest
     from shoal_service.core.sweeps.grid import InvalidGrid, parse_axis
+    from shoal_service.views import SweepRequest
 
     if not grid:
         raise CliError("a sweep needs --grid", hint=f"for example: shoal sweep {source} --grid optimizer.lr=1e-4,3e-4")

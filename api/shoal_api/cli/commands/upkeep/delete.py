@@ -11,7 +11,7 @@ from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, UrlOption,
 from shoal_service.core.quantities import count_text
 
 if TYPE_CHECKING:
-    from shoal_service.retention_views import DeletionView, RemovalView
+    from shoal_service.fleet_views import DeletionView, RemovalView
 
 
 def delete(

@@ -16,8 +16,9 @@ from rich.text import Text
 from shoal_api.cli.render.narrate import narrate
 from shoal_api.cli.render.sparkline import sparkline, worker_bar
 from shoal_api.cli.render.tables import STATE_STYLE, clock, number
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_service.views import EventView, JobView, SeriesPoint
+from shoal_service.views import EventView, JobView
 
 _SPARKLINE_WIDTH = 30
 _WIDTH = 100

@@ -11,8 +11,8 @@ from rich.text import Text
 from shoal_api.cli.render.bars import Part, bar
 from shoal_api.cli.render.tables import clock, new_table
 from shoal_service.core.quantities import count_text, duration_text, size_text
-from shoal_service.profile_views import ProfileState, ProfileView
-from shoal_workers.contract.profiling.messages import Category
+from shoal_service.views import ProfileState, ProfileView
+from shoal_workers.contract.profiles import Category
 
 _WIDTH = 60
 _LOOK = {

@@ -12,7 +12,8 @@ from rich.text import Text
 from shoal_api.cli.render.sparkline import worker_bar
 from shoal_api.cli.render.tables import STATE_STYLE, clock, in_several_clusters, new_table, number
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_service.views import ClusterView, JobSummary
+from shoal_service.fleet_views import ClusterView
+from shoal_service.views import JobSummary
 from shoal_workers.contract.job import JobState
 
 _ORDER = (

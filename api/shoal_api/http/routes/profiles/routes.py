@@ -15,9 +15,8 @@ from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.core.access.roles import Permission
-from shoal_service.profile_views import ProfileBody, ProfileView
-from shoal_service.views import Page
-from shoal_workers.contract.profiling.messages import TRACE_FILE
+from shoal_service.views import Page, ProfileBody, ProfileView
+from shoal_workers.contract.profiles import TRACE_FILE
 
 Number = Annotated[int, Path(ge=1, le=2**31 - 1, description="Number of the profile, from 1.")]
 FileName = Annotated[

@@ -18,15 +18,13 @@ from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_api.http.routes.projects import PROJECT_NAME, ProjectName
-from shoal_service.change_views import SweepRequest
 from shoal_service.control.sweeps import specs_of, submit_sweep, with_name
 from shoal_service.core.access.roles import Permission
 from shoal_service.core.sweeps.grid import InvalidGrid
-from shoal_service.overview_views import SweepSummary, SweepView
+from shoal_service.fleet_views import SweepSummary, SweepView
 from shoal_service.store.errors import SweepNotFound
-from shoal_service.views import Page
-from shoal_workers.contract.course.sweep import SWEEP_NAME
-from shoal_workers.contract.spec import JobSpec
+from shoal_service.views import Page, SweepRequest
+from shoal_workers.contract.spec import SWEEP_NAME, JobSpec
 
 SweepName = Annotated[str, Path(pattern=SWEEP_NAME, description="The name of the sweep, as its submission answered.")]
 

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from shoal_api.cli.render.clusters_table import clusters_table
 from shoal_service.core.nodes import Cordon
-from shoal_service.views import ClusterSummary
+from shoal_service.fleet_views import ClusterSummary
 
 
 def shown(*clusters: ClusterSummary) -> str:

@@ -12,8 +12,8 @@ from shoal_api.cli.render.job_page import job_page
 from shoal_api.cli.render.live.top_page import rows_that_fit, top_page
 from shoal_api.cli.render.queue_page import queue_page
 from shoal_api.cli.render.tables import jobs_table, new_table
-from shoal_service.queue_views import QueuedJob, QueuePlace, QueueView
-from shoal_service.views import ClusterView, JobStatus, JobSummary, JobView
+from shoal_service.fleet_views import ClusterView, QueuedJob, QueueView
+from shoal_service.views import JobStatus, JobSummary, JobView, QueuePlace
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState, UserFailure
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from shoal_api.cli.render.tables import nodes_table
-from shoal_service.views import DrainView, NodeView
+from shoal_service.fleet_views import DrainView, NodeView
 
 
 @pytest.mark.parametrize(("num_workers", "words"), [(0, "drained"), (2, "draining")])

@@ -7,7 +7,7 @@ from io import StringIO
 from rich.console import Console
 
 from shoal_api.cli.render.webhooks_table import webhooks_table
-from shoal_service.webhook_views import WebhookView
+from shoal_service.views import WebhookView
 
 
 def _shown(*hooks: WebhookView) -> list[str]:

@@ -9,11 +9,11 @@ import pytest
 
 from shoal_service.control.market.build import MarketBuilder, is_preempted, standing_of
 from shoal_service.core.desired import Desired
-from shoal_service.core.goodput import Category
+from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.nodes import Drain, DrainSource, Node
 from shoal_service.core.scheduling.market import START_S, SWITCH_S, MarketJob, MarketState, WorkerNeed
 from shoal_service.store.driving import DriveRow
-from shoal_service.views import Goodput, JobStatus
+from shoal_service.views import JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
 

@@ -10,7 +10,7 @@ from shoal_service.control.market.maintenance import (
     with_windows,
 )
 from shoal_service.core.nodes import Drain, Node
-from shoal_service.node_views import MaintenanceWindow
+from shoal_service.fleet_views import MaintenanceWindow
 
 WINDOW = MaintenanceWindow(window_id="mw-1", nodes=("n1", "10.0.0.2"), begins_at=1000.0, ends_at=2000.0, reason="disks")
 LATER = WINDOW.model_copy(update={"window_id": "mw-2", "begins_at": 5000.0, "ends_at": 6000.0})

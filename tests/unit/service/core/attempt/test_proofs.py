@@ -8,7 +8,7 @@ from typing import Any
 from shoal_service.core.attempt.commands import Run
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.supervisor.reporting.status import Readings, status_of
-from shoal_workers.contract.errors.mistakes import LAYOUT_REFUSED
+from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, ProofDemand

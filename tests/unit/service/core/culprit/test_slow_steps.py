@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from shoal_service.core.culprit.slow_steps import Pace, SlowDown, step_done
-from shoal_workers.contract.errors.suspects import Resource
+from shoal_workers.contract.suspects import Resource
 from shoal_workers.contract.worker_reports import StepReport
 
 USUAL = {"compute": 0.1, "data": 0.01, "cpu_wait": 0.01, "saving": 0.0}

@@ -23,7 +23,7 @@ from shoal_service.core.profiles.decide import (
     Wanted,
     step,
 )
-from shoal_workers.contract.profiling.messages import Profiled, ProfileRequest
+from shoal_workers.contract.profiles import Profiled, ProfileRequest
 
 REQUEST = ProfileRequest(number=3, rank=1, steps=2)
 RUNNING = GroupFacts(generation=4, is_running=True, is_active=True, workers=(7, 9), alive=frozenset({7, 9}), step=40)

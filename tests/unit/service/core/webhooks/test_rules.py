@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
-from shoal_workers.contract.webhooks.spec import WebhookSpec
+from shoal_workers.contract.spec import WebhookSpec
 
 CLOSED = WebhookRules()
 

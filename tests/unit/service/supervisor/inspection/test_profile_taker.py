@@ -5,7 +5,7 @@ from __future__ import annotations
 from doubles.event_loop import run, until
 from doubles.supervisor_bench import SupervisorBench
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.profiling.messages import Category, Profiled, ProfileRequest, StepTimes
+from shoal_workers.contract.profiles import Category, Profiled, ProfileRequest, StepTimes
 
 REQUEST = ProfileRequest(number=1, rank=1, steps=2)
 RESULT = Profiled(

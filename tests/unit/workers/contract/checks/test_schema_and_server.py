@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
-from shoal_workers.contract.checks.spec_schema import job_spec_schema
-from shoal_workers.contract.model.hf import HF_TASK
+from shoal_workers.contract.checks.spec_errors import SpecError, job_spec_schema, parse_spec
+from shoal_workers.contract.model import HF_TASK
 
 SCHEMA = job_spec_schema()
 VALIDATOR = Draft202012Validator(SCHEMA)

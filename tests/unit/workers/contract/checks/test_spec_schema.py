@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from shoal_workers.contract.checks.spec_schema import job_spec_schema
-from shoal_workers.contract.model.hf import HF_TASK
-from shoal_workers.contract.model.lm import LM_TASK
+from shoal_workers.contract.checks.spec_errors import job_spec_schema
+from shoal_workers.contract.model import HF_TASK, LM_TASK
 
 STOP = {"stop": {"steps": 1}}
 DATA = {"corpus": "python-stdlib"}

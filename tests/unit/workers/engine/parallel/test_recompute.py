@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shoal_workers.contract.layout import Recompute
-from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.engine.parallel.recompute import apply_compile, apply_recompute, is_recomputing
 
 PLAN = ParallelPlan(blocks="inner.blocks", num_blocks=3)

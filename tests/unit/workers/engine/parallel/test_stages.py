@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kit.tasks.stage_tasks import LENGTH, PLAN, VOCABULARY, WIDTH, Sequences, Staged
 from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.engine.parallel.stages import Generators, Handover, all_stages
 from shoal_workers.engine.task.model_calls import ModelCalls
 from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states

@@ -9,7 +9,7 @@ from torch import nn
 
 from kit.tasks.stage_tasks import BLOCKS, PLAN, Model
 from shoal_workers.contract.layout import Layout, Schedule
-from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.engine.parallel.stages import all_stages, split_into_stages
 from shoal_workers.engine.parallel.ties import find_ties, refuse_mixed_cuts, stages_with
 

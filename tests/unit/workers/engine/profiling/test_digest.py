@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.contract.profiling.files import name_of, to_delete
-from shoal_workers.contract.profiling.messages import KEPT_PROFILES, ProfileFile
+from shoal_workers.contract.profiles import KEPT_PROFILES, ProfileFile, name_of, to_delete
 from shoal_workers.engine.profiling.digest import MARKS, RAW, Digest, Mark, Marks, digest
 from shoal_workers.engine.profiling.profiling import keep
 

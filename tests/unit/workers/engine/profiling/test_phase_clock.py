@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from shoal_workers.contract.messages import Phase
-from shoal_workers.contract.profiling.messages import Category
+from shoal_workers.contract.profiles import Category
 from shoal_workers.engine.profiling.recording import PhaseClock, Reading, Span
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.profiling.messages import Category, StepTimes
+from shoal_workers.contract.profiles import Category, StepTimes
 from shoal_workers.engine.profiling.digest import (
     Found,
     base_ns,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal_workers.contract.checks.metric_names import MAX_METRICS, MAX_NAME_CHARS, is_metric_name, suggested_name
+from shoal_workers.contract.worker_reports import MAX_METRICS, MAX_NAME_CHARS, is_metric_name, suggested_name
 from shoal_workers.engine.task.returned import place_of, read_returned
 
 LOSS = torch.tensor(2.5, requires_grad=True)

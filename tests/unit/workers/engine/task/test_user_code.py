@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import shoal_workers.engine
-from shoal_workers.contract.errors.classes import ErrorClass, Origin
+from shoal_workers.contract.exception_causes import ErrorClass, Origin
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.engine.generation_ends import TaskFailed
 from shoal_workers.engine.process.exits import classify

@@ -6,8 +6,10 @@ from typing import Any
 from rich.console import Console
 
 from shoal_api.cli.render.live.panel import doing, job_panel
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.base import Severity
-from shoal_service.views import EventView, Goodput, JobStatus, JobView, SeriesPoint
+from shoal_service.core.goodput import Goodput
+from shoal_service.views import EventView, JobStatus, JobView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
 

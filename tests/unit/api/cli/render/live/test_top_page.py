@@ -6,7 +6,8 @@ from typing import Any
 from rich.console import Console
 
 from shoal_api.cli.render.live.top_page import fleet_goodput, top_page
-from shoal_service.views import ClusterView, JobSummary, NodeView
+from shoal_service.fleet_views import ClusterView, NodeView
+from shoal_service.views import JobSummary
 from shoal_workers.contract.job import JobState
 
 NODE = NodeView(node_id="n", ip="127.0.0.1", alive=True, cpus=4, gpus=0, memory_gib=1)

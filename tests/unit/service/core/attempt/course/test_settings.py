@@ -10,10 +10,9 @@ from kit.worlds.attempt.parts import TOTAL_STEPS, error_of
 from kit.worlds.attempt.world import World
 from shoal_service.core.attempt.events import SettingsChanged
 from shoal_service.core.attempt.state.stages import Stage
-from shoal_workers.contract.course.settings import TrainingSettings
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.spec import StopSpec
+from shoal_workers.contract.spec import StopSpec, TrainingSettings
 
 NewWorld = Callable[..., World]
 NAME = "step-000000000007-a2-g3"

@@ -9,7 +9,7 @@ import pytest
 
 from shoal_service.core.attempt.commands import KillWorker, SuspectNode
 from shoal_service.core.attempt.events import WorkerFailedToStart
-from shoal_workers.contract.errors.classes import ErrorClass, Origin
+from shoal_workers.contract.exception_causes import ErrorClass, Origin
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.course.training import ValidationSpec
+from shoal_workers.contract.spec import ValidationSpec
 
 LOSS = "loss"
 

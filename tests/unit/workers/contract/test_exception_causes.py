@@ -6,8 +6,9 @@ import errno
 
 import pytest
 
-from shoal_workers.contract.errors.classes import (
+from shoal_workers.contract.exception_causes import (
     ERRNOS,
+    TEXTS,
     ErrorClass,
     Frame,
     FrameOwner,
@@ -16,7 +17,6 @@ from shoal_workers.contract.errors.classes import (
     error_class_of,
     origin_of,
 )
-from shoal_workers.contract.errors.texts import TEXTS
 
 TASK = Frame(FrameOwner.TASK)
 ENGINE = Frame(FrameOwner.ENGINE)

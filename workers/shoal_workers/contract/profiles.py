@@ -1,12 +1,15 @@
-"""The messages about a profile: the request, the seconds of each step by category, the files, and the report.
+"""Profiles of a running job: the request, the seconds of each step by category, the report, and where its files lie.
 
 control plane --- Directive.profile ---> supervisor --- profile(generation, request) ---> worker
 control plane <-- SupervisorReports ---- supervisor <-- Profiled ------------------------ worker
+
+The engine takes profiles, the service passes requests on and keeps the results. Pure data.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import StrEnum
 
 from pydantic import Field
@@ -37,6 +40,9 @@ class ProfileRequest(Frozen):
 
 class Category(StrEnum):
     """Where the time of a step goes, as the training thread of one rank sees it."""
+
+    # openapi.json calls its schema by this path, since goodput has a Category too: clients are generated from there.
+    __module__ = "shoal_workers.contract.profiling.messages"
 
     COMPUTE = "compute"
     """Forward and backward passes."""
@@ -88,3 +94,24 @@ class Profiled(Frozen):
     note: str = Field(default="", max_length=500)
     """Why a file is missing, or why there are fewer steps than requested."""
     error: str = Field(default="", max_length=2000)
+
+
+FOLDER = "profiles"
+"""Folder of the profiles, beside the checkpoints of the job."""
+_PREFIX = "profile-"
+
+
+def name_of(number: int) -> str:
+    """Name of the directory of a profile."""
+    return f"{_PREFIX}{number:06d}"
+
+
+def to_delete(names: Iterable[str], newest: int) -> list[str]:
+    """The directories of profiles that are too old once profile `newest` is kept. Other names are left alone."""
+    numbers = {name: int(name.removeprefix(_PREFIX)) for name in names if _is_profile(name)}
+    return sorted(name for name, number in numbers.items() if number <= newest - KEPT_PROFILES)
+
+
+def _is_profile(name: str) -> bool:
+    digits = name.removeprefix(_PREFIX)
+    return name.startswith(_PREFIX) and digits.isascii() and digits.isdigit()

@@ -1,18 +1,281 @@
-"""The table of common mistakes of a task: how torch, Python and Shoal word them, and what the user reads instead.
+"""What an exception of a worker says about its cause. Pure functions over names, texts, error numbers and frames.
 
-    recognised by    type and text of the exception, the innermost frame, the phase
-    the user reads   the line of the task, what is wrong there, and the way out, in one sentence
+    class     what failed: the device, memory, the network library, the operating system; or nothing of these
+    origin    whose code raised it: that of the task, or the engine's
+    mistake   a common mistake of a task, with the line of the task and the way out, in one sentence for the user
 
-tests/dist/process/test_mistakes.py makes each of them with the installed torch. Pure; the worker calls `recognise` with
-its own exception (`engine/task/user_code.py`). docs/tasks.md lists the rows.
+The worker classifies its own exception (`engine/task/user_code.py`, `actor.py`) and reports the result with its exit.
+It does not decide who is to blame: one rank alone cannot know whether the others have the same error, so the attempt
+machine combines the classes of all ranks (`shoal_service.core.attempt.faults.raised_errors`).
 """
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+
+class ErrorClass(StrEnum):
+    """What failed. All but PLAIN are faults of a worker or of its node if one rank reports them, and not all."""
+
+    PLAIN = "plain"
+    """None of the others: a fault of the code that raised it."""
+    DEVICE = "device"
+    """The GPU, its driver, its memory's ECC, or a kernel that it ended."""
+    DEVICE_MEMORY = "device_memory"
+    """No memory left on the GPU."""
+    HOST_MEMORY = "host_memory"
+    """No memory, or no shared memory, left on the node."""
+    NETWORK = "network"
+    """NCCL failed on this rank itself, not because another rank is gone."""
+    SYSTEM = "system"
+    """The operating system could not do what it was asked to: a disk, a mount, a limit of the node."""
+
+
+class Origin(StrEnum):
+    """Whose code raised."""
+
+    TASK = "task"
+    ENGINE = "engine"
+
+
+class FrameOwner(StrEnum):
+    """Whose code a frame of the stack runs."""
+
+    TASK = "task"
+    ENGINE = "engine"
+    LIBRARY = "library"
+    """torch, the standard library, anything that is installed: it acts for its caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame of a traceback."""
+
+    owner: FrameOwner
+    is_communication: bool = False
+    """The frame is one of torch.distributed; its owner is LIBRARY."""
+    is_refusal: bool = False
+    """The frame ended with a `raise` statement, other than a failed assertion."""
+
+
+ERRNOS = frozenset(
+    {
+        errno.EIO,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.ESTALE,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENODEV,
+        errno.ENXIO,
+        errno.EREMOTEIO,
+        errno.ENOTCONN,
+        errno.ESHUTDOWN,
+        errno.EHOSTDOWN,
+        errno.ENETDOWN,
+        errno.EBUSY,
+        errno.EUCLEAN,
+    }
+)
+"""Errors of the node. Not ENOENT, EACCES or EEXIST: a task that names a wrong path gets these."""
+
+_TYPES: dict[str, ErrorClass] = {
+    "MemoryError": ErrorClass.HOST_MEMORY,
+    "torch.OutOfMemoryError": ErrorClass.DEVICE_MEMORY,
+    "torch.cuda.OutOfMemoryError": ErrorClass.DEVICE_MEMORY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One exception of a chain of causes."""
+
+    type: str
+    """Qualified name; without the module if it is a builtin."""
+    message: str
+    errno: int | None = None
+
+
+def error_class_of(chain: Sequence[Link]) -> ErrorClass:
+    """The class of an exception: of the first one in the chain that is not PLAIN.
+
+    Args:
+        chain: the exception, then what it was raised from, and so on.
+    """
+    for link in chain:
+        found = _class_of_link(link)
+        if found is not ErrorClass.PLAIN:
+            return found
+    return ErrorClass.PLAIN
+
+
+def origin_of(frames: Sequence[Frame], *, in_task_call: bool) -> Origin:
+    """Whose code raised.
+
+    The innermost frame that is the task's or the engine's decides; libraries act for their caller. Two cases while the
+    engine has called into the task: a library that the engine runs on the task's objects (a backward pass, a module's
+    call) raises because of these objects, unless it communicates; and an explicit `raise` of the engine refuses
+    something that the task has returned.
+
+    Args:
+        frames: outermost first.
+        in_task_call: the engine had called into the task when the exception was raised.
+    """
+    inner: Frame | None = None
+    """The frame that the one in hand called."""
+    for frame in reversed(frames):
+        if frame.owner is FrameOwner.TASK:
+            return Origin.TASK
+        if frame.owner is FrameOwner.ENGINE:
+            is_the_tasks = frame.is_refusal if inner is None else not inner.is_communication
+            return Origin.TASK if in_task_call and is_the_tasks else Origin.ENGINE
+        inner = frame
+    return Origin.TASK if in_task_call else Origin.ENGINE
+
+
+def _class_of_link(link: Link) -> ErrorClass:
+    if link.type in _TYPES:
+        return _TYPES[link.type]
+    if link.errno is not None:
+        if link.errno == errno.ENOMEM:
+            return ErrorClass.HOST_MEMORY
+        return ErrorClass.SYSTEM if link.errno in ERRNOS else ErrorClass.PLAIN
+    for text in TEXTS:
+        if text.pattern.search(link.message):
+            return ErrorClass(text.error_class)
+    return ErrorClass.PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    pattern: re.Pattern[str]
+    error_class: str
+    """A value of `ErrorClass`."""
+    example: str
+    """The message, or its decisive line."""
+    source: str
+    """Where the example was seen: repository and number of an issue, or a document."""
+
+
+def _text(error_class: str, pattern: str, example: str, source: str) -> Text:
+    return Text(re.compile(pattern, re.IGNORECASE), error_class, example, source)
+
+
+TEXTS: tuple[Text, ...] = (
+    # the code's own mistakes
+    _text(
+        "plain",
+        r"device-side assert triggered",
+        "CUDA error: device-side assert triggered",
+        "CUDA Runtime API, cudaErrorAssert",
+    ),
+    _text(
+        "plain",
+        r"no kernel image is available|invalid (configuration|argument|device (ordinal|function))",
+        "CUDA error: no kernel image is available for execution on the device",
+        "CUDA Runtime API, cudaErrorNoKernelImageForDevice",
+    ),
+    # another rank is gone: not a fault of this one
+    _text(
+        "plain",
+        r"remote process exited or there was a network error|ncclRemoteError|Connection (closed|reset) by",
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there was a "
+        "network error, NCCL version 2.21.5\nncclRemoteError: A call failed possibly due to a network error or a remote"
+        " process exiting prematurely.",
+        "NVIDIA/nccl#2076",
+    ),
+    # memory of the device
+    _text(
+        "device_memory",
+        r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
+        "CUDA out of memory. Tried to allocate 22.00 MiB. GPU 0 has a total capacity of 23.65 GiB of which 11.06 MiB is"
+        " free.",
+        "pytorch/pytorch#16417",
+    ),
+    # memory of the host
+    _text(
+        "host_memory",
+        r"DefaultCPUAllocator: (can't allocate|not enough) memory|std::bad_alloc",
+        "[enforce fail at alloc_cpu.cpp:75] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+        " 132426121216 bytes. Error code 12 (Cannot allocate memory)",
+        "mxfold/mxfold2#20",
+    ),
+    _text(
+        "host_memory",
+        r"killed by signal: Bus error|insufficient shared memory|out of shared memory",
+        "DataLoader worker (pid 11011) is killed by signal: Bus error. It is possible that dataloader's workers are out"
+        " of shared memory. Please try to raise your shared memory limit",
+        "pytorch/pytorch#108861",
+    ),
+    _text(
+        "host_memory",
+        r"Cannot allocate memory",
+        "unable to mmap 1048576 bytes from file </torch_4711>: Cannot allocate memory (12)",
+        "strerror of ENOMEM, glibc",
+    ),
+    # the device
+    _text(
+        "device",
+        r"ECC error|uncorrectable NVLink error|fallen off the bus|GPU is lost|\bXid\b",
+        "CUDA error: uncorrectable ECC error encountered",
+        "vllm-project/vllm#5222",
+    ),
+    _text(
+        "device",
+        r"unspecified launch failure",
+        "CUDA error: unspecified launch failure",
+        "pytorch/pytorch#74235",
+    ),
+    _text(
+        "device",
+        r"illegal memory access|illegal instruction|misaligned address|hardware stack error",
+        "CUDA error: an illegal memory access was encountered",
+        "pytorch/pytorch#34220",
+    ),
+    _text(
+        "device",
+        r"devices? ?(\(s\))? (is/)?are busy or unavailable|no CUDA-capable device is detected|launch timed out",
+        "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        "pytorch/pytorch#100691",
+    ),
+    _text(
+        "device",
+        r"(CUBLAS|CUDNN|CUFFT|CUSOLVER|CUSPARSE)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k, &alpha, a, "
+        "lda, b, ldb, &beta, c, ldc)`",
+        "facebookresearch/SparseConvNet#208",
+    ),
+    # NCCL on this rank
+    _text(
+        "network",
+        r"NCCL error.*unhandled (cuda|system) error|ncclUnhandledCudaError|ncclSystemError",
+        "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, unhandled cuda error (run with "
+        "NCCL_DEBUG=INFO for details), NCCL version 2.20.5\nncclUnhandledCudaError: Call to CUDA function failed.",
+        "NVIDIA/nccl#1410",
+    ),
+    # any other error of CUDA's
+    _text(
+        "device",
+        r"CUDA (driver |runtime )?error( \(\d+\) )?:",
+        "CUDA error: unknown error",
+        "CUDA Runtime API, cudaErrorUnknown",
+    ),
+    # the operating system, where a library words it and no error number is left
+    _text(
+        "system",
+        r"Stale file handle|Input/output error|No space left on device|Too many open files|Remote I/O error|"
+        r"Read-only file system|Disk quota exceeded|Transport endpoint is not connected",
+        "read(): fd 33 failed with Stale file handle",
+        "pytorch/pytorch#45826",
+    ),
+)
+
 
 REFUSED = "refused"
 """Not in the table: Shoal itself has refused something of the task, and says what in its message."""
@@ -95,7 +358,7 @@ _BUILDING = ("building",)
 _PASSES = ("forward", "backward", "validating")
 
 
-def _row(
+def _mistake(
     name: str,
     pattern: str,
     member: str,
@@ -110,14 +373,14 @@ def _row(
 
 MISTAKES: tuple[Mistake, ...] = (
     # importing and constructing the task
-    _row(
+    _mistake(
         "missing_package",
         r"^ModuleNotFoundError: No module named '([^']+)'",
         "__init__",
         "the module {1} is not there on the node of this worker; install its package on every node, or put the module "
         "into the directory that code.working_dir names.",
     ),
-    _row(
+    _mistake(
         "missing_variable",
         r"^KeyError: '([^']*)'",
         "__init__",
@@ -125,7 +388,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "shell; pass the value in the model or data section of the spec, or read os.environ.get({1!r}, DEFAULT).",
         innermost=r"os(\.py|>):__getitem__$",
     ),
-    _row(
+    _mistake(
         "script",
         r"^SystemExit: ?(.*)",
         "__init__",
@@ -133,21 +396,21 @@ MISTAKES: tuple[Mistake, ...] = (
         'what the script runs below `if __name__ == "__main__":`, and the model, data and loss into a class.',
         phases=_PREPARING,
     ),
-    _row(
+    _mistake(
         "relative_path",
         r"^FileNotFoundError: .*No such file or directory: '(?!/)(?!\w+://)([^']+)'",
         "build_dataset",
         "there is no file {1} in the directory of this worker, which is a copy of code.working_dir; put the file "
         "there, or give an absolute path that exists on every node.",
     ),
-    _row(
+    _mistake(
         "signal_handler",
         r"^ValueError: signal only works in main thread",
         "__init__",
         "signal.signal() needs the main thread of a process, and a task runs on another one in every worker; leave it "
         "out: on SIGTERM Shoal itself lets the group go on without the worker, and it writes the checkpoints.",
     ),
-    _row(
+    _mistake(
         "no_group",
         r"^ValueError: Default process group has not been initialized",
         "__init__",
@@ -156,7 +419,7 @@ MISTAKES: tuple[Mistake, ...] = (
         phases=_PREPARING,
     ),
     # its data
-    _row(
+    _mistake(
         "dataset_without_length",
         r"^TypeError: object of type '(\w+)' has no len\(\)",
         "build_dataset",
@@ -165,7 +428,7 @@ MISTAKES: tuple[Mistake, ...] = (
         phases=_PREPARING,
         raised=Raised.ON_ITS_OBJECT,
     ),
-    _row(
+    _mistake(
         "dataset_without_index",
         r"^(?:TypeError: '(\w+)' object is not subscriptable|NotImplementedError: Subclasses of Dataset should "
         r"implement __getitem__|KeyError: (\d+)$)",
@@ -175,14 +438,14 @@ MISTAKES: tuple[Mistake, ...] = (
         phases=_PASSES,
         raised=Raised.ON_ITS_OBJECT,
     ),
-    _row(
+    _mistake(
         "dataset_signature",
         r"^TypeError: (?:[\w<>]+\.)*(__len__|__getitem__)\(\) (?:takes|missing) .*",
         "build_dataset",
         "the dataset cannot be read: {0}; write def __len__(self) and def __getitem__(self, index).",
         raised=Raised.ON_ITS_OBJECT,
     ),
-    _row(
+    _mistake(
         "samples_of_different_sizes",
         r"^RuntimeError: stack expects each tensor to be equal size, but got (\[.*?\]) at entry \d+ and (\[.*?\])",
         "build_dataset",
@@ -190,7 +453,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "define collate(self, samples) in the task.",
         phases=_PASSES,
     ),
-    _row(
+    _mistake(
         "samples_that_are_no_tensors",
         r"^TypeError: default_collate: batch must contain .*; found <class '([^']+)'>",
         "build_dataset",
@@ -199,7 +462,7 @@ MISTAKES: tuple[Mistake, ...] = (
         phases=_PASSES,
     ),
     # its model
-    _row(
+    _mistake(
         "container_without_forward",
         r"^ValueError: fully_shard does not support containers that do not implement forward: (\w+)",
         "build_model",
@@ -207,7 +470,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "module with a forward() from build_model() and from shard_units().",
         phases=_BUILDING,
     ),
-    _row(
+    _mistake(
         "torch_script",
         r"^AttributeError: '_CachedForward' object has no attribute|\bRecursiveScriptModule\b|\bScriptModule\b",
         "build_model",
@@ -215,7 +478,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "torch.jit.script or torch.jit.trace, and set compile: true in the spec if it should be compiled.",
         phases=_BUILDING,
     ),
-    _row(
+    _mistake(
         "scalar_parameter",
         r"^ValueError: fully_shard doesn't support scalar parameters\. Change (\S+) to",
         "build_model",
@@ -223,7 +486,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "nn.Parameter(torch.ones(1)).",
         phases=_BUILDING,
     ),
-    _row(
+    _mistake(
         "lazy_module",
         r"\b[Uu]ninitialized ?[Pp]arameter\b",
         "build_model",
@@ -231,7 +494,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "pass; give the sizes, or pass one sample through the model before build_model() returns it.",
         phases=_BUILDING,
     ),
-    _row(
+    _mistake(
         "sparse_gradient",
         r"^NotImplementedError: Could not run '\S+' with arguments from the 'Sparse\w+' backend",
         "build_model",
@@ -239,7 +502,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "looks up an embedding.",
         phases=("backward", "optimizer"),
     ),
-    _row(
+    _mistake(
         "optimizer_on_shards",
         r"^(?:RuntimeError|NotImplementedError): (?:Operator )?(aten\.[\w.]+?\w)\.?:? "
         r"(?:in-place operations that require placement changes|does not have a sharding strategy)",
@@ -250,7 +513,7 @@ MISTAKES: tuple[Mistake, ...] = (
         phases=("optimizer",),
     ),
     # its loss
-    _row(
+    _mistake(
         "part_of_the_model",
         r"got mixed torch\.Tensor and DTensor",
         "loss",
@@ -258,7 +521,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "are sharded; call model(...), and move what needs single layers into its forward().",
         phases=_PASSES,
     ),
-    _row(
+    _mistake(
         "detached_loss",
         r"element 0 of tensors does not require grad and does not have a grad_fn",
         "loss",
@@ -266,7 +529,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "detach it, do not compute it under torch.no_grad(), and do not make it from a number (.item(), numpy).",
         phases=("backward",),
     ),
-    _row(
+    _mistake(
         "backward_in_the_task",
         r"^RuntimeError: Trying to backward through the graph a second time",
         "loss",
@@ -274,7 +537,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "the backward pass and the optimizer.",
         phases=("backward",),
     ),
-    _row(
+    _mistake(
         "label_out_of_range",
         r"^IndexError: Target (-?\d+) is out of bounds",
         "loss",
@@ -282,14 +545,14 @@ MISTAKES: tuple[Mistake, ...] = (
         "classes from 0.",
         phases=_PASSES,
     ),
-    _row(
+    _mistake(
         "index_out_of_range",
         r"^IndexError: index out of range in self",
         "loss",
         "an index is outside an nn.Embedding; give it as many rows as there are tokens, and number the tokens from 0.",
         phases=_PASSES,
     ),
-    _row(
+    _mistake(
         "shapes",
         r"mat1 and mat2 shapes cannot be multiplied \((\w+) and (\w+)\)",
         "loss",
@@ -297,7 +560,7 @@ MISTAKES: tuple[Mistake, ...] = (
         "dimension of its input.",
         phases=_PASSES,
     ),
-    _row(
+    _mistake(
         "dtypes",
         r"mat1 and mat2 must have the same dtype, but got (\w+) and (\w+)",
         "loss",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.contract.layout import Layout, Schedule
-from shoal_workers.contract.pipeline_feed import fed, micro_batches_fed
+from shoal_workers.contract.layout import Layout, Schedule, fed, micro_batches_fed
 
 
 def test_without_a_pipeline_every_rank_is_fed_its_share() -> None:

@@ -1,10 +1,12 @@
+"""How validations are judged: the best ones, and when a job stops early."""
+
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.contract.course.best import Standing, is_exhausted, judge, why_exhausted
 from shoal_workers.contract.spec import ValidationSpec
+from shoal_workers.contract.validation import Standing, is_exhausted, judge, why_exhausted
 
 
 def _fold(rule: ValidationSpec, values: list[float], keep: int = 0) -> Standing:

@@ -1,0 +1,461 @@
+"""The resources of the REST API about what all jobs share: nodes, clusters, the queue, projects, sweeps and retention.
+
+Nodes and clusters come with drains, cordons, notices and maintenance windows. Pure data, as in `views`: no method here
+reads or decides anything.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from shoal_service.core.goodput import Goodput
+from shoal_service.core.nodes import Cordon, Drain, Node
+from shoal_service.core.retention.ended_jobs import Kind
+from shoal_service.views import (
+    GrowthAnswer,
+    QueuePlace,
+)
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.job import JobState
+from shoal_workers.contract.placing import Moment
+from shoal_workers.contract.spec import JobSpec
+
+
+class DrainView(Drain):
+    """A drain of a node, as the API shows it."""
+
+
+class DrainRequest(Frozen):
+    """The request to drain a node."""
+
+    reason: str = Field("drain requested", min_length=1, max_length=500)
+    """For people; shown with the node and in the histories of the jobs that leave it."""
+    deadline_s: float | None = Field(None, ge=0, le=30 * 86400, allow_inf_nan=False)
+    """Seconds until the node goes away; null: it stays, but nothing may run on it."""
+
+
+class NodeView(Node):
+    """A node of the cluster, as the API shows it."""
+
+    drain: DrainView | None = None
+    num_workers: int = 0
+    """Workers of all jobs on it now. A drained node is drained once there is none, and draining before."""
+    cpus_of_others: float = 0.0
+    """Reserved by others than Shoal's jobs on a shared Ray cluster; the scheduler leaves them out."""
+    gpus_of_others: float = 0.0
+
+    @classmethod
+    def of(cls, node: Node, **changes: float) -> NodeView:
+        return cls.model_validate({**node.model_dump(), **changes})
+
+
+class ClusterSummary(Frozen):
+    """One of the Ray clusters that have joined."""
+
+    name: str
+    address: str = ""
+    connected: bool = False
+    """Its gateway reports, and Ray answers it."""
+    why_away: str = ""
+    """Why it is not connected, for people; empty: it is."""
+    silent_s: float | None = None
+    """Seconds since its gateway's newest report; null: none has come."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Added to those of its nodes; a node's own take precedence."""
+    cordon: Cordon | None = None
+    """No worker is added on its nodes; those that are there stay."""
+    num_nodes: int = 0
+    """Nodes that are alive. This and the numbers below are those of the newest snapshot."""
+    cpus_total: float = 0.0
+    cpus_free: float = 0.0
+    gpus_total: float = 0.0
+    gpus_free: float = 0.0
+    num_jobs: int = 0
+    """Jobs with an attempt there."""
+
+
+class ClusterView(Frozen):
+    """The clusters as the scheduler sees them."""
+
+    connected: bool
+    """Whether at least one of them is connected."""
+    address: str
+    """Address of the first cluster."""
+    clusters: tuple[ClusterSummary, ...] = ()
+    """By name; the service's own first."""
+    nodes: tuple[NodeView, ...]
+    cpus_total: float
+    cpus_free: float
+    gpus_total: float
+    gpus_free: float
+    owner: str
+    """Name of the control plane that holds the lease."""
+    epoch: int
+
+
+_Reference = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class CordonRequest(Frozen):
+    """The request to place no new worker on a node."""
+
+    reason: str = Field("cordon requested", min_length=1, max_length=500)
+    """Why, for people; shown with the node."""
+
+
+class ClusterPatch(Frozen):
+    """Changes of a cluster."""
+
+    labels: dict[str, str | None] = Field(max_length=64)
+    """Merged by name; null removes one. They are added to those of its nodes, and the rules for names and values are
+    those of `worker.selector`."""
+
+
+class NoticeRequest(Frozen):
+    """The cloud's notice that it will take a node away."""
+
+    deadline_s: float = Field(30.0, ge=0, le=30 * 86400, allow_inf_nan=False)
+    """Seconds until then. Google Cloud and Azure give 30, AWS gives 120."""
+    deadline_at: Moment | None = None
+    """The same as a time, which has precedence: seconds since 1970, or ISO 8601 with a zone, as AWS writes it."""
+    reason: str = Field("preemption notice", min_length=1, max_length=500)
+    """For people; shown with the node and in the histories of the jobs that leave it."""
+
+
+class WindowRequest(Frozen):
+    """The request for a maintenance window."""
+
+    nodes: tuple[_Reference, ...] = Field(min_length=1, max_length=1000)
+    """Ids or addresses of nodes. A machine that is started anew has the same address and another id."""
+    begins_at: Moment
+    """The nodes are empty by then: seconds since 1970, or ISO 8601 with a zone."""
+    ends_at: Moment
+    """The nodes are used again."""
+    reason: str = Field("maintenance", min_length=1, max_length=500)
+    """For people; shown with the nodes and in the histories of the jobs that leave them."""
+
+    @model_validator(mode="after")
+    def _lasts(self) -> Self:
+        if self.ends_at <= self.begins_at:
+            raise ValueError(f"ends_at {self.ends_at:g} is not after begins_at {self.begins_at:g}.")
+        return self
+
+
+class MaintenanceWindow(Frozen):
+    """A time in which nodes are not used."""
+
+    window_id: str
+    nodes: tuple[str, ...]
+    """Ids or addresses. A machine that is started anew has the same address and another id."""
+    begins_at: float
+    """The nodes are empty by then."""
+    ends_at: float
+    """The nodes are used again."""
+    reason: str
+
+
+class WindowView(MaintenanceWindow):
+    """A maintenance window, as the API shows it."""
+
+    drains_at: float
+    """When the nodes begin to drain: as early as recent drains took twice."""
+
+
+_Count = Field(None, ge=0, le=10_000_000)
+
+
+class StartForecast(Frozen):
+    """What the scheduler would do now with a job that is not submitted."""
+
+    workers: int | None = None
+    """Workers with which the job would start now; null: it would wait."""
+    position: int | None = None
+    """Place in the order in which jobs would start; null: it would not wait."""
+    reason: str
+    holders: tuple[str, ...] = ()
+    """Ids of jobs that hold what it would wait for."""
+    expected_at: float | None = None
+    """When it would start; null: not known."""
+
+
+class PlannedSize(Frozen):
+    """The layout that the job would have with this many workers."""
+
+    workers: int
+    layout: str
+    num_idle: int
+    """Workers that the layout does not use."""
+    reason: str
+
+
+class DryRun(Frozen):
+    """What a submission would become. Nothing of it is stored."""
+
+    spec: JobSpec
+    """With all defaults, the user and the project of the token, and the checkpoint that the job would go on from."""
+    note: str
+    """What is probably not meant; the note of the job's status."""
+    layouts: tuple[PlannedSize, ...]
+    """Layouts with `elasticity.min_workers`, and with `elasticity.max_workers`."""
+    start: StartForecast | None
+    """null: this server does not schedule at the moment."""
+
+
+class HeldBackJob(Frozen):
+    """A running job with fewer workers than it may have."""
+
+    job_id: str
+    name: str
+    project: str
+    user: str
+    priority: int
+    workers: int
+    """Granted."""
+    answer: GrowthAnswer
+
+
+class QueuedJob(Frozen):
+    """A job in the queue."""
+
+    job_id: str
+    name: str
+    project: str
+    user: str
+    priority: int
+    submitted_at: float
+    place: QueuePlace | None
+    """null: the scheduler has not considered the job yet."""
+
+
+class ProjectRules(Frozen):
+    """The quotas of a project. They count workers; those of a parent apply to all projects below it together."""
+
+    parent: str | None = Field(None, max_length=63)
+    """The project that this one is a part of; it must be defined."""
+    weight: float = Field(1.0, gt=0, le=1e6, allow_inf_nan=False)
+    """Share of the cluster, relative to the projects with the same parent, while all of them have jobs."""
+    guaranteed: int = Field(0, ge=0, le=10_000_000)
+    """Workers that the project gets back from others as soon as it has jobs for them."""
+    limit: int | None = _Count
+    """The project never has more workers; null: no limit."""
+    max_running: int | None = _Count
+    """Largest number of jobs with workers at the same time; null: no limit."""
+    max_queued: int | None = _Count
+    """Largest number of queued jobs: a further one is refused at submit; null: no limit."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.limit is not None and self.guaranteed > self.limit:
+            raise ValueError(
+                f"guaranteed {self.guaranteed} is larger than limit {self.limit}. Set limit to at least "
+                f"{self.guaranteed}, or guaranteed to at most {self.limit}."
+            )
+        return self
+
+
+class ProjectView(ProjectRules):
+    """A project: its quotas, and what it uses itself, without the projects below it."""
+
+    name: str
+    is_defined: bool
+    """False: it has jobs, but no quotas of its own; the rules of the project `default` apply to them."""
+    queued: int = 0
+    running: int = 0
+    """Jobs with workers."""
+    workers: int = 0
+    """Workers that are granted to its jobs."""
+    share: float = 0.0
+    """Its share of the workers that are granted to all jobs."""
+
+
+class UserRules(Frozen):
+    """How many jobs a user may have."""
+
+    max_running: int | None = _Count
+    """Largest number of jobs with workers at the same time; null: no limit."""
+    max_queued: int | None = _Count
+    """Largest number of queued jobs: a further one is refused at submit; null: no limit."""
+
+
+class UserView(UserRules):
+    """A user: the limits that apply, and what the user has."""
+
+    name: str
+    is_defined: bool
+    """False: the limits are those of the user `default`; each user has them alone."""
+    queued: int = 0
+    running: int = 0
+    """Jobs with workers."""
+    workers: int = 0
+    """Granted to the user's jobs."""
+
+
+class QueueView(Frozen):
+    """The queue in the order in which its jobs would start."""
+
+    items: tuple[QueuedJob, ...]
+    num_queued: int
+    """More than there are items if `limit` cut the list off."""
+    projects: tuple[ProjectView, ...]
+    """The defined projects and those that have jobs."""
+    held_back: tuple[HeldBackJob, ...] = ()
+    """Running jobs with fewer workers than they may have, oldest first; at most `limit`."""
+
+
+class FleetJob(Frozen):
+    """A job in the overview of all jobs."""
+
+    id: str
+    name: str
+    state: JobState
+    reason: str = ""
+    message: str = ""
+    """Why the job waits, or what it does; for people."""
+    project: str = "default"
+    user: str = "default"
+    cluster: str = ""
+    """Cluster in which its newest attempt has begun; empty: there was none."""
+    priority: int = 0
+    labels: dict[str, str] = Field(default_factory=dict)
+    queue_position: int | None = None
+    step: int = 0
+    total_steps: int | None = None
+    eta_s: float | None = None
+    loss: float | None = None
+    val_loss: float | None = None
+    tokens_per_s: float | None = None
+    workers: int = 0
+    desired_workers: int = 0
+    incidents: int = 0
+    steps_lost: int = 0
+    goodput: float | None = None
+    """productive / total."""
+    created_at: float
+    updated_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+    losses: tuple[float | None, ...] = ()
+    """Losses over all steps, 32 at most."""
+    world_sizes: tuple[int, ...] = ()
+    """World sizes at the same steps as `losses`."""
+
+
+class NodeJob(Frozen):
+    """What one job has on a node."""
+
+    job_id: str
+    name: str
+    ranks: tuple[int, ...]
+    """Workers without a rank are left out."""
+    num_workers: int
+
+
+class FleetNode(NodeView):
+    """A node, with the jobs that have workers on it."""
+
+    jobs: tuple[NodeJob, ...] = ()
+
+
+class ClusterGoodput(Frozen):
+    """Worker-seconds that all jobs requested within ten minutes, and how many of them were productive."""
+
+    at: float
+    """The beginning."""
+    productive: float
+    total: float
+
+
+class FleetOverview(Frozen):
+    """A page of jobs, and what holds for all of them."""
+
+    items: tuple[FleetJob, ...]
+    total: int
+    """Jobs that match; `items` is a part of them."""
+    num_by_state: dict[JobState, int]
+    """Number of jobs in each state, also of those that do not match."""
+    goodput: tuple[ClusterGoodput, ...]
+    """Goodput of the last 24 hours, oldest first."""
+    goodput_now: Goodput | None
+    """The sum over all jobs that are queued or hold workers."""
+    nodes: tuple[FleetNode, ...]
+    clusters: tuple[ClusterSummary, ...] = ()
+    """The service's own first."""
+    connected: bool
+    """Whether the service is connected to at least one cluster."""
+    exposure: str = ""
+    """What the code of jobs can read of the service, in words; empty: it runs as another user, or on other machines."""
+
+
+class SweepSummary(Frozen):
+    """An entry of the list of sweeps."""
+
+    name: str
+    project: str
+    num_jobs: int
+    num_by_state: dict[JobState, int]
+    created_at: float
+    """When the sweep's first job was created."""
+
+
+class SweepView(SweepSummary):
+    """A sweep: the jobs of a project with the same label `sweep`."""
+
+    limit: int | None
+    """`sweep.limit` of the newest job, as the next two."""
+    prune: str | None
+    warmup_steps: int | None
+    jobs: tuple[FleetJob, ...]
+    """The best first: by validation loss, then by loss. In the answer to a submission: the jobs of the request, in the
+    order of the grid. At most 1,000."""
+
+
+class DeletionView(Frozen):
+    """The deletion of a job; it stays when the job is gone, as a record of it."""
+
+    job_id: str
+    name: str
+    project: str
+    user: str
+    requested_at: float
+    requested_by: str = ""
+    """Who asked for it; empty: not known."""
+    reason: str = ""
+    """Why, if retention deletes the job."""
+    with_checkpoints: bool = True
+    """Its files in the storage are deleted too."""
+    root: str = ""
+    """The job's directory in the storage; empty: it is not known."""
+    kept: tuple[str, ...] = ()
+    """URLs of checkpoints that stay in the storage, because they are pinned or another job needs them."""
+    rows: int = 0
+    """Deleted from the database so far: events, lines of the log, points of the series."""
+    finished_at: float | None = None
+    """null: it is not complete, and is continued."""
+    error: str = ""
+    """Why the last try to continue it failed."""
+
+
+class RemovalView(Frozen):
+    """One thing that retention deletes."""
+
+    kind: Kind
+    job_id: str = ""
+    name: str = ""
+    """Name of the job, the checkpoint or the archive."""
+    reason: str = ""
+    rows: int = 0
+    """Deleted from the database; 0 in a dry run."""
+    error: str = ""
+    """Why it could not be deleted; it is tried again in the next round."""
+
+
+class GcView(Frozen):
+    """One round of retention."""
+
+    dry_run: bool
+    removals: tuple[RemovalView, ...] = ()
+    """What was deleted, or with `dry_run` would be."""
+    is_complete: bool = True
+    """False: more can be deleted; ask again."""

@@ -1,0 +1,156 @@
+"""Plans of the built-in tasks and of Hugging Face models, and shapes of models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal_workers.contract.checks.legality import Rule, violations
+from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
+from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.model import (
+    HF_TASK,
+    HuggingFaceConfig,
+    ModelShape,
+    TensorStyle,
+    as_language_model,
+    difference,
+)
+from shoal_workers.contract.spec import JobSpec, plan_of
+
+LEAST: dict[str, Any] = {"stop": {"steps": 5}, "data": {"corpus": "python-stdlib"}}
+
+
+def _plan(**model: Any) -> Any:
+    return plan_of(parse_spec({**LEAST, "model": model}))
+
+
+def test_a_dense_model_has_heads_blocks_and_one_width() -> None:
+    plan = _plan(dim=64, num_heads=4, num_kv_heads=2, num_layers=3, seq_len=32)
+    assert (plan.num_blocks, plan.hidden_size, plan.num_heads, plan.num_kv_heads, plan.seq_len) == (3, 64, 4, 2, 32)
+    assert plan.widths == {"model.hidden_dim": 192}
+    assert plan.tensor["blocks.*.attention.out"] is TensorStyle.ROW
+    assert plan.tensor["blocks.*.feed_forward.down"] is TensorStyle.ROW
+    assert plan.tied == {"head.weight": "embedding.weight"}
+    assert (plan.experts, plan.num_experts) == ("", 0)
+
+
+def test_a_mixture_of_experts_names_its_experts_and_shared_expert() -> None:
+    plan = _plan(num_experts=8, num_shared_experts=2, expert_hidden_dim=96, tied_head=False)
+    assert (plan.experts, plan.num_experts) == ("blocks.*.feed_forward.experts", 8)
+    assert plan.widths == {
+        "model.expert_hidden_dim": 96,
+        "model.num_shared_experts x model.expert_hidden_dim": 192,
+    }
+    assert plan.tensor["blocks.*.feed_forward.shared.up"] is TensorStyle.COLUMN
+    assert "blocks.*.feed_forward.up" not in plan.tensor
+    assert plan.tied == {}
+
+
+def test_the_first_blocks_may_stay_dense() -> None:
+    plan = _plan(num_experts=8, num_dense_layers=1, expert_hidden_dim=96)
+    assert list(plan.widths) == ["model.hidden_dim", "model.expert_hidden_dim"]
+    assert "blocks.*.feed_forward.up" in plan.tensor
+
+
+def test_another_task_has_the_plan_that_it_declares() -> None:
+    task = {"stop": {"steps": 1}, "task": "shapes:Shapes"}
+    assert plan_of(parse_spec(task)) is None
+    declared = plan_of(parse_spec({**task, "plan": {"blocks": "layers", "num_blocks": 4, "hidden_size": 8}}))
+    assert declared is not None and declared.num_blocks == 4
+
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 257,
+}
+
+
+def _spec(model: dict[str, Any], **settings: Any) -> JobSpec:
+    document = {"task": HF_TASK, "model": model, "data": {"corpus": "python-stdlib"}, "stop": {"steps": 1}}
+    return parse_spec({**document, **settings})
+
+
+def _plan_hf(**changes: Any) -> Any:
+    return plan_of(_spec({"config": {**CONFIG, **changes}}))
+
+
+def test_a_config_determines_how_the_model_may_be_split() -> None:
+    plan = _plan_hf()
+    assert (plan.blocks, plan.num_blocks, plan.hidden_size) == ("network.model.layers", 3, 48)
+    assert (plan.num_heads, plan.num_kv_heads, plan.widths) == (6, 2, {"intermediate_size": 96})
+    assert plan.tensor["network.model.layers.*.self_attn.q_proj"] is TensorStyle.COLUMN
+    assert plan.tensor["network.model.layers.*.mlp.down_proj"] is TensorStyle.ROW
+    assert plan.tied == {}
+    assert _plan_hf(tie_word_embeddings=True).tied == {"network.lm_head.weight": "network.model.embed_tokens.weight"}
+
+
+def test_a_directory_gives_the_same_plan_and_is_not_needed_at_submit(tmp_path: Path) -> None:
+    model = {"path": str(tmp_path)}
+    assert plan_of(_spec(model)) is None
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert plan_of(_spec(model)) == _plan_hf()
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    assert plan_of(_spec(model)) is None
+
+
+@pytest.mark.parametrize("changes", [{"model_type": "gpt2"}, {"num_key_value_heads": None}, {"hidden_size": "wide"}])
+def test_what_is_not_known_has_the_data_axes(changes: dict[str, Any]) -> None:
+    assert _plan_hf(**changes) is None
+
+
+def test_with_a_padding_token_the_vocabulary_is_not_split() -> None:
+    assert TensorStyle.HEAD not in _plan_hf(pad_token_id=0).tensor.values()
+
+
+def test_norms_of_heads_see_a_part_of_them() -> None:
+    assert _plan_hf(model_type="qwen3").tensor["network.model.layers.*.self_attn.k_norm"] is TensorStyle.PARTIAL
+
+
+def test_degrees_are_checked_at_submit() -> None:
+    with pytest.raises(SpecError, match="tp 4 does not divide the number of attention heads"):
+        _spec({"config": CONFIG}, parallelism={"tp": 4}, elasticity={"max_workers": 4})
+    with pytest.raises(SpecError, match="cp is 2, but the architecture 'llama' has no plan for cp"):
+        _spec({"config": CONFIG}, parallelism={"cp": 2}, elasticity={"max_workers": 2})
+
+
+def test_dropout_in_the_config_stays_on_the_data_axes() -> None:
+    spec = _spec({"config": {**CONFIG, "attention_dropout": 0.1}})
+    [violation] = violations(Layout(tp=2), spec, plan_of(spec))
+    assert violation.rule is Rule.DROPOUT_NEEDS_DATA_AXES
+    assert "model.attention_dropout 0.1" in violation.message
+
+
+@pytest.mark.parametrize("model", [{}, {"path": "/models/a", "config": CONFIG}, {"config": {"hidden_size": 8}}])
+def test_a_model_has_one_source_and_a_type(model: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="model"):
+        _spec(model)
+
+
+def test_the_planner_uses_its_sizes() -> None:
+    same = as_language_model(HuggingFaceConfig(config={**CONFIG, "head_dim": 16}, seq_len=64))
+    assert same is not None
+    assert (same.dim, same.num_layers, same.head_dim, same.hidden_dim, same.seq_len) == (48, 3, 16, 96, 64)
+
+
+TRAINED = ModelShape(tensors={"a.weight": "float32 [2, 3]", "a.bias": "float32 [2]", "b": "float32 [1]"})
+
+
+def test_equal_models_have_no_difference() -> None:
+    assert difference(TRAINED, TRAINED) == ""
+
+
+def test_the_first_tensors_that_differ_are_named() -> None:
+    other = ModelShape(tensors={"a.weight": "float32 [4, 3]", "a.bias": "float16 [2]", "c": "float32 [1]"})
+    assert difference(TRAINED, other) == (
+        "its model does not fit the state of the one that trains: a.weight is float32 [4, 3] and was float32 [2, 3]; "
+        "a.bias is float16 [2] and was float32 [2]; b (float32 [1]) is gone; and 1 more"
+    )

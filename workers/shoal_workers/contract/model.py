@@ -1,0 +1,492 @@
+"""What is known of a model without torch: the settings of the built-in tasks, how a model may be split, and its shape.
+
+A ParallelPlan says which modules each parallel axis acts on, by their names, so that a layout can be checked at
+submission. The submit check, the planner and the engine read the same plan (`spec.plan_of`). The language model has a
+plan of its own; that of a Hugging Face model is derived from its config.json; a user's task declares one in the spec's
+`plan` section. A model without a plan runs on the data axes (dp_replicate, dp_shard), which need no plan.
+
+Pure, except that it reads files of a Hugging Face model's directory. It never imports torch or transformers; the models
+themselves are built in `shoal_workers.tasks`.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from shoal_workers.contract.base import Frozen, exactly_one_of
+from shoal_workers.contract.plain_text import OfTask
+
+
+class TensorStyle(StrEnum):
+    """What tensor parallelism does with a module."""
+
+    COLUMN = "column"
+    """nn.Linear: its outputs are split."""
+    ROW = "row"
+    """nn.Linear: its inputs are split; its outputs are summed and split along the sequence."""
+    EMBEDDING = "embedding"
+    """nn.Embedding: its vocabulary is split; its output is split along the sequence."""
+    HEAD = "head"
+    """nn.Linear to the vocabulary, which is split; the loss is computed on the split logits."""
+    SEQUENCE = "sequence"
+    """A norm: whole on every rank, applied to that rank's part of the sequence."""
+    GATHER = "gather"
+    """A module whose first input is gathered along the sequence and whose last layer is a `row`, such as attention or
+    feed-forward."""
+    WHOLE = "whole"
+    """A module that every rank computes on the whole sequence: its first input is gathered, its output is split."""
+    PARTIAL = "partial"
+    """A module that is whole on every rank and applied to that rank's heads, such as a norm of each query head."""
+
+
+class ParallelPlan(Frozen):
+    """The modules that each parallel axis acts on."""
+
+    blocks: str = ""
+    """The nn.ModuleList of equal, consecutive blocks. Pipeline stages consist of them; recomputation and torch.compile
+    act on each of them."""
+    num_blocks: int = Field(0, ge=0)
+    """Number of blocks."""
+    first: tuple[str, ...] = ()
+    """Modules that only the first stage has, for example the embedding."""
+    last: tuple[str, ...] = ()
+    """Modules that only the last stage has, for example the final norm and the head."""
+    tied: dict[str, str] = Field(default_factory=dict)
+    """Parameters that are one tensor with others: {"head.weight": "embedding.weight"}. Not required: they are found in
+    the model. An entry that the model does not have is refused."""
+    hidden_size: int = Field(0, ge=0)
+    """Width of a block's output, (samples, sequence, hidden_size). Required for pipelines."""
+    tensor: dict[str, TensorStyle] = Field(default_factory=dict)
+    """Style of each module. Required for tensor parallelism."""
+    attention: str = ""
+    """Modules called with (queries, keys, values), each (B, heads, T, K), that compute causal attention, for example
+    `blocks.*.attention.core`. Required for context parallelism."""
+    sequence: dict[str, int] = Field(default_factory=dict)
+    """Names of what has the tokens of a sequence, and the dim of the tokens: {"tokens": 1, "positions": 0}. Along these
+    dims cp cuts what the model is called with."""
+    experts: str = ""
+    """Modules that hold the experts of a layer, each parameter with one slice per expert along dim 0. Required for
+    expert parallelism."""
+    num_experts: int = Field(0, ge=0)
+    """Experts in a layer; ep must divide it."""
+    num_heads: int = Field(0, ge=0)
+    """Attention heads; 0: tp and Ulysses need not divide them."""
+    num_kv_heads: int = Field(0, ge=0)
+    """Key and value heads (grouped query attention)."""
+    seq_len: int = Field(0, ge=0)
+    """Tokens per sample, which cp and tp split; 0: no sequences."""
+    num_params: int = Field(0, ge=0)
+    """Parameters of the model, so that its memory can be predicted; 0: not known."""
+    deferred_init: bool = False
+    """The task declares `deferred_init`, so no worker builds the whole model."""
+    widths: dict[str, int] = Field(default_factory=dict)
+    """Other sizes that tp must divide, by a name for error messages: {"hidden_dim": 688}."""
+
+
+LM_TASK = "shoal_workers.tasks.lm:LanguageModel"
+STDLIB_CORPUS = "python-stdlib"
+BYTE_TOKENIZER = "bytes"
+BYTE_VOCABULARY = 257
+"""One token per byte, and one that ends a document."""
+
+
+class LanguageModelConfig(Frozen):
+    """A decoder-only transformer: RMSNorm, RoPE, grouped query attention, SwiGLU, or a mixture of such experts."""
+
+    dim: int = Field(256, ge=1, le=1 << 20)
+    """Width of the residual stream."""
+    num_layers: int = Field(4, ge=1, le=10_000)
+    """Transformer blocks."""
+    num_heads: int = Field(8, ge=1, le=10_000)
+    """Query heads; must divide `dim` unless `head_dim` is given."""
+    head_dim: int | None = Field(None, ge=2, le=1 << 16)
+    """Width of a head, even (RoPE rotates pairs). Default: dim / num_heads."""
+    num_kv_heads: int | None = Field(None, ge=1, le=10_000)
+    """Key and value heads (grouped query attention); must divide `num_heads`. Default: num_heads."""
+    hidden_dim: int | None = Field(None, ge=1, le=1 << 22)
+    """Width of the SwiGLU layer. Default: 8/3 x dim, rounded up to a multiple of 32."""
+    seq_len: int = Field(256, ge=1, le=1 << 22)
+    """Tokens per sample."""
+    vocab_size: int | None = Field(None, ge=2, le=1 << 24)
+    """Rows of the embedding; by default, and at least, the size of the tokenizer's vocabulary (257 for bytes)."""
+    tied_head: bool = True
+    """The output head shares the embedding's weights."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability of dropout after the embedding, on attention weights, and on each layer's output."""
+    rope_theta: float = Field(10_000.0, gt=0, allow_inf_nan=False)
+    """Base of the rotation's wavelengths, in tokens; choose it larger for longer sequences."""
+    norm_eps: float = Field(1e-5, gt=0, le=1)
+    """Added to the mean square in RMSNorm."""
+    num_experts: int = Field(0, ge=0, le=1 << 16)
+    """Routed experts in each block's feed-forward layer; 0: a dense model."""
+    top_k: int = Field(2, ge=1, le=1024)
+    """Number of experts that process each token."""
+    num_shared_experts: int = Field(0, ge=0, le=1024)
+    """Number of additional experts that process every token."""
+    expert_hidden_dim: int | None = Field(None, ge=1, le=1 << 22)
+    """Width of one expert. Default: hidden_dim."""
+    num_dense_layers: int = Field(0, ge=0, le=10_000)
+    """Number of blocks at the start of a mixture-of-experts model that are dense."""
+    balance: Literal["bias", "loss", "none"] = "bias"
+    """How the load of the experts is balanced: with a bias on the routing scores (Wang et al. 2024), or with an
+    additional loss (Fedus et al. 2022)."""
+    balance_rate: float | None = Field(None, ge=0, le=1e3)
+    """Step of the bias (default 1e-3), or weight of the loss (default 1e-2)."""
+    capacity_factor: float | None = Field(None, gt=0, le=1e6)
+    """An expert takes at most this many times its even share of a micro-batch's tokens, the first ones. Null: all."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> LanguageModelConfig:
+        if self.head_dim is None and self.dim % self.num_heads:
+            raise ValueError(
+                f"model.dim {self.dim} is not a multiple of model.num_heads {self.num_heads}: "
+                f"{self.dim} = {self.dim // self.num_heads} x {self.num_heads} + {self.dim % self.num_heads}."
+            )
+        if self.head_dim is None and (self.dim // self.num_heads) % 2:
+            raise ValueError(
+                f"model.dim / model.num_heads = {self.dim // self.num_heads} is odd; RoPE rotates pairs. "
+                f"Set dim to {self.dim + self.num_heads}, or choose another num_heads."
+            )
+        if self.head_dim is not None and self.head_dim % 2:
+            raise ValueError(f"model.head_dim {self.head_dim} is odd; RoPE rotates pairs. Use {self.head_dim + 1}.")
+        if self.num_experts and self.top_k > self.num_experts:
+            raise ValueError(f"model.top_k {self.top_k} is more than model.num_experts {self.num_experts}.")
+        kv = self.num_kv_heads or self.num_heads
+        if self.num_heads % kv:
+            raise ValueError(f"model.num_kv_heads {kv} does not divide model.num_heads {self.num_heads}.")
+        return self
+
+
+class TextDataConfig(Frozen):
+    """Text as token shards on local disk, prepared once per node and memory-mapped."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["corpus"], "properties": {"corpus": {"const": STDLIB_CORPUS}, "paths": {"maxItems": 0}}},
+                {"required": ["paths"], "properties": {"corpus": {"type": "null"}, "paths": {"minItems": 1}}},
+            ]
+        }
+    )
+
+    corpus: str | None = Field(None, max_length=255)
+    """A corpus by name: "python-stdlib", the running interpreter's own standard library."""
+    paths: tuple[str, ...] = Field((), max_length=10_000)
+    """Text files, globs and directories (read recursively). Every node must be able to read them."""
+    tokenizer: str = Field(BYTE_TOKENIZER, max_length=4096)
+    """"bytes": one token per byte, plus one that ends a document. Or the path of a tokenizers JSON file."""
+    validation_fraction: float = Field(0.05, ge=0, lt=1)
+    """Fraction of the documents for validation only, chosen by the hash of their text."""
+    max_bytes: int | None = Field(None, ge=1)
+    """Maximum number of bytes of text to read (whole documents, in order of their paths); default: all."""
+    cache_dir: str | None = Field(None, max_length=4096)
+    """Where token shards are kept. Default: ~/.cache/shoal/data."""
+    encoding_errors: Literal["strict", "replace"] = "replace"
+    """Bytes that are not UTF-8: "strict" refuses the file, "replace" reads U+FFFD instead."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TextDataConfig:
+        if (self.corpus is None) == (not self.paths):
+            raise ValueError(
+                'data must contain exactly one of corpus and paths, for example data: {corpus: "python-stdlib"}.'
+            )
+        if self.corpus is not None and self.corpus != STDLIB_CORPUS:
+            raise ValueError(f'data.corpus {self.corpus!r} is not known; the only named corpus is "{STDLIB_CORPUS}".')
+        return self
+
+
+def plan_of_language_model(config: LanguageModelConfig) -> ParallelPlan:
+    """With the module names of `shoal_workers.tasks.transformer`."""
+    return ParallelPlan(
+        blocks="blocks",
+        num_blocks=config.num_layers,
+        first=("embedding", "dropout"),
+        last=("norm", "head"),
+        tied={"head.weight": "embedding.weight"} if config.tied_head else {},
+        hidden_size=config.dim,
+        tensor=_tensor_styles(config),
+        attention="blocks.*.attention.core",
+        sequence={"tokens": 1, "labels": 1, "positions": 0},
+        experts="blocks.*.feed_forward.experts" if num_expert_layers(config) else "",
+        num_experts=config.num_experts if num_expert_layers(config) else 0,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads or config.num_heads,
+        seq_len=config.seq_len,
+        widths=_widths(config),
+    )
+
+
+def num_expert_layers(config: LanguageModelConfig) -> int:
+    """Blocks whose feed-forward layer is a mixture of experts."""
+    return max(0, config.num_layers - config.num_dense_layers) if config.num_experts else 0
+
+
+def feed_forward_dim(config: LanguageModelConfig) -> int:
+    """Width of a dense block's SwiGLU; default: 8/3 x dim, rounded up to a multiple of 32."""
+    return config.hidden_dim or -(-8 * config.dim // 3 // 32) * 32
+
+
+def expert_dim(config: LanguageModelConfig) -> int:
+    """Width of one routed expert."""
+    return config.expert_hidden_dim or feed_forward_dim(config)
+
+
+def _tensor_styles(config: LanguageModelConfig) -> dict[str, TensorStyle]:
+    block = "blocks.*."
+    styles = {
+        "embedding": TensorStyle.EMBEDDING,
+        f"{block}attention_norm": TensorStyle.SEQUENCE,
+        f"{block}attention": TensorStyle.GATHER,
+        f"{block}attention.query": TensorStyle.COLUMN,
+        f"{block}attention.key": TensorStyle.COLUMN,
+        f"{block}attention.value": TensorStyle.COLUMN,
+        f"{block}attention.out": TensorStyle.ROW,
+        f"{block}feed_forward_norm": TensorStyle.SEQUENCE,
+        f"{block}feed_forward": TensorStyle.GATHER,
+    }
+    layers = [f"{block}feed_forward."] if num_expert_layers(config) < config.num_layers else []
+    if num_expert_layers(config) and config.num_shared_experts:
+        layers.append(f"{block}feed_forward.shared.")
+    for layer in layers:
+        styles |= {
+            f"{layer}gate": TensorStyle.COLUMN,
+            f"{layer}up": TensorStyle.COLUMN,
+            f"{layer}down": TensorStyle.ROW,
+        }
+    return styles | {"norm": TensorStyle.SEQUENCE, "head": TensorStyle.HEAD}
+
+
+def _widths(config: LanguageModelConfig) -> dict[str, int]:
+    """Sizes that column and row styles split, besides the heads. The vocabulary may be split unevenly."""
+    widths = {}
+    if num_expert_layers(config) < config.num_layers:
+        widths["model.hidden_dim"] = feed_forward_dim(config)
+    if num_expert_layers(config):
+        widths["model.expert_hidden_dim"] = expert_dim(config)
+    if num_expert_layers(config) and config.num_shared_experts:
+        widths["model.num_shared_experts x model.expert_hidden_dim"] = config.num_shared_experts * expert_dim(config)
+    return widths
+
+
+HF_TASK = "shoal_workers.tasks.hf:HuggingFaceLM"
+PREFIX = "network."
+"""Prefix of module and parameter names: transformers' model is a child of our module, which returns its logits."""
+CONFIG_NAME = "config.json"
+TOKENIZER_NAME = "tokenizer.json"
+SLOW_TOKENIZER_NAMES = (
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    *("vocab.json", "merges.txt", "vocab.txt"),
+)
+"""Those of SentencePiece, of byte-pair encoding as GPT-2 has it, and of WordPiece, without a tokenizer.json."""
+_MAX_CONFIG_BYTES = 1 << 20
+
+TIED_BY_DEFAULT = {
+    "cohere": True,
+    "cohere2": True,
+    "cwm": False,
+    "ernie4_5": True,
+    "granite": False,
+    "helium": False,
+    "hyperclovax": False,
+    "llama": False,
+    "ministral": False,
+    "ministral3": False,
+    "mistral": False,
+    "olmo": False,
+    "qwen2": False,
+    "qwen3": False,
+    "smollm3": True,
+}
+"""Model types with LLaMA's modules, and whether the head shares the embedding's weights if the config is silent."""
+NORMED_HEADS = frozenset({"qwen3"})
+"""Those of TIED_BY_DEFAULT with a norm on each query and key head."""
+
+
+class HuggingFaceConfig(Frozen):
+    """A causal language model from a local directory, with its weights, or from a config, with random weights."""
+
+    model_config = ConfigDict(json_schema_extra=exactly_one_of("path", "config"))
+
+    path: str | None = Field(None, min_length=1, max_length=4096)
+    """Directory with config.json and *.safetensors. Every node must be able to read it; nothing is downloaded."""
+    config: dict[str, Any] | None = Field(
+        None, json_schema_extra={"required": ["model_type"], "properties": {"model_type": {"type": "string"}}}
+    )
+    """The content of a config.json. `model_type` names the architecture; missing keys have transformers' defaults."""
+    seq_len: int = Field(256, ge=1, le=1 << 22)
+    """Tokens per sample."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> HuggingFaceConfig:
+        if (self.path is None) == (self.config is None):
+            raise ValueError(
+                "model must contain exactly one of path (a local directory) and config (the content of a config.json)."
+            )
+        if self.config is not None and not isinstance(self.config.get("model_type"), str):
+            raise ValueError('model.config must contain a model_type, for example {"model_type": "llama"}.')
+        return self
+
+
+class Sizes(Frozen):
+    """Sizes of a decoder with LLaMA's structure, named as in config.json."""
+
+    model_type: str
+    hidden_size: int = Field(ge=1)
+    intermediate_size: int = Field(ge=1)
+    num_hidden_layers: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1)
+    vocab_size: int = Field(ge=1)
+    head_dim: int | None = Field(None, ge=1)
+    tie_word_embeddings: bool
+    pad_token_id: int | None = None
+
+
+def hugging_face_of(task: str, model: dict[str, Any]) -> HuggingFaceConfig | None:
+    """None for another task, and for invalid settings, which the submit check refuses."""
+    if task != HF_TASK:
+        return None
+    try:
+        return HuggingFaceConfig.model_validate(model)
+    except ValidationError:
+        return None
+
+
+def sizes_of(settings: HuggingFaceConfig) -> Sizes | None:
+    """None: the config cannot be read here, lacks a size, or its model type has other modules."""
+    config = settings.config if settings.config is not None else read_config(settings.path or "")
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in TIED_BY_DEFAULT or config.get("quantization_config"):
+        return None
+    known = {key: config[key] for key in Sizes.model_fields if key in config}
+    tied = known.get("tie_word_embeddings", TIED_BY_DEFAULT[model_type])
+    try:
+        return Sizes.model_validate({**known, "tie_word_embeddings": tied})
+    except ValidationError:
+        return None
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """The content of a model directory's config.json; {} if it does not exist here or cannot be read."""
+    file = Path(path).expanduser() / CONFIG_NAME
+    try:
+        if not file.is_file() or file.stat().st_size > _MAX_CONFIG_BYTES:
+            return {}
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def lacks_tokenizer(settings: HuggingFaceConfig) -> bool:
+    """The model's directory is here and has no tokenizer that can be read."""
+    if settings.path is None:
+        return False
+    directory = Path(settings.path).expanduser()
+    return (directory / CONFIG_NAME).is_file() and not (directory / TOKENIZER_NAME).is_file()
+
+
+def slow_tokenizer_of(settings: HuggingFaceConfig) -> tuple[str, ...]:
+    """Files of a tokenizer in a format that is not read, in the model's directory."""
+    directory = Path(settings.path or "").expanduser()
+    return tuple(name for name in SLOW_TOKENIZER_NAMES if settings.path and (directory / name).is_file())
+
+
+def architecture_of(settings: HuggingFaceConfig) -> str:
+    """`model_type` of the config; empty if the config cannot be read here."""
+    config = settings.config if settings.config is not None else read_config(settings.path or "")
+    return str(config.get("model_type", ""))
+
+
+def dropout_of(settings: HuggingFaceConfig) -> tuple[str, float] | None:
+    """Key and value of a dropout in the config that is larger than 0; None: there is none."""
+    config = settings.config if settings.config is not None else read_config(settings.path or "")
+    found = ((key, value) for key, value in config.items() if "dropout" in key and isinstance(value, int | float))
+    return next((one for one in found if one[1] > 0), None)
+
+
+def plan_of_hugging_face(settings: HuggingFaceConfig) -> ParallelPlan | None:
+    """None: the model is not known, and runs on the data axes only. Activations are not split along the sequence, so
+    there is no context parallelism."""
+    sizes = sizes_of(settings)
+    if sizes is None:
+        return None
+    decoder = f"{PREFIX}model."
+    block = f"{decoder}layers.*."
+    tensor = {f"{block}self_attn.{name}_proj": TensorStyle.COLUMN for name in "qkv"}
+    tensor |= {f"{block}mlp.{name}_proj": TensorStyle.COLUMN for name in ("gate", "up")}
+    tensor |= {f"{block}self_attn.o_proj": TensorStyle.ROW, f"{block}mlp.down_proj": TensorStyle.ROW}
+    if sizes.model_type in NORMED_HEADS:
+        tensor |= {f"{block}self_attn.{name}_norm": TensorStyle.PARTIAL for name in "qk"}
+    if sizes.pad_token_id is None:  # the row of a pad token gets no gradient, which a split embedding does not support
+        tensor |= {f"{decoder}embed_tokens": TensorStyle.EMBEDDING, f"{PREFIX}lm_head": TensorStyle.HEAD}
+    tied = {f"{PREFIX}lm_head.weight": f"{decoder}embed_tokens.weight"} if sizes.tie_word_embeddings else {}
+    return ParallelPlan(
+        blocks=f"{decoder}layers",
+        num_blocks=sizes.num_hidden_layers,
+        first=(f"{decoder}embed_tokens",),
+        last=(f"{decoder}norm", f"{PREFIX}lm_head"),
+        tied=tied,
+        hidden_size=sizes.hidden_size,
+        tensor=tensor,
+        num_heads=sizes.num_attention_heads,
+        num_kv_heads=sizes.num_key_value_heads,
+        widths={"intermediate_size": sizes.intermediate_size},
+    )
+
+
+def as_language_model(settings: HuggingFaceConfig) -> LanguageModelConfig | None:
+    """The built-in model with the same sizes, to predict memory and time; None: the sizes are not known."""
+    sizes = sizes_of(settings)
+    if sizes is None:
+        return None
+    try:
+        return LanguageModelConfig(
+            dim=sizes.hidden_size,
+            num_layers=sizes.num_hidden_layers,
+            num_heads=sizes.num_attention_heads,
+            num_kv_heads=sizes.num_key_value_heads,
+            head_dim=sizes.head_dim,
+            hidden_dim=sizes.intermediate_size,
+            seq_len=settings.seq_len,
+            vocab_size=sizes.vocab_size,
+            tied_head=sizes.tie_word_embeddings,
+        )
+    except ValidationError:
+        return None
+
+
+_NUM_NAMED = 3
+
+
+class ModelShape(OfTask):
+    """Tensors of the whole model, before it is split over ranks."""
+
+    tensors: dict[str, str]
+    """By name: type and size, for example "float32 [64, 12]"."""
+
+
+def difference(trained: ModelShape, other: ModelShape) -> str:
+    """In words, with the first tensors that differ; empty: none does."""
+    found = [
+        _words(name, trained.tensors.get(name), other.tensors.get(name))
+        for name in {**trained.tensors, **other.tensors}
+        if trained.tensors.get(name) != other.tensors.get(name)
+    ]
+    if not found:
+        return ""
+    more = f"; and {len(found) - _NUM_NAMED} more" if len(found) > _NUM_NAMED else ""
+    return f"its model does not fit the state of the one that trains: {'; '.join(found[:_NUM_NAMED])}{more}"
+
+
+def _words(name: str, trained: str | None, other: str | None) -> str:
+    if other is None:
+        return f"{name} ({trained}) is gone"
+    if trained is None:
+        return f"{name} ({other}) is new"
+    return f"{name} is {other} and was {trained}"
