@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from shoal_service.core.scheduling.explaining.held_back import GrowthLimit
+from shoal_service.core.scheduling.explaining import GrowthLimit
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.spec import JobSpec
 

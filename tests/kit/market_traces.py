@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shoal_service.core.scheduling.curves import ThroughputCurve
-from shoal_service.core.scheduling.market import Decision, MarketState, Policy
+from shoal_service.core.scheduling.market import Decision, MarketState, Policy, ThroughputCurve
 from shoal_service.simulator.capacity import Capacity
 from shoal_service.simulator.engine import Costs, Market
 from shoal_service.simulator.peers.allocation import decisions

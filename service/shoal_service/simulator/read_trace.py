@@ -26,8 +26,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from shoal_service.core.scheduling.curves import ThroughputCurve
-from shoal_service.core.scheduling.market import DEFAULT_PROJECT
+from shoal_service.core.scheduling.market import DEFAULT_PROJECT, ThroughputCurve
 from shoal_service.simulator.trace import WAIT_S, Trace, TraceJob
 from shoal_workers.contract.placing import ANY_CLUSTER
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal_service.core.scheduling.curves import ThroughputCurve
-from shoal_service.core.scheduling.market import DEFAULT_PROJECT
+from shoal_service.core.scheduling.market import DEFAULT_PROJECT, ThroughputCurve
 
 WAIT_S = 1800.0
 """The default of `elasticity.wait_s`."""

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from shoal_service.core.scheduling.curves import ThroughputCurve
-from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState
+from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState, ThroughputCurve
 from shoal_service.simulator.peers.allocation import by_age, decisions, num_workers
 
 Gain = Callable[[MarketJob, int], float]

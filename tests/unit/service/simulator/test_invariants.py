@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_service.core.scheduling.curves import ThroughputCurve
-from shoal_service.core.scheduling.market import Project
+from shoal_service.core.scheduling.market import Project, ThroughputCurve
 from shoal_service.simulator.capacity import AWAY, Capacity
 from shoal_service.simulator.engine import Costs, Market, Run
 from shoal_service.simulator.job_run import JobRun

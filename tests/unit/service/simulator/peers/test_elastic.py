@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_service.core.scheduling.curves import ThroughputCurve
-from shoal_service.core.scheduling.market import MarketJob, MarketNode, MarketState, Policy, Start, Wait
+from shoal_service.core.scheduling.market import (
+    MarketJob,
+    MarketNode,
+    MarketState,
+    Policy,
+    Start,
+    ThroughputCurve,
+    Wait,
+)
 from shoal_service.simulator.capacity import WORKER
 from shoal_service.simulator.peers.first_come import first_come
 from shoal_service.simulator.peers.marginal import elastic_srpt, hull, optimus
