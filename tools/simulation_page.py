@@ -11,12 +11,11 @@ from pathlib import Path
 from rich.console import Console
 
 from shoal_api.cli.render.simulation_page import Simulated, simulation_page, title
-from shoal_service.simulator.capacity import Capacity
 from shoal_service.simulator.engine import Market
 from shoal_service.simulator.metrics import measure
 from shoal_service.simulator.picture import Panel, draw
 from shoal_service.simulator.policies import POLICIES
-from shoal_service.simulator.read_trace import read_trace
+from shoal_service.simulator.traces import Capacity, read_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "scheduling.md"

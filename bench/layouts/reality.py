@@ -20,7 +20,7 @@ from layouts.pool import WorkerPool
 from layouts.rank import WARM_UP_STEPS
 from shoal_service.planner import HardwareProfile, rank
 from shoal_service.planner.memory import BytesPart
-from shoal_service.planner.prediction import Prediction
+from shoal_service.planner.ranking import Prediction
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout, Recompute
 

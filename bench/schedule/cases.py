@@ -7,11 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shoal_service.core.scheduling.market import Project
-from shoal_service.simulator.capacity import Capacity
 from shoal_service.simulator.engine import Costs, Market
-from shoal_service.simulator.read_capacity import read_capacity
-from shoal_service.simulator.read_trace import read_trace
-from shoal_service.simulator.trace import TraceJob
+from shoal_service.simulator.traces import Capacity, TraceJob, read_capacity, read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACES = ROOT.parent / "shared" / "traces"

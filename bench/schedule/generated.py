@@ -22,11 +22,9 @@ import math
 import random
 
 from schedule.cases import URGENT, Case
-from shoal_service.core.scheduling.curves import ThroughputCurve
-from shoal_service.core.scheduling.market import DEFAULT_PROJECT, Project
-from shoal_service.simulator.capacity import Capacity
+from shoal_service.core.scheduling.market import DEFAULT_PROJECT, Project, ThroughputCurve
 from shoal_service.simulator.engine import Costs, Market
-from shoal_service.simulator.trace import TraceJob
+from shoal_service.simulator.traces import Capacity, TraceJob
 
 TEST_SEEDS = tuple(range(48))
 CHOICE_SEEDS = tuple(range(1_000, 1_048))

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.market import (
     Decision,
     MarketJob,
@@ -19,6 +18,7 @@ from shoal_service.core.scheduling.market import (
     Project,
     Resize,
     Start,
+    ThroughputCurve,
     WorkerNeed,
 )
 

@@ -17,7 +17,7 @@ from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.core.node_loss import NodeLossBound, WorkerLossBound
 from shoal_service.core.parity import Parity
-from shoal_service.core.scheduling.explaining.held_back import GrowthLimit
+from shoal_service.core.scheduling.explaining import GrowthLimit
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource, UserFailure
 from shoal_workers.contract.marker import CheckpointName

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.market import (
     Decision,
     MarketJob,
@@ -16,6 +15,7 @@ from shoal_service.core.scheduling.market import (
     Project,
     Resize,
     Start,
+    ThroughputCurve,
     Wait,
     WorkerNeed,
 )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shoal_service.core.scheduling.curves import ThroughputCurve
-from shoal_service.core.scheduling.market import Decision, MarketState, Policy
-from shoal_service.simulator.capacity import Capacity
+from shoal_service.core.scheduling.market import Decision, MarketState, Policy, ThroughputCurve
 from shoal_service.simulator.engine import Costs, Market
-from shoal_service.simulator.peers.allocation import decisions
-from shoal_service.simulator.trace import TraceJob
+from shoal_service.simulator.policies import decisions
+from shoal_service.simulator.traces import Capacity, TraceJob
 
 FREE = Costs(switch_s=0.0, start_s=0.0)
 

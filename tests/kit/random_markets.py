@@ -10,7 +10,6 @@ from random import Random
 from hypothesis import strategies as st
 
 from kit.market import NOW, carried_out, market
-from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (
     CapacityKind,
@@ -19,6 +18,7 @@ from shoal_service.core.scheduling.market import (
     MarketState,
     Placement,
     Project,
+    ThroughputCurve,
     User,
     WorkerNeed,
 )

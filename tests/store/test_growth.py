@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.scheduling.explaining.held_back import GrowthLimit, HeldBack
+from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
 from shoal_service.store import Lease, LeaseLost, Store
 from shoal_service.store.scheduling.growth import REWRITE_S
 from shoal_service.views import ElasticityPatch, GrowthAnswer, JobPatch

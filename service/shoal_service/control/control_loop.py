@@ -45,7 +45,6 @@ from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Decision, MarketState, Policy, Preempt, Resize, Start
-from shoal_service.core.scheduling.pauses import pauses_after
 from shoal_service.fleet_views import ClusterView, StartForecast
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost
@@ -64,6 +63,16 @@ _REVIEW_S = 2.0
 _REQUEST_S = 60.0
 _MAX_QUEUED = 100_000
 """Jobs of the queue that are considered, by priority and age. Those beyond it wait."""
+_MIN_PAUSE_S = 0.2
+"""A burst of changes causes one pass, not one pass each."""
+_MAX_PAUSE_S = 1.0
+"""An urgent job must not wait longer for its decision, also if passes are slow because the machine is busy."""
+_IDLE_SHARE = 9.0
+"""A pause is at least this many times as long as the pass before it: a long queue must not take the time of the HTTP
+edge."""
+_REQUEST_SHARE = 1.0
+"""The same factor if a user has asked for something, or workers are free. Training jobs report all the time, and an
+urgent job must not wait for the end of a pause that protects from those reports."""
 
 
 class ControlLoop:
@@ -468,3 +477,12 @@ def _of_nodes(wanted: Mapping[RoomKind, int], labels: Mapping[str, str]) -> dict
         own = tuple((name, value) for name, value in kind.labels if labels.get(name) != value)
         found[kind._replace(labels=own)] += workers
     return dict(found)
+
+
+def pauses_after(pass_s: float) -> tuple[float, float]:
+    """Seconds until the next pass if a user has asked for something or workers are free, and if only jobs reported."""
+    return _within(_REQUEST_SHARE * pass_s), _within(_IDLE_SHARE * pass_s)
+
+
+def _within(wanted_s: float) -> float:
+    return min(_MAX_PAUSE_S, max(_MIN_PAUSE_S, wanted_s))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from shoal_service.control.market.curves import curve_of, sizes_of
 from shoal_service.control.profile_store import measured_profile
-from shoal_service.core.scheduling.deadlines import duration, verdict
+from shoal_service.core.scheduling.facts import duration, verdict
 from shoal_service.core.scheduling.market import MarketJob, WorkerNeed
 from shoal_service.planner import HardwareProfile, rank
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem

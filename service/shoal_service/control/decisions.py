@@ -13,7 +13,7 @@ from typing import TypeAlias, assert_never
 from shoal_service.collector import paused_collector
 from shoal_service.control.market.build import named_cluster
 from shoal_service.core.scheduling.decide import after
-from shoal_service.core.scheduling.explaining.held_back import HeldBack, held_back
+from shoal_service.core.scheduling.explaining import HeldBack, held_back
 from shoal_service.core.scheduling.market import Decision, MarketState, Preempt, Resize, Start, Wait
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import RequestConflict

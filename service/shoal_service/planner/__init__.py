@@ -5,22 +5,20 @@ It runs nothing, needs no GPU and never imports torch or Ray: it is arithmetic w
 
     shape          parameters, arithmetic and activations of a model
     gpus           built-in hardware profiles (`core/hardware_profile.py` defines them)
-    cuts           which blocks each pipeline stage gets
-    candidates     all legal layouts, one array per column
-    memory         bytes of one rank, with `host_memory`
-    step_time      seconds of one step, with `collectives` and `links`
-    preferences    the rules of thumb by name, and the reasons that people read
-    ranking        candidates, memory and step time together, in order
+    candidates     all legal layouts, one array per column, and where their pipelines are cut
+    memory         bytes of one rank and of its host
+    network        which links the groups of each axis cross, and seconds of a collective there
+    step_time      seconds of one step
+    ranking        candidates, memory and step time together, in order, by rules that have names
     planning       `plan`: one layout for a job and a number of workers
-    capacity       what would fit if no layout does
-    report         `rank`: the table of `shoal plan`
+    report         `rank`: the table of `shoal plan`; `refusal`: what would fit if no layout does
 """
 
 from __future__ import annotations
 
 from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.planner.planning import plan, plan_ahead, plans
-from shoal_service.planner.prediction import Prediction, Ranking
+from shoal_service.planner.ranking import Prediction, Ranking
 from shoal_service.planner.report import memory_note, rank, refusal
 
 __all__ = ["HardwareProfile", "Prediction", "Ranking", "memory_note", "plan", "plan_ahead", "plans", "rank", "refusal"]

@@ -19,11 +19,17 @@ from typing import Any
 from shoal_service.core.attempt.plan_layout import UNKNOWN_NEED, HostNeed
 from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, Racks
 from shoal_service.planner.gpus import CPU, DEFAULT_GPU, PROFILES
-from shoal_service.planner.host_memory import least_need, num_params_of
-from shoal_service.planner.memory import BytesPart
-from shoal_service.planner.prediction import Prediction
-from shoal_service.planner.preferences import Preference, prefers_data_axes
-from shoal_service.planner.ranking import LayoutTable, Task, partitioned, predict_layouts, select_layouts
+from shoal_service.planner.memory import BytesPart, least_need, num_params_of
+from shoal_service.planner.ranking import (
+    LayoutTable,
+    Prediction,
+    Preference,
+    Task,
+    partitioned,
+    predict_layouts,
+    prefers_data_axes,
+    select_layouts,
+)
 from shoal_service.planner.shape import shape_of
 from shoal_workers.contract.checks.legality import fixed_layout, violations
 from shoal_workers.contract.layout import Layout, micro_batches_fed

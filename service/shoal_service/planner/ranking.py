@@ -1,30 +1,99 @@
-"""All layouts of some worlds, predicted and in order of preference. `planning`, `report` and `capacity` call it."""
+"""All layouts of some worlds, predicted and in order of preference.
+
+It puts candidates, memory and step time together. Its rules of thumb have names (`Preference`), which appear in the
+reasons of a chosen layout; docs/planner.md lists them. `Prediction` and `Ranking` are the answer of `rank` to REST and
+`shoal plan`. `planning` and `report` call it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
+from pydantic import Field
 
-from shoal_service.core.attempt.plan_layout import HostNeed
-from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, Racks
-from shoal_service.planner.candidates import LEVELS, Candidates, Limits, candidates, select_rows
-from shoal_service.planner.collectives import Floats
-from shoal_service.planner.host_memory import OFFLOADED_BYTES, gpu_host_bytes, host_need, own_copies
-from shoal_service.planner.links import Spans, network
-from shoal_service.planner.memory import BytesPart, Work, memory, shard_params
-from shoal_service.planner.prediction import Prediction
-from shoal_service.planner.preferences import reasons
+from shoal_service.core.attempt.plan_layout import UNKNOWN_NEED, HostNeed
+from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, LinkClass, Racks
+from shoal_service.planner.candidates import LEVELS, Candidates, Floats, Limits, candidates, select_rows
+from shoal_service.planner.memory import (
+    OFFLOADED_BYTES,
+    BytesPart,
+    Work,
+    gpu_host_bytes,
+    host_need,
+    memory,
+    own_copies,
+    shard_params,
+)
+from shoal_service.planner.network import Spans, network
 from shoal_service.planner.shape import ModelShape
 from shoal_service.planner.step_time import SecondsPart, step_time
+from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.checks.legality import legal_degrees
-from shoal_workers.contract.layout import AXES, Layout
+from shoal_workers.contract.layout import AXES, Layout, Recompute, ShardLevel
 from shoal_workers.contract.proofs import kind_of
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec, Precision, plan_of
 
 _EQUAL = 0.01
 """Relative error of predictions. Among layouts that differ by less, the simpler one is taken."""
+
+
+class Prediction(Frozen):
+    """One layout of one job on one kind of hardware."""
+
+    layout: Layout
+    name: str
+    """The layout in short form."""
+    micro_batches_per_rank: int
+    """Micro-batches that each rank runs in a step, padding included."""
+    step_s: float
+    """Seconds of one optimizer step."""
+    seconds: dict[SecondsPart, float]
+    """Their parts; they add up to step_s."""
+    memory_bytes: int
+    """Peak of the rank that needs the most."""
+    bytes: dict[BytesPart, int]
+    """Their parts; they add up to memory_bytes, apart from rounding."""
+    fits: bool
+    """memory_bytes is within the usable memory."""
+    host: HostNeed = UNKNOWN_NEED
+    """Host memory of a worker."""
+    tokens_per_s: float
+    """Tokens per second of the whole job."""
+    mfu: float
+    """Model FLOPs utilisation: FLOP/s of the model, without recomputation, over the peak of all ranks."""
+    links: dict[str, LinkClass] = Field(default_factory=dict)
+    """By axis of more than one rank: the slowest class of links that its groups cross."""
+    reasons: tuple[str, ...] = ()
+    """`rule: sentence`."""
+
+    @property
+    def bubble(self) -> float:
+        """Share of the step during which the slowest pipeline rank waits."""
+        return self.seconds[SecondsPart.BUBBLE] / self.step_s
+
+
+class Ranking(Frozen):
+    """The best layouts of a world, best first."""
+
+    world_size: int
+    profile: str
+    usable_bytes: int
+    """Bytes of one rank that a layout may use."""
+    num_params: int = 0
+    """Parameters of the model; 0: unknown."""
+    num_active_params: int = 0
+    """Parameters that one token uses."""
+    num_layouts: int = 0
+    """Legal layouts."""
+    num_fitting: int = 0
+    """Legal layouts that fit into memory."""
+    predictions: tuple[Prediction, ...] = ()
+    """For each combination of degrees, the best choice of schedule, shard level and so on."""
+    note: str = ""
+    """Why there is no prediction, or what would fit if no layout does."""
 
 
 @dataclass(frozen=True)
@@ -195,3 +264,81 @@ def _order(columns: Candidates, step_s: Floats, num_bytes: Floats, fits: np.ndar
         ~fits,
     )
     return np.lexsort(most_urgent_last)
+
+
+class Preference(StrEnum):
+    TP_INSIDE_NODE = "tp_inside_node"
+    """tp communicates in every layer, so it goes over the network only if nothing else fits into memory."""
+    DATA_AXES_ON_CPU = "data_axes_on_cpu"
+    """Workers without a GPU stay on the data axes while each has a micro-batch, because their links are slow."""
+    FITS_FIRST = "fits_first"
+    """Layouts that fit into memory come before those that do not."""
+    FASTEST = "fastest"
+    SIMPLEST_OF_EQUALS = "simplest_of_equals"
+    """Among layouts whose steps differ by at most 1 %: fewer axes, then less memory."""
+    LEAST_SHARDED = "least_sharded"
+    """The shard level with the least communication, among those that fit."""
+    MEASURED = "measured"
+    """Shard levels whose predicted steps differ by less than the prediction's own error: the fastest in the job's own
+    steps."""
+    RECOMPUTE_FOR_MEMORY = "recompute_for_memory"
+    OFFLOAD_AS_LAST_RESORT = "offload_as_last_resort"
+    IDLE_FOR_SPEED = "idle_for_speed"
+    """Ranks stay idle only if that is 5 % faster, or the only legal layout."""
+    AS_REQUESTED = "as_requested"
+    """The degrees that the spec fixes."""
+    UNKNOWN_MODEL = "unknown_model"
+    """A user task of unknown sizes is fully sharded."""
+    DETERMINISTIC = "deterministic"
+    """A deterministic job is fully sharded: the fixed order of sums supports only that."""
+
+
+def reasons(
+    layout: Layout,
+    links: dict[str, LinkClass],
+    seconds: dict[SecondsPart, float],
+    num_bytes: dict[BytesPart, int],
+    batch_partition: str,
+) -> tuple[str, ...]:
+    """The reasons for a layout: which links its axes use, and what they cost."""
+    step_s = sum(seconds.values())
+
+    def share(part: SecondsPart) -> str:
+        return f"{100 * seconds[part] / step_s:.1f} % of the step"
+
+    found = []
+    if layout.tp > 1:
+        rule = f"{Preference.TP_INSIDE_NODE}: " if links["tp"] is LinkClass.INSIDE_NODE else ""
+        found.append(f"{rule}tp {layout.tp} {links['tp'].words}, {share(SecondsPart.TP)}")
+    if layout.cp > 1:
+        found.append(f"cp {layout.cp} ({layout.context}) {links['cp'].words}, {share(SecondsPart.CP)}")
+    if layout.ep > 1:
+        found.append(f"ep {layout.ep} {links['ep'].words}, {share(SecondsPart.EP)}")
+    if layout.pp > 1:
+        found.append(
+            f"pp {layout.pp} ({layout.schedule}, {len(layout.stages)} stages) {links['pp'].words}: "
+            f"bubble {share(SecondsPart.BUBBLE)}"
+        )
+    if layout.num_shards > 1 and layout.pp == 1:
+        where = f" {links['dp_shard'].words}" if "dp_shard" in links else ""
+        found.append(f"{Preference.LEAST_SHARDED}: {_LEVELS[layout.shard]}{where}, {share(SecondsPart.DP)}")
+    if layout.recompute is not Recompute.NONE:
+        found.append(
+            f"{Preference.RECOMPUTE_FOR_MEMORY}: {layout.recompute}, activations "
+            f"{num_bytes[BytesPart.ACTIVATIONS] / GIB:.1f} GiB, {share(SecondsPart.RECOMPUTE)}"
+        )
+    if layout.offload:
+        found.append(f"{Preference.OFFLOAD_AS_LAST_RESORT}: optimizer state in host memory")
+    return (batch_partition, *found)
+
+
+_LEVELS = {
+    ShardLevel.OPTIMIZER: "ZeRO-1 is enough",
+    ShardLevel.GRADIENTS: "ZeRO-2, whole gradients would not fit or cost more",
+    ShardLevel.FULL: "ZeRO-3, whole parameters would not fit",
+}
+
+
+def prefers_data_axes(profile: HardwareProfile, world_size: int, num_micro_batches: int) -> bool:
+    """Whether DATA_AXES_ON_CPU applies."""
+    return profile.kind is DeviceKind.CPU and world_size <= num_micro_batches

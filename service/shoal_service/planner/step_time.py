@@ -22,10 +22,9 @@ from enum import StrEnum
 import numpy as np
 
 from shoal_service.core.hardware_profile import HardwareProfile
-from shoal_service.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, Candidates
-from shoal_service.planner.collectives import Floats, Group, Ints, send_s
-from shoal_service.planner.links import Network
+from shoal_service.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, Candidates, Floats, Ints
 from shoal_service.planner.memory import ContentColumns, Work, content_columns, rank_params, saved_bytes
+from shoal_service.planner.network import Group, Network, send_s
 from shoal_service.planner.shape import BlockShape, ModelShape
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.spec import Precision

@@ -18,9 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal_service.core.scheduling.market import Project
-from shoal_service.simulator.capacity import Capacity
-from shoal_service.simulator.engine import Market, Run
-from shoal_service.simulator.job_run import JobRun
+from shoal_service.simulator.engine import JobRun, Market, Run
+from shoal_service.simulator.traces import Capacity
 
 _HOUR_S = 3600.0
 

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from shoal_service.simulator.capacity import Capacity
-from shoal_service.simulator.engine import Run
-from shoal_service.simulator.job_run import JobRun
+from shoal_service.simulator.engine import JobRun, Run
+from shoal_service.simulator.traces import Capacity
 
 _WIDTH, _HEIGHT = 880, 170
 """Width and height of one panel's area, in pixels; a band is drawn per pixel column."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.scheduling.explaining.held_back import GrowthLimit, HeldBack
+from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
 from shoal_service.core.scheduling.market import Wait
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import trace_generator
-from shoal_service.simulator.read_trace import read_trace
+from shoal_service.simulator.traces import read_trace
 
 
 def test_the_committed_example_is_up_to_date() -> None:

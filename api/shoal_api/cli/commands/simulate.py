@@ -14,9 +14,8 @@ from shoal_api.cli.session import DEFAULT_URL, JsonFlag, Session, command
 
 if TYPE_CHECKING:
     from shoal_service.core.scheduling.market import Project
-    from shoal_service.simulator.capacity import Capacity
     from shoal_service.simulator.engine import Progress
-    from shoal_service.simulator.trace import Trace
+    from shoal_service.simulator.traces import Capacity, Trace
 
 _NODES, _WORKERS_PER_NODE = 4, 4
 _POLICIES = (
@@ -104,8 +103,7 @@ def _known(given: list[str] | None, names: list[str]) -> list[str]:
 
 def _capacity(path: Path | None, nodes: int | None, workers_per_node: int) -> Capacity:
     from shoal_api.cli.errors import CliError
-    from shoal_service.simulator.capacity import Capacity
-    from shoal_service.simulator.read_capacity import read_capacity
+    from shoal_service.simulator.traces import Capacity, read_capacity
 
     if path is None:
         return Capacity.constant(nodes or _NODES, workers_per_node)
@@ -119,7 +117,7 @@ def _projects(path: Path | None) -> Mapping[str, Project]:
     import yaml
 
     from shoal_api.cli.errors import CliError
-    from shoal_service.simulator.read_projects import parse_projects
+    from shoal_service.simulator.traces import parse_projects
 
     if path is None:
         return {}
@@ -132,7 +130,7 @@ def _projects(path: Path | None) -> Mapping[str, Project]:
 
 
 def _read_trace(path: Path) -> Trace:
-    from shoal_service.simulator.read_trace import read_trace
+    from shoal_service.simulator.traces import read_trace
 
     with _reading(path):
         return read_trace(path)
@@ -142,7 +140,7 @@ def _read_trace(path: Path) -> Trace:
 def _reading(path: Path) -> Iterator[None]:
     """Errors of files and of their content as errors of the command line."""
     from shoal_api.cli.errors import CliError
-    from shoal_service.simulator.read_trace import TraceError
+    from shoal_service.simulator.traces import TraceError
 
     try:
         yield

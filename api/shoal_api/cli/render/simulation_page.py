@@ -11,12 +11,10 @@ from rich.text import Text
 
 from shoal_api.cli.render.tables import new_table
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_service.simulator.capacity import AWAY, Capacity
-from shoal_service.simulator.engine import Market, Run
-from shoal_service.simulator.job_run import JobRun
+from shoal_service.simulator.engine import JobRun, Market, Run
 from shoal_service.simulator.metrics import Metrics
 from shoal_service.simulator.policies import POLICIES
-from shoal_service.simulator.trace import Trace
+from shoal_service.simulator.traces import AWAY, Capacity, Trace
 
 _HOUR_S = 3600.0
 _COLUMNS = ("mean JCT", "median", "p99", "makespan", "fairness", "utilisation", "goodput", "moves", "preempted")

@@ -13,7 +13,6 @@ from shoal_service.control.market.measured import JobMeasured, Measurements, ser
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.desired import Desired
 from shoal_service.core.nodes import Node
-from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.facts import facts_of
 from shoal_service.core.scheduling.market import (
     ClusterState,
@@ -21,6 +20,7 @@ from shoal_service.core.scheduling.market import (
     MarketNode,
     MarketState,
     Project,
+    ThroughputCurve,
     User,
     WorkerNeed,
 )

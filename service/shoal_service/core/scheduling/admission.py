@@ -8,53 +8,38 @@
     4 reserve   the first claim that is not met has a reservation; a later one starts only if it does not delay it
 
 A job that may start in any of several clusters is admitted where that does the least harm: beside what jobs have, else
-beside their minima (`cluster_choice`), else where those that are preempted have the least priority and workers.
+beside their minima (`_ClusterChoice`), else where those that are preempted have the least priority and workers.
 
 What a job has above its minimum is divided later (`gains`). So admission shrinks without saying so.
 Jobs that ask for the same are refused together: the first refusal answers for all, until some job gets or loses places.
 In a queue of thousands, priority also goes first within a project, and a decision starts MOST_STARTS jobs at most.
-Called by `decide`.
+Called by `decide`. The ways in which one claim is met stand together here, since each depends on what the others have
+booked or reserved: places beside minima, the choice of a cluster, reservations, preemption.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter, itemgetter
+from typing import NamedTuple, TypeAlias
 
-from shoal_service.core.quantities import count_text
-from shoal_service.core.scheduling.cluster_choice import ClusterChoice
-from shoal_service.core.scheduling.estimates import AGED_AFTER_S, AGED_UNTIL_S, starved_s
-from shoal_service.core.scheduling.explaining.clusters import closed_words, never_words
-from shoal_service.core.scheduling.market import MarketJob
-from shoal_service.core.scheduling.plan import Claim, Entry, Plan, Precedence
-from shoal_service.core.scheduling.preemption import Preemption, has_waited
-from shoal_service.core.scheduling.reservations import Reservation, Reservations
-from shoal_service.core.scheduling.room import Shape
-from shoal_service.core.scheduling.shares import Share
-
-
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """Why a queued job does not start."""
-
-    words: str | None
-    """None: it waits for room."""
-    share: Share | None = None
-    """The project whose quota is in the way."""
-    user: str = ""
-    """The user whose limit is in the way."""
-    sweep: tuple[str, str] | None = None
-    """The sweep whose limit is in the way, by project and name."""
-    is_limit: bool = False
-    """More nodes would not help."""
-    behind: str | None = None
-    """The job with the reserved start that it would delay."""
-    cluster: str = ""
-    """The cluster in which it would delay that job."""
-
+from shoal_service.core.scheduling.explaining import (
+    closed_words,
+    limit_words,
+    max_running_words,
+    never_words,
+    sweep_limit_words,
+    user_limit_words,
+)
+from shoal_service.core.scheduling.facts import AGED_AFTER_S, AGED_UNTIL_S, seconds_left, starved_s
+from shoal_service.core.scheduling.market import MarketJob, WorkerNeed
+from shoal_service.core.scheduling.plan import Claim, Entry, Obstacle, Plan, Precedence, Share
+from shoal_service.core.scheduling.room import UNLIMITED, FreeNode, Shape, Sites, count
 
 ROOM = Obstacle(None)
 
@@ -71,6 +56,14 @@ LATER = Obstacle(
 )
 
 MAX_ROUNDS = 4
+
+RECLAIM_AFTER_S = 60.0
+"""A borrower of equal priority keeps its minimum for this long, since another one may end or be shrunk meanwhile."""
+
+MANY = 100
+"""From this many victims on, they are sorted with the others rather than inserted one by one."""
+
+_Ranked: TypeAlias = tuple[float, float, str, Entry]
 
 
 @dataclass(slots=True)
@@ -232,9 +225,9 @@ class _Ways:
     def __init__(self, plan: Plan, admission: Admission) -> None:
         self._plan = plan
         self._admission = admission
-        self._reservations = Reservations(plan)
-        self._preemption = Preemption(plan)
-        self._choice = ClusterChoice(plan)
+        self._reservations = _Reservations(plan)
+        self._preemption = _Preemption(plan)
+        self._choice = _ClusterChoice(plan)
 
     def admit(self, entry: Entry) -> tuple[Obstacle | None, bool]:
         """Book the job's minimum, or say what is in the way; and whether that is in the way of every queued job with
@@ -252,7 +245,7 @@ class _Ways:
             return self._in_any(entry, missing)
         shape = entry.shape
         found = self._reservations.take(entry, missing)
-        if found is None or isinstance(found, Reservation):
+        if found is None or isinstance(found, _Reservation):
             if shape.lacks(missing) and not self._preemption.may_help(entry, missing):
                 self._reservations.reserve(entry, (shape,))
                 return ROOM, True
@@ -279,14 +272,14 @@ class _Ways:
             self._reservations.reserve(entry, shapes)
             return ROOM, True
         ranked = self._choice.ranked(entry, missing, fitting) if len(fitting) > 1 else fitting
-        behind: Reservation | None = None
+        behind: _Reservation | None = None
         full: list[Shape] = []
         for shape in (*ranked, *(shape for shape in shapes if shape not in fitting)):
             entry.shape = shape
             found = self._reservations.take(entry, missing)
             if found is None:
                 full.append(shape)
-            elif isinstance(found, Reservation):
+            elif isinstance(found, _Reservation):
                 behind = behind or found
             else:
                 self._plan.book(entry, found)
@@ -327,8 +320,347 @@ class _Ways:
         return True
 
 
-def _behind(reserved: Reservation) -> Obstacle:
+def _behind(reserved: _Reservation) -> Obstacle:
     return Obstacle(None, behind=reserved.entry.job.job_id, cluster=reserved.shape.cluster)
+
+
+class _Reservation:
+    """A start that nothing may delay: what each node can spare until then, beside the minimum of the job."""
+
+    def __init__(self, entry: Entry, shape: Shape, at: float, spare: dict[int, FreeNode]) -> None:
+        self.entry = entry
+        self.shape = shape
+        """Where it is to start."""
+        self.at = at
+        self._spare = spare
+        """By identity of the node: what is free there at that time. The others have what is free now."""
+
+    def fits(self, free: FreeNode, need: WorkerNeed) -> int:
+        """The number of such workers that the node can spare at that time."""
+        spare = self._spare.get(id(free))
+        return UNLIMITED if spare is None else spare.fits(need)
+
+    def spend(self, need: WorkerNeed, sites: Sites) -> None:
+        """What these workers take is not spare for the next."""
+        for free, workers in sites:
+            spare = self._spare.get(id(free))
+            if spare is not None:
+                spare.reserve(need, workers)
+
+
+class _Reservations:
+    """What a job waits for, until when, and who may start before it (EASY backfill). One for each set of nodes that no
+    other uses.
+
+    The first job that does not fit has a reservation: the time at which the minima of enough running jobs have come
+    free. Another job starts before that time only if it ends before it, or takes what its nodes can spare at that time.
+    Running jobs are taken to end as early as they can and the other job as late as it can, so backfill delays no
+    reserved start.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._all: list[_Reservation] = []
+        self._at_most: dict[tuple[int, ...], tuple[int, int]] = {}
+        """By shape and reservations: no more workers than this can be taken beside them, while none leave."""
+
+    def take(self, entry: Entry, workers: int) -> Sites | _Reservation | None:
+        """Places for the workers that the job lacks; or the reservation that they would delay; or None: no room."""
+        if not self._all:
+            return entry.shape.take_all(workers)
+        in_the_way = [reserved for reserved in self._all if self._holds_back(reserved, entry)]
+        shape = entry.shape
+        if not in_the_way:
+            return shape.take_all(workers)
+        key = (id(shape), *map(id, in_the_way))
+        at_most, as_of = self._at_most.get(key, (UNLIMITED, 0))
+        room = self._plan.room
+        if shape.lacks(workers) or (workers > at_most and as_of == room.num_returns):
+            return in_the_way[0]
+        need = shape.need
+        sites = shape.take_beside(workers, lambda free: min(reserved.fits(free, need) for reserved in in_the_way))
+        if count(sites) < workers:
+            room.give_back(shape, sites)
+            self._at_most[key] = (count(sites), room.num_returns)
+            return in_the_way[0]
+        for reserved in in_the_way:
+            reserved.spend(need, sites)
+        return sites
+
+    def _holds_back(self, reserved: _Reservation, entry: Entry) -> bool:
+        """If the job started now, it would still be there at the reserved time, and it has no higher priority."""
+        job = entry.job
+        if reserved.entry is entry or reserved.entry.job.priority < job.priority:
+            return False
+        if not reserved.shape.overlaps(entry.shape):
+            return False
+        return not self._plan.now + job.start_s + seconds_left(job, job.min_workers) <= reserved.at
+
+    def reserve(self, entry: Entry, shapes: Sequence[Shape]) -> None:
+        """The job fits into none of these: reserve its start where it is earliest, if no job before it has reserved on
+        nodes that it may use."""
+        if not any(reserved.shape.overlaps(shape) for reserved in self._all for shape in shapes):
+            found = [self._reservation(entry, shape) for shape in shapes]
+            self._all.append(min(found, key=lambda one: one.at))
+
+    def _reservation(self, entry: Entry, shape: Shape) -> _Reservation:
+        """Its workers start where others end, so that what is free now stays spare."""
+        need = shape.need
+        missing = entry.job.min_workers - entry.target
+        fits = shape.free(missing)
+        at = self._plan.now
+        spare: dict[int, FreeNode] = {}
+        for ends, other in _earliest_ends(self._plan):
+            if fits >= missing:
+                break
+            at = ends
+            for free, workers in other.sites:
+                if shape.may_use(free):
+                    then = spare.setdefault(id(free), free.copy())
+                    fits -= then.fits(need)
+                    then.reserve(other.shape.need, -workers)
+                    fits += then.fits(need)
+        for free in (*(free for free in shape.nodes if id(free) in spare), *shape.nodes):
+            if missing <= 0:
+                break
+            then = spare.setdefault(id(free), free.copy())
+            workers = min(missing, then.fits(need))
+            then.reserve(need, workers)
+            missing -= workers
+        return _Reservation(entry, shape, at if missing <= 0 else math.inf, spare)
+
+
+def _earliest_ends(plan: Plan) -> Iterator[tuple[float, Entry]]:
+    """When running jobs end, by time, as if each had all of its workers; at once where the work is not known."""
+    now = plan.now
+    ends = [(now, entry.job.job_id, entry) for entry in plan.leaving if entry.floor]
+    for entry in (*plan.running, *plan.queued):
+        if entry.floor:
+            job = entry.job
+            at = now if job.left is None else now + entry.facts.ends(job)[0]
+            ends.append((at if job.granted or job.left is None else at + job.start_s, job.job_id, entry))
+    heapq.heapify(ends)  # the first few are enough as a rule
+    while ends:
+        at, _, entry = heapq.heappop(ends)
+        yield at, entry
+
+
+class _ClusterChoice:
+    """Which of several clusters a queued job starts in: where its minimum does the least harm, then where it can grow
+    most.
+
+        1 harm     workers that jobs there have above their minima and would give; none where enough are free
+        2 growth   what is above the minima there, divided among the jobs there that can use it, with this one
+        3 name     the first
+
+    A job that cannot grow takes no account of growth where it shrinks no job: small jobs fill one cluster and leave
+    room for large ones in the next. The numbers are of workers like the job's, and rough where workers or nodes differ;
+    whether the minimum fits is decided by the caller, node by node. It books nothing. Counts are kept up to date by
+    `booked`, and made again after other changes.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._as_of = -1
+        self._above: dict[int, float] = {}
+        """By identity of the shape: workers of it for which there is room beside the minima."""
+        self._free: dict[int, float] = {}
+        """By identity of the shape: workers of it for which there is room beside all that jobs have."""
+        self._shapes: list[Shape] = []
+        """Those that were counted."""
+
+    def ranked(self, entry: Entry, missing: int, shapes: Sequence[Shape]) -> list[Shape]:
+        """Best first. The job's minimum fits into each of them beside the minima of others."""
+        if self._as_of != self._plan.num_changes:
+            self._above.clear()
+            self._free.clear()
+            self._shapes.clear()
+            self._as_of = self._plan.num_changes
+        can_grow = entry.job.max_workers > entry.job.min_workers
+
+        def order(shape: Shape) -> tuple[float, float, str]:
+            if id(shape) not in self._above:
+                self._count(shape)
+            harm = max(0.0, missing - max(0.0, self._free[id(shape)]))
+            growth = (self._above[id(shape)] - missing) / (1 + self._plan.num_elastic[shape.cluster])
+            return harm, -growth if can_grow or harm else 0.0, shape.cluster
+
+        return sorted(shapes, key=order)
+
+    def booked(self, entry: Entry, workers: int) -> None:
+        """Notes that the job has just been given places for `workers` workers, and that nothing else has changed."""
+        if self._as_of != self._plan.num_changes - 1:
+            return
+        self._as_of = self._plan.num_changes
+        for shape in self._shapes:
+            if shape.overlaps(entry.shape):
+                taken = workers * shape.per_worker(entry.shape)[0]
+                self._above[id(shape)] -= taken
+                self._free[id(shape)] -= taken
+
+    def _count(self, shape: Shape) -> None:
+        above = shape.free()
+        surplus = 0.0
+        for entry in self._plan.running:
+            if entry.job.granted > entry.target > 0 and entry.shape.overlaps(shape):
+                surplus += (entry.job.granted - entry.target) * shape.per_worker(entry.shape)[0]
+        self._above[id(shape)] = above
+        self._free[id(shape)] = above - surplus
+        self._shapes.append(shape)
+
+
+class _Preemption:
+    """Whom an urgent job displaces: running jobs of lower priority, the latest in the queue first, as few as it takes.
+
+    A job that lost nodes and no longer has its minimum does not train, so it also gives way to a job of its own
+    priority. The job that has waited for long (`plan.aged`) displaces others whatever their priority, and no job
+    displaces it. A job that has waited RECLAIM_AFTER_S for what is guaranteed to its project displaces jobs of its own
+    priority, too, if they are of projects that have more than is guaranteed to them. What it gets is not taken back in
+    the same way, because neither project is then below its guarantee for the jobs of the other.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        latest_first = (*plan.queued, *reversed(plan.running))  # nearly sorted already
+        self._victims = sorted([_ranked(entry) for entry in latest_first if entry.target])
+        self._added: list[Entry] = []
+        """Victims that are not in order yet: most jobs are admitted before anybody is displaced."""
+        self._least_added = math.inf
+        """Their lowest priority."""
+        self._failed: dict[tuple[int, Share, Share | None], tuple[float, int]] = {}
+        """Priority and workers of the last claim of a shape and a project, for what is owed to a project, that could
+        not be met. What others may lose to it depends on the project."""
+
+    def add(self, entry: Entry) -> None:
+        """The job has been admitted in this decision; a job of higher priority may still displace it."""
+        self._added.append(entry)
+        if entry.job.priority < self._least_added:
+            self._least_added = entry.job.priority
+
+    def may_help(self, claimant: Entry, missing: int) -> bool:
+        """Some job has a lower priority, or the same one if workers are owed to the claimant's project."""
+        least = min(self._victims[0][0] if self._victims else math.inf, self._least_added)
+        priority = self._priority(claimant)
+        return least < priority or (least == priority and self._owed_to(claimant, missing) is not None)
+
+    def _put_in_order(self) -> None:
+        if len(self._added) > MANY:
+            self._victims += map(_ranked, self._added)
+            self._victims.sort()
+        else:
+            for entry in self._added:
+                insort(self._victims, _ranked(entry))
+        self._added.clear()
+        self._least_added = math.inf
+
+    def _priority(self, claimant: Entry) -> float:
+        return math.inf if claimant is self._plan.aged else claimant.job.priority
+
+    def _owed_to(self, claimant: Entry, missing: int) -> Share | None:
+        """The project that gets what is guaranteed to it back from others by this claim."""
+        return claimant.share.owed(missing) if has_waited(claimant.job, self._plan.now) else None
+
+    def harm(self, claimant: Entry, missing: int) -> tuple[float, int] | None:
+        """The highest priority among the jobs that `make_room` would preempt, and the workers that would count less for
+        their projects; None: it cannot. Nothing has changed afterwards."""
+        cleared = self._make_room(claimant, missing)
+        if not cleared:
+            return None
+        for victim in reversed(cleared):
+            self._put_back(victim)
+        return max([victim.ranked[0] for victim in cleared]), sum([victim.charged for victim in cleared])
+
+    def make_room(self, claimant: Entry, missing: int) -> list[Entry]:
+        """Preempts until `workers` workers fit. Empty if that cannot be done, and then nothing has changed."""
+        priority, owed = self._priority(claimant), self._owed_to(claimant, missing)
+        cleared = self._make_room(claimant, missing)
+        for victim in cleared:
+            del self._victims[bisect_left(self._victims, victim.ranked)]
+            victim.entry.beneficiary = claimant.job.job_id
+            victim.entry.aged = claimant.aged = claimant is self._plan.aged
+            if victim.ranked[0] == priority:
+                victim.entry.owed = claimant.owed = owed
+        entries = [victim.entry for victim in cleared]
+        claimant.donors = (*claimant.donors, *(entry.job.job_id for entry in entries if entry.job.granted))
+        return entries
+
+    def _make_room(self, claimant: Entry, missing: int) -> list[_Victim]:
+        """Take the places of as few jobs as it takes. Empty: none was taken."""
+        if not self.may_help(claimant, missing):
+            return []
+        priority, owed = self._priority(claimant), self._owed_to(claimant, missing)
+        failed = self._failed.get((id(claimant.shape), claimant.share, owed))
+        if failed is not None and priority <= failed[0] and missing >= failed[1]:
+            return []
+        self._put_in_order()
+        cleared = self._clear(claimant, missing, owed)
+        if not cleared and claimant is not self._plan.aged:
+            # The failure of a job that has waited for long says nothing of other projects, whose guarantees differ.
+            self._failed[id(claimant.shape), claimant.share, owed] = (priority, missing)
+        return cleared
+
+    def _clear(self, claimant: Entry, missing: int, owed: Share | None) -> list[_Victim]:
+        cleared: list[_Victim] = []
+        shape, share, most = claimant.shape, claimant.share, self._priority(claimant)
+        spare: dict[Share, float] = {}
+        """What each project has beyond what is guaranteed to it, as of the last job that was cleared."""
+        for ranked in self._victims:
+            entry = ranked[-1]
+            if ranked[0] >= most and (owed is None or ranked[0] > most):
+                break
+            if ranked[0] == most and owed in entry.share.path:
+                continue
+            beyond = spare.get(entry.share)
+            if beyond is None:
+                beyond = spare[entry.share] = entry.share.spare_beside(share)
+            if entry.charged > beyond or entry in (claimant, self._plan.aged) or not entry.shape.overlaps(shape):
+                continue
+            cleared.append(_Victim(ranked, entry, entry.sites, entry.charged))
+            self._plan.clear(entry)
+            spare.clear()
+            if not shape.lacks(missing):
+                return self._spare(shape, missing, cleared)
+        for victim in reversed(cleared):
+            self._put_back(victim)
+        return []
+
+    def _spare(self, shape: Shape, missing: int, cleared: list[_Victim]) -> list[_Victim]:
+        """Leave out the jobs whose workers are not needed after all, those of the highest priority first."""
+        taken = [cleared.pop()]  # there was no room without the last one
+        for victim in reversed(cleared):
+            self._put_back(victim)
+            if shape.lacks(missing):
+                self._plan.clear(victim.entry)
+                taken.append(victim)
+        return taken
+
+    def _put_back(self, victim: _Victim) -> None:
+        entry = victim.entry
+        for free, workers in victim.sites:
+            free.reserve(entry.job.need, workers)
+        self._plan.keep(entry, victim.sites, victim.charged)
+
+
+class _Victim(NamedTuple):
+    """A job whose places were taken away, and what it takes to give them back."""
+
+    ranked: _Ranked
+    entry: Entry
+    sites: Sites
+    charged: int
+
+
+def has_waited(job: MarketJob, now: float) -> bool:
+    """Whether the job has waited so long that it may displace borrowers of its own priority."""
+    return now - (job.submitted_at if job.moved_at is None else job.moved_at) >= RECLAIM_AFTER_S
+
+
+def _ranked(entry: Entry) -> _Ranked:
+    job = entry.job
+    priority: float = job.priority
+    if entry.target < job.granted and entry.target < job.min_workers:
+        priority -= 0.5  # it lost nodes and does not train
+    return priority, -entry.order[0], job.job_id, entry
 
 
 def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:
@@ -397,53 +729,19 @@ def limit_in_the_way(plan: Plan, entry: Entry, missing: int) -> Obstacle | None:
     many workers more."""
     job, share = entry.job, entry.share
     if share.has_limits and share.room() < missing:
-        return _limit_obstacle(entry, missing)
+        tightest = share.tightest()
+        # With a limit below its minimum it waits for ever, so no running job holds what it waits for.
+        holder = tightest if (tightest.project.limit or 0) >= job.min_workers else None
+        return Obstacle(limit_words(job, tightest, missing), holder, is_limit=True)
     if entry.charged:
         return None
     full = share.full_of_jobs() if share.has_limits else None
     if full is not None:
-        words = (
-            f"Project {full.project.name} runs {count_text(full.running, 'job')}, and its max_running "
-            f"is {full.project.max_running}. "
-            f"Raise it, or wait for one of them."
-        )
-        return Obstacle(words, full, is_limit=True)
+        return Obstacle(max_running_words(full), full, is_limit=True)
     most = plan.max_running_of(job.user)
     if most is not None and (runs := plan.running_of_user[job.user]) >= most:
-        words = (
-            f"User {job.user} runs {count_text(runs, 'job')}, and may run {most} at a time (max_running). Wait for one "
-            f"of them, or raise the limit."
-        )
-        return Obstacle(words, user=job.user, is_limit=True)
-    return _sweep_obstacle(plan, job)
-
-
-def _sweep_obstacle(plan: Plan, job: MarketJob) -> Obstacle | None:
+        return Obstacle(user_limit_words(job.user, runs, most), user=job.user, is_limit=True)
     key = job.project, job.sweep
-    if job.sweep_limit is None or (runs := plan.running_of_sweep[key]) < job.sweep_limit:
-        return None
-    words = (
-        f"Sweep {job.sweep} has {count_text(runs, 'job')} with workers, and its limit is {job.sweep_limit} "
-        f"(sweep.limit). Waits until one of them ends."
-    )
-    return Obstacle(words, sweep=key, is_limit=True)
-
-
-def _limit_obstacle(entry: Entry, missing: int) -> Obstacle:
-    job = entry.job
-    limited = [(one.project.limit, one) for one in entry.share.path if one.project.limit is not None]
-    limit, share = min(limited, key=lambda pair: pair[0] - pair[1].used)
-    name = share.project.name
-    if limit < job.min_workers:
-        words = (
-            f"elasticity.min_workers is {job.min_workers}, and project {name} may have "
-            f"{count_text(limit, 'worker')} (its limit). "
-            f"Raise the limit, or lower min_workers."
-        )
-        return Obstacle(words, is_limit=True)
-    words = (
-        f"Needs {count_text(missing, 'worker')}; the minima of the running jobs of project {name} "
-        f"take {share.used} of the {limit} "
-        f"that it may have (its limit). Raise the limit, or wait for one of them."
-    )
-    return Obstacle(words, share, is_limit=True)
+    if job.sweep_limit is not None and (runs := plan.running_of_sweep[key]) >= job.sweep_limit:
+        return Obstacle(sweep_limit_words(job.sweep, runs, job.sweep_limit), sweep=key, is_limit=True)
+    return None

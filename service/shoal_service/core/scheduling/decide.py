@@ -3,9 +3,9 @@
     1 keep     every running job keeps its minimum                                    admission.keep_minima
     2 admit    queued jobs start as soon as their minimum fits beside those minima    admission.admit
     3 divide   the rest goes where it adds most                                       gains.divide_rest
-    4 settle   moves that do not pay for their pause are taken back                   _settle
+    4 settle   moves that do not pay for their pause are taken back                   gains.settle
     5 look     the same for the outcome, until nothing changes any more               decide
-    6 explain  a decision with its reason for each change and each job that waits     reasons, waiting
+    6 explain  a decision with its reason for each change and each job that waits     explaining
 
 So jobs are admitted by shrinking others: what is above a minimum is divided anew in each decision. The method's sources
 are in docs/scheduling.md. Called by the control loop and by the simulator, which carry the decisions out.
@@ -19,19 +19,18 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from shoal_service.core.scheduling.admission import admit, keep_minima
-from shoal_service.core.scheduling.explaining.clusters import in_cluster
-from shoal_service.core.scheduling.explaining.reasons import (
+from shoal_service.core.scheduling.explaining import (
     Flows,
     grow_words,
+    in_cluster,
     preempt_words,
     shrink_words,
     start_words,
+    waits,
 )
-from shoal_service.core.scheduling.explaining.waiting import waits
-from shoal_service.core.scheduling.gains import divide_rest, pays
+from shoal_service.core.scheduling.gains import divide_rest, settle
 from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState, Preempt, Resize, Start, Wait
 from shoal_service.core.scheduling.plan import Entry, Plan
-from shoal_service.core.scheduling.room import count
 
 Change: TypeAlias = Start | Resize | Preempt
 
@@ -105,7 +104,7 @@ def _planned(state: MarketState, now: float) -> tuple[Plan, list[Entry], list[Wa
     waiting = waits(plan, admission.waiting)
     if not admission.is_cut_short:  # else the next decision needs what is left for the jobs that it starts
         divide_rest(plan)
-    _settle(plan)
+    settle(plan)
     return plan, admission.preempted, waiting
 
 
@@ -144,45 +143,6 @@ def _places(plan: Plan) -> dict[str, Mapping[str, int]]:
                 on_nodes[free.node.node_id] += workers
             found[entry.job.job_id] = on_nodes
     return found
-
-
-def _settle(plan: Plan) -> None:
-    """Take back growth that does not pay; what is free then stays with those that would have given it.
-
-    No job grows while the workers of another one have no place in this booking and are on none yet: they need what
-    seems to be free.
-    """
-    is_booked = not any(entry.is_below_minimum and plan.is_unplaced(entry) for entry in plan.running)
-    moved = [entry for entry in plan.running if entry.target != entry.job.granted]
-    for entry in moved:
-        job = entry.job
-        if entry.target > job.granted >= job.min_workers and not (is_booked and pays(job, entry.target)):
-            _reduce(plan, entry, entry.target - job.granted)
-    for entry in moved:
-        most = min(entry.job.granted, entry.job.max_workers) - entry.target
-        if most > 0 and not entry.is_below_minimum and entry.share.room() > 0:
-            sites = plan.stay(entry, int(min(most, entry.share.room())))
-            workers = count(sites)
-            if workers and entry.job.curve.rate(entry.target + workers) > entry.job.curve.rate(entry.target):
-                entry.sites = entry.sites + sites
-                entry.target += workers
-                entry.share.add(workers)
-            else:
-                plan.room.give_back(entry.shape, sites)
-
-
-def _reduce(plan: Plan, entry: Entry, workers: int) -> None:
-    entry.target -= workers
-    entry.share.add(-workers)
-    sites = []
-    while workers > 0:
-        free, here = entry.sites.pop()
-        back = min(here, workers)
-        sites.append((free, back))
-        if here > back:
-            entry.sites.append((free, here - back))
-        workers -= back
-    plan.room.give_back(entry.shape, sites)
 
 
 def _changes(plan: Plan, preempted: list[Entry]) -> list[Change]:

@@ -1,9 +1,11 @@
-"""Facts: what follows from the value of one job alone, derived once and kept with that value.
+"""What follows from one job alone: its length, its place in the queue, the workers that its deadline needs.
 
-The control loop passes the same MarketJob again as long as the job has not changed. So a decision derives these
-numbers only for the jobs that are new or have trained since the last one. Nothing here depends on the time, on other
-jobs or on nodes, and a decision is the same whether a number was kept or is derived again.
-Called by `plan`, `gains` and `reservations`, and by the control loop to see what has changed.
+The control loop passes the same MarketJob again as long as the job has not changed. So `facts_of` derives these numbers
+once and keeps them with that value, and a decision derives them only for jobs that are new or have trained since the
+last one. Nothing here depends on other jobs or on nodes, and a decision is the same whether a number was kept or is
+derived again. Every estimate uses the job's measured curve.
+Called by the parts of `decide`, by the control loop, which sees from `Facts.standing` what has changed, and by the
+submission, which answers with `verdict` if a deadline cannot be met.
 """
 
 from __future__ import annotations
@@ -12,18 +14,35 @@ import math
 from functools import lru_cache
 from typing import TypeAlias
 
-from shoal_service.core.scheduling.curves import Segment, hull
-from shoal_service.core.scheduling.estimates import (
-    latest_start,
-    queue_time,
-    queue_time_by_deadline,
-    worker_seconds_left,
-)
-from shoal_service.core.scheduling.market import CapacityKind, MarketJob, Placement
+from shoal_service.core.quantities import count_text
+from shoal_service.core.scheduling.market import CapacityKind, MarketJob, Placement, Segment, hull
 
 PRIORITY_DOUBLES = 50.0
 """This many points of priority double a job's weight. A priority is about who starts. If it weighed more on what is
 above the minimum, an urgent job that is long would take the workers of many short ones."""
+
+PRIOR_WORKER_S = 600.0
+"""Worker-seconds that are expected to remain of a job of unknown length, at least. Job lengths are heavy-tailed, so a
+job that has received more than this is expected to need as much again (Tiresias, NSDI 2019)."""
+
+SECONDS_PER_PRIORITY = 360.0
+"""A point of priority counts as much in the queue as this time of waiting, so no priority is overtaken for ever."""
+
+LENGTH_SHARE = 2.0
+"""A job may be overtaken by shorter ones that are submitted within this many times its own length after it."""
+
+MAX_OVERTAKEN_S = 4 * 3600.0
+"""A job is not overtaken by jobs that are submitted later than this after it. Both limits were chosen with
+`bench/schedule`; docs/scheduling.md has the comparison."""
+
+AGED_AFTER_S = 24 * 3600.0
+"""A queued job that was without workers for this much longer than with them goes first, whatever its priority."""
+
+AGED_UNTIL_S = 12 * 3600.0
+"""A job that went first keeps its minimum until it was without workers for only this much longer than with them."""
+
+DEADLINE_MARGIN_S = 600.0
+"""A job with a deadline is to start this long before the last moment at which it could make the deadline."""
 
 ShapeKey: TypeAlias = tuple[float, float, float, CapacityKind, Placement, frozenset[tuple[str, str]]]
 
@@ -125,3 +144,93 @@ def facts_of(job: MarketJob) -> Facts:
         found = Facts(job)
         object.__setattr__(job, "memo", found)  # frozen, and equal before and after
     return found
+
+
+def worker_seconds_left(job: MarketJob) -> float:
+    """Work that remains, in seconds of one worker: how jobs with different samples are compared by length.
+
+    The rate of a worker is that at the job's smallest size, where it is most efficient as a rule.
+    """
+    if job.left is None:
+        return max(PRIOR_WORKER_S, job.served_s)
+    least = job.min_workers
+    return job.left / (job.curve.rate(least) / least)
+
+
+def seconds_left(job: MarketJob, workers: int) -> float:
+    """Time to the end with this many workers; infinite if the work is not known, or without workers."""
+    rate = job.curve.rate(workers)
+    return math.inf if job.left is None or rate <= 0 else job.left / rate
+
+
+def queue_time(job: MarketJob, work_s: float) -> float:
+    """Virtual time of submit, without a deadline: the queue is in this order. It never changes while a job waits.
+
+    `work_s` is the work that remains, in seconds of one worker. Shorter jobs and higher priorities are earlier. Since
+    each bonus is bounded, only jobs that are submitted within a bounded time after a job can overtake it.
+    """
+    at = job.submitted_at + min(MAX_OVERTAKEN_S, LENGTH_SHARE * work_s / job.min_workers)
+    return at - SECONDS_PER_PRIORITY * job.priority
+
+
+def starved_s(job: MarketJob, now: float) -> float:
+    """By how much longer it was without workers than with them; a worker beyond the minimum counts as more time."""
+    return now - job.submitted_at - 2 * job.served_s / job.min_workers
+
+
+def latest_start(job: MarketJob) -> float:
+    """The last moment at which the job could get its best number of workers and still make its deadline; infinite
+    without a deadline, or if the work is not known."""
+    if job.finish_by is None or job.left is None:
+        return math.inf
+    pause_s = job.switch_s if job.granted else job.start_s
+    return job.finish_by - pause_s - min(seconds_left(job, size) for size in known_sizes(job))
+
+
+def known_sizes(job: MarketJob) -> list[int]:
+    """Its smallest and largest size and those between them that its curve has. One of them is the fastest."""
+    between = [size for size in job.curve.sizes if job.min_workers < size < job.max_workers]
+    return [job.min_workers, *between, job.max_workers]
+
+
+def queue_time_by_deadline(job: MarketJob, latest: float) -> float:
+    """Virtual time of submit of a job that has to start by `latest`. As the other one, no priority is overtaken for
+    ever: a deadline that can still be made is not long before the submission."""
+    return latest - DEADLINE_MARGIN_S - SECONDS_PER_PRIORITY * job.priority
+
+
+# A deadline that cannot be met has no weight, here or in the queue: others would give up workers for nothing.
+
+
+def workers_for_deadline(job: MarketJob, now: float) -> int:
+    """The smallest size with which the job ends in time; 0 without a deadline, or if no size does."""
+    if job.finish_by is None or job.left is None:
+        return 0
+    most = job.finish_by - now - (job.start_s if job.granted == 0 else job.switch_s)
+    for size in range(job.min_workers, job.max_workers + 1) if job.max_workers <= 64 else known_sizes(job):
+        if seconds_left(job, size) <= most:
+            return size
+    return 0
+
+
+def verdict(job: MarketJob, now: float) -> str | None:
+    """Why the deadline cannot be met even if the job gets all of its workers at once; None: it can, or is not known."""
+    if job.finish_by is None or job.left is None or workers_for_deadline(job, now):
+        return None
+    best = max(known_sizes(job), key=lambda size: (job.curve.rate(size), -size))
+    needs = job.start_s + seconds_left(job, best)
+    return (
+        f"finish_by is in {duration(job.finish_by - now)}, but with {count_text(best, 'worker')} it "
+        f"takes {duration(needs)}. "
+        f"Set a later finish_by, or a larger elasticity.max_workers ({job.max_workers} now)."
+    )
+
+
+def duration(seconds: float) -> str:
+    """The duration as people read it: "50 s", "12 min", "3 h 20 min"."""
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

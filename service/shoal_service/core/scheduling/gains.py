@@ -17,12 +17,10 @@ from collections.abc import Callable, Container
 from functools import lru_cache
 from itertools import pairwise
 
-from shoal_service.core.scheduling.deadlines import workers_for_deadline
-from shoal_service.core.scheduling.estimates import seconds_left
+from shoal_service.core.scheduling.facts import seconds_left, workers_for_deadline
 from shoal_service.core.scheduling.market import MarketJob
-from shoal_service.core.scheduling.plan import Entry, Plan
+from shoal_service.core.scheduling.plan import Entry, Plan, Share
 from shoal_service.core.scheduling.room import count
-from shoal_service.core.scheduling.shares import Share
 
 Q = 1.3
 """1 / (1 - p) of heSRPT for a throughput of workers^p. 1 ignores the length of jobs, infinity is SRPT. More favours the
@@ -174,6 +172,45 @@ def _hand_out(plan: Plan, offers: list[_Offer], room_of: Callable[[Share], float
             if taken == allowed < wanted:
                 deferred.append(offer)
     return deferred
+
+
+def settle(plan: Plan) -> None:
+    """Take back growth that does not pay; what is free then stays with those that would have given it.
+
+    No job grows while the workers of another one have no place in this booking and are on none yet: they need what
+    seems to be free.
+    """
+    is_booked = not any(entry.is_below_minimum and plan.is_unplaced(entry) for entry in plan.running)
+    moved = [entry for entry in plan.running if entry.target != entry.job.granted]
+    for entry in moved:
+        job = entry.job
+        if entry.target > job.granted >= job.min_workers and not (is_booked and pays(job, entry.target)):
+            _reduce(plan, entry, entry.target - job.granted)
+    for entry in moved:
+        most = min(entry.job.granted, entry.job.max_workers) - entry.target
+        if most > 0 and not entry.is_below_minimum and entry.share.room() > 0:
+            sites = plan.stay(entry, int(min(most, entry.share.room())))
+            workers = count(sites)
+            if workers and entry.job.curve.rate(entry.target + workers) > entry.job.curve.rate(entry.target):
+                entry.sites = entry.sites + sites
+                entry.target += workers
+                entry.share.add(workers)
+            else:
+                plan.room.give_back(entry.shape, sites)
+
+
+def _reduce(plan: Plan, entry: Entry, workers: int) -> None:
+    entry.target -= workers
+    entry.share.add(-workers)
+    sites = []
+    while workers > 0:
+        free, here = entry.sites.pop()
+        back = min(here, workers)
+        sites.append((free, back))
+        if here > back:
+            entry.sites.append((free, here - back))
+        workers -= back
+    plan.room.give_back(entry.shape, sites)
 
 
 def keep_bonus(job: MarketJob, now: float) -> float:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, select
 
 from shoal_service.core.events.job import JobHeldBack
 from shoal_service.core.job_machine import ATTEMPT_STATES
-from shoal_service.core.scheduling.explaining.held_back import GrowthLimit, HeldBack
+from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
 from shoal_service.fleet_views import HeldBackJob
 from shoal_service.store import driving
 from shoal_service.store.database import upsert

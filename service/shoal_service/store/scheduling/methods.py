@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from shoal_service.core.scheduling.explaining.held_back import HeldBack
+from shoal_service.core.scheduling.explaining import HeldBack
 from shoal_service.core.scheduling.market import Project, User, Wait
 from shoal_service.fleet_views import ProjectRules, ProjectView, QueueView, UserRules, UserView
 from shoal_service.store import lease as leases

@@ -10,7 +10,7 @@ from shoal_service.clusters.snapshot import Reservation, RoomKind
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.scheduling.decide import decide
-from shoal_service.core.scheduling.explaining.held_back import GrowthLimit
+from shoal_service.core.scheduling.explaining import GrowthLimit
 from shoal_service.core.scheduling.market import Decision, MarketState, Preempt, Resize, Start, WorkerNeed
 from shoal_service.reports import PendingEvent
 from shoal_service.store.store import Store

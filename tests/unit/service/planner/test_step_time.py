@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal_service.planner.candidates import LEVELS, RECOMPUTES, SCHEDULES, Candidates
-from shoal_service.planner.cuts import cut
-from shoal_service.planner.links import network
+from shoal_service.planner.candidates import LEVELS, RECOMPUTES, SCHEDULES, Candidates, cut
 from shoal_service.planner.memory import Work
+from shoal_service.planner.network import network
 from shoal_service.planner.shape import shape_of
 from shoal_service.planner.step_time import SecondsPart, step_time
 from shoal_workers.contract.layout import Recompute, Schedule, ShardLevel

@@ -11,9 +11,9 @@ import pytest
 from kit.market_traces import FREE, market, scripted, trace_job
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState, Start
-from shoal_service.simulator.capacity import AWAY, Capacity
 from shoal_service.simulator.engine import Costs, Market, PolicyError, Run, simulate
-from shoal_service.simulator.peers.first_come import first_come
+from shoal_service.simulator.policies import first_come
+from shoal_service.simulator.traces import AWAY, Capacity
 
 
 def test_a_job_alone_takes_its_start_and_its_work() -> None:

@@ -9,14 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_service.core.scheduling.curves import ThroughputCurve
-from shoal_service.core.scheduling.market import Project
-from shoal_service.simulator.capacity import AWAY, Capacity
-from shoal_service.simulator.engine import Costs, Market, Run
-from shoal_service.simulator.job_run import JobRun
+from shoal_service.core.scheduling.market import Project, ThroughputCurve
+from shoal_service.simulator.engine import Costs, JobRun, Market, Run
 from shoal_service.simulator.metrics import measure
 from shoal_service.simulator.policies import POLICIES
-from shoal_service.simulator.trace import TraceJob
+from shoal_service.simulator.traces import AWAY, Capacity, TraceJob
 
 _PROJECTS = {
     "a": Project(name="a", weight=2, guaranteed=3),

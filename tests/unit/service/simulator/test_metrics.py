@@ -9,9 +9,9 @@ import pytest
 
 from kit.market_traces import market, scripted, trace_job
 from shoal_service.core.scheduling.market import Project
-from shoal_service.simulator.capacity import Capacity
 from shoal_service.simulator.engine import Costs, simulate
 from shoal_service.simulator.metrics import finish_time_ratios, jain, measure, percentile
+from shoal_service.simulator.traces import Capacity
 
 
 def test_completion_times_makespan_utilisation_and_goodput() -> None:

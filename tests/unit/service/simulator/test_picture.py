@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from kit.market_traces import market, scripted, trace_job
-from shoal_service.simulator.capacity import Capacity
 from shoal_service.simulator.engine import simulate
 from shoal_service.simulator.picture import Panel, draw
+from shoal_service.simulator.traces import Capacity
 
 
 def test_bands_are_stacked_and_as_high_as_their_workers() -> None:

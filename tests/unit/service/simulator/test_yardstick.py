@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal_service.simulator.capacity import Capacity
 from shoal_service.simulator.engine import Costs, Market
 from shoal_service.simulator.metrics import measure
 from shoal_service.simulator.policies import POLICIES
-from shoal_service.simulator.read_capacity import read_capacity
-from shoal_service.simulator.read_trace import read_trace
+from shoal_service.simulator.traces import Capacity, read_capacity, read_trace
 
 TRACES = Path(__file__).resolve().parents[5] / "shared" / "traces"
 MEANS_H = {

@@ -8,7 +8,7 @@ import pytest
 
 from kit.market import NOW, carried_out, grants, job, market, nodes, reasons
 from shoal_service.core.scheduling.decide import decide
-from shoal_service.core.scheduling.explaining.held_back import held_back
+from shoal_service.core.scheduling.explaining import held_back
 from shoal_service.core.scheduling.market import (
     ClusterState,
     Decision,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kit.market import CPU, NOW, carried_out, grants, job, market, nodes, reasons
-from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (
     CapacityKind,
@@ -16,6 +15,7 @@ from shoal_service.core.scheduling.market import (
     Project,
     Resize,
     Start,
+    ThroughputCurve,
     User,
     Wait,
     WorkerNeed,

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from kit.market import NOW, carried_out, grants, market
 from kit.random_markets import NEEDS, clustered_markets, markets, may_use, of_one_kind, random_market
-from shoal_service.core.scheduling.curves import ThroughputCurve
+from shoal_service.core.scheduling.admission import has_waited
 from shoal_service.core.scheduling.decide import after, decide
-from shoal_service.core.scheduling.estimates import MAX_OVERTAKEN_S
-from shoal_service.core.scheduling.explaining.held_back import held_back
+from shoal_service.core.scheduling.explaining import held_back
+from shoal_service.core.scheduling.facts import MAX_OVERTAKEN_S
 from shoal_service.core.scheduling.market import (
     CapacityKind,
     Decision,
@@ -27,10 +27,10 @@ from shoal_service.core.scheduling.market import (
     Project,
     Resize,
     Start,
+    ThroughputCurve,
     User,
     Wait,
 )
-from shoal_service.core.scheduling.preemption import has_waited
 
 EXAMPLES, MANY_EXAMPLES = 60, 500
 Change = Start | Resize | Preempt

@@ -11,11 +11,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from kit.market import NOW, carried_out, grants, job, market, nodes, reasons
-from shoal_service.core.scheduling.curves import ThroughputCurve
+from shoal_service.core.scheduling.admission import RECLAIM_AFTER_S
 from shoal_service.core.scheduling.decide import decide
-from shoal_service.core.scheduling.estimates import AGED_AFTER_S
-from shoal_service.core.scheduling.market import MarketJob, MarketState, Project
-from shoal_service.core.scheduling.preemption import RECLAIM_AFTER_S
+from shoal_service.core.scheduling.facts import AGED_AFTER_S
+from shoal_service.core.scheduling.market import MarketJob, MarketState, Project, ThroughputCurve
 
 HOUR_S = 3600.0
 LINEAR = ThroughputCurve((1, 2, 4), (10.0, 20.0, 40.0))

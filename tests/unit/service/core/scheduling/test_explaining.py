@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from kit.market import NOW, carried_out, grants, job, market, nodes
-from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.decide import decide
-from shoal_service.core.scheduling.explaining.held_back import GrowthLimit, HeldBack, held_back
-from shoal_service.core.scheduling.market import MarketNode, MarketState, Project
+from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack, held_back
+from shoal_service.core.scheduling.market import MarketNode, MarketState, Project, ThroughputCurve
 
 LINEAR = ThroughputCurve((1, 8), (10.0, 80.0))
 

@@ -1,3 +1,5 @@
+"""First come, first served: what is started, grown and refused, worked out by hand; and what always holds."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -5,24 +7,25 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.simulator.peers.first_come_scheduler import (
+from shoal_service.core.scheduling.market import (
     Decision,
-    Grant,
-    JobDemand,
-    NodeCapacity,
+    MarketJob,
+    MarketNode,
+    MarketState,
+    Preempt,
+    Resize,
     Start,
     Wait,
     WorkerNeed,
-    decide,
-    without_room,
 )
+from shoal_service.simulator.policies import first_come
 
 ONE_CPU = WorkerNeed(cpus=1, gpus=0, memory_gib=0)
 ONE_GPU = WorkerNeed(cpus=1, gpus=1, memory_gib=0)
 
 
-def _nodes(*cpus: float, gpus: float = 0, memory_gib: float = 64) -> list[NodeCapacity]:
-    return [NodeCapacity(node_id=f"n{i}", cpus=c, gpus=gpus, memory_gib=memory_gib) for i, c in enumerate(cpus)]
+def _nodes(*cpus: float, gpus: float = 0, memory_gib: float = 64) -> list[MarketNode]:
+    return [MarketNode(node_id=f"n{i}", cpus=c, gpus=gpus, memory_gib=memory_gib) for i, c in enumerate(cpus)]
 
 
 def _job(
@@ -35,21 +38,25 @@ def _job(
     priority: int = 0,
     at: float = 0.0,
     leaving: bool = False,
-) -> JobDemand:
-    return JobDemand(
+) -> MarketJob:
+    return MarketJob(
         job_id=name,
         priority=priority,
-        created_at=at,
+        submitted_at=at,
         min_workers=low,
         max_workers=high,
         need=need,
-        granted_workers=granted,
-        leaving=leaving,
+        granted=granted,
+        is_leaving=leaving,
     )
 
 
+def decide(jobs: list[MarketJob], nodes: list[MarketNode]) -> list[Decision]:
+    return list(first_come(MarketState(jobs=jobs, nodes=nodes), 0.0))
+
+
 def _brief(decisions: list[Decision]) -> list[tuple[str, str, int]]:
-    return [(type(d).__name__, d.job_id, 0 if isinstance(d, Wait) else d.workers) for d in decisions]
+    return [(type(d).__name__, d.job_id, 0 if isinstance(d, Wait | Preempt) else d.workers) for d in decisions]
 
 
 class TestQueue:
@@ -88,8 +95,8 @@ class TestQueue:
 
     def test_a_cpu_job_leaves_the_gpu_nodes_to_others(self) -> None:
         nodes = [
-            NodeCapacity(node_id="a-gpu", cpus=2, gpus=2, memory_gib=1),
-            NodeCapacity(node_id="b-cpu", cpus=4, gpus=0, memory_gib=1),
+            MarketNode(node_id="a-gpu", cpus=2, gpus=2, memory_gib=1),
+            MarketNode(node_id="b-cpu", cpus=4, gpus=0, memory_gib=1),
         ]
         jobs = [_job("cpu", 2, 2, at=1), _job("gpu", 2, 2, need=ONE_GPU, at=2)]
         assert _brief(decide(jobs, nodes)) == [("Start", "cpu", 2), ("Start", "gpu", 2)]
@@ -108,7 +115,7 @@ class TestQueue:
 
 class TestRunning:
     def test_a_running_job_grows_if_no_job_waits(self) -> None:
-        assert _brief(decide([_job("a", 1, 4, granted=2)], _nodes(3))) == [("Grant", "a", 3)]
+        assert _brief(decide([_job("a", 1, 4, granted=2)], _nodes(3))) == [("Resize", "a", 3)]
         assert decide([_job("a", 1, 2, granted=2)], _nodes(3)) == []
 
     def test_no_job_grows_while_another_waits(self) -> None:
@@ -117,17 +124,17 @@ class TestRunning:
 
     def test_a_job_that_could_never_run_does_not_stop_growth(self) -> None:
         jobs = [_job("a", 1, 4, granted=2), _job("b", 99, 99, at=1)]
-        assert _brief(decide(jobs, _nodes(4))) == [("Wait", "b", 0), ("Grant", "a", 4)]
+        assert _brief(decide(jobs, _nodes(4))) == [("Wait", "b", 0), ("Resize", "a", 4)]
 
     def test_a_job_above_its_maximum_is_shrunk_and_the_room_counts_next_time(self) -> None:
         jobs = [_job("a", 1, 2, granted=4), _job("b", 1, 2, at=1)]
-        assert _brief(decide(jobs, _nodes(4))) == [("Grant", "a", 2), ("Wait", "b", 0)]
-        jobs[0] = replace(jobs[0], granted_workers=2)
+        assert _brief(decide(jobs, _nodes(4))) == [("Resize", "a", 2), ("Wait", "b", 0)]
+        jobs[0] = replace(jobs[0], granted=2)
         assert _brief(decide(jobs, _nodes(4))) == [("Start", "b", 2)]
 
     def test_a_job_below_its_minimum_comes_before_the_queue(self) -> None:
         jobs = [_job("raised", 3, 4, granted=1), _job("b", at=-1, priority=9)]
-        assert _brief(decide(jobs, _nodes(3))) == [("Grant", "raised", 3), ("Wait", "b", 0)]
+        assert _brief(decide(jobs, _nodes(3))) == [("Resize", "raised", 3), ("Wait", "b", 0)]
 
     def test_what_a_raised_job_waits_for_is_not_given_away(self) -> None:
         jobs = [_job("raised", 3, 4, granted=1), _job("other", 1, 1, granted=1), _job("b", at=2)]
@@ -148,7 +155,7 @@ _NEEDS = st.sampled_from([ONE_CPU, ONE_GPU, WorkerNeed(cpus=2.5, gpus=0, memory_
 
 
 @st.composite
-def _demands(draw: st.DrawFn) -> list[JobDemand]:
+def _demands(draw: st.DrawFn) -> list[MarketJob]:
     jobs = []
     for i in range(draw(st.integers(0, 8))):
         low = draw(st.integers(1, 5))
@@ -169,7 +176,7 @@ def _demands(draw: st.DrawFn) -> list[JobDemand]:
 
 _CLUSTERS = st.lists(
     st.builds(
-        NodeCapacity,
+        MarketNode,
         node_id=st.uuids().map(str),
         cpus=st.sampled_from([1.0, 4.0, 8.0]),
         gpus=st.sampled_from([0.0, 2.0]),
@@ -180,7 +187,7 @@ _CLUSTERS = st.lists(
 
 
 @given(_demands(), _CLUSTERS)
-def test_decisions_never_promise_more_than_there_is(jobs: list[JobDemand], nodes: list[NodeCapacity]) -> None:
+def test_decisions_never_promise_more_than_there_is(jobs: list[MarketJob], nodes: list[MarketNode]) -> None:
     by_id = {job.job_id: job for job in jobs}
     decisions = decide(jobs, nodes)
     assert len({d.job_id for d in decisions}) == len(decisions)
@@ -189,20 +196,20 @@ def test_decisions_never_promise_more_than_there_is(jobs: list[JobDemand], nodes
         job = by_id[decision.job_id]
         match decision:
             case Start(workers=workers):
-                assert job.granted_workers == 0 and job.min_workers <= workers <= job.max_workers
+                assert job.granted == 0 and job.min_workers <= workers <= job.max_workers
                 added[job.job_id] = workers
-            case Grant(workers=workers):
-                assert job.granted_workers > 0 and not job.leaving
-                assert workers != job.granted_workers and workers <= job.max_workers
-                added[job.job_id] = max(0, workers - job.granted_workers)
+            case Resize(workers=workers):
+                assert job.granted > 0 and not job.is_leaving
+                assert workers != job.granted and workers <= job.max_workers
+                added[job.job_id] = max(0, workers - job.granted)
             case Wait():
-                assert job.granted_workers == 0
-    assert {j.job_id for j in jobs if not j.granted_workers and not j.leaving} == {
+                assert job.granted == 0
+    assert {j.job_id for j in jobs if not j.granted and not j.is_leaving} == {
         d.job_id for d in decisions if isinstance(d, Start | Wait)
     }
     resources = ("cpus", "gpus", "memory_gib")
     total = {r: sum(getattr(node, r) for node in nodes) + 1e-6 for r in resources}
-    held = {r: sum(job.granted_workers * getattr(job.need, r) for job in jobs) for r in resources}
+    held = {r: sum(job.granted * getattr(job.need, r) for job in jobs) for r in resources}
     new = {r: sum(count * getattr(by_id[name].need, r) for name, count in added.items()) for r in resources}
     assert all(new[r] <= total[r] for r in resources)
     if len(nodes) == 1 and all(held[r] <= total[r] for r in resources):
@@ -210,22 +217,15 @@ def test_decisions_never_promise_more_than_there_is(jobs: list[JobDemand], nodes
 
 
 @given(_demands(), _CLUSTERS)
-def test_decisions_do_not_depend_on_the_order_of_their_inputs(jobs: list[JobDemand], nodes: list[NodeCapacity]) -> None:
+def test_decisions_do_not_depend_on_the_order_of_their_inputs(jobs: list[MarketJob], nodes: list[MarketNode]) -> None:
     assert decide(jobs, nodes) == decide(jobs[::-1], nodes[::-1])
 
 
 @given(_demands(), _CLUSTERS)
-def test_carrying_decisions_out_comes_to_rest(jobs: list[JobDemand], nodes: list[NodeCapacity]) -> None:
+def test_carrying_decisions_out_comes_to_rest(jobs: list[MarketJob], nodes: list[MarketNode]) -> None:
     for _ in range(30):
-        changes = {d.job_id: d.workers for d in decide(jobs, nodes) if not isinstance(d, Wait)}
+        changes = {d.job_id: d.workers for d in decide(jobs, nodes) if not isinstance(d, Wait | Preempt)}
         if not changes:
             return
-        jobs = [replace(job, granted_workers=changes.get(job.job_id, job.granted_workers)) for job in jobs]
+        jobs = [replace(job, granted=changes.get(job.job_id, job.granted)) for job in jobs]
     raise AssertionError(f"still changing: {changes}")
-
-
-def test_a_job_whose_workers_do_not_all_fit_has_no_room_for_a_replacement() -> None:
-    jobs = [_job("a", 1, 4, granted=3), _job("b", 1, 2, granted=2, at=1.0), _job("queued", 1, 2)]
-    assert without_room(jobs, _nodes(3, 2)) == frozenset()
-    assert without_room(jobs, _nodes(3, 1)) == {"b"}
-    assert without_room(jobs, _nodes(2)) == {"a", "b"}

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shoal_service.core.scheduling.market import Decision, MarketJob, MarketNode, MarketState, Project, Start, Wait
-from shoal_service.simulator.capacity import WORKER
-from shoal_service.simulator.peers.gang import srtf
-from shoal_service.simulator.peers.max_min import max_min
-from shoal_service.simulator.peers.rules import divide, with_rules
+from shoal_service.simulator.policies import divide_among_projects, max_min, srtf, with_rules
+from shoal_service.simulator.traces import WORKER
 
 
 def _job(name: str, project: str = "default", *, most: int = 8, priority: int = 0) -> MarketJob:
@@ -30,20 +28,20 @@ def _started(workers: int, projects: dict[str, Project], *jobs: MarketJob) -> di
 
 def test_workers_are_divided_by_weight() -> None:
     projects = {"a": Project(name="a", weight=2), "b": Project(name="b")}
-    assert divide({"a": [_job("x")], "b": [_job("y")]}, projects, 9) == {"a": 6, "b": 3}
+    assert divide_among_projects({"a": [_job("x")], "b": [_job("y")]}, projects, 9) == {"a": 6, "b": 3}
 
 
 def test_what_one_project_cannot_use_goes_to_the_others() -> None:
     projects = {"a": Project(name="a", weight=2), "b": Project(name="b")}
-    assert divide({"a": [_job("x", most=2)], "b": [_job("y")]}, projects, 9) == {"a": 2, "b": 7}
-    assert divide({"b": [_job("y")]}, projects, 9) == {"b": 8}
+    assert divide_among_projects({"a": [_job("x", most=2)], "b": [_job("y")]}, projects, 9) == {"a": 2, "b": 7}
+    assert divide_among_projects({"b": [_job("y")]}, projects, 9) == {"b": 8}
 
 
 def test_a_guarantee_comes_first_and_a_limit_is_kept() -> None:
     projects = {"a": Project(name="a", weight=3), "b": Project(name="b", guaranteed=4), "c": Project(name="c", limit=1)}
     jobs = {"a": [_job("x")], "b": [_job("y")], "c": [_job("z")]}
-    assert divide(jobs, projects, 9) == {"a": 4, "b": 4, "c": 1}
-    assert divide(jobs, projects, 3) == {"a": 0, "b": 3, "c": 0}
+    assert divide_among_projects(jobs, projects, 9) == {"a": 4, "b": 4, "c": 1}
+    assert divide_among_projects(jobs, projects, 3) == {"a": 0, "b": 3, "c": 0}
 
 
 def test_the_policy_decides_within_each_project() -> None:

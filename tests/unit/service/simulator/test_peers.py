@@ -1,15 +1,22 @@
-"""Policies for elastic jobs: how they divide a few workers, worked out by hand."""
+"""Peers, for elastic and for rigid jobs: how they divide a few workers, worked out by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from shoal_service.core.scheduling.curves import ThroughputCurve
-from shoal_service.core.scheduling.market import MarketJob, MarketNode, MarketState, Policy, Start, Wait
-from shoal_service.simulator.capacity import WORKER
-from shoal_service.simulator.peers.first_come import first_come
-from shoal_service.simulator.peers.marginal import elastic_srpt, hull, optimus
-from shoal_service.simulator.peers.max_min import max_min
+from kit.market_traces import FREE, market, trace_job
+from shoal_service.core.scheduling.market import (
+    MarketJob,
+    MarketNode,
+    MarketState,
+    Policy,
+    Start,
+    ThroughputCurve,
+    Wait,
+)
+from shoal_service.simulator.engine import Market, simulate
+from shoal_service.simulator.policies import POLICIES, concave_rates, elastic_srpt, first_come, max_min, optimus
+from shoal_service.simulator.traces import WORKER, Capacity
 
 SQUARE_ROOT = ThroughputCurve((1, 2, 3, 4, 5, 6), (1.0, 1.414, 1.732, 2.0, 2.236, 2.449))
 
@@ -63,7 +70,7 @@ def test_elastic_srpt_gives_to_the_short_job_until_it_adds_no_more_than_the_long
 def test_elastic_srpt_sees_a_step_ahead() -> None:
     """Two workers are no faster than one, four are four times as fast: the first step is worth a third of that."""
     steps = ThroughputCurve((1, 2, 3, 4), (1.0, 1.0, 1.0, 4.0))
-    assert hull(steps, 4) == (0, 1, 2, 3, 4)
+    assert concave_rates(steps, 4) == (0, 1, 2, 3, 4)
     assert _started(elastic_srpt, 5, _job("a", 100, workers=(1, 4), curve=steps), _job("b", 100)) == {"a": 4, "b": 1}
 
 
@@ -78,3 +85,35 @@ def test_first_come_gives_all_to_the_first_and_says_behind_whom_the_second_waits
     first, second = first_come(MarketState(jobs=[_job("a", 1), _job("b", 1)], nodes=nodes), 0.0)
     assert (first.job_id, getattr(first, "workers", 0)) == ("a", 4)
     assert isinstance(second, Wait) and second.position == 1 and "there is room for 0" in second.reason
+
+
+JOBS = [
+    trace_job("long", work=120, asked=3),
+    trace_job("wide", submit_s=10, work=40, asked=4),
+    trace_job("short", submit_s=20, work=10, asked=1),
+]
+
+
+def test_fifo_lets_nobody_pass() -> None:
+    """`short` would fit beside `long`, and waits behind `wide`."""
+    run = simulate(JOBS, POLICIES["fifo-gang"].build(JOBS), market(4))
+    assert [job.history for job in run.jobs] == [[(0, 3), (40, 0)], [(40, 4), (50, 0)], [(50, 1), (60, 0)]]
+
+
+def test_srtf_preempts_for_the_shortest_remaining_time() -> None:
+    """At 10 s `wide` needs 10 s and `long` 30 s; at 20 s `short` (10 s) and `long` (30 s) fit together."""
+    run = simulate(JOBS, POLICIES["srtf-gang"].build(JOBS), market(4))
+    assert [job.history for job in run.jobs] == [
+        [(0, 3), (10, 0), (20, 3), (50, 0)],
+        [(10, 4), (20, 0)],
+        [(20, 1), (30, 0)],
+    ]
+    assert [job.num_preemptions for job in run.jobs] == [1, 0, 0]
+
+
+def test_fifo_preempts_the_newest_when_nodes_leave() -> None:
+    jobs = [trace_job("a", work=100, asked=2), trace_job("b", submit_s=1, work=100, asked=2)]
+    capacity = Capacity(1, ((0.0, 4), (10.0, 3), (20.0, 4)))
+    a, b = simulate(jobs, POLICIES["fifo-gang"].build(jobs), Market(capacity=capacity, costs=FREE)).jobs
+    assert a.history == [(0, 2), (50, 0)]
+    assert b.history == [(1, 2), (10, 0), (20, 2), (61, 0)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_service.core.scheduling.pauses import pauses_after
+from shoal_service.control.control_loop import pauses_after
 
 
 @pytest.mark.parametrize(

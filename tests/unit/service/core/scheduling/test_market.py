@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_service.core.scheduling.curves import ThroughputCurve
+from shoal_service.core.scheduling.market import ThroughputCurve
 
 CURVE = ThroughputCurve((2, 4, 8), (10.0, 16.0, 24.0))
 

@@ -1,0 +1,630 @@
+"""What people read about the division of workers: why a grant changes, why a queued job waits, and until when as far
+as that is expected, and why a running job gets no more workers.
+
+    Flows, *_words     a grant that changes: "Gave 2 workers to job-x: +31 % there, -9 % here."
+    *limit_words ...   what is in the way of a queued job: a limit, clusters that take no jobs, nodes that are too small
+    waits              a decision for each job that waits: its position, who holds what it waits for, its expected start
+    held_back          an answer for each running job below its `elasticity.max_workers`
+
+Called by `decide` and `admission`, and by the control loop. It repeats decisions in words, with the numbers that they
+used, and takes none. With one cluster in the market nothing here names it, but a job that asks for another one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from itertools import islice
+
+from shoal_service.core.quantities import count_text, duration_text
+from shoal_service.core.scheduling.facts import AGED_AFTER_S, seconds_left
+from shoal_service.core.scheduling.gains import HORIZON_S, pays
+from shoal_service.core.scheduling.market import ClusterState, MarketJob, MarketState, Wait, hull
+from shoal_service.core.scheduling.plan import Claim, Entry, Obstacle, Plan, Share
+from shoal_service.core.scheduling.room import UNLIMITED, Shape
+
+_AGED = f"was without workers for {AGED_AFTER_S / 3600:g} h longer than with them"
+
+MAX_HOLDERS = 5
+"""Jobs that are listed at most; a longer list is no help to a reader."""
+
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Workers that one job gives and another one gets."""
+
+    workers: int
+    giver: Entry
+    taker: Entry
+
+
+class Flows:
+    """Who gives to whom; computed once for a decision."""
+
+    def __init__(self, givers: Sequence[Entry], takers: Sequence[Entry]) -> None:
+        self.given: dict[str, list[Flow]] = defaultdict(list)
+        self.got: dict[str, list[Flow]] = defaultdict(list)
+        clusters = dict.fromkeys(entry.shape.cluster for entry in givers)
+        for cluster in clusters:
+            self._match(
+                [entry for entry in givers if entry.shape.cluster == cluster] if len(clusters) > 1 else givers,
+                [entry for entry in takers if entry.shape.cluster == cluster],
+            )
+
+    def _match(self, givers: Sequence[Entry], takers: Sequence[Entry]) -> None:
+        """Within a cluster."""
+        by_id = {entry.job.job_id: entry for entry in takers}
+        open_needs = {entry.job.job_id: entry.target - entry.job.granted for entry in takers}
+        pools = [(entry, entry.job.granted - entry.target) for entry in givers]
+        pools.sort(key=lambda pair: pair[0].beneficiary is None)
+        order = iter(list(open_needs))
+        current = next(order, None)
+        for giver, amount in pools:
+            if giver.beneficiary in by_id:
+                amount -= self._flow(giver, by_id[giver.beneficiary], amount, open_needs)
+            while amount > 0 and current is not None:
+                amount -= self._flow(giver, by_id[current], amount, open_needs)
+                if open_needs[current] == 0:
+                    current = next(order, None)
+
+    def _flow(self, giver: Entry, taker: Entry, most: int, open_needs: dict[str, int]) -> int:
+        workers = min(most, open_needs[taker.job.job_id])
+        if workers > 0:
+            flow = Flow(workers, giver, taker)
+            self.given[giver.job.job_id].append(flow)
+            self.got[taker.job.job_id].append(flow)
+            open_needs[taker.job.job_id] -= workers
+        return workers
+
+
+def start_words(entry: Entry, flows: Flows, where: str = "") -> str:
+    """`where`: in which cluster, with a space before it; empty if there is only one."""
+    job = entry.job
+    needs = _starts_with(entry.target, entry.shape.words, job.min_workers, job.max_workers, where)
+    if entry.donors:
+        right = f"by its priority of {job.priority}"
+        if entry.aged:
+            right = f"because it {_AGED}"
+        elif entry.owed is not None:
+            right = f"for what is guaranteed to project {entry.owed.project.name}"
+        return f"{needs}; preempts {names_of(entry.donors)} {right}."
+    flowing = flows.got.get(job.job_id)
+    if not flowing:
+        return f"{needs}, which were free."
+    givers = tuple(flow.giver.job.job_id for flow in flowing)
+    return f"{needs}; {names_of(givers)} {_gives(givers)} workers."
+
+
+def grow_words(entry: Entry, flows: Flows) -> str:
+    job = entry.job
+    if job.granted < job.min_workers <= entry.target:
+        return f"elasticity.min_workers is {job.min_workers}, {workers_of(job.granted)} granted so far."
+    here, got = percent(job, entry.target), flows.got[job.job_id]
+    if not got:
+        return f"Got {workers_of(entry.target - job.granted)} that were free: {here} here."
+    flow = max(got, key=lambda one: one.workers)
+    there = percent(flow.giver.job, flow.giver.target)
+    return f"Got {workers_of(entry.target - job.granted)} from {names_of(_givers(got))}: {here} here, {there} there."
+
+
+def shrink_words(entry: Entry, flows: Flows) -> str:
+    job = entry.job
+    less = job.granted - entry.target
+    if job.granted > job.max_workers and entry.target == job.max_workers:
+        return f"elasticity.max_workers is {job.max_workers}, {workers_of(job.granted)} granted so far."
+    given = flows.given[job.job_id]
+    if not given:
+        return f"Gave back {workers_of(less)}: the nodes or the project's quota no longer hold {job.granted}."
+    flow = max(given, key=lambda one: one.workers)
+    taker, here = flow.taker.job, percent(job, entry.target)
+    to = names_of(tuple(dict.fromkeys(one.taker.job.job_id for one in given)))
+    if taker.granted == 0:
+        return f"Gave {workers_of(less)} to {to}, which starts with {flow.taker.target}: {here} here."
+    return f"Gave {workers_of(less)} to {to}: {percent(taker, flow.taker.target)} there, {here} here."
+
+
+def preempt_words(entry: Entry, beneficiary: MarketJob | None) -> str:
+    job = entry.job
+    if beneficiary is None:
+        return (
+            f"The running jobs of project {entry.share.project.name} need more workers than its limit allows. "
+            f"This one has the lowest priority ({job.priority}); it saves and returns to the queue."
+        )
+    if entry.aged:
+        return (
+            f"Preempted for {beneficiary.job_id}, which {_AGED} and needs {workers_of(beneficiary.min_workers)}. "
+            f"It saves and returns to the queue; no step is lost."
+        )
+    if entry.owed is not None:
+        project = entry.owed.project
+        return (
+            f"Preempted for {beneficiary.job_id}, which needs {workers_of(beneficiary.min_workers)} of the "
+            f"{project.guaranteed} that are guaranteed to project {project.name}. It saves and returns to the queue; "
+            f"no step is lost."
+        )
+    return (
+        f"Preempted for {beneficiary.job_id} (priority {beneficiary.priority}, here {job.priority}), which needs "
+        f"{workers_of(beneficiary.min_workers)}. It saves and returns to the queue; no step is lost."
+    )
+
+
+def percent(job: MarketJob, workers: int) -> str:
+    """The change of the job's samples per second at this size: "+31 %"."""
+    before = job.curve.rate(job.granted)
+    return f"{100 * (job.curve.rate(workers) / before - 1):+.0f} %" if before > 0 else "new"
+
+
+def workers_of(number: int) -> str:
+    return count_text(number, "worker")
+
+
+@lru_cache(maxsize=4096)
+def _starts_with(workers: int, need: str, least: int, most: int, where: str) -> str:
+    """Kept, since thousands of jobs may start at once."""
+    sizes = str(least) if least == most else f"{least} to {most}"
+    return f"Starts with {workers_of(workers)} of {need} ({sizes}){where}"
+
+
+def _givers(flows: Sequence[Flow]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(flow.giver.job.job_id for flow in flows))
+
+
+def names_of(names: Sequence[str]) -> str:
+    """At most three names, and how many more there are."""
+    if len(names) <= 3:
+        return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else "".join(names)
+    return f"{', '.join(names[:3])} and {len(names) - 3} more"
+
+
+def _gives(names: Sequence[str]) -> str:
+    return "gives" if len(names) == 1 else "give"
+
+
+def limit_words(job: MarketJob, share: Share, missing: int) -> str:
+    """The project has no room for `missing` workers more within its limit."""
+    name, limit = share.project.name, share.project.limit or 0
+    if limit < job.min_workers:
+        return (
+            f"elasticity.min_workers is {job.min_workers}, and project {name} may have "
+            f"{count_text(limit, 'worker')} (its limit). Raise the limit, or lower min_workers."
+        )
+    return (
+        f"Needs {count_text(missing, 'worker')}; the minima of the running jobs of project {name} take {share.used} of "
+        f"the {limit} that it may have (its limit). Raise the limit, or wait for one of them."
+    )
+
+
+def max_running_words(share: Share) -> str:
+    name, most = share.project.name, share.project.max_running
+    runs = count_text(share.running, "job")
+    return f"Project {name} runs {runs}, and its max_running is {most}. Raise it, or wait for one of them."
+
+
+def user_limit_words(user: str, runs: int, most: int) -> str:
+    return (
+        f"User {user} runs {count_text(runs, 'job')}, and may run {most} at a time (max_running). Wait for one "
+        "of them, or raise the limit."
+    )
+
+
+def sweep_limit_words(sweep: str, runs: int, most: int) -> str:
+    return (
+        f"Sweep {sweep} has {count_text(runs, 'job')} with workers, and its limit is {most} (sweep.limit). Waits until "
+        "one of them ends."
+    )
+
+
+def waits(plan: Plan, waiting: Sequence[tuple[Entry, Obstacle]]) -> list[Wait]:
+    """A decision for each waiting job, in order. Called before the rest is divided, which counts as free here.
+
+    Expected starts follow the present rates of running jobs; a job of unknown length promises nothing.
+    """
+    words = _Words(plan)
+    decisions: list[Wait] = []
+    explained: Obstacle | None = None  # thousands in a row may have the same
+    for position, (entry, obstacle) in enumerate(waiting, 1):
+        job = entry.job
+        if obstacle.words is not None:
+            if obstacle is not explained:
+                explained, limited_by = obstacle, words.holders(obstacle)
+            decisions.append(Wait(job.job_id, obstacle.words, position, limited_by, None, obstacle.is_limit))
+            continue
+        forecasts, reason = words.room(entry, obstacle)
+        if len(forecasts) == 1:
+            at, holders = forecasts[0].place(job.min_workers)
+        else:
+            at, holders = _place(forecasts, job.min_workers)
+        decisions.append(Wait(job.job_id, reason, position, holders, at))
+    return decisions
+
+
+def _place(forecasts: Sequence[_Forecast], workers: int) -> tuple[float | None, tuple[str, ...]]:
+    """In the cluster where they fit first. If that is known of none, nothing is known of those after them either."""
+    times = [one.at(workers) for one in forecasts]
+    soonest = min(times)
+    if soonest < math.inf:
+        return forecasts[times.index(soonest)].place(workers)
+    holders = [one.place(workers)[1] for one in forecasts]
+    return None, next(filter(None, holders), ())
+
+
+class _Words:
+    """What is equal for jobs that ask for the same; looked up once in a decision."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._ends: _Ends | None = None
+        self._forecasts: dict[int, _Forecast] = {}
+        """By identity of the shape."""
+        self._rooms: dict[tuple[Claim, str | None], tuple[list[_Forecast], str]] = {}
+        self._holders: dict[tuple[Share | None, str, tuple[str, str] | None], tuple[str, ...]] = {}
+
+    def room(self, entry: Entry, obstacle: Obstacle) -> tuple[list[_Forecast], str]:
+        """The forecasts of the job's start in each cluster that could hold it, and why it does not start now."""
+        known = self._rooms.get((entry.claim, obstacle.behind))
+        if known is None:
+            shapes = [shape for shape in entry.claim.shapes if shape.ever >= entry.job.min_workers]
+            forecasts = [self._forecast(shape) for shape in shapes]
+            if obstacle.behind is None:
+                reason = room_words(self._plan, entry, [(one.shape, one.room) for one in forecasts])
+            else:
+                reason = _behind_words(entry, obstacle.behind, in_cluster(self._plan, obstacle.cluster))
+            known = self._rooms[entry.claim, obstacle.behind] = forecasts, reason
+        return known
+
+    def holders(self, obstacle: Obstacle) -> tuple[str, ...]:
+        """The running jobs that count for the limit that is in the way."""
+        key = obstacle.share, obstacle.user, obstacle.sweep
+        known = self._holders.get(key)
+        if known is None:
+            known = self._holders[key] = _holders_of(self._plan, *key)
+        return known
+
+    def _forecast(self, shape: Shape) -> _Forecast:
+        forecast = self._forecasts.get(id(shape))
+        if forecast is None:
+            self._ends = self._ends or _Ends(self._plan)
+            forecast = self._forecasts[id(shape)] = _Forecast(self._plan, shape, self._ends)
+        return forecast
+
+
+def _holders_of(plan: Plan, share: Share | None, user: str, sweep: tuple[str, str] | None) -> tuple[str, ...]:
+    if share is not None:
+        return _jobs_of(plan, share)
+    if sweep is not None:
+        return _jobs_of_sweep(plan, *sweep)
+    return _jobs_of_user(plan, user) if user else ()
+
+
+def _jobs_of(plan: Plan, share: Share) -> tuple[str, ...]:
+    """Running jobs of a project and of those below it."""
+    inside = (entry.job.job_id for entry in (*plan.running, *plan.queued) if entry.target and share in entry.share.path)
+    return tuple(islice(inside, MAX_HOLDERS))
+
+
+def _jobs_of_sweep(plan: Plan, project: str, sweep: str) -> tuple[str, ...]:
+    entries = (entry for entry in (*plan.leaving, *plan.running, *plan.queued) if entry.charged)
+    inside = (one.job.job_id for one in entries if (one.job.project, one.job.sweep) == (project, sweep))
+    return tuple(islice(inside, MAX_HOLDERS))
+
+
+def _jobs_of_user(plan: Plan, user: str) -> tuple[str, ...]:
+    inside = (entry.job.job_id for entry in (*plan.running, *plan.queued) if entry.target and entry.job.user == user)
+    return tuple(islice(inside, MAX_HOLDERS))
+
+
+def _behind_words(entry: Entry, behind: str, where: str) -> str:
+    return (
+        f"Needs {count_text(entry.job.min_workers, 'worker')} of {entry.shape.words} each; to start now{where} would "
+        f"delay {behind}, which is before it and whose start is reserved."
+    )
+
+
+class _Forecast:
+    """Expected starts on one shape's nodes: each waiting job takes what comes free after those before it."""
+
+    def __init__(self, plan: Plan, shape: Shape, ends: _Ends) -> None:
+        self._coming = ends.of(shape)
+        self._seen: deque[tuple[float, int, str]] = deque()
+        """Those of `_coming` that `at` has looked at."""
+        self._last: tuple[str, ...] = ()
+        """The job that ended last in this forecast."""
+        self._at = plan.now
+        self.shape = shape
+        self.room = self.free = shape.free()
+
+    def at(self, workers: int) -> float:
+        """The time that `place` would return, infinite if it is not known. Changes nothing."""
+        if self.free >= workers or self.free < 0:
+            return self._at if self.free >= workers else math.inf
+        free = self.free
+        for at, freed, _ in self._seen:
+            free += freed
+            if free >= workers:
+                return at
+        for following in self._coming:
+            self._seen.append(following)
+            free += following[1]
+            if free >= workers:
+                return following[0]
+        return math.inf
+
+    def place(self, workers: int) -> tuple[float | None, tuple[str, ...]]:
+        """Takes `workers` workers for a waiting job. Returns when they are free, beyond those that earlier calls have
+        taken, and the jobs that free them."""
+        if self.free >= workers:
+            self.free -= workers
+            return self._at, self._last
+        if self.free < 0:
+            return None, self._last
+        holders: list[str] = []
+        while self.free < workers:
+            following = self._seen.popleft() if self._seen else next(self._coming, None)
+            if following is None:
+                self.free = -UNLIMITED
+                return None, self._held_by(holders)
+            self._at, freed, job_id = following
+            self.free += freed
+            holders.append(job_id)
+        self.free -= workers
+        return self._at, self._held_by(holders)
+
+    def _held_by(self, holders: list[str]) -> tuple[str, ...]:
+        if not holders:
+            return self._last
+        self._last = (holders[-1],)
+        return tuple(holders[:MAX_HOLDERS])
+
+
+class _Ends:
+    """When running jobs end at their present rate, and how many workers of a shape then come free. Jobs of unknown
+    length are left out."""
+
+    def __init__(self, plan: Plan) -> None:
+        now = plan.now
+        ends = [(now, entry.job.job_id, entry) for entry in plan.leaving if entry.floor]
+        for entry in (*plan.running, *plan.queued):
+            job = entry.job
+            if entry.floor and job.left is not None:
+                at = now + entry.facts.ends(job)[1]
+                ends.append((at if job.granted else at + job.start_s, job.job_id, entry))
+        ends.sort()
+        self._ends = ends
+
+    def of(self, shape: Shape) -> Iterator[tuple[float, int, str]]:
+        """By time; workers that differ from the shape's count as about as many as fit in their place."""
+        factors: dict[int, float] = {}
+        for at, job_id, entry in self._ends:
+            factor = factors.get(id(entry.shape))
+            if factor is None:
+                overlaps = entry.shape.overlaps(shape)
+                factor = factors[id(entry.shape)] = shape.per_worker(entry.shape)[0] if overlaps else -1.0
+            if factor >= 0:
+                yield at, entry.floor if factor == 1.0 else int(entry.floor * factor), job_id
+
+
+def in_cluster(plan: Plan, cluster: str) -> str:
+    """With a space before it, " in the cluster west"; nothing if there is only one."""
+    return f" in the cluster {cluster}" if plan.has_clusters and cluster else ""
+
+
+def closed_words(plan: Plan, job: MarketJob) -> str | None:
+    """Why more nodes would not help: no cluster in which the job may start takes jobs. None: one does."""
+    if job.cluster:
+        return _pinned_words(plan, job)
+    taking = {name for name in plan.known_clusters if _state(plan, name) is ClusterState.OPEN}
+    if taking and not taking <= job.excluded_clusters:
+        return None
+    if taking:
+        where = f"the cluster {min(taking)}" if len(taking) == 1 else f"the clusters {names_of(sorted(taking))}"
+        return f"Its checkpoints (checkpoint.url) are not known to be reachable in {where}. It waits until they are."
+    words = _closed(plan, job)
+    return f"No cluster takes jobs now.{words}" if words else None
+
+
+def _pinned_words(plan: Plan, job: MarketJob) -> str | None:
+    name, state = job.cluster, _state(plan, job.cluster)
+    if state is None:
+        return (
+            f"worker.cluster is {name}, and no cluster of this name has joined. Join it (shoal join), or set "
+            "worker.cluster: any."
+        )
+    if state is ClusterState.AWAY:
+        return (
+            f"worker.cluster is {name}, and this cluster does not answer. The job starts when it answers again; to "
+            "start elsewhere, set worker.cluster: any."
+        )
+    if state is ClusterState.CORDONED:
+        return (
+            f"worker.cluster is {name}, and this cluster is cordoned. Uncordon it (shoal clusters uncordon {name}), or "
+            "set worker.cluster: any."
+        )
+    if name in job.excluded_clusters:
+        return (
+            f"worker.cluster is {name}, and its checkpoints (checkpoint.url) are not known to be reachable there. It "
+            "waits until they are; to start elsewhere, set worker.cluster: any."
+        )
+    return None
+
+
+def _state(plan: Plan, name: str) -> ClusterState | None:
+    """None: no such cluster has joined."""
+    return plan.clusters.get(name) or (ClusterState.OPEN if name in plan.room.clusters else None)
+
+
+def never_words(plan: Plan, entry: Entry) -> str:
+    """Why the job's minimum fits into the empty nodes of no cluster."""
+    job, shapes = entry.job, entry.claim.shapes
+    needs = f"Needs {count_text(job.min_workers, 'worker')} of {job.need.describe()} each; the nodes that it may use"
+    where = in_cluster(plan, entry.shape.cluster)
+    if where and job.cluster:
+        return (
+            f"{needs}{where} have room for {entry.shape.ever}. Add nodes there, lower elasticity.min_workers, or set "
+            "worker.cluster: any."
+        )
+    room = _rooms([(shape, shape.ever) for shape in shapes]) if len(shapes) > 1 else f"{entry.shape.ever}{where}"
+    spans = spans_words(job, [shape.ever for shape in shapes])
+    return f"{needs} have room for {room}{spans}. Add nodes, or lower elasticity.min_workers.{_closed(plan, job)}"
+
+
+def room_words(plan: Plan, entry: Entry, rooms: Sequence[tuple[Shape, int]]) -> str:
+    """Why the job's minimum fits into no cluster now, by the room in each that could hold it."""
+    job, [(first, room), *others] = entry.job, rooms
+    needs = f"Needs {count_text(job.min_workers, 'worker')} of {entry.shape.words} each"
+    minima = "the rest is at the minima of running jobs"
+    helps = f"A priority above {job.priority} may preempt, more nodes help always."
+    if others:
+        spans = spans_words(job, [room for _, room in rooms])
+        return f"{needs}; {_rooms(rooms)} can be had by shrinking others, {minima}{spans}. {helps}{_closed(plan, job)}"
+    where = in_cluster(plan, first.cluster)
+    if where and job.cluster:
+        helps = f"{helps} With worker.cluster: any it may start elsewhere."
+    return f"{needs}; {room} can be had{where} by shrinking others, {minima}. {helps}{_closed(plan, job)}"
+
+
+def _rooms(rooms: Sequence[tuple[Shape, int]]) -> str:
+    """ "3 in the cluster east, 2 in the cluster west": the most first."""
+    if not any(room for _, room in rooms):
+        return f"0 in each of the clusters {names_of([shape.cluster for shape, _ in rooms])}"
+    ordered = sorted(rooms, key=lambda pair: (-pair[1], pair[0].cluster))
+    found = [f"{room} in the cluster {shape.cluster}" for shape, room in ordered[:_MOST_NAMED]]
+    more = len(ordered) - _MOST_NAMED
+    return ", ".join([*found, f"less in {count_text(more, 'other')}"] if more > 0 else found)
+
+
+def spans_words(job: MarketJob, rooms: Sequence[int]) -> str:
+    """Where the sum would be enough."""
+    is_enough = len(rooms) > 1 and sum(rooms) >= job.min_workers
+    return ", and a job does not span clusters" if is_enough else ""
+
+
+def _closed(plan: Plan, job: MarketJob) -> str:
+    """The clusters that are left out, as further sentences."""
+    if job.cluster:
+        return ""
+    found = []
+    for name in sorted(plan.known_clusters):
+        state = _state(plan, name)
+        if state is ClusterState.AWAY:
+            found.append(f" The cluster {name} does not answer.")
+        elif state is ClusterState.CORDONED:
+            found.append(f" The cluster {name} is cordoned.")
+        elif name in job.excluded_clusters:
+            found.append(f" Its checkpoints are not known to be reachable in the cluster {name}.")
+    return "".join(found)
+
+
+class GrowthLimit(StrEnum):
+    """What keeps a running job at its number of workers."""
+
+    NO_FASTER = "no_faster"
+    """By its throughput curve it trains no faster with more workers."""
+    QUOTA = "quota"
+    """The limit of its project."""
+    NO_ROOM = "no_room"
+    """Its nodes are full: with the minima of jobs, and with what others have reserved."""
+    OTHERS_GAIN_MORE = "others_gain_more"
+    """Other jobs hold workers above their minima, and these add more there."""
+    PAUSE_COSTS_MORE = "pause_costs_more"
+    """There is room, and the change would cost more time than it saves."""
+    SOON = "soon"
+    """There is room: the next decision may use it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """A running job with fewer workers than it may have."""
+
+    job_id: str
+    workers: int
+    """Granted."""
+    max_workers: int
+    limit: GrowthLimit
+    reason: str
+
+
+def held_back(state: MarketState, now: float) -> list[HeldBack]:
+    """One answer for each running job with a grant below its `max_workers`; those that pause or end are left out.
+
+    Without these words a growth that is left out would be refused silently. The simulator does not ask: it has no
+    readers. Takes about half as long as a decision.
+
+    `state`: the market once the decisions are in effect (`decide.after`), so the answers are about the grants that
+    people see.
+    """
+    plan = Plan(state, now)
+    for entry in (*plan.leaving, *plan.running):
+        workers = max(entry.job.granted, entry.job.held) if entry.job.is_leaving else entry.job.granted
+        if workers:
+            plan.keep(entry, plan.stay(entry, workers), workers)
+    short = [entry for entry in plan.running if entry.job.granted < entry.job.max_workers]
+    spare = [entry for entry in plan.running if entry.job.granted > entry.job.min_workers] if short else []
+    answers = []
+    for entry in short:
+        limit, reason = _why(entry, spare, in_cluster(plan, entry.shape.cluster))
+        answers.append(HeldBack(entry.job.job_id, entry.job.granted, entry.job.max_workers, limit, reason))
+    return answers
+
+
+def _why(entry: Entry, spare: Sequence[Entry], where: str) -> tuple[GrowthLimit, str]:
+    job, have = entry.job, entry.job.granted
+    if have >= job.min_workers and not hull(job.curve, have, job.max_workers):
+        words = f"By what was predicted and measured, it trains no faster with more than {workers_of(have)}."
+        return GrowthLimit.NO_FASTER, words
+    allowed = entry.share.room()
+    if allowed <= 0:
+        return GrowthLimit.QUOTA, _quota_words(entry)
+    reach = have + int(min(entry.shape.free(job.max_workers - have), allowed, job.max_workers - have))
+    segments = hull(job.curve, have, reach) if reach > have else ()
+    if not segments:
+        return _full(entry, spare, where)
+    size = segments[-1][0]
+    if have >= job.min_workers and not pays(job, size):
+        return GrowthLimit.PAUSE_COSTS_MORE, _pause_words(job, size)
+    words = f"There is room for {workers_of(size - have)} more ({percent(job, size)}): it may grow soon."
+    return GrowthLimit.SOON, words
+
+
+def _quota_words(entry: Entry) -> str:
+    share = entry.share.tightest()
+    limit = share.project.limit or 0
+    return (
+        f"Project {share.project.name} has {share.used} of the {count_text(limit, 'worker')} that "
+        "it may have (its limit)."
+    )
+
+
+def _full(entry: Entry, spare: Sequence[Entry], where: str) -> tuple[GrowthLimit, str]:
+    others = [one for one in spare if one is not entry and one.shape.overlaps(entry.shape)]
+    if not others:
+        words = (
+            f"The nodes that it may use{where} have no room for another worker of {entry.shape.words}: all is at the "
+            "minima of jobs, or reserved by others. More nodes help."
+        )
+        return GrowthLimit.NO_ROOM, words
+    above = sum(one.job.granted - one.job.min_workers for one in others)
+    hold, adds = "holds" if len(others) == 1 else "hold", "adds" if above == 1 else "add"
+    names = names_of(tuple(one.job.job_id for one in others))
+    words = (
+        f"No worker of {entry.shape.words} is free{where}. {names} {hold} {above} above the minimum, which {adds} more "
+        f"there than here. A priority above {entry.job.priority} weighs more, and more nodes help."
+    )
+    return GrowthLimit.OTHERS_GAIN_MORE, words
+
+
+def _pause_words(job: MarketJob, size: int) -> str:
+    horizon_s = min(HORIZON_S, seconds_left(job, size))
+    saved_s = horizon_s * (job.curve.rate(size) / job.curve.rate(job.granted) - 1)
+    saves = f"With {count_text(size, 'worker')} it would save {duration_text(saved_s)}"
+    pause = duration_text(job.switch_s)
+    costs = f"and the change pauses it for {pause}. To grow all the same, raise elasticity.min_workers."
+    if horizon_s < HORIZON_S:
+        left = duration_text(seconds_left(job, job.granted))
+        return f"It ends in about {left}. {saves} of that, {costs}"
+    return f"{saves} in the next {duration_text(horizon_s)}, {costs}"
