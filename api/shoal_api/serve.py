@@ -52,10 +52,7 @@ from shoal_service.control.profile_store import load_profiles, planning_profile
 from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
 from shoal_service.control.retention.node_packages import NodePackages
 from shoal_service.control.storage.job_storage import JobStorage
-from shoal_service.control.webhooks.delivery import WebhookDelivery
-from shoal_service.control.webhooks.lane import WebhookConfig
-from shoal_service.control.webhooks.notifier import MISSING, is_installed
-from shoal_service.control.webhooks.secrets import Secrets
+from shoal_service.control.webhooks import MISSING, Secrets, WebhookConfig, WebhookDelivery, is_installed
 from shoal_service.core.access.claims import ClaimRules
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from shoal_service.core.quantities import count_text

@@ -26,7 +26,7 @@ from shoal_api.http.streams import Pace
 from shoal_service.control.access.token_files import ensure_admin_token
 from shoal_service.control.profile_store import planning_profile
 from shoal_service.core.events.service import SupervisorRestarted
-from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
+from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources

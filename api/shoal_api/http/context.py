@@ -18,7 +18,7 @@ from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.control.storage.verifications import Verifications
 from shoal_service.control.submission import Surroundings
 from shoal_service.control.supervisors.reception import Reception
-from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
+from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.queue_views import StartForecast

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from shoal_service.control.code_archive import CodeArchive, CodeArchiveError, pack
 from shoal_service.control.deadline import check_deadline
 from shoal_service.control.profile_store import measured_profile
-from shoal_service.control.webhooks.check import check_webhooks
+from shoal_service.control.webhooks import check_webhooks
 from shoal_service.core.nodes import Node
-from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
+from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.planner import HardwareProfile, memory_note, plan, refusal
 from shoal_service.queue_views import DryRun, PlannedSize, StartForecast
 from shoal_service.store import JobNotFound, Store
