@@ -43,10 +43,10 @@ from shoal_service.control.access.token_files import (
     ensure_cluster_token,
     register_cluster_token,
 )
-from shoal_service.control.clusters.all_joined import JoinedClusters
-from shoal_service.control.clusters.gateway_process import GatewayProcess
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
+from shoal_service.control.gateway_process import GatewayProcess
+from shoal_service.control.joined_clusters import JoinedClusters
 from shoal_service.control.ownership import own_name
 from shoal_service.control.profile_store import load_profiles, planning_profile
 from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig

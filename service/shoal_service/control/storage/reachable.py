@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
-from shoal_service.control.clusters.errands import Errands
+from shoal_service.control.errands import Errands
 from shoal_service.control.protocols import Clusters
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import JobNotFound
