@@ -1,6 +1,6 @@
 """What the control plane needs from the Ray clusters that have joined. Supervisors dial home: `shoal_service/home.py`.
 
-The real ones are in `control/joined_clusters.py`, wired by `shoal serve`; the fakes are in `tests/doubles`. No Ray here.
+The real ones are in `joined_clusters.py`, wired by `shoal serve`; the fakes are in `tests/doubles`. No Ray here.
 """
 
 from __future__ import annotations
