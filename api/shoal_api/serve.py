@@ -36,26 +36,22 @@ from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
 from shoal_service.clusters.config import GatewayConfig
 from shoal_service.clusters.wire import DEFAULT_CLUSTER
 from shoal_service.collector import spare_what_exists
-from shoal_service.control.access.oidc import Issuer, IssuerConfig
-from shoal_service.control.access.token_files import (
+from shoal_service.control.config import ControlConfig
+from shoal_service.control.control_loop import ControlLoop
+from shoal_service.control.gateway_process import GatewayProcess
+from shoal_service.control.hardware_profiles import load_profiles, planning_profile
+from shoal_service.control.job_storage import JobStorage
+from shoal_service.control.joined_clusters import JoinedClusters
+from shoal_service.control.oidc import Issuer, IssuerConfig
+from shoal_service.control.ownership import own_name
+from shoal_service.control.retention import NodePackages, RetentionCollector, RetentionConfig
+from shoal_service.control.token_files import (
     ClusterTokenError,
     ensure_admin_token,
     ensure_cluster_token,
     register_cluster_token,
 )
-from shoal_service.control.clusters.all_joined import JoinedClusters
-from shoal_service.control.clusters.gateway_process import GatewayProcess
-from shoal_service.control.config import ControlConfig
-from shoal_service.control.control_loop import ControlLoop
-from shoal_service.control.ownership import own_name
-from shoal_service.control.profile_store import load_profiles, planning_profile
-from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
-from shoal_service.control.retention.node_packages import NodePackages
-from shoal_service.control.storage.job_storage import JobStorage
-from shoal_service.control.webhooks.delivery import WebhookDelivery
-from shoal_service.control.webhooks.lane import WebhookConfig
-from shoal_service.control.webhooks.notifier import MISSING, is_installed
-from shoal_service.control.webhooks.secrets import Secrets
+from shoal_service.control.webhooks import MISSING, Secrets, WebhookConfig, WebhookDelivery, is_installed
 from shoal_service.core.access.claims import ClaimRules
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from shoal_service.core.quantities import count_text

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.processes.os_processes import cpu_seconds
-from shoal_service.control.access.token_files import ensure_admin_token
+from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.core.goodput import Goodput

@@ -26,7 +26,7 @@ from pydantic_core import to_json
 
 from api.pages import Pages
 from kit.processes.os_processes import cpu_seconds
-from shoal_service.control.access.token_files import ensure_admin_token
+from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.goodput import Goodput
 from shoal_service.home import HomeReport

@@ -25,8 +25,7 @@ from shoal_service.core.retention.ended_jobs import (
     LEAST_AUDIT_DAYS,
     RetentionRules,
 )
-from shoal_service.core.webhooks.rules import ANY, WebhookRules
-from shoal_service.core.webhooks.selection import ServiceWebhook, unknown_patterns
+from shoal_service.core.webhooks import ANY, ServiceWebhook, WebhookRules, unknown_patterns
 from shoal_workers.contract.checks.places import DEFAULT_PATHS, DEFAULT_PROTOCOLS, AllowedPlaces, PipSource, absolute
 from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
 from shoal_workers.contract.snapshots import SnapshotScope

@@ -16,7 +16,7 @@ from shoal_workers.version import VERSION
 _NODE = "127.0.0.9"
 _ASK = """
 import asyncio, sys, ray
-from shoal_service.gateway.releases import other_releases
+from shoal_service.gateway.on_nodes import other_releases
 ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
 print(asyncio.run(other_releases()))
 """

@@ -13,7 +13,7 @@ from doubles.fake_cluster import FakeCluster
 from doubles.fake_clusters import FakeClusters
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
-from shoal_service.control.supervisors.reception import Reception
+from shoal_service.control.supervisor_reports import Reception
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Policy

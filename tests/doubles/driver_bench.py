@@ -11,8 +11,7 @@ from doubles.fake_cluster import FakeCluster, FakeSupervisor
 from doubles.fake_clusters import FakeClusters
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.driver import Driver
-from shoal_service.control.supervisors.links import SupervisorLinks
-from shoal_service.control.supervisors.reception import Reception
+from shoal_service.control.supervisor_reports import Reception, SupervisorLinks
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent
 from shoal_service.store.driving import DriveRow

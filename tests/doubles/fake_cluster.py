@@ -12,7 +12,7 @@ from typing import Any
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
-from shoal_service.control.supervisors.reception import Reception
+from shoal_service.control.supervisor_reports import Reception
 from shoal_service.core.access.tokens import hash_of
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import Node
@@ -246,6 +246,9 @@ class FakeCluster:
         if key not in self.supervisors and self.start_error is None:
             self.supervisors[key] = FakeSupervisor(config, Outbox(config.attempt), self._reception, self._clock)
 
+    def look_now(self) -> None:
+        pass
+
     def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
         pass
 
@@ -311,7 +314,7 @@ class FakeCluster:
         self.tested.append((suspect.node_id, partner))
         return self.fault
 
-    def request_room(self, workers: Mapping[RoomKind, int]) -> None:
+    def request_room(self, workers: tuple[tuple[RoomKind, int], ...]) -> None:
         self.requested.append(dict(workers))
 
     def upload_code(self, job_id: str, attempt: int, sha256: str) -> str:

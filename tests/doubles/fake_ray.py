@@ -14,7 +14,7 @@ from shoal_service.core.nodes import Node
 
 
 class FakeRay(FakeCluster):
-    """A `gateway.protocols.RayAccess`."""
+    """A `gateway.answering.RayAccess`."""
 
     def __init__(self, *nodes: Any) -> None:
         super().__init__(nodes)

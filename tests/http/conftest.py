@@ -23,10 +23,10 @@ from shoal_api.http.app import create_app
 from shoal_api.http.changes import Changes
 from shoal_api.http.serving.server import make_server
 from shoal_api.http.streams import Pace
-from shoal_service.control.access.token_files import ensure_admin_token
-from shoal_service.control.profile_store import planning_profile
+from shoal_service.control.hardware_profiles import planning_profile
+from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.events.service import SupervisorRestarted
-from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
+from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources

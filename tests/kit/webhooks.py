@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal_service.clock import SystemClock
-from shoal_service.control.webhooks.delivery import WebhookDelivery
-from shoal_service.control.webhooks.lane import WebhookConfig
-from shoal_service.control.webhooks.secrets import Secrets
-from shoal_service.core.webhooks.retries import RetryPolicy
-from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
+from shoal_service.control.webhooks import Secrets, WebhookConfig, WebhookDelivery
+from shoal_service.core.webhooks import UNRESTRICTED, RetryPolicy, WebhookRules
 from shoal_service.store import Lease, Store
 from shoal_service.telemetry.webhook_tallies import WebhookTallies
 

@@ -9,7 +9,7 @@
 Hidden here: these files and their locks. Only the holder of the exclusive lock of KEY.use may remove files of KEY, that
 one too: a process that has waited for the lock looks whether the file is still the one that it has locked. Never
 removes what a process uses. Called by the engine, which installs packages, and for the service's retention in a process
-on each node (`gateway/packages.py`). Light: no torch, no Ray.
+on each node (`gateway/on_nodes.py`). Light: no torch, no Ray.
 """
 
 from __future__ import annotations

@@ -49,12 +49,12 @@ from shoal_api.http.routes.retention import routes as retention_routes
 from shoal_api.http.routes.sweeps import routes as sweeps
 from shoal_api.http.streams import DEFAULT_PACE, Pace
 from shoal_service.clock import SystemClock
-from shoal_service.control.access.oidc import Issuer
+from shoal_service.control.job_storage import JobStorage
+from shoal_service.control.oidc import Issuer
 from shoal_service.control.planning.process import PlanningProcesses
-from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
-from shoal_service.control.storage.job_storage import JobStorage
-from shoal_service.control.supervisors.reception import Reception
-from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
+from shoal_service.control.retention import RetentionCollector, RetentionConfig
+from shoal_service.control.supervisor_reports import Reception
+from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store

@@ -12,13 +12,12 @@ from fastapi import Header, Path, Request
 from shoal_api.http.access.authentication import Authenticator
 from shoal_api.http.changes import Changes
 from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
+from shoal_service.control.job_storage import JobStorage, Verifications
 from shoal_service.control.planning.process import PlanningProcesses
-from shoal_service.control.retention.collector import RetentionCollector
-from shoal_service.control.storage.job_storage import JobStorage
-from shoal_service.control.storage.verifications import Verifications
+from shoal_service.control.retention import RetentionCollector
 from shoal_service.control.submission import Surroundings
-from shoal_service.control.supervisors.reception import Reception
-from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
+from shoal_service.control.supervisor_reports import Reception
+from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.fleet_views import ClusterView, StartForecast
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES

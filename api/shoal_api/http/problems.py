@@ -20,7 +20,7 @@ from starlette.routing import compile_path
 from shoal_api.answers import Problem
 from shoal_api.http.problem_types import Kind
 from shoal_service.control.code_archive import CodeArchiveError
-from shoal_service.control.storage.job_storage import StorageAway
+from shoal_service.control.job_storage import StorageAway
 from shoal_service.control.submission import CodeUnknown
 from shoal_service.store.errors import (
     AttemptTokenRefused,

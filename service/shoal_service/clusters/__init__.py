@@ -5,5 +5,5 @@
                   <-- answer --  POST /v1/clusters/{name}/reports  <-- dials --  answers, snapshots of the cluster
 
 Both sides and the routes between them import this package. An answer has passed through a process that unpickles what
-comes from nodes with code of users, so it is validated and bounded before anybody uses it (`calls.py`).
+comes from nodes with code of users, so it is validated and bounded before anybody uses it (`verbs.py`).
 """

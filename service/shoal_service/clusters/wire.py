@@ -4,7 +4,7 @@
     ReportReceipt   service -> gateway: that the report is stored, and which orders the service no longer waits for
     OrderPage       service -> gateway: the orders without an answer
 
-`value` and `arguments` are JSON texts, read by `calls.py`: the service passes them on without looking into them.
+`value` and `arguments` are JSON texts, read with `verbs.py`: the service passes them on without looking into them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, field_validator
 
-from shoal_service.clusters.calls import Failure, Words
+from shoal_service.cluster.errors import ClusterError, ClusterUnreachable, RayCallFailed
 from shoal_service.clusters.snapshot import ClusterSnapshot
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.placing import CLUSTER_PATTERN as CLUSTER_PATTERN
@@ -22,10 +22,34 @@ from shoal_workers.contract.placing import check_labels
 DEFAULT_CLUSTER = "default"
 MAX_ANSWERS = 500
 MAX_ORDERS = 100
+MAX_WORDS = 4_000
+"""Letters of an error's message."""
+Words = Annotated[str, StringConstraints(max_length=MAX_WORDS)]
+Count = Annotated[int, Field(ge=0)]
 Number = Annotated[int, Field(ge=0, le=2**53)]
 Life = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 """A random name for the time in which a gateway speaks for its cluster: new with each start, and after another gateway
 has taken its place."""
+
+
+_ERRORS: dict[str, type[ClusterError]] = {kind.__name__: kind for kind in (ClusterUnreachable, RayCallFailed)}
+
+
+class Failure(Frozen):
+    """An error of a call."""
+
+    kind: str
+    words: Words
+
+    @staticmethod
+    def of(error: Exception) -> Failure:
+        words = (str(error) or type(error).__name__)[:MAX_WORDS]
+        if (kind := type(error).__name__) in _ERRORS:
+            return Failure(kind=kind, words=words)
+        return Failure(kind=RayCallFailed.__name__, words=f"{type(error).__name__}: {words}"[:MAX_WORDS])
+
+    def error(self) -> Exception:
+        return _ERRORS.get(self.kind, RayCallFailed)(self.words)
 
 
 class Answer(Frozen):
@@ -86,7 +110,7 @@ class Order(Frozen):
     epoch: int
     """Lease epoch of the control plane that wants it. The gateway refuses one that is lower than it has seen."""
     kind: str
-    """Name of a request of `calls.py`."""
+    """Name of a row of `verbs.py`."""
     arguments: str
     """JSON text."""
 

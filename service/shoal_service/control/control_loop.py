@@ -25,10 +25,11 @@ from shoal_service.cluster.probation import Probation
 from shoal_service.clusters.snapshot import RoomKind
 from shoal_service.collector import SparedJobs, paused_collector
 from shoal_service.control.cluster_reader import READ_S, ClusterReader
-from shoal_service.control.clusters.errands import Errands
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.decisions import DecisionWriter, changes_of
 from shoal_service.control.driver import Driver
+from shoal_service.control.errands import Errands
+from shoal_service.control.leftovers import Leftovers
 from shoal_service.control.market.build import MarketBuilder, Whereabouts, market_nodes, standing_of
 from shoal_service.control.market.cramped import without_room
 from shoal_service.control.market.demand import demand
@@ -39,8 +40,7 @@ from shoal_service.control.market.pruner import Pruner
 from shoal_service.control.moving import Moving
 from shoal_service.control.ownership import LeaseWatch, acquired
 from shoal_service.control.protocols import Clusters
-from shoal_service.control.supervisors.leftovers import Leftovers
-from shoal_service.control.supervisors.links import SupervisorLinks
+from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.scheduling.decide import decide
@@ -343,7 +343,7 @@ class ControlLoop:
             wanted = _of_nodes(room.get(name, {}), self._clusters.joined[name].labels)
             before, requested_mono = self._requested.get(name, ({}, 0.0))
             if wanted != before or mono - requested_mono >= _REQUEST_S:
-                request = partial(self._clusters.of(name).request_room, wanted)
+                request = partial(self._clusters.of(name).request_room, tuple(wanted.items()))
                 if self._errands.block(name, "ask for room", request):
                     self._requested[name] = wanted, mono
 

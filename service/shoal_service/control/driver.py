@@ -14,17 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, SupervisorGone, SupervisorUnavailable
 from shoal_service.control.config import ControlConfig
+from shoal_service.control.hardware_profiles import measured_profile
 from shoal_service.control.market.build import is_preempted
-from shoal_service.control.profile_store import measured_profile
 from shoal_service.control.protocols import Cluster, Clusters
-from shoal_service.control.supervisors.finishing import to_its_end
-from shoal_service.control.supervisors.links import SupervisorLinks
+from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.core import supervisor_starts
 from shoal_service.core.access.tokens import new_attempt_token
 from shoal_service.core.attempt.state.worker import AvoidedNode
@@ -508,3 +508,18 @@ class Driver:
         uri = self._cluster.upload_code(row.id, row.attempt, version)
         self._stored_code = version
         return uri
+
+
+async def to_its_end(work: Coroutine[Any, Any, None], clock: Clock, within_s: float) -> None:
+    """What `work` raises. If the caller is cancelled, it waits for the rest of the work, `within_s` seconds at most.
+
+    A server that stops cancels its drivers. No later control plane knows of an attempt whose end is stored, so without
+    this its supervisor would stay in a cluster that outlives the server.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with suppress(Exception):  # nothing is left that would act on an error
+            await clock.wait_for(task, within_s)
+        raise

@@ -1,23 +1,27 @@
-"""Submission: checks that a valid spec's model fits into some layout, stores its code, and creates the job.
+"""Submission: checks that the model of a valid spec fits into some layout and that `finish_by` can be met, stores its
+code, and creates the job.
 
-Called by the HTTP edge. The default of `checkpoint.url` is not filled in here, because it contains the job's id, which
-does not exist yet.
+The planner predicts how long the job takes with all of its workers, from the measured hardware profile if there is one.
+A prediction may be wrong, so it never refuses a job; a `finish_by` that has passed does. Called by the HTTP edge. The
+default of `checkpoint.url` is not filled in here, because it contains the job's id, which does not exist yet.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from shoal_service.control.code_archive import CodeArchive, CodeArchiveError, pack
-from shoal_service.control.deadline import check_deadline
-from shoal_service.control.profile_store import measured_profile
-from shoal_service.control.webhooks.check import check_webhooks
+from shoal_service.control.hardware_profiles import measured_profile
+from shoal_service.control.market.curves import curve_of, sizes_of
+from shoal_service.control.webhooks import check_webhooks
 from shoal_service.core.nodes import Node
-from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
+from shoal_service.core.scheduling.facts import duration, verdict
+from shoal_service.core.scheduling.market import MarketJob, WorkerNeed
+from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.fleet_views import DryRun, PlannedSize, StartForecast
-from shoal_service.planner import HardwareProfile, memory_note, plan, refusal
+from shoal_service.planner import HardwareProfile, memory_note, plan, rank, refusal
 from shoal_service.store import JobNotFound, Store
 from shoal_service.views import CodePatch, JobPatch, JobView
 from shoal_workers.contract.checks.consistency import capacity_remark, remarks
@@ -212,3 +216,37 @@ def _packed(spec: JobSpec) -> CodeArchive | None:
 
 def _with_archive(spec: JobSpec, archive: CodeArchive) -> JobSpec:
     return spec.model_copy(update={"code": spec.code.model_copy(update={"archive": archive.sha256})})
+
+
+def check_deadline(spec: JobSpec, profiles: Iterable[HardwareProfile], now: float) -> str:
+    """Why the deadline will probably be missed, for people; empty: it will not, or that is not known.
+
+    Raises:
+        SpecError: finish_by has passed.
+    """
+    if spec.finish_by is None:
+        return ""
+    if spec.finish_by <= now:
+        message = f"finish_by was {duration(now - spec.finish_by)} ago. Set a later time, or leave it out."
+        raise SpecError((SpecProblem(path="finish_by", message=message),))
+    profile = measured_profile(profiles, has_gpu=spec.worker.gpus > 0)
+    samples, rates = spec.batch.global_size, {}
+    for size in sizes_of(spec.elasticity.max_workers):
+        if best := rank(spec, size, profile, 1).predictions:
+            rates[size] = samples / best[0].step_s
+    if not rates or spec.stop.steps is None:
+        return ""  # a task of unknown sizes, or an end that only the data decides
+    why = verdict(
+        MarketJob(
+            job_id="",
+            submitted_at=now,
+            min_workers=spec.elasticity.min_workers,
+            max_workers=spec.elasticity.max_workers,
+            need=WorkerNeed(),
+            curve=curve_of(rates),
+            left=float(spec.stop.steps * samples),
+            finish_by=spec.finish_by,
+        ),
+        now,
+    )
+    return "" if why is None else f"The deadline will probably be missed: {why}"

@@ -1,31 +1,61 @@
-"""Answering: carries out one order with Ray, and says what became of it. Orders run beside each other.
+"""Carries out one order with Ray, and says what became of it. Orders run beside each other.
 
-Made and called by `gateway.py`, on its loop. Whatever fails is the answer to that order.
+`clusters/verbs.py` has the table of orders. Those of RayVerbs are calls of the method with the same name of RayAccess;
+the few of GatewayVerbs are methods here. Called by `gateway.py`, on its loop. Whatever fails is the answer to that
+order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic_core import to_json
 
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
-from shoal_service.clusters import calls
-from shoal_service.clusters.wire import Answer, Order
-from shoal_service.gateway.protocols import RayAccess
-from shoal_service.gateway.storage import why_unreachable
+from shoal_service.clusters.snapshot import ClusterSnapshot
+from shoal_service.clusters.verbs import VERBS, RayVerbs, Verb
+from shoal_service.clusters.wire import MAX_WORDS, Answer, Failure, Order
+from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
+from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.marker import CheckpointName
 
 _THREADS = 32
 _STORAGE_THREADS = 4
 """A storage that hangs keeps these, and no others."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+class RayAccess(RayVerbs, Protocol):
+    """A connection to one Ray cluster. The real one is `ray_cluster.py`, the fake is in `tests/doubles`."""
+
+    address: str
+    """Empty until it is connected."""
+
+    ray_cluster: str
+    """Id of the Ray cluster, in hexadecimal digits; empty until it is connected."""
+
+    def connect(self, address: str) -> None:
+        """Become a driver of the cluster."""
+
+    def reconnect(self) -> None:
+        """Makes a new connection."""
+
+    def disconnect(self) -> None: ...
+
+    def snapshot(self) -> ClusterSnapshot:
+        """Raises ConnectionStale: call `reconnect`."""
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]: ...
+
+    def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:
+        """Stores a zip archive in the cluster; its URI, the same for equal bytes."""
 
 
 class Answering:
@@ -40,72 +70,47 @@ class Answering:
     ) -> None:
         """`look`: takes a snapshot that the next report has. `archive`: reads a code archive from the service."""
         self._ray = ray
-        self._look = look
         self._archive = archive
+        self._own: Mapping[str, Callable[..., Awaitable[Any]]] = {
+            "look_now": look,
+            "upload_code": self._upload_code,
+            "sees_storage": self._sees_storage,
+        }
+        """By method of GatewayVerbs."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="order")
         self._storage_threads = ThreadPoolExecutor(_STORAGE_THREADS, thread_name_prefix="storage")
 
     async def answer(self, order: Order) -> Answer:
         try:
-            kind = calls.REQUESTS.get(order.kind)
-            if kind is None:
+            verb = VERBS.get(order.kind)
+            if verb is None:
                 raise TypeError(f"this release knows no order {order.kind!r}: install that of the service")
-            value = await self._carry_out(kind.model_validate_json(order.arguments))
+            value = await self._carry_out(verb, verb.request.model_validate_json(order.arguments))
             return Answer(number=order.number, value=_as_json(value))
         except Exception as error:
             if isinstance(error, ConnectionStale):
                 error = ClusterUnreachable(str(error))
-            failure = calls.Failure.of(error)
+            failure = Failure.of(error)
             if failure.kind == "RayCallFailed":
                 _log.exception("gateway.order_failed", extra={"order": order.number, "kind": order.kind})
             return Answer(number=order.number, failure=failure)
 
-    async def _carry_out(self, request: Frozen) -> Any:
-        ray = self._ray
-        match request:
-            case calls.LookNow():
-                return await self._look()
-            case calls.FaultOfNode():
-                return await ray.fault_of_node(request.suspect, request.partner)
-            case calls.ListUnusedPackages():
-                return await ray.unused_packages(request.for_s)
-            case calls.RemovePackages():
-                return await ray.remove_packages(request.node_id, request.name, request.for_s)
-            case calls.SeesStorage():
-                look = partial(why_unreachable, request.url, request.name)
-                return await asyncio.get_running_loop().run_in_executor(self._storage_threads, look)
-            case calls.UploadCode():
-                archive = await self._archive(request.sha256)
-                return await self._blocking(lambda: ray.upload_code(request.job_id, request.attempt, archive))
-            case _:
-                return await self._blocking(lambda: self._block(request))
+    async def _carry_out(self, verb: Verb, request: Frozen) -> Any:
+        arguments = {name: getattr(request, name) for name in verb.parameters}
+        if (own := self._own.get(verb.method)) is not None:
+            return await own(**arguments)
+        call = partial(getattr(self._ray, verb.method), **arguments)
+        # Ray's own calls may wait for the head, so what is no coroutine runs on a thread.
+        value = await (call() if verb.is_coroutine else self._blocking(call))
+        return value[:MAX_WORDS] if isinstance(value, str) else value
 
-    def _block(self, request: Frozen) -> Any:
-        """On a thread: Ray's own calls may wait for the head."""
-        ray = self._ray
-        match request:
-            case calls.StartSupervisor():
-                return ray.start_supervisor(request.config, avoid_nodes=request.avoid_nodes, places=request.places)
-            case calls.FindSupervisor():
-                return ray.find_supervisor(request.job_id, request.attempt)
-            case calls.WhyGone():
-                return ray.why_gone(request.job_id, request.attempt)[: calls.MAX_WORDS]
-            case calls.SilentSupervisor():
-                return ray.silent_supervisor(request.job_id, request.attempt)
-            case calls.ReplaceSupervisor():
-                return ray.replace_supervisor(request.job_id, request.attempt, request.silent_node, request.home)
-            case calls.UnrecordedStarts():
-                return ray.unrecorded_starts(request.job_id, request.attempt)
-            case calls.LastEnds():
-                return ray.last_ends(request.job_id, request.attempt)
-            case calls.Reap():
-                return ray.reap(request.job_id, request.attempt)
-            case calls.KeepReady():
-                return ray.keep_ready(request.avoid_nodes)
-            case calls.RequestRoom():
-                return ray.request_room(dict(request.workers))
-            case _:
-                raise TypeError(f"no order is named {type(request).__name__}")
+    async def _upload_code(self, job_id: str, attempt: int, sha256: str) -> str:
+        archive = await self._archive(sha256)
+        return await self._blocking(lambda: self._ray.upload_code(job_id, attempt, archive))
+
+    async def _sees_storage(self, url: str, name: str) -> str:
+        look = partial(why_unreachable, url, name)
+        return await asyncio.get_running_loop().run_in_executor(self._storage_threads, look)
 
     async def _blocking(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
@@ -113,3 +118,36 @@ class Answering:
 
 def _as_json(answer: Any) -> str:
     return to_json(answer, inf_nan_mode="constants", serialize_unknown=True).decode()
+
+
+def why_unreachable(root: str, name: str) -> str:
+    """Why the checkpoints of a job cannot be read from this cluster, for people; it may hang, so call it on a thread.
+    Empty: the checkpoint of this name, or a newer one, is there; with an empty name: the directory is.
+
+    Args:
+        root: URL of the job's directory.
+    """
+    try:
+        return _why_not(root, name)
+    except (OSError, ValueError, ImportError) as error:
+        return f"{root} cannot be read: {type(error).__name__}: {error}"[:MAX_WORDS]
+
+
+def _why_not(root: str, name: str) -> str:
+    if not name:
+        try:
+            open_job_directory(root).files()
+        except FileNotFoundError:
+            return f"{root} is not there"
+        return ""
+    wanted = CheckpointName.parse(name)
+    if wanted is None:
+        return f"{name!r} is not the name of a checkpoint"
+    catalog = CheckpointCatalog(root)
+    if catalog.has_marker(wanted):
+        return ""
+    newest = catalog.newest()
+    if newest is not None and newest > wanted:
+        return ""  # retention has deleted it since
+    there = f"the newest checkpoint there is {newest}" if newest is not None else "no checkpoint is there"
+    return f"{root} does not have the checkpoint {name}: {there}"

@@ -23,12 +23,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
-from shoal_service.clusters.calls import MAX_WORDS, Failure
 from shoal_service.clusters.snapshot import ClusterSnapshot
-from shoal_service.clusters.wire import MAX_ANSWERS, Answer, ClusterReport, Order, ReportReceipt
-from shoal_service.gateway.answering import Answering
+from shoal_service.clusters.wire import MAX_ANSWERS, MAX_WORDS, Answer, ClusterReport, Failure, Order, ReportReceipt
+from shoal_service.gateway.answering import Answering, RayAccess
 from shoal_service.gateway.link import Link, LinkDown, LinkError, LinkReplaced
-from shoal_service.gateway.protocols import RayAccess
 
 _REPORT_S = 1.0
 _FIRST_REPORT_S = 5.0

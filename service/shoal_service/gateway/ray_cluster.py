@@ -33,8 +33,7 @@ from shoal_service.core import reachability
 from shoal_service.core.nodes import Drain, DrainSource, Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessEnd
-from shoal_service.gateway.packages import remove_packages, unused_packages
-from shoal_service.gateway.releases import other_releases
+from shoal_service.gateway.on_nodes import other_releases, remove_packages, unused_packages
 from shoal_service.home import Home
 from shoal_service.supervisor.actor import SupervisorActor
 from shoal_service.supervisor.config import SupervisorConfig
@@ -61,7 +60,7 @@ _UNANSWERED_S = 5.0
 
 
 class RayCluster:
-    """The real `protocols.RayAccess`. Call `connect` first."""
+    """The real `answering.RayAccess`. Call `connect` first."""
 
     def __init__(
         self, supervisor_class: type[SupervisorActor] = SupervisorActor, *, address: Home | None = None
@@ -377,9 +376,9 @@ class RayCluster:
     async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
         return await remove_packages(node_id, name, for_s)
 
-    def request_room(self, workers: Mapping[RoomKind, int]) -> None:
+    def request_room(self, workers: tuple[tuple[RoomKind, int], ...]) -> None:
         """The first version of Ray's autoscaler takes no notice of the labels."""
-        kinds = [kind for kind, count in workers.items() for _ in range(count)]
+        kinds = [kind for kind, count in workers for _ in range(count)]
         try:
             request_resources(
                 bundles=[_bundle(kind.need) for kind in kinds],

@@ -1,4 +1,4 @@
-"""RemovalTallies: what this process has deleted of jobs. Written by `control/retention`."""
+"""RemovalTallies: what this process has deleted of jobs. Written by `control/retention.py`."""
 
 from __future__ import annotations
 

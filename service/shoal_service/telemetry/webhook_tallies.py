@@ -1,11 +1,11 @@
-"""WebhookTallies: what this process has delivered to the receivers of webhooks. Written by `control/webhooks`."""
+"""WebhookTallies: what this process has delivered to the receivers of webhooks. Written by `control/webhooks.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
 
-from shoal_service.core.webhooks.selection import OF_JOBS
+from shoal_service.core.webhooks import OF_JOBS
 from shoal_service.telemetry.service_metrics import WEBHOOK_SECONDS
 from shoal_service.telemetry.tallies import Count, Durations
 

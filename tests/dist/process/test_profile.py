@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from shoal_service.control.profiling import profile_of
+from shoal_service.control.hardware_profiles import profile_of
 
 
 @pytest.mark.matrix

@@ -20,7 +20,7 @@ from shoal_api.http.app import create_app
 from shoal_api.http.serving.listener import ConnectionLimits
 from shoal_api.http.serving.protocol import Patience
 from shoal_api.http.serving.server import Wire
-from shoal_service.control.access.token_files import ensure_admin_token
+from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.store import Store
 from shoal_service.telemetry.request_metrics import RequestMetrics
 

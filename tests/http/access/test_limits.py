@@ -18,7 +18,7 @@ from shoal_api.http.access.limits import Limiter, Limits
 from shoal_api.http.app import create_app
 from shoal_api.http.problems import ProblemError
 from shoal_service.access_views import TokenRequest
-from shoal_service.control.access.token_files import ensure_admin_token
+from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access.roles import Role
 from shoal_service.core.access.token_bucket import Rate, TokenBuckets
 from shoal_service.store import Store

@@ -11,7 +11,7 @@ import pytest
 from doubles.running_gateway import RunningGateway
 from shoal_service.access_views import ClusterTokenRequest
 from shoal_service.clock import SystemClock
-from shoal_service.control.clusters.joined import JoinedCluster
+from shoal_service.control.joined_clusters import JoinedCluster
 from shoal_service.store import Lease, Store
 
 

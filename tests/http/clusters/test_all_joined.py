@@ -17,9 +17,9 @@ from doubles.running_gateway import NODE, RunningGateway, until
 from shoal_service.access_views import ClusterTokenRequest
 from shoal_service.clock import SystemClock
 from shoal_service.cluster.errors import ClusterUnreachable
-from shoal_service.control.clusters.all_joined import JoinedClusters
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
+from shoal_service.control.joined_clusters import JoinedClusters
 from shoal_service.store import Lease, Store
 from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.checks.spec_errors import parse_spec

@@ -13,7 +13,7 @@ import pytest
 
 from kit.processes.server import until as until_now
 from shoal_service.clusters.config import GatewayConfig
-from shoal_service.control.clusters.gateway_process import GatewayProcess
+from shoal_service.control.gateway_process import GatewayProcess
 from shoal_service.core.gateways import HangLimits
 from shoal_service.store.errors import StoreUnavailable
 

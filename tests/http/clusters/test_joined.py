@@ -17,10 +17,9 @@ from doubles.fake_ray import FakeRay
 from doubles.running_gateway import NODE, RunningGateway, until
 from shoal_service.clock import SystemClock
 from shoal_service.cluster.errors import ClusterUnreachable, RayCallFailed
-from shoal_service.clusters.calls import MAX_WORDS
 from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, RoomKind, UnusedPackages
-from shoal_service.clusters.wire import Order
-from shoal_service.control.clusters.joined import JoinedCluster
+from shoal_service.clusters.wire import MAX_WORDS, Order
+from shoal_service.control.joined_clusters import JoinedCluster
 from shoal_service.core.gateways import Incoming
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.gateway.link import LinkRefused
@@ -66,7 +65,7 @@ def test_every_call_has_the_answer_of_the_cluster(store: Store, cluster: JoinedC
     assert cluster.silent_supervisor("j", 1) == "" and cluster.unrecorded_starts("j", 1) == 0
     assert cluster.last_ends("j", 1) == ()
     cluster.keep_ready(frozenset({"b"}))
-    cluster.request_room({RoomKind(need, (("zone", "x"),)): 3})
+    cluster.request_room(((RoomKind(need, (("zone", "x"),)), 3),))
     assert gateway.ray.requested == [{RoomKind(need, (("zone", "x"),)): 3}]
     data = b"x" * (3 << 20)
     sha256 = hashlib.sha256(data).hexdigest()

@@ -12,8 +12,8 @@ import pytest
 
 from shoal_api.client.errors import Conflict, NotFound
 from shoal_service.clock import SystemClock
-from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
-from shoal_service.control.storage.job_storage import JobStorage
+from shoal_service.control.job_storage import JobStorage
+from shoal_service.control.retention import RetentionCollector, RetentionConfig
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.retention.ended_jobs import Kind
 from shoal_service.reports import SupervisorReports

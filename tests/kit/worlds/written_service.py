@@ -14,7 +14,7 @@ from doubles.fake_cluster_source import FakeClusterSource
 from kit.served_app import served
 from shoal_api.client import Client
 from shoal_api.http.app import create_app
-from shoal_service.control.access.token_files import ensure_admin_token
+from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd

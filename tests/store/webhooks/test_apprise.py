@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from kit.webhooks import Receiver, config_of, delivering
-from shoal_service.control.webhooks.check import check_webhooks
+from shoal_service.control.webhooks import check_webhooks
 from shoal_service.core.events.service import SupervisorRestarted
-from shoal_service.core.webhooks.rules import UNRESTRICTED
-from shoal_service.core.webhooks.selection import ServiceWebhook
+from shoal_service.core.webhooks import UNRESTRICTED, ServiceWebhook
 from shoal_service.store import Lease, Store
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from kit.webhooks import HANG, SECRET, SECRET_NAME, Message, Receiver, config_of, delivering
-from shoal_service.control.webhooks.slots import SlotLimits
+from shoal_service.control.webhooks import SlotLimits
 from shoal_service.core.events.service import SupervisorRestarted
-from shoal_service.core.webhooks.rules import UNRESTRICTED, WebhookRules
-from shoal_service.core.webhooks.selection import ServiceWebhook
+from shoal_service.core.webhooks import UNRESTRICTED, ServiceWebhook, WebhookRules
 from shoal_service.store import Lease, Store
 
 Submit = Callable[..., str]

@@ -50,8 +50,8 @@ def plan(
         from shoal_api.cli.errors import CliError
         from shoal_api.cli.render.plan_page import plan_page
         from shoal_api.cli.spec_file import load_spec
+        from shoal_service.control.hardware_profiles import load_profiles
         from shoal_service.control.planning.request import PlanRequest, answer
-        from shoal_service.control.profile_store import load_profiles
 
         document = load_spec(spec, assignments or ())
         if workers is not None and gpus is not None:
@@ -80,8 +80,7 @@ def profile(
     """Measure this machine for the planner: arithmetic, memory, communication. Run nothing else on it meanwhile."""
     with command(DEFAULT_URL, as_json) as session:
         from shoal_api.cli.render.plan_page import profile_page
-        from shoal_service.control.profile_store import save_profile
-        from shoal_service.control.profiling import measure_profile
+        from shoal_service.control.hardware_profiles import measure_profile, save_profile
 
         measured = measure_profile(name=name, max_processes=processes, seconds=seconds, report=session.output.say)
         path = save_profile(_state_dir(state_dir), measured)

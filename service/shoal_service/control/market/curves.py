@@ -16,7 +16,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from shoal_service.control.profile_store import measured_profile
+from shoal_service.control.hardware_profiles import measured_profile
 from shoal_service.core.scheduling.market import ThroughputCurve
 from shoal_service.planner import HardwareProfile, rank
 from shoal_workers.contract.spec import JobSpec

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from shoal_service.control.profile_store import measured_profile
+from shoal_service.control.hardware_profiles import measured_profile
 from shoal_service.core.attempt.plan_layout import UNKNOWN_NEED, HostNeed
 from shoal_service.core.quantities import count_text
 from shoal_service.planner import HardwareProfile, Ranking, plan, rank

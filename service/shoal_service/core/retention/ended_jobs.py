@@ -5,7 +5,7 @@
                                but the newest       of each step                    with its files
 
 A job that has not ended is never touched, nor is a pinned checkpoint, nor one that another job continues from. Called
-by `control/retention/`.
+by `control/retention.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Deletions of jobs: begun by a mark on the job, continued by whoever finds the mark, complete when the row is gone.
 
     begin      jobs.deleting, a row of `deletions`         the job cannot begin again
-    (the files in the storage: control/retention/)
+    (the files in the storage: control/retention.py)
     remove     rows of the job, a batch in each transaction
     finish     the job's row, and the rest with it          the row of `deletions` stays, as a record
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, delete, func, insert, select, update
 
-from shoal_service.core.webhooks.retries import Retries
-from shoal_service.core.webhooks.selection import ServiceWebhook
+from shoal_service.core.webhooks import Retries, ServiceWebhook
 from shoal_service.store.database import upsert
 from shoal_service.store.tables import events, jobs, webhook_cursors, webhooks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from shoal_service.core.events.service import WebhookGaveUp
-from shoal_service.core.webhooks.selection import ServiceWebhook
+from shoal_service.core.webhooks import ServiceWebhook
 from shoal_service.store import driving
 from shoal_service.store import lease as leases
 from shoal_service.store.database import Database

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, case, func, select
 
-from shoal_service.core.webhooks.selection import OF_JOBS
+from shoal_service.core.webhooks import OF_JOBS
 from shoal_service.store.records import load, load_spec
 from shoal_service.store.tables import jobs, webhook_cursors, webhooks
 from shoal_service.store.webhooks.cursors import JOB, SERVICE

@@ -7,7 +7,7 @@ import asyncio
 from doubles.driver_bench import END, DriverBench
 from doubles.event_loop import run, settle
 from doubles.fake_clock import FakeClock
-from shoal_service.control.supervisors.finishing import to_its_end
+from shoal_service.control.driver import to_its_end
 from shoal_service.store.store import Store
 from shoal_workers.contract.job import JobState
 

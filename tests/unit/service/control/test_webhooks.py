@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_service.control.webhooks.message import JobFacts, body_of, headers_of, message_id, signature
-from shoal_service.control.webhooks.secrets import Secrets, SecretUnusable
+from shoal_service.control.webhooks import JobFacts, Secrets, SecretUnusable, body_of, headers_of, message_id, signature
 from shoal_service.core.events.base import Severity
 from shoal_service.views import EventView
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_service.gateway.releases import words_of
+from shoal_service.gateway.on_nodes import words_of
 
 
 def test_both_releases_and_the_nodes_are_named() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.control.profiling import profile_of
+from shoal_service.control.hardware_profiles import profile_of
 from shoal_service.planner.gpus import PROFILES
 from shoal_workers.contract.spec import Precision
 

@@ -1,7 +1,9 @@
-"""Makes a hardware profile of this machine from what `python -m shoal_workers.profile` measures in its own processes.
+"""Hardware profiles of this machine: measured by `shoal profile`, and kept under the state directory as JSON files
+`profiles/<name>.json`.
 
-What cannot be measured on one machine (links to others) is taken from the most similar built-in profile. Called by
-`shoal profile`.
+`shoal plan` and the server read them together with the built-in ones; a stored profile replaces the built-in one of the
+same name, and the planner prefers a measured one. What `python -m shoal_workers.profile` cannot measure on one machine
+(links to others) is taken from the most similar built-in profile.
 """
 
 from __future__ import annotations
@@ -9,16 +11,62 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from shoal_service.core.hardware_profile import DeviceKind, Link
 from shoal_service.core.quantities import count_text
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import CPU, DEFAULT_GPU, PROFILES
-from shoal_workers.contract.spec import Precision
+from shoal_service.planner.planning import profile_for
+from shoal_workers.contract.spec import JobSpec, Precision
 
+_FOLDER = "profiles"
 _TIMEOUT_S = 600
+
+
+class ProfileError(ValueError):
+    """A stored profile that cannot be read; the message names the file."""
+
+    code = "invalid_profile"
+
+
+def load_profiles(state_dir: Path) -> dict[str, HardwareProfile]:
+    """All profiles by name; a stored one replaces the built-in one of its name. Raises ProfileError."""
+    found = dict(PROFILES)
+    for path in sorted((state_dir / _FOLDER).glob("*.json")):
+        try:
+            profile = HardwareProfile.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValidationError, UnicodeDecodeError) as error:
+            first = str(error).splitlines()[0]
+            raise ProfileError(
+                f"{path} is not a hardware profile ({first}). Remove it, or run `shoal profile`."
+            ) from None
+        found[profile.name] = profile
+    return found
+
+
+def measured_profile(profiles: Iterable[HardwareProfile], *, has_gpu: bool) -> HardwareProfile | None:
+    """The first profile that was measured on a node of that kind."""
+    return next((one for one in profiles if one.measured and (one.kind is DeviceKind.GPU) == has_gpu), None)
+
+
+def planning_profile(spec: JobSpec, profiles: Iterable[HardwareProfile]) -> HardwareProfile:
+    """The profile with which the layouts of a job are planned."""
+    return profile_for(spec, measured_profile(profiles, has_gpu=spec.worker.gpus > 0))
+
+
+def save_profile(state_dir: Path, profile: HardwareProfile) -> Path:
+    """Replaces the stored profile of the same name; returns the file."""
+    path = state_dir / _FOLDER / f"{profile.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(profile.model_dump_json(indent=2), encoding="utf-8")
+    partial.replace(path)
+    return path
 
 
 class ProfilingError(RuntimeError):

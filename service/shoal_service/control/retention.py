@@ -1,38 +1,41 @@
-"""RetentionCollector: deletes what ended jobs leave behind once it is old enough, in small steps.
+"""Deletes what ended jobs leave behind once it is old enough, in small steps.
 
-    deletions that were begun      ->  continued
+    deletions that were begun      ->  continued by JobDeleter: the files, then the rows, then the job's row
     ended jobs, page by page       ->  core/retention/ended_jobs.py::due  ->  one removal after the other
     archives that no job names     ->  deleted
-    packages that no worker uses   ->  deleted from the nodes
+    packages that no worker uses   ->  deleted from the nodes of all clusters (NodePackages)
 
-`run` is a task of the control plane: it works while this process holds the lease. A round may also be asked for by a
-user, on any control plane: every step can be repeated. Used on the event loop.
+`RetentionCollector.run` is a task of the control plane: it works while this process holds the lease. A round may also
+be asked for by a user, on any control plane: every step can be repeated and joins what an earlier try has done, and a
+crash between two steps is made up for by the next call. Used on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from shoal_service.clock import Clock
-from shoal_service.cluster.errors import ClusterUnreachable
+from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.clusters.snapshot import UnusedPackages
-from shoal_service.control.protocols import PackageStores
-from shoal_service.control.retention.deleter import JobDeleter
-from shoal_service.control.storage.job_storage import JobStorage, StorageAway
+from shoal_service.control.job_storage import JobStorage, StorageAway
+from shoal_service.control.protocols import Clusters, PackageStores
 from shoal_service.core.quantities import size_text
 from shoal_service.core.retention.ended_jobs import DEFAULT_EVERY_S, DEFAULT_RULES, Kind, Removal, RetentionRules, due
-from shoal_service.fleet_views import GcView, RemovalView
+from shoal_service.fleet_views import DeletionView, GcView, RemovalView
 from shoal_service.store.errors import Conflict, NotFound, StoreError
 from shoal_service.store.lease import Lease
 from shoal_service.store.retention.deletions import DeletionRequest
 from shoal_service.store.retention.ended import BEGINNING, Place
 from shoal_service.store.store import Store
+from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.telemetry.removal_tallies import RemovalTallies
+from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.profiles import FOLDER as PROFILES
 
 _log = logging.getLogger(__name__)
 _PAUSE_S = 0.05
@@ -43,6 +46,11 @@ _DELETIONS_S = 30.0
 """Deletions that were begun and not completed are looked for this often."""
 _DELETE_S = 120.0
 _DAY_S = 86_400.0
+_FILES_S = 120.0
+"""Time for the files of one checkpoint."""
+_FOLDERS = (PROFILES, "tensorboard")
+"""Folders of a job's directory that are deleted with its checkpoints. Nothing else is deleted: the directory may hold
+files that are not Shoal's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,3 +247,85 @@ def _of_packages(one: UnusedPackages, days: float) -> Removal:
         f"retain_packages_days is {days:g}"
     )
     return Removal(kind=Kind.PACKAGES, name=f"{one.node_id}/{one.name}", reason=reason)
+
+
+class JobDeleter:
+    """Carries a deletion of a job out, whoever has begun it. Two processes may delete one job at a time."""
+
+    def __init__(self, store: Store, storage: JobStorage, clock: Clock, tallies: RemovalTallies) -> None:
+        self._store = store
+        self._storage = storage
+        self._clock = clock
+        self._tallies = tallies
+
+    async def advance(self, view: DeletionView) -> DeletionView:
+        """Completes a deletion that was begun; one whose storage does not answer stays unfinished, with the error."""
+        if view.finished_at is not None:
+            return view
+        if view.with_checkpoints:
+            try:
+                await self._delete_files(view)
+            except StorageAway as error:
+                return await asyncio.to_thread(self._store.note_deletion_error, view.job_id, str(error))
+        while await asyncio.to_thread(self._store.remove_job_rows, view.job_id):
+            pass
+        done = await asyncio.to_thread(self._store.finish_deletion, view.job_id, now=self._clock.time())
+        self._tallies.removed(Kind.JOB)
+        return done
+
+    async def _delete_files(self, view: DeletionView) -> None:
+        if not view.root:
+            raise StorageAway("the job's directory is not known: it has no checkpoint.url, and the server no default")
+        kept = {url.rpartition("/")[2] for url in view.kept}
+        catalog, root = CheckpointCatalog(view.root), open_job_directory(view.root)
+        for name in await self._storage.run(root.directories, within_s=_FILES_S):
+            parsed = CheckpointName.parse(name)
+            if parsed is not None and name not in kept:
+                await self._storage.run(partial(catalog.delete, parsed), within_s=_FILES_S)
+                self._tallies.removed(Kind.CHECKPOINT)
+        await self._storage.run(catalog.forget_beginnings, within_s=_FILES_S)
+        for folder in _FOLDERS:
+            await self._storage.run(root.child(folder).remove_tree, within_s=_FILES_S)
+        await self._storage.run(partial(_remove_if_empty, view.root), within_s=_FILES_S)
+
+
+def _remove_if_empty(url: str) -> None:
+    root = open_job_directory(url)
+    try:
+        if not root.directories() and not root.files():
+            root.remove_tree()
+    except FileNotFoundError:
+        pass
+
+
+class NodePackages:
+    """The packages on the nodes of all clusters: a `protocols.PackageStores`. Used on one event loop."""
+
+    def __init__(self, clusters: Clusters) -> None:
+        self._clusters = clusters
+        self._places: dict[str, str] = {}
+        """By node id: the cluster, of nodes on which unused packages were found."""
+
+    async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
+        """Those of the clusters that answer. Raises ClusterUnreachable: none does."""
+        joined = self._clusters.joined
+        asked = [one.cluster.unused_packages(for_s) for one in joined.values()]
+        answers = dict(zip(joined, await asyncio.gather(*asked, return_exceptions=True), strict=True))
+        found = {name: answer for name, answer in answers.items() if not isinstance(answer, BaseException)}
+        errors = {name: answer for name, answer in answers.items() if isinstance(answer, BaseException)}
+        _raise_what_is_no_error_of_a_cluster(errors)
+        if not found:
+            raise ClusterUnreachable("; ".join(str(error) for error in errors.values()))
+        for name, error in errors.items():
+            _log.warning("retention.packages_unknown", extra={"cluster": name, "error": str(error)})
+        self._places |= {one.node_id: name for name, answer in found.items() for one in answer}
+        return tuple(one for answer in found.values() for one in answer)
+
+    async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
+        return await self._clusters.of(self._places.get(node_id, "")).remove_packages(node_id, name, for_s)
+
+
+def _raise_what_is_no_error_of_a_cluster(errors: Mapping[str, BaseException]) -> None:
+    for error in errors.values():
+        if not isinstance(error, ClusterError):
+            raise error

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.control.deadline import check_deadline
+from shoal_service.control.submission import check_deadline
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.spec import JobSpec
 

@@ -1,14 +1,19 @@
-"""JoinedCluster: a cluster that has joined with a gateway, as the control plane sees it.
+"""The clusters that have joined with a gateway, as the control plane sees them.
 
-    a call        writes an order to the store; its future is settled with the answer
-    snapshot      that of the newest report, unless the gateway has been silent for STALE_S
-    one thread    reads reports and answers: when this process has stored one, and at the latest after a moment, since
-                  the gateway may have dialled another control plane
+The control plane never speaks to a gateway: everything goes through the store, so each control plane has the same view
+and a takeover loses nothing.
 
-Made by `shoal serve`, called by the control loop and its drivers, on the loop and on threads. Every answer is validated
-by `clusters/calls.py`. An order has the epoch of the lease and is written under it, so a control plane that has lost
-the lease orders nothing; its orders that no gateway has taken are void. An order that is no longer waited for is
-deleted.
+    JoinedClusters   a JoinedCluster for each row of the store's table of clusters, made when the row appears and closed
+                     when it is removed; the one of this service's own name is there from the start
+    JoinedCluster    one of them:
+      a verb         writes an order to the store; its future is settled with the answer (`clusters/verbs.py`)
+      snapshot       that of the newest report, unless the gateway has been silent for STALE_S
+      one thread     reads reports and answers: when this process has stored one, and at the latest after a moment,
+                     since the gateway may have dialled another control plane
+
+`shoal serve` makes them; the control loop and its drivers call them, on the loop and on threads. An order has the epoch
+of the lease and is written under it, so a control plane that has lost the lease orders nothing; its orders that no
+gateway has taken are void. An order that is no longer waited for is deleted.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -27,17 +33,14 @@ from pydantic_core import to_json
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, RayCallFailed
-from shoal_service.clusters import calls
-from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, RoomKind, UnusedPackages
-from shoal_service.clusters.wire import Answer
-from shoal_service.core.nodes import Node
-from shoal_service.core.supervisor_starts import ProcessEnd
-from shoal_service.home import Home
-from shoal_service.store.clusters.methods import reports_of
+from shoal_service.clusters.snapshot import ClusterSnapshot
+from shoal_service.clusters.verbs import BY_METHOD, Verb
+from shoal_service.clusters.wire import MAX_WORDS, Answer
+from shoal_service.control.protocols import JoinedAs
+from shoal_service.store.clusters.methods import KnownCluster, reports_of
 from shoal_service.store.errors import ClusterNotFound, StoreUnavailable
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
-from shoal_service.supervisor.config import SupervisorConfig
 from shoal_workers.contract.base import Frozen
 
 STALE_S = 5.0
@@ -45,20 +48,91 @@ STALE_S = 5.0
 _REREAD_S = 0.25
 """Between two readings while a call waits: another control plane may have stored the answer."""
 _REREAD_IDLE_S = 1.0
-_FRESH_S = 1.0
-_LIMIT_S = 60.0
-_LIMITS_S: Mapping[type[Frozen], float] = {
-    calls.FaultOfNode: 600.0,
-    calls.ListUnusedPackages: 180.0,
-    calls.RemovePackages: 180.0,
-    calls.UploadCode: 180.0,
-    calls.SeesStorage: 30.0,
-}
 _CLEAN_S = 10.0
 _KEPT_S = 60.0
 """Answered orders are deleted after this time."""
 _SNAPSHOT: TypeAdapter[ClusterSnapshot] = TypeAdapter(ClusterSnapshot)
 _log = logging.getLogger(__name__)
+
+
+class JoinedClusters:
+    """A `protocols.Clusters`. Call `close` at the end. Everything but `refresh` may be called from any thread."""
+
+    def __init__(self, store: Store, own: str, clock: Clock, lease: Callable[[], Lease | None]) -> None:
+        """`lease`: the one of this process, None while it has none. From any thread."""
+        self._store = store
+        self._own = own
+        self._clock = clock
+        self._lease = lease
+        self._lock = threading.Lock()
+        self._started: dict[str, JoinedCluster] = {}
+        self._absent: dict[str, JoinedCluster] = {}
+        """Those that were asked for and have not joined."""
+        self._watchers: list[Callable[[str], None]] = []
+        self._joined: Mapping[str, JoinedAs] = {}
+        self._is_closed = False
+        self._adopt({own: JoinedAs(cluster=self._made(own))})
+
+    @property
+    def own(self) -> str:
+        return self._own
+
+    @property
+    def joined(self) -> Mapping[str, JoinedAs]:
+        return self._joined
+
+    def refresh(self) -> None:
+        known = {one.name: one for one in self._store.known_clusters()}
+        names = [self._own, *(name for name in known if name != self._own)]
+        with self._lock:
+            if self._is_closed:
+                return
+        found = {}
+        for name in names:
+            row = known.get(name) or KnownCluster(name, {}, None)
+            found[name] = JoinedAs(cluster=self._made(name), labels=row.labels, cordon=row.cordon)
+        self._adopt(found)
+
+    def of(self, name: str) -> JoinedCluster:
+        name = name or self._own
+        with self._lock:
+            if (started := self._started.get(name)) is not None:
+                return started
+            if name not in self._absent:
+                self._absent[name] = JoinedCluster(self._store, name, self._clock, self._lease)
+            return self._absent[name]
+
+    def watch(self, changed: Callable[[str], None]) -> Callable[[], None]:
+        self._watchers.append(changed)
+        return lambda: self._watchers.remove(changed)
+
+    def close(self) -> None:
+        """Calls that wait fail."""
+        with self._lock:
+            self._is_closed = True
+            started, self._started = [*self._started.values()], {}
+        for cluster in started:
+            cluster.close()
+
+    def _made(self, name: str) -> JoinedCluster:
+        with self._lock:
+            if name not in self._started:
+                cluster = JoinedCluster(self._store, name, self._clock, self._lease)
+                cluster.watch(lambda: self._changed(name))
+                self._started[name] = cluster.start()
+                self._absent.pop(name, None)
+            return self._started[name]
+
+    def _adopt(self, found: Mapping[str, JoinedAs]) -> None:
+        with self._lock:
+            gone = [self._started.pop(name) for name in [*self._started] if name not in found]
+            self._joined = found
+        for cluster in gone:
+            cluster.close()
+
+    def _changed(self, name: str) -> None:
+        for changed in tuple(self._watchers):
+            changed(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +150,7 @@ class _Newest:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    kind: type[Frozen]
+    verb: Verb
     answer: Future[Any]
 
 
@@ -137,7 +211,7 @@ class JoinedCluster:
     def snapshot(self, *, fresh: bool = False) -> ClusterSnapshot:
         if fresh and self.connected and self._own_epoch() is not None:
             with suppress(ClusterUnreachable):  # then what was reported last counts
-                self._block(calls.LookNow(), within_s=_FRESH_S)
+                self.look_now()
         newest = self._newest
         if reason := self._why_unreachable(newest):
             raise ClusterUnreachable(reason)
@@ -148,99 +222,53 @@ class JoinedCluster:
         self._watchers.append(changed)
         return lambda: self._watchers.remove(changed)
 
-    def start_supervisor(
-        self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
-    ) -> None:
-        self._block(calls.StartSupervisor(config=config, avoid_nodes=avoid_nodes, places=dict(places)))
+    def __getattr__(self, name: str) -> Any:
+        """Any other method of `protocols.Cluster`: it orders the verb of this name, and returns the answer. Raises what
+        the call raises in the cluster; ClusterUnreachable."""
+        verb = BY_METHOD.get(name)
+        if verb is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return partial(self._ask if verb.is_coroutine else self._block, verb)
 
-    def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
-        self._block(calls.KeepReady(avoid_nodes=avoid_nodes))
-
-    def find_supervisor(self, job_id: str, attempt: int) -> FoundSupervisor | None:
-        found: FoundSupervisor | None = self._block(calls.FindSupervisor(job_id=job_id, attempt=attempt))
-        return found
-
-    def why_gone(self, job_id: str, attempt: int) -> str:
-        return str(self._block(calls.WhyGone(job_id=job_id, attempt=attempt)))
-
-    def silent_supervisor(self, job_id: str, attempt: int) -> str:
-        return str(self._block(calls.SilentSupervisor(job_id=job_id, attempt=attempt)))
-
-    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool:
-        request = calls.ReplaceSupervisor(job_id=job_id, attempt=attempt, silent_node=silent_node, home=home)
-        return bool(self._block(request))
-
-    def unrecorded_starts(self, job_id: str, attempt: int) -> int:
-        return int(self._block(calls.UnrecordedStarts(job_id=job_id, attempt=attempt)))
-
-    def last_ends(self, job_id: str, attempt: int) -> tuple[ProcessEnd, ...]:
-        found: tuple[ProcessEnd, ...] = self._block(calls.LastEnds(job_id=job_id, attempt=attempt))
-        return found
-
-    def reap(self, job_id: str, attempt: int) -> int:
-        return int(self._block(calls.Reap(job_id=job_id, attempt=attempt)))
-
-    async def fault_of_node(self, suspect: Node, partner: str | None) -> str:
-        return str(await self.ask(calls.FaultOfNode(suspect=suspect, partner=partner)))
-
-    async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
-        found: tuple[UnusedPackages, ...] = await self.ask(calls.ListUnusedPackages(for_s=for_s))
-        return found
-
-    async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
-        return bool(await self.ask(calls.RemovePackages(node_id=node_id, name=name, for_s=for_s)))
-
-    def request_room(self, workers: Mapping[RoomKind, int]) -> None:
-        self._block(calls.RequestRoom(workers=tuple(workers.items())))
-
-    def upload_code(self, job_id: str, attempt: int, sha256: str) -> str:
-        request = calls.UploadCode(job_id=job_id, attempt=attempt, sha256=sha256)
-        return str(self._block(request, archive=sha256))
-
-    def sees_storage(self, url: str, name: str) -> str:
-        return str(self._block(calls.SeesStorage(url=url, name=name)))
-
-    async def ask(self, request: Frozen) -> Any:
-        """The answer to an order. If the caller is cancelled, so is the order. Raises what the call raises in the
-        cluster; ClusterUnreachable."""
-        number, answer = await asyncio.to_thread(self._write, request)
-        limit_s = _LIMITS_S.get(type(request), _LIMIT_S)
+    async def _ask(self, verb: Verb, *arguments: Any, **named: Any) -> Any:
+        """The answer to an order. If the caller is cancelled, so is the order."""
+        number, answer = await asyncio.to_thread(self._write, verb, verb.asked(*arguments, **named))
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(verb.limit_s):
                 return await asyncio.wrap_future(answer)
         except TimeoutError:
-            raise _late(request, limit_s) from None
+            raise _late(verb) from None
         finally:
             self._leave(number)
 
-    def _block(self, request: Frozen, *, archive: str | None = None, within_s: float | None = None) -> Any:
-        limit_s = within_s or _LIMITS_S.get(type(request), _LIMIT_S)
-        number, answer = self._write(request, archive)
+    def _block(self, verb: Verb, *arguments: Any, **named: Any) -> Any:
+        number, answer = self._write(verb, verb.asked(*arguments, **named))
         try:
-            return answer.result(limit_s)
+            return answer.result(verb.limit_s)
         except TimeoutError:
-            raise _late(request, limit_s) from None
+            raise _late(verb) from None
         finally:
             self._leave(number)
 
-    def _write(self, request: Frozen, archive: str | None = None) -> tuple[int, Future[Any]]:
+    def _write(self, verb: Verb, request: Frozen) -> tuple[int, Future[Any]]:
         """Blocks on the store. Raises ClusterUnreachable, LeaseLost."""
         if reason := self._why_unreachable(self._newest):
             raise ClusterUnreachable(reason)
         epoch = self._own_epoch()
         if epoch is None:
             raise ClusterUnreachable("this control plane has never had the lease on the jobs, so it orders nothing")
-        kind, now = type(request), self._clock.time()
         arguments = to_json(request.model_dump(), inf_nan_mode="constants", serialize_unknown=True).decode()
+        archive = getattr(request, "sha256", None)  # the gateway may read this archive while the order stands
+        now = self._clock.time()
         try:
-            number = self._store.write_order(self.name, kind.__name__, arguments, archive=archive, epoch=epoch, now=now)
+            number = self._store.write_order(self.name, verb.kind, arguments, archive=archive, epoch=epoch, now=now)
         except ClusterNotFound as error:
             raise ClusterUnreachable(str(error)) from error
         answer = Future[Any]()
         with self._lock:
             if self._is_closed:
                 raise ClusterUnreachable("the server stops")
-            self._pending[number] = _Waiting(kind, answer)
+            self._pending[number] = _Waiting(verb, answer)
             self._is_woken = True  # the answer may have been stored already
             self._lock.notify_all()
         return number, answer
@@ -348,7 +376,7 @@ class JoinedCluster:
             try:
                 _settle_with(waiting, Answer.model_validate_json(text))
             except ValidationError as error:
-                _log.warning("cluster.answer_refused", extra={"kind": waiting.kind.__name__, "error": _words(error)})
+                _log.warning("cluster.answer_refused", extra={"kind": waiting.verb.kind, "error": _words(error)})
                 failed = RayCallFailed(f"the answer of the gateway is not valid: {_words(error)}")
                 _settle(waiting.answer, error=failed)
 
@@ -380,7 +408,7 @@ def _settle_with(waiting: _Waiting, answer: Answer) -> None:
     if answer.failure is not None:
         _settle(waiting.answer, error=answer.failure.error())
     else:
-        _settle(waiting.answer, value=calls.ANSWERS[waiting.kind].validate_json(answer.value))
+        _settle(waiting.answer, value=waiting.verb.answer.validate_json(answer.value))
 
 
 def _settle(answer: Future[Any], *, value: Any = None, error: Exception | None = None) -> None:
@@ -392,9 +420,9 @@ def _settle(answer: Future[Any], *, value: Any = None, error: Exception | None =
             answer.set_result(value)
 
 
-def _late(request: Frozen, limit_s: float) -> ClusterUnreachable:
-    return ClusterUnreachable(f"{type(request).__name__}: the gateway has not answered within {limit_s:g} s")
+def _late(verb: Verb) -> ClusterUnreachable:
+    return ClusterUnreachable(f"{verb.kind}: the gateway has not answered within {verb.limit_s:g} s")
 
 
 def _words(error: ValidationError) -> str:
-    return str(error.errors(include_url=False, include_input=False)[0])[: calls.MAX_WORDS]
+    return str(error.errors(include_url=False, include_input=False)[0])[:MAX_WORDS]

@@ -1,0 +1,200 @@
+"""Files of jobs that the server reads and deletes for people. The storage may hang, so it has threads of its own.
+
+    JobStorage     files of profiles and checkpoints: one of NUM_THREADS threads reads the job's directory,
+                   <checkpoint.url>/<job id>
+    Verifications  reads whole checkpoints, one thread each: marker, lengths, checksums; the result is kept until it was
+                   answered
+
+The directory follows from the spec and the server's settings, never from what a worker has reported, and no symbolic
+link in it is followed: a job's code must not choose which files the server reads. Supervisors and workers have their
+own access; nothing here commits, restores or chooses. Used on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
+from shoal_service.supervisor.config import checkpoint_root
+from shoal_service.views import JobView, VerificationState, VerificationView
+from shoal_workers.checkpoint.errors import DamagedCheckpoint
+from shoal_workers.checkpoint.storage import Directory, open_job_directory
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.profiles import FOLDER, name_of
+
+T = TypeVar("T")
+_NUM_THREADS = 4
+_ANSWER_S = 20.0
+_PIECE_BYTES = 1 << 20
+MAX_READING = 2
+STALL_S = 60.0
+_Key = tuple[str, str]
+"""Job and checkpoint."""
+
+
+class StorageAway(Exception):
+    """The storage cannot be reached from the server, or does not answer; the message is one line."""
+
+
+class JobStorage:
+    """The directories of jobs. Calls wait for a thread; one that hangs raises StorageAway after a time."""
+
+    def __init__(self, default_url: str) -> None:
+        """`default_url`: the checkpoint directory of jobs without a `checkpoint.url`; empty: they cannot be read."""
+        self._default_url = default_url
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="storage")
+
+    def catalog(self, job: JobView) -> CheckpointCatalog:
+        """The checkpoints of a job. Raises StorageAway."""
+        return CheckpointCatalog(self._root(job))
+
+    def root(self, job: JobView) -> str:
+        """URL of the job's directory; empty: this server does not know it."""
+        try:
+            return self._root(job)
+        except StorageAway:
+            return ""
+
+    async def profile_file(self, job: JobView, number: int, name: str) -> tuple[int, AsyncIterator[bytes]] | None:
+        """Length and content of a file of a profile; None: it is not there any more. `name` must be a valid one.
+
+        Raises:
+            StorageAway: also while the content is read.
+        """
+        place = open_job_directory(self._root(job)).child(FOLDER).child(name_of(number))
+        try:
+            length = (await self.run(place.files)).get(name)
+        except FileNotFoundError:
+            return None
+        return None if length is None else (length, self._pieces(place, name, length))
+
+    async def run(self, work: Callable[[], T], *, within_s: float = _ANSWER_S) -> T:
+        """The result of a blocking call, from one of the threads. Raises StorageAway, FileNotFoundError."""
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.wait_for(asyncio.shield(future), within_s)
+        except TimeoutError:
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, whatever it is
+            raise StorageAway(f"the storage did not answer within {within_s:g} s") from None
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageAway(f"the server cannot use the storage: {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Waits for no thread: one that hangs in the storage cannot be ended."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _root(self, job: JobView) -> str:
+        if not (job.spec.checkpoint.url or self._default_url):
+            raise StorageAway("this server has no checkpoint directory (SHOAL_CHECKPOINT_URL)")
+        return checkpoint_root(job.spec, self._default_url, job.id)
+
+    async def _pieces(self, place: Directory, name: str, length: int) -> AsyncIterator[bytes]:
+        at = 0
+        while at < length:
+            buffer = bytearray(min(_PIECE_BYTES, length - at))
+            count = await self.run(lambda at=at, buffer=buffer: place.read_into(name, at, memoryview(buffer)))  # type: ignore[misc]
+            if not count:
+                raise StorageAway(f"{name} became shorter while it was read")
+            yield bytes(buffer[:count])
+            at += count
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One verification. Written by its thread, read on the loop; each field is replaced as a whole."""
+
+    catalog: CheckpointCatalog
+    name: CheckpointName
+    began_mono: float
+    advanced_mono: float
+    num_bytes: int = 0
+    bytes_read: int = 0
+    result: tuple[VerificationState, str] | None = None
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def view(self, now_mono: float) -> VerificationView:
+        state, message = self.result or (VerificationState.RUNNING, "")
+        if self.result is None and now_mono - self.advanced_mono > STALL_S:
+            state, message = VerificationState.FAILED, f"the storage gave no byte for {STALL_S:g} s"
+        return VerificationView(
+            name=str(self.name),
+            state=state,
+            bytes_read=self.bytes_read,
+            bytes=self.num_bytes,
+            seconds=now_mono - self.began_mono,
+            message=message,
+        )
+
+
+class Verifications:
+    """The verifications of one server process.
+
+    A thread that hangs in the storage cannot be ended; it is left behind after STALL_S without a byte, and counts for
+    the limit until it returns. Threads and loop share nothing but `_Reading`.
+    """
+
+    def __init__(self) -> None:
+        self._readings: dict[_Key, _Reading] = {}
+
+    async def verify(
+        self, job_id: str, catalog: CheckpointCatalog, name: CheckpointName, *, wait_s: float
+    ) -> VerificationView:
+        """Begins the verification of a checkpoint, or joins the one that runs, and waits up to `wait_s` seconds for its
+        end. Raises StorageAway: as many others as allowed are being read."""
+        key = (job_id, str(name))
+        reading = self._readings.get(key)
+        if reading is None:
+            if len(self._readings) >= MAX_READING:
+                raise StorageAway(f"{MAX_READING} checkpoints are being verified already; try again later")
+            reading = self._readings[key] = self._begin(catalog, name)
+        try:
+            await asyncio.wait_for(reading.done.wait(), wait_s)
+        except TimeoutError:
+            return reading.view(time.monotonic())
+        self._readings.pop(key, None)
+        return reading.view(time.monotonic())
+
+    def _begin(self, catalog: CheckpointCatalog, name: CheckpointName) -> _Reading:
+        now, loop = time.monotonic(), asyncio.get_running_loop()
+        reading = _Reading(catalog, name, began_mono=now, advanced_mono=now)
+
+        def run() -> None:
+            reading.result = _verify(reading)
+            try:
+                loop.call_soon_threadsafe(reading.done.set)
+            except RuntimeError:
+                pass  # the server has ended meanwhile
+
+        threading.Thread(target=run, name=f"verify-{name}", daemon=True).start()
+        return reading
+
+
+def _verify(reading: _Reading) -> tuple[VerificationState, str]:
+    def advanced(bytes_read: int, num_bytes: int) -> None:
+        reading.bytes_read, reading.num_bytes = bytes_read, num_bytes
+        reading.advanced_mono = time.monotonic()
+
+    try:
+        reading.catalog.verify(reading.name, advanced)
+    except DamagedCheckpoint as error:
+        return _damaged(reading, error)
+    except OSError as error:
+        return VerificationState.FAILED, f"{type(error).__name__}: {error}"
+    return VerificationState.WHOLE, ""
+
+
+def _damaged(reading: _Reading, error: DamagedCheckpoint) -> tuple[VerificationState, str]:
+    """A deletion removes the marker first, so a checkpoint without one may be gone, and is not called damaged."""
+    try:
+        is_there = reading.catalog.has_marker(reading.name)
+    except OSError:
+        return VerificationState.FAILED, str(error)
+    return (VerificationState.DAMAGED if is_there else VerificationState.MISSING), str(error)

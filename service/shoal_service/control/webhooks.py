@@ -1,0 +1,738 @@
+"""Sends the events of jobs to the receivers of webhooks: at least once, and in order for each job.
+
+    WebhookDelivery   decides which lanes have a task: one lane is one hook for one job
+    LaneDelivery      sends the events of one lane up to the first failure, then moves the cursor in the store
+    Sender, Notifier  one attempt: a signed POST, or a mail or chat message through apprise
+    Slots             attempts at a time, so that a receiver that is slow or away delays no other one
+
+`shoal serve` runs it beside the control loop, and only the owner of the lease delivers; each write of a cursor is
+guarded by the lease's epoch. After a crash, or a change of owner, events after the stored cursor are sent again with
+the same ids. `core/webhooks.py` decides what is sent and when it is tried again. A secret is never stored, logged or
+shown, and nothing of a message but its event's number and its job reaches the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import importlib.util
+import logging
+import socket
+import zlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+from weakref import WeakValueDictionary
+
+import httpx
+from pydantic_core import to_json
+
+from shoal_service.clock import Clock
+from shoal_service.core.events.base import Severity
+from shoal_service.core.events.service import WebhookGaveUp
+from shoal_service.core.webhooks import (
+    OF_JOBS,
+    Retries,
+    RetryPolicy,
+    ServiceWebhook,
+    WebhookRules,
+    after_failure,
+    refused,
+    selects,
+    unknown_patterns,
+)
+from shoal_service.store.errors import LeaseLost, StoreUnavailable
+from shoal_service.store.lease import Lease
+from shoal_service.store.store import Store
+from shoal_service.store.webhooks.cursors import JOB, SERVICE, Failure, Lane
+from shoal_service.telemetry.webhook_tallies import DeliveryOutcome, WebhookTallies
+from shoal_service.views import EventView
+from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
+from shoal_workers.contract.spec import JobSpec, WebhookSpec
+
+_BASE64 = "whsec_"
+"""Beginning of a secret in the form of Standard Webhooks: the rest is base64."""
+_MAX_BYTES = 4096
+_MIN_BYTES = 16
+_log = logging.getLogger(__name__)
+_POLL_S = 2.0
+"""Other control planes write events too, and this process is not notified of them."""
+_MIN_PASS_S = 0.1
+_CLOCKS_APART_S = 60.0
+"""Largest difference between the clocks of two control planes, and longest transaction."""
+_READ_ALL_S = 600.0
+"""All jobs are read so often, in case the clocks are further apart."""
+_STORE_THREADS = 2
+_Key = tuple[str, str]
+_BATCH = 200
+"""Events that are read at once."""
+_SKIPPED = 100
+"""The stored cursor of a hook moves after this many events that the hook does not select; fewer are only remembered."""
+_KNOWN_JOBS = 4096
+_CONNECT_S = 5.0
+_KEPT_ALIVE = 64
+MISSING = "the service has no apprise: install it where `shoal serve` runs, with pip install 'shoal[apprise]'"
+_APPRISE_THREADS = 4
+_TYPES = {Severity.SUCCESS: "success", Severity.WARNING: "warning", Severity.ERROR: "failure"}
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def check_webhooks(spec: JobSpec, rules: WebhookRules) -> None:
+    """Checks what the service requires of a spec's webhooks beyond their form. Names are resolved when they are called,
+    not here.
+
+    Raises:
+        SpecError: a hook names events that no release of this version has, an address or a secret that the rules
+            refuse, or needs apprise, which is not installed.
+    """
+    problems = []
+    for number, hook in enumerate(spec.webhooks):
+        if unknown := unknown_patterns(hook.events):
+            words = f"no event has the type {', '.join(unknown)}."
+            problems.append(SpecProblem(path=f"webhooks.{number}.events", message=words))
+        if words := rules.refusal_of_receiver(hook):
+            problems.append(SpecProblem(path=f"webhooks.{number}.url", message=f"{words}."))
+        if words := rules.refusal_of_secret(hook, spec.project):
+            problems.append(SpecProblem(path=f"webhooks.{number}.secret", message=words))
+        if hook.is_apprise and not is_installed():
+            problems.append(SpecProblem(path=f"webhooks.{number}.url", message=f"{MISSING}."))
+    if problems:
+        raise SpecError(tuple(problems))
+
+
+class WebhookDelivery:
+    """`run` returns after `stop` is set, once: it closes the connections."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        config: WebhookConfig,
+        *,
+        lease: Callable[[], Lease | None],
+        tallies: WebhookTallies | None = None,
+    ) -> None:
+        """`lease`: that of this process, None if it has none; called on the loop."""
+        self._store = store
+        self._clock = clock
+        self._config = config
+        self._lease = lease
+        self._threads = Threads(_STORE_THREADS)
+        tallies = tallies or WebhookTallies(hook.name for hook in config.hooks)
+        self._delivery = LaneDelivery(store, clock, config, tallies, self._threads, owns=self._owns)
+        self._epoch: int | None = None
+        """Epoch of the lease under which everything below was read."""
+        self._lost_epoch: int | None = None
+        """The store has refused a write under this epoch, and the control loop may not know yet."""
+        self._read_at: float | None = None
+        """Wall-clock time of the last reading of the backlog."""
+        self._read_all_mono = 0.0
+        self._tasks: dict[_Key, asyncio.Task[None]] = {}
+        self._waiting: dict[_Key, Lane] = {}
+        """Lanes that have failed."""
+        self._passed: dict[_Key, int] = {}
+        """Number of the last event that this process has looked at, if it is after the stored cursor."""
+        self._woken = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Deliver while this process owns the lease."""
+        loop = asyncio.get_running_loop()
+        try:
+            with self._store.subscribe(lambda _: loop.call_soon_threadsafe(self._woken.set)):
+                while not stop.is_set():
+                    self._woken.clear()
+                    try:
+                        await self._pass()
+                    except LeaseLost as error:
+                        self._lost_epoch = error.epoch
+                        _log.warning("webhooks.lease_lost", extra={"error": str(error)})
+                        await self._drop()
+                    except StoreUnavailable as error:
+                        _log.warning("webhooks.pass_failed", extra={"error": str(error)})
+                        await self._drop()
+                    except Exception:
+                        _log.exception("webhooks.pass_failed")
+                        await self._drop()
+                    await self._wait(stop)
+        finally:
+            await self._drop()
+            await self._delivery.close()
+            self._threads.close()
+
+    async def _pass(self) -> None:
+        lease = self._lease()
+        if lease is None or not self._owns(lease.epoch):
+            await self._drop()
+            return
+        if lease.epoch != self._epoch:
+            await self._drop()
+        now = self._clock.time()
+        if self._epoch is None:
+            await self._threads(self._store.register_webhooks, self._config.hooks, epoch=lease.epoch, now=now)
+            self._epoch = lease.epoch
+        mono = self._clock.monotonic()
+        since = 0.0
+        if self._read_at is not None and mono - self._read_all_mono < _READ_ALL_S:
+            since = self._read_at - _CLOCKS_APART_S
+        else:
+            self._read_all_mono = mono
+        lanes = await self._threads(self._store.webhook_backlog, since)
+        self._read_at = now
+        self._passed = {lane.key: self._passed[lane.key] for lane in lanes if lane.key in self._passed}
+        for lane in lanes:
+            is_known = lane.key in self._tasks or lane.key in self._waiting
+            if not is_known and lane.event_seq > self._passed.get(lane.key, 0):
+                self._begin(lane, now)
+        for lane in [lane for lane in self._waiting.values() if lane.retries.is_due(now)]:
+            self._begin(lane, now)
+
+    def _begin(self, lane: Lane, now: float) -> None:
+        if not lane.retries.is_due(now):
+            self._waiting[lane.key] = lane
+            return
+        self._waiting.pop(lane.key, None)
+        assert self._epoch is not None
+        task = asyncio.get_running_loop().create_task(self._deliver(lane, self._epoch), name=f"webhook {lane.key}")
+        self._tasks[lane.key] = task
+
+        def ended(_: asyncio.Task[None]) -> None:
+            if self._tasks.get(lane.key) is task:
+                del self._tasks[lane.key]
+            self._woken.set()
+
+        task.add_done_callback(ended)
+
+    async def _deliver(self, lane: Lane, epoch: int) -> None:
+        """Delivers the events of a lane, up to the first failure."""
+        passed = self._passed.get(lane.key)
+        try:
+            end = await self._delivery.deliver(lane, passed, epoch)
+        except NotOwner:
+            return
+        except LeaseLost as error:
+            self._lost_epoch = epoch
+            _log.warning("webhooks.lease_lost", extra={"error": str(error)})
+            return
+        except StoreUnavailable as error:
+            _log.warning("webhooks.lane_interrupted", extra={"job": lane.job_id, "error": str(error)})
+            end = self._later(lane)
+        except Exception:
+            _log.exception("webhooks.lane_failed", extra={"job": lane.job_id, "hook": lane.hook})
+            end = self._later(lane)
+        if self._epoch != epoch:
+            return
+        if isinstance(end, Lane):
+            self._waiting[lane.key] = end
+        else:
+            self._passed[lane.key] = end
+
+    def _later(self, lane: Lane) -> Lane:
+        """The lane after a failure that is not the receiver's."""
+        next_at = self._clock.time() + self._config.retries.first_s
+        return replace(lane, retries=replace(lane.retries, next_at=next_at))
+
+    def _owns(self, epoch: int) -> bool:
+        """Whether this process still has the lease, by its own clock."""
+        lease = self._lease()
+        if lease is None or lease.epoch != epoch or epoch == self._lost_epoch:
+            return False
+        return lease.expires_at > self._clock.time()
+
+    async def _drop(self) -> None:
+        """Forget everything that was read under the last lease."""
+        tasks = list(self._tasks.values())
+        self._epoch = self._read_at = None
+        self._tasks.clear()
+        self._waiting.clear()
+        self._passed.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _wait(self, stop: asyncio.Event) -> None:
+        """Returns when something has changed or an attempt is due, and after a moment at least."""
+        await self._any(stop, timeout_s=_MIN_PASS_S)
+        now = self._clock.time()
+        due_s = [max(0.0, (lane.retries.next_at or now) - now) for lane in self._waiting.values()]
+        await self._any(stop, self._woken, timeout_s=min([_POLL_S, *due_s]))
+
+    async def _any(self, *events: asyncio.Event, timeout_s: float) -> None:
+        waits = [asyncio.ensure_future(event.wait()) for event in events]
+        try:
+            await self._clock.wait_for(asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED), timeout_s)
+        except TimeoutError:
+            pass
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotLimits:
+    """Attempts at a time."""
+
+    per_receiver: int = 4
+    healthy: int = 128
+    failing: int = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookConfig:
+    """Durations in seconds."""
+
+    secrets: Secrets
+    rules: WebhookRules
+    """What hooks of specs may do."""
+    hooks: tuple[ServiceWebhook, ...] = ()
+    """Those of the settings."""
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
+    answer_s: float = 10.0
+    """Time for one attempt, until the status of the answer."""
+    slots: SlotLimits = field(default_factory=SlotLimits)
+
+
+class NotOwner(Exception):
+    """The lease has another owner or epoch now."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    facts: JobFacts
+    hooks: tuple[WebhookSpec, ...]
+
+
+class LaneDelivery:
+    """Delivers the lanes of this process, each in a task of `WebhookDelivery`; on the event loop's thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        config: WebhookConfig,
+        tallies: WebhookTallies,
+        threads: Threads,
+        *,
+        owns: Callable[[int], bool],
+    ) -> None:
+        """`owns(epoch)`: whether this process still has the lease of this epoch."""
+        self._store = store
+        self._clock = clock
+        self._secrets = config.secrets
+        self._policy = config.retries
+        self._tallies = tallies
+        self._threads = threads
+        self._owns = owns
+        self._by_name = {SERVICE + hook.name: hook for hook in config.hooks}
+        self._rules = config.rules
+        self._sender = Sender(config.answer_s)
+        self._sender_of_specs = Sender(config.answer_s, config.rules)
+        self._notifier = Notifier(config.answer_s)
+        self._slots = Slots(config.slots)
+        self._jobs: dict[str, _Job] = {}
+
+    async def close(self) -> None:
+        await self._sender.close()
+        await self._sender_of_specs.close()
+        self._notifier.close()
+
+    async def deliver(self, lane: Lane, passed: int | None, epoch: int) -> Lane | int:
+        """The number of the last event of the job: all are delivered. A lane: an attempt has failed, and the lane has
+        the time of the next one.
+
+        Args:
+            passed: number of the last event that was looked at before; None: this process has not looked yet.
+
+        Raises:
+            NotOwner, LeaseLost, StoreUnavailable
+        """
+        job = await self._job(lane.job_id)
+        hook = self._by_name.get(lane.hook) or _of_spec(job, lane.hook)
+        patterns = hook.events if hook is not None else ()
+        seen = max(lane.seq, passed or 0)
+        while events := await self._threads(self._store.events, lane.job_id, after=seen, limit=_BATCH):
+            for number, event in enumerate(events):
+                if hook is not None and selects(patterns, event.type):
+                    error = await self._attempt(hook, lane, event, job.facts, epoch)
+                    if error:
+                        waiting = [one for one in events[number:] if selects(patterns, one.type)]
+                        return await self._failed(hook, lane, waiting, error, epoch)
+                    lane = await self._settled(lane, event.seq, 1, epoch)
+                seen = event.seq
+        if seen - lane.seq >= _SKIPPED or (passed is None and seen > lane.seq):
+            await self._settled(lane, seen, 0, epoch)
+        return seen
+
+    async def _attempt(self, hook: WebhookSpec, lane: Lane, event: EventView, job: JobFacts, epoch: int) -> str:
+        """Empty: the receiver has accepted the event; otherwise why not."""
+        async with self._slots.one(hook.receiver, has_failed=lane.retries.num_failed > 0):
+            if not self._owns(epoch):
+                raise NotOwner
+            began_mono = self._clock.monotonic()
+            try:
+                error = await self._send(hook, event, job)
+            except SecretUnusable as unusable:
+                error = f"was not called: {unusable}"
+        self._tallies.seconds.observe(self._clock.monotonic() - began_mono, _label(lane))
+        self._count(lane, DeliveryOutcome.FAILED if error else DeliveryOutcome.DELIVERED)
+        return error
+
+    async def _send(self, hook: WebhookSpec, event: EventView, job: JobFacts) -> str:
+        is_of_service = isinstance(hook, ServiceWebhook)
+        if not is_of_service and (words := self._rules.refusal_of_secret(hook, job.project)):
+            return f"was not called: {words}"
+        if hook.is_apprise:
+            url = await self._threads(self._secrets.url, hook.secret)
+            return await self._notifier.send(url, event, job)
+        key = await self._threads(self._secrets.key, hook.secret)
+        body = body_of(event, job)
+        headers = headers_of(message_id(job.id, event.seq), body, key, self._clock.time())
+        sender = self._sender if is_of_service else self._sender_of_specs
+        return await sender.post(hook.url, headers, body)
+
+    async def _settled(self, lane: Lane, seq: int, delivered: int, epoch: int) -> Lane:
+        now = self._clock.time()
+        await self._threads(self._store.settle_webhook, lane, seq, delivered=delivered, epoch=epoch, now=now)
+        return replace(lane, seq=seq, retries=Retries() if delivered else lane.retries)
+
+    async def _failed(
+        self, hook: WebhookSpec, lane: Lane, waiting: Sequence[EventView], error: str, epoch: int
+    ) -> Lane:
+        """The first of the waiting events has failed. The lane, with its next attempt."""
+        now = self._clock.time()
+        verdict = after_failure(
+            lane.retries,
+            [event.at for event in waiting],
+            now=now,
+            spread=zlib.crc32(repr(lane.key).encode()) / 2**32,
+            policy=self._policy,
+        )
+        lost, left = waiting[: verdict.num_given_up], waiting[verdict.num_given_up :]
+        failure = Failure(
+            retries=verdict.retries,
+            error=error,
+            seq=lost[-1].seq if lost else lane.seq,
+            num_given_up=len(lost),
+            waiting_since=left[0].at if left else None,
+        )
+        gave_up = _gave_up(hook, lane, lost, failure, now) if lost else None
+        fields = {"job": lane.job_id, "hook": lane.hook, "receiver": hook.receiver}
+        _log.warning("webhooks.failed", extra={**fields, "error": error, "reason": verdict.reason})
+        await self._threads(self._store.fail_webhook, lane, failure, gave_up, epoch=epoch, now=now)
+        self._count(lane, DeliveryOutcome.GAVE_UP, len(lost))
+        return replace(lane, seq=failure.seq, retries=verdict.retries)
+
+    async def _job(self, job_id: str) -> _Job:
+        """Name, project, user and webhooks of a job never change."""
+        if job_id not in self._jobs:
+            if len(self._jobs) >= _KNOWN_JOBS:
+                self._jobs.clear()
+            spec = (await self._threads(self._store.get_job, job_id)).spec
+            facts = JobFacts(id=job_id, name=spec.name, project=spec.project, user=spec.user)
+            self._jobs[job_id] = _Job(facts, spec.webhooks)
+        return self._jobs[job_id]
+
+    def _count(self, lane: Lane, outcome: DeliveryOutcome, amount: int = 1) -> None:
+        self._tallies.outcomes.add(_label(lane), outcome, amount=amount)
+
+
+def _gave_up(hook: WebhookSpec, lane: Lane, lost: Sequence[EventView], failure: Failure, now: float) -> WebhookGaveUp:
+    since = failure.retries.failing_since
+    return WebhookGaveUp(
+        hook=lane.hook,
+        receiver=hook.receiver,
+        num_events=len(lost),
+        first_seq=lost[0].seq,
+        last_seq=lost[-1].seq,
+        failing_s=0.0 if since is None else now - since,
+        error=failure.error,
+    )
+
+
+def _of_spec(job: _Job, hook: str) -> WebhookSpec | None:
+    """None: a hook of the settings that was removed, or a spec that cannot be read any more."""
+    number = int(hook.removeprefix(JOB)) if hook.startswith(JOB) else len(job.hooks)
+    return job.hooks[number] if number < len(job.hooks) else None
+
+
+def _label(lane: Lane) -> str:
+    """Label of the hook in metrics."""
+    return lane.hook.removeprefix(SERVICE) if lane.hook.startswith(SERVICE) else OF_JOBS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """What a message says about the job."""
+
+    id: str
+    name: str
+    project: str
+    user: str
+
+
+def message_id(job_id: str, seq: int) -> str:
+    """Id of the message about the event with this number. It has no dot, because dots separate the parts of what is
+    signed."""
+    return f"{job_id}_{seq}"
+
+
+def body_of(event: EventView, job: JobFacts) -> bytes:
+    """The event as `GET /v1/jobs/{id}/events` shows it, with its id and its job; JSON in UTF-8."""
+    shown = event.model_dump(mode="json")
+    return to_json({"id": message_id(job.id, event.seq), "job": asdict(job), **shown}, inf_nan_mode="null")
+
+
+def headers_of(identifier: str, body: bytes, key: bytes, now: float) -> Mapping[str, str]:
+    """The headers of an attempt at `now`, as Standard Webhooks (www.standardwebhooks.com) defines them.
+
+    webhook-id: job-7h2k9m4x1q0p_17           the same in every attempt, and for every hook
+    webhook-timestamp: 1790000000             of this attempt, seconds since the epoch
+    webhook-signature: v1,<base64>            HMAC-SHA256 of "<id>.<timestamp>.<body>" with the secret
+    """
+    timestamp = int(now)
+    return {
+        "Content-Type": "application/json",
+        "User-Agent": "Shoal",
+        "webhook-id": identifier,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": signature(identifier, timestamp, body, key),
+    }
+
+
+def signature(identifier: str, timestamp: int, body: bytes, key: bytes) -> str:
+    """HMAC-SHA256 (RFC 2104) of id, timestamp and body, in base64, after the version of the scheme."""
+    digest = hmac.new(key, f"{identifier}.{timestamp}.".encode() + body, hashlib.sha256).digest()
+    return "v1," + base64.b64encode(digest).decode()
+
+
+class SecretUnusable(Exception):
+    """There is no such secret, or it cannot be used. The message names the reference, never the secret."""
+
+    def __init__(self, reference: str, reason: str) -> None:
+        super().__init__(reference, reason)
+        self.reference = reference
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"secret {self.reference}: {self.reason}"
+
+
+class Secrets:
+    """Keys and URLs by reference (see `WebhookSpec.secret`), from environment variables and files of one directory.
+
+    A file is read for each message, so that a secret can be changed without a restart. Thread-safe.
+    """
+
+    def __init__(self, variables: Mapping[str, str], directory: Path) -> None:
+        self._variables = dict(variables)
+        self._directory = directory
+
+    def __repr__(self) -> str:
+        return f"Secrets({len(self._variables)} variables, {self._directory})"
+
+    def key(self, reference: str) -> bytes:
+        """The key that signs. Blocks, if it is in a file. Raises SecretUnusable."""
+        return _decoded(reference, self._text(reference))
+
+    def url(self, reference: str) -> str:
+        """The apprise URL. Blocks, if it is in a file. Raises SecretUnusable."""
+        text = self._text(reference)
+        if not text or len(text.split()) > 1:
+            raise SecretUnusable(reference, "it is not one URL; a hook has one, so use more hooks")
+        return text
+
+    def _text(self, reference: str) -> str:
+        kind, _, name = reference.partition(":")
+        text = self._variables.get(name) if kind == "env" else self._read(reference, name)
+        if text is None:
+            raise SecretUnusable(reference, "the service has no such environment variable")
+        return text.strip()
+
+    def _read(self, reference: str, name: str) -> str:
+        try:
+            with (self._directory / name).open("rb") as file:
+                return file.read(_MAX_BYTES).decode()
+        except UnicodeDecodeError:
+            raise SecretUnusable(reference, "the file is not text") from None
+        except OSError as error:
+            raise SecretUnusable(reference, f"the file in webhook_secrets_dir: {error.strerror}") from None
+
+
+def _decoded(reference: str, text: str) -> bytes:
+    try:
+        key = base64.b64decode(text.removeprefix(_BASE64), validate=True) if text.startswith(_BASE64) else text.encode()
+    except binascii.Error:
+        raise SecretUnusable(reference, f"what follows {_BASE64} is not base64") from None
+    if len(key) < _MIN_BYTES:
+        raise SecretUnusable(reference, f"it has fewer than {_MIN_BYTES} bytes")
+    return key
+
+
+class Slots:
+    """Bounds the attempts that go on at a time, on the event loop's thread.
+
+        one receiver (scheme, host, port)     at most `per_receiver` attempts
+        lanes that have not failed            share `healthy` slots
+        lanes that have failed                share `failing` slots of their own
+
+    A receiver that hangs takes slots of the healthy lanes only until its first time-out. Waiting attempts get their
+    slots in the order in which they have asked.
+    """
+
+    def __init__(self, limits: SlotLimits) -> None:
+        self._limits = limits
+        self._healthy = asyncio.Semaphore(limits.healthy)
+        self._failing = asyncio.Semaphore(limits.failing)
+        self._receivers: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """Those with attempts now."""
+
+    @asynccontextmanager
+    async def one(self, receiver: str, *, has_failed: bool) -> AsyncIterator[None]:
+        """Waits for a slot of the receiver first, so that attempts that wait for it take no other slot."""
+        of_receiver = self._receivers.get(receiver)
+        if of_receiver is None:
+            of_receiver = self._receivers[receiver] = asyncio.Semaphore(self._limits.per_receiver)
+        async with of_receiver, self._failing if has_failed else self._healthy:
+            yield
+
+
+class Sender:
+    """Sends one POST to a receiver, on the event loop. Close it after use.
+
+    It follows no redirect, uses no proxy and reads no body of an answer.
+
+    With rules it resolves the receiver's name itself and connects to an address that the rules allow, so that the
+    address that was checked is the one that is used, whatever the name server answers next.
+    """
+
+    def __init__(self, answer_s: float, rules: WebhookRules | None = None) -> None:
+        """`answer_s`: seconds for a whole attempt, from the connection to the status of the answer. `rules`: for hooks
+        of specs; None: for those of an administrator."""
+        self._answer_s = answer_s
+        self._http = httpx.AsyncClient(
+            follow_redirects=False,
+            trust_env=False,  # neither proxies nor passwords from the environment
+            timeout=httpx.Timeout(answer_s, connect=min(_CONNECT_S, answer_s)),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT_ALIVE),
+            transport=None if rules is None else _Checked(rules),
+        )
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> str:
+        """Empty: the receiver has accepted it, with a status of 200 to 299. Otherwise why not, in words without the
+        URL."""
+        try:
+            async with asyncio.timeout(self._answer_s):
+                async with self._http.stream("POST", url, headers=headers, content=body) as answer:
+                    status = answer.status_code
+        except (TimeoutError, httpx.TimeoutException):
+            return f"has not answered within {self._answer_s:g} s"
+        except httpx.ConnectError as error:
+            return f"cannot be reached: {error}"
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
+            return f"has broken the connection or the protocol ({type(error).__name__})"
+        if 300 <= status < 400:
+            return f"has answered {status}: redirects are not followed"
+        return "" if 200 <= status < 300 else f"has answered {status}"
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+class _Checked(httpx.AsyncBaseTransport):
+    """Keeps no connection alive: two names of one address would share it, and only one was authenticated."""
+
+    def __init__(self, rules: WebhookRules) -> None:
+        self._rules = rules
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._inner = httpx.AsyncHTTPTransport(trust_env=False, limits=limits)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        url, host = request.url, request.url.host
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host, url.port or (443 if url.scheme == "https" else 80), type=socket.SOCK_STREAM
+            )
+        except OSError as error:
+            raise httpx.ConnectError(str(error), request=request) from error
+        addresses = self._rules.usable(host, dict.fromkeys(str(address[0]) for *_, address in found))
+        failed = httpx.ConnectError(refused(host), request=request)
+        for address in addresses:
+            request.url = url.copy_with(host=address)  # the header Host has the name
+            request.extensions = {**request.extensions, "sni_hostname": host}
+            try:
+                return await self._inner.handle_async_request(request)
+            except httpx.ConnectError as error:
+                failed = error
+        raise failed
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("apprise") is not None
+
+
+class Notifier:
+    """Sends one event to a mail account or a chat, through apprise (`pip install 'shoal[apprise]'`). Close it.
+
+    The URL is a secret: neither it nor what apprise logs about it leaves this class. apprise is imported with the first
+    message; its calls block, and run on threads of their own.
+    """
+
+    def __init__(self, answer_s: float) -> None:
+        """`answer_s`: seconds for a whole attempt."""
+        self._answer_s = answer_s
+        self._threads = Threads(_APPRISE_THREADS)
+
+    async def send(self, url: str, event: EventView, job: JobFacts) -> str:
+        """Empty: it is sent. Otherwise why not, in words without the URL."""
+        if not is_installed():
+            return f"was not called: {MISSING}"
+        title = f"{job.name}: {event.type}"
+        text = f"{event.message}\n\njob {job.id} ({job.name}), project {job.project}, user {job.user}; event "
+        text += message_id(job.id, event.seq)
+        try:
+            async with asyncio.timeout(self._answer_s):
+                return await self._threads(_send, url, title, text, _TYPES.get(event.severity, "info"))
+        except TimeoutError:
+            return f"has not answered within {self._answer_s:g} s"
+
+    def close(self) -> None:
+        self._threads.close()
+
+
+def _send(url: str, title: str, text: str, type_: str) -> str:
+    from apprise import Apprise
+
+    for name in ("apprise", "urllib3"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # their lines have parts of the URL
+    try:
+        receiver = Apprise()
+        if not receiver.add(url):
+            return "was not called: the secret is not a URL that apprise knows"
+        return "" if receiver.notify(body=text, title=title, notify_type=type_) else "has not accepted it"
+    except Exception as error:  # of more than a hundred plug-ins; the message may have the URL in it
+        return f"has failed in apprise ({type(error).__name__})"
+
+
+class Threads:
+    """Runs blocking calls on a few threads of its own, so that many lanes do not delay the control loop's calls."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="webhooks")
+
+    async def __call__(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """The result of the call. A cancelled caller does not end it."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(call, *arguments, **named))
+
+    def close(self) -> None:
+        """Returns when the calls that have begun are over."""
+        self._pool.shutdown(cancel_futures=True)
