@@ -19,7 +19,7 @@ from kit.processes.os_processes import cpu_seconds
 from shoal_service.control.access.token_files import ensure_admin_token
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports
-from shoal_service.store import Store
+from shoal_service.store import Store, driving, reporting, submissions
 from shoal_service.views import CheckpointView, Goodput, IncidentView, JobStatus, SeriesPoint, WorkerView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import IncidentCause, JobState
@@ -120,8 +120,8 @@ class _Attempt:
                 "elasticity": {"min_workers": 1, "max_workers": _WORKERS},
             }
         )
-        self.id = store.create_job(spec, idempotency_key=None, now=time.time())[0].id
-        self._number = store.begin_attempt(self.id, workers=_WORKERS, epoch=self._epoch, now=time.time())
+        self.id = store.writing(submissions.create)(spec, idempotency_key=None, now=time.time())[0].id
+        self._number = store.writing(driving.begin_attempt, self._epoch)(self.id, workers=_WORKERS, now=time.time())
 
     def report(self, *, step: int, **parts: Any) -> None:
         self._seq += 1
@@ -150,7 +150,7 @@ class _Attempt:
         )
         workers = tuple(_worker(rank, step, now) for rank in range(_WORKERS))
         reports = SupervisorReports(attempt=self._number, seq=self._seq, status=status, workers=workers, **parts)
-        self._store.apply(self.id, reports, epoch=self._epoch, now=now)
+        self._store.writing(reporting.apply, self._epoch)(self.id, reports, now=now)
 
 
 def _point(step: int) -> SeriesPoint:

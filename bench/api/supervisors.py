@@ -29,7 +29,7 @@ from kit.processes.os_processes import cpu_seconds
 from shoal_service.control.access.token_files import ensure_admin_token
 from shoal_service.home import HomeReport
 from shoal_service.reports import SupervisorReports
-from shoal_service.store import Store
+from shoal_service.store import Store, submissions
 from shoal_service.views import Goodput, JobStatus, SeriesPoint, WorkerView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
@@ -320,7 +320,7 @@ def _process(folder: Path, jobs: int, tree: Path | None) -> Iterator[_Service]:
         store = Store.open(url)
         admin = ensure_admin_token(store, folder, now=time.time()).read_text().strip()
         for _ in range(jobs):
-            store.create_job(parse_spec(_SPEC), idempotency_key=None, now=time.time())
+            store.writing(submissions.create)(parse_spec(_SPEC), idempotency_key=None, now=time.time())
         service = _Service(admin, port, process.pid, [])
         while len(service.supervisors) < jobs:
             started = json.loads(process.stdout.readline())

@@ -29,6 +29,7 @@ from shoal_service.core.lost_clusters import OtherCluster, SilentJob, Verdict, d
 from shoal_service.core.scheduling.facts import facts_of
 from shoal_service.core.scheduling.market import ClusterState
 from shoal_service.core.scheduling.room import Room
+from shoal_service.store import driving
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import ClusterNotFound
 from shoal_service.store.lease import Lease
@@ -167,11 +168,10 @@ class Moving:
         if decision.verdict is not Verdict.REQUEUE:
             return False
         requeue = partial(
-            self._store.requeue,
+            self._store.writing(driving.requeue, lease.epoch),
             row.id,
             reason=EndReason.CLUSTER_LOST,
             message=f"Attempt {row.attempt} is given up: {decision.reason}",
-            epoch=lease.epoch,
             now=self._clock.time(),
         )
         await asyncio.to_thread(requeue)
@@ -246,7 +246,9 @@ class Moving:
 
     async def _note(self, row: DriveRow, words: str, lease: Lease, cluster: str) -> None:
         now = self._clock.time()
-        note = partial(self._store.note_stay, row.id, cluster=cluster, reason=words, epoch=lease.epoch, now=now)
+        note = partial(
+            self._store.writing(driving.note_stay, lease.epoch), row.id, cluster=cluster, reason=words, now=now
+        )
         await asyncio.to_thread(note)
 
 

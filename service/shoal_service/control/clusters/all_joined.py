@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from shoal_service.clock import Clock
 from shoal_service.control.clusters.joined import JoinedCluster
 from shoal_service.control.protocols import JoinedAs
-from shoal_service.store.clusters.methods import KnownCluster
+from shoal_service.store import cluster_links
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
 
@@ -45,15 +45,19 @@ class JoinedClusters:
         return self._joined
 
     def refresh(self) -> None:
-        known = {one.name: one for one in self._store.known_clusters()}
+        with self._store.read() as tx:
+            known = {one.name: one for one in cluster_links.entries(tx)}
         names = [self._own, *(name for name in known if name != self._own)]
         with self._lock:
             if self._is_closed:
                 return
         found = {}
         for name in names:
-            row = known.get(name) or KnownCluster(name, {}, None)
-            found[name] = JoinedAs(cluster=self._made(name), labels=row.labels, cordon=row.cordon)
+            entry = known.get(name)
+            made = self._made(name)
+            found[name] = (
+                JoinedAs(cluster=made, labels=entry.labels, cordon=entry.cordon) if entry else JoinedAs(cluster=made)
+            )
         self._adopt(found)
 
     def of(self, name: str) -> JoinedCluster:

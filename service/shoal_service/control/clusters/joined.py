@@ -33,7 +33,8 @@ from shoal_service.clusters.wire import Answer
 from shoal_service.core.nodes import Node
 from shoal_service.core.supervisor_starts import ProcessEnd
 from shoal_service.home import Home
-from shoal_service.store.clusters.methods import reports_of
+from shoal_service.store import cluster_links
+from shoal_service.store.cluster_links import reports_of
 from shoal_service.store.errors import ClusterNotFound, StoreUnavailable
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
@@ -233,7 +234,8 @@ class JoinedCluster:
         kind, now = type(request), self._clock.time()
         arguments = to_json(request.model_dump(), inf_nan_mode="constants", serialize_unknown=True).decode()
         try:
-            number = self._store.write_order(self.name, kind.__name__, arguments, archive=archive, epoch=epoch, now=now)
+            with self._store.write(epoch) as tx:
+                number = cluster_links.write_order(tx, self.name, kind.__name__, arguments, archive=archive, now=now)
         except ClusterNotFound as error:
             raise ClusterUnreachable(str(error)) from error
         answer = Future[Any]()
@@ -305,11 +307,12 @@ class JoinedCluster:
 
     def _read_report(self) -> None:
         known = self._newest
-        if self._store.cluster_report(self.name) == (known.life, known.number):
+        if self._store.reading(cluster_links.newest_report)(self.name) == (known.life, known.number):
             if self._why_unreachable(known):
                 self._fail_all(self._why_unreachable(known))
             return
-        row = self._store.cluster(self.name)
+        with self._store.read() as tx:
+            row = cluster_links.find(tx, self.name)
         if row is None:
             return
         snapshot = known.snapshot
@@ -335,7 +338,8 @@ class JoinedCluster:
             pending = dict(self._pending)
         if not pending:
             return
-        found = self._store.answers_of(self.name, pending.keys())
+        with self._store.read() as tx:
+            found = cluster_links.answers_of(tx, self.name, pending.keys())
         for number, waiting in pending.items():
             text = found.get(number, "")
             if text is None:
@@ -356,11 +360,13 @@ class JoinedCluster:
         with self._lock:
             unwanted, self._unwanted = self._unwanted, set()
         if unwanted:
-            self._store.cancel_orders(self.name, unwanted)
+            with self._store.write() as tx:
+                cluster_links.cancel_orders(tx, self.name, unwanted)
 
     def _clean(self) -> None:
         if self._lease() is not None and (epoch := self._own_epoch()) is not None:
-            self._store.remove_old_orders(self.name, before=self._clock.time() - _KEPT_S, epoch=epoch)
+            with self._store.write(epoch) as tx:
+                cluster_links.remove_old_orders(tx, self.name, before=self._clock.time() - _KEPT_S)
 
     def _fail_all(self, reason: str) -> None:
         with self._lock:

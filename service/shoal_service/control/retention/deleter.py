@@ -13,6 +13,7 @@ from shoal_service.clock import Clock
 from shoal_service.control.storage.job_storage import JobStorage, StorageAway
 from shoal_service.core.retention.ended_jobs import Kind
 from shoal_service.retention_views import DeletionView
+from shoal_service.store import job_deletion
 from shoal_service.store.store import Store
 from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.telemetry.removal_tallies import RemovalTallies
@@ -42,10 +43,10 @@ class JobDeleter:
             try:
                 await self._delete_files(view)
             except StorageAway as error:
-                return await asyncio.to_thread(self._store.note_deletion_error, view.job_id, str(error))
-        while await asyncio.to_thread(self._store.remove_job_rows, view.job_id):
+                return await asyncio.to_thread(self._store.writing(job_deletion.note_error), view.job_id, str(error))
+        while await asyncio.to_thread(self._store.writing(job_deletion.remove_rows), view.job_id):
             pass
-        done = await asyncio.to_thread(self._store.finish_deletion, view.job_id, now=self._clock.time())
+        done = await asyncio.to_thread(self._store.writing(job_deletion.finish), view.job_id, now=self._clock.time())
         self._tallies.removed(Kind.JOB)
         return done
 

@@ -17,6 +17,7 @@ from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.control.clusters.errands import Errands
 from shoal_service.control.protocols import Clusters
+from shoal_service.store import checkpoint_rows
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.store import Store
@@ -101,7 +102,11 @@ class ReachableStorage:
 
     def _saved(self, job_id: str, spec: JobSpec) -> tuple[str, str]:
         """URL of the job's directory, and name of the checkpoint from which it would go on; empty: it has none."""
-        committed = [one for one in self._store.checkpoints(job_id) if one.state is CheckpointState.COMMITTED]
+        committed = [
+            one
+            for one in self._store.reading(checkpoint_rows.read_checkpoints)(job_id)
+            if one.state is CheckpointState.COMMITTED
+        ]
         if committed:
             newest = max(CheckpointName(one.step, one.attempt, one.generation) for one in committed)
             return checkpoint_root(spec, self._default_url, job_id), str(newest)

@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Mapping
 
 from shoal_service.clock import Clock
+from shoal_service.store import supervisor_links
 from shoal_service.store.store import Store
-from shoal_service.store.supervisors.methods import AttemptKey, SupervisorLink
+from shoal_service.store.supervisor_links import AttemptKey, SupervisorLink
 
 _FRESH_S = 0.25
 
@@ -30,6 +31,6 @@ class SupervisorLinks:
         async with self._reading:
             if newest or self._clock.monotonic() - self._read_mono >= _FRESH_S:
                 began_mono = self._clock.monotonic()
-                self._links = await asyncio.to_thread(self._store.supervisor_links)
+                self._links = await asyncio.to_thread(self._store.reading(supervisor_links.links))
                 self._read_mono = began_mono
             return self._links.get(key)

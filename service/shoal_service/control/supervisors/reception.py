@@ -1,6 +1,6 @@
 """Reception: the service's side of what supervisors say and ask when they dial home, without HTTP.
 
-    report     -> ReportWriter -> Store.take_reports -> receipt
+    report     -> ReportWriter -> supervisor_links.take_reports -> receipt
     directive  -> the newest one in the store, or a wait for the next
 
 Used by the routes of the REST edge, on their loop; any control plane has one, with the lease or without. It decides
@@ -18,9 +18,10 @@ from contextlib import contextmanager, suppress
 from shoal_service.clock import Clock
 from shoal_service.control.supervisors.report_writer import ReportWriter
 from shoal_service.home import MAX_WAIT_S, AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
+from shoal_service.store import supervisor_links
 from shoal_service.store.errors import StoreUnavailable
 from shoal_service.store.store import Store
-from shoal_service.store.supervisors.methods import Arrived, directives_of
+from shoal_service.store.supervisor_links import Arrived, directives_of
 
 _REREAD_S = 1.0
 
@@ -46,7 +47,9 @@ class Reception:
         with self._watch(caller.job_id) as changed:
             while True:
                 changed.clear()
-                found = await asyncio.to_thread(self._store.directive, caller.job_id, caller.attempt)
+                found = await asyncio.to_thread(
+                    self._store.reading(supervisor_links.directive), caller.job_id, caller.attempt
+                )
                 if found is not None and found.number != after:
                     return DirectiveAnswer(number=found.number, directive=json.loads(found.body))
                 left_s = until_mono - self._clock.monotonic()
@@ -86,7 +89,7 @@ class Reception:
             await self._clock.sleep(_REREAD_S)
             waiting = frozenset(self._waiting)
             try:
-                found = await asyncio.to_thread(self._store.directive_numbers, waiting)
+                found = await asyncio.to_thread(self._store.reading(supervisor_links.directive_numbers), waiting)
             except StoreUnavailable:
                 continue
             for job_id, number in found.items():

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from shoal_service.clock import Clock
 from shoal_service.home import ReportReceipt
+from shoal_service.store import supervisor_links
 from shoal_service.store.store import Store
-from shoal_service.store.supervisors.methods import Arrived
+from shoal_service.store.supervisor_links import Arrived
 
 TICK_S = 0.05
 _MOST = 32
@@ -58,7 +59,9 @@ class ReportWriter:
     async def _write(self, batch: Sequence[_Waiting]) -> None:
         """If one of them cannot be stored, each is stored alone, and only its request gets the error."""
         try:
-            outcomes = await asyncio.to_thread(self._store.take_reports, [one.arrived for one in batch])
+            outcomes = await asyncio.to_thread(
+                self._store.writing(supervisor_links.take_reports), [one.arrived for one in batch]
+            )
         except Exception as error:
             if len(batch) > 1:
                 for one in batch:

@@ -19,10 +19,11 @@ from dataclasses import replace
 from shoal_service.clock import Clock
 from shoal_service.control.webhooks.lane import LaneDelivery, NotOwner, WebhookConfig
 from shoal_service.control.webhooks.threads import Threads
+from shoal_service.store import webhook_lanes
 from shoal_service.store.errors import LeaseLost, StoreUnavailable
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
-from shoal_service.store.webhooks.cursors import Lane
+from shoal_service.store.webhook_lanes import Lane
 from shoal_service.telemetry.webhook_tallies import WebhookTallies
 
 _log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class WebhookDelivery:
             await self._drop()
         now = self._clock.time()
         if self._epoch is None:
-            await self._threads(self._store.register_webhooks, self._config.hooks, epoch=lease.epoch, now=now)
+            await self._threads(self._store.writing(webhook_lanes.register, lease.epoch), self._config.hooks, now=now)
             self._epoch = lease.epoch
         mono = self._clock.monotonic()
         since = 0.0
@@ -113,7 +114,7 @@ class WebhookDelivery:
             since = self._read_at - _CLOCKS_APART_S
         else:
             self._read_all_mono = mono
-        lanes = await self._threads(self._store.webhook_backlog, since)
+        lanes = await self._threads(self._store.reading(webhook_lanes.backlog), since)
         self._read_at = now
         self._passed = {lane.key: self._passed[lane.key] for lane in lanes if lane.key in self._passed}
         for lane in lanes:

@@ -22,8 +22,9 @@ from shoal_service.core.events.service import WebhookGaveUp
 from shoal_service.core.webhooks.retries import Retries, RetryPolicy, after_failure
 from shoal_service.core.webhooks.rules import WebhookRules
 from shoal_service.core.webhooks.selection import OF_JOBS, ServiceWebhook, selects
+from shoal_service.store import histories, webhook_lanes
 from shoal_service.store.store import Store
-from shoal_service.store.webhooks.cursors import JOB, SERVICE, Failure, Lane
+from shoal_service.store.webhook_lanes import JOB, SERVICE, Failure, Lane
 from shoal_service.telemetry.webhook_tallies import DeliveryOutcome, WebhookTallies
 from shoal_service.views import EventView
 from shoal_workers.contract.webhooks.spec import WebhookSpec
@@ -109,7 +110,9 @@ class LaneDelivery:
         hook = self._by_name.get(lane.hook) or _of_spec(job, lane.hook)
         patterns = hook.events if hook is not None else ()
         seen = max(lane.seq, passed or 0)
-        while events := await self._threads(self._store.events, lane.job_id, after=seen, limit=_BATCH):
+        while events := await self._threads(
+            self._store.reading(histories.read_events), lane.job_id, after=seen, limit=_BATCH
+        ):
             for number, event in enumerate(events):
                 if hook is not None and selects(patterns, event.type):
                     error = await self._attempt(hook, lane, event, job.facts, epoch)
@@ -151,7 +154,7 @@ class LaneDelivery:
 
     async def _settled(self, lane: Lane, seq: int, delivered: int, epoch: int) -> Lane:
         now = self._clock.time()
-        await self._threads(self._store.settle_webhook, lane, seq, delivered=delivered, epoch=epoch, now=now)
+        await self._threads(self._store.writing(webhook_lanes.settle, epoch), lane, seq, delivered=delivered, now=now)
         return replace(lane, seq=seq, retries=Retries() if delivered else lane.retries)
 
     async def _failed(
@@ -177,7 +180,7 @@ class LaneDelivery:
         gave_up = _gave_up(hook, lane, lost, failure, now) if lost else None
         fields = {"job": lane.job_id, "hook": lane.hook, "receiver": hook.receiver}
         _log.warning("webhooks.failed", extra={**fields, "error": error, "reason": verdict.reason})
-        await self._threads(self._store.fail_webhook, lane, failure, gave_up, epoch=epoch, now=now)
+        await self._threads(self._store.writing(webhook_lanes.fail, epoch), lane, failure, gave_up, now=now)
         self._count(lane, DeliveryOutcome.GAVE_UP, len(lost))
         return replace(lane, seq=failure.seq, retries=verdict.retries)
 
