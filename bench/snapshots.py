@@ -23,7 +23,8 @@ from pathlib import Path
 import torch
 
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
-from shoal_workers.snapshot_store.store import SendCost, SnapshotStore
+from shoal_workers.snapshot_store.store import SnapshotStore
+from shoal_workers.snapshot_store.transfer.sender import SendCost
 
 _WIDTHS = (512, 512 * 4, 64, 1)
 

@@ -16,6 +16,7 @@ from shoal_service.core.events.base import Severity
 from shoal_service.core.events.incidents import IncidentClosed, IncidentOpened
 from shoal_service.core.events.job import JobCreated, JobPreempted, JobQuarantined, JobStateChanged
 from shoal_service.core.events.service import NodeSuspected
+from shoal_service.store import histories
 from shoal_service.store.store import Store
 from shoal_service.views import EventView
 from shoal_workers.contract.job import JobState
@@ -77,15 +78,17 @@ class JobConsole:
         """One round: the new events of the jobs that have changed since the last one."""
         with self._lock:
             changed, self._changed = self._changed, set()
-        for job_id, seq in self._store.event_numbers(changed).items():
+        for job_id, seq in self._store.reading(histories.read_event_numbers)(changed).items():
             seen = self._seen.get(job_id)
             if seen is not None and seen.seq >= seq:
                 continue
             if seen is None:
                 seen = self._seen[job_id] = _Seen(self._store.get_job(job_id).name, 0)
-                found = self._store.events(job_id, tail=_FIRST)
+                with self._store.read() as tx:
+                    found = histories.read_events(tx, job_id, tail=_FIRST)
             else:
-                found = self._store.events(job_id, after=seen.seq)
+                with self._store.read() as tx:
+                    found = histories.read_events(tx, job_id, after=seen.seq)
             seen.seq = max((event.seq for event in found), default=seen.seq)
             for event in found:
                 if event.at >= self._since and is_reported(event):

@@ -58,6 +58,7 @@ from shoal_service.core.quantities import count_text
 from shoal_service.process_memory import hide_process
 from shoal_service.settings import SECRETS_DIR, Settings, SettingsError, is_loopback, take_webhook_secrets
 from shoal_service.state_lock import StateLock
+from shoal_service.store import cluster_links
 from shoal_service.store.errors import StoreUnavailable
 from shoal_service.store.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
@@ -214,7 +215,10 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
             environment = _ray_environment(embedded)
             account = isolation.gateway if isolation is not None else None
             gateway = GatewayProcess(
-                configure_gateway, environment, lambda: store.cluster_report(clusters.own), account=account
+                configure_gateway,
+                environment,
+                lambda: store.reading(cluster_links.newest_report)(clusters.own),
+                account=account,
             )
 
         async def act() -> None:

@@ -21,7 +21,7 @@ from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.core.goodput import Goodput
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports
-from shoal_service.store import Store
+from shoal_service.store import Store, driving, reporting, submissions
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, WorkerView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import IncidentCause, JobState
@@ -121,8 +121,8 @@ class _Attempt:
                 "elasticity": {"min_workers": 1, "max_workers": _WORKERS},
             }
         )
-        self.id = store.create_job(spec, idempotency_key=None, now=time.time())[0].id
-        self._number = store.begin_attempt(self.id, workers=_WORKERS, epoch=self._epoch, now=time.time())
+        self.id = store.writing(submissions.create)(spec, idempotency_key=None, now=time.time())[0].id
+        self._number = store.writing(driving.begin_attempt, self._epoch)(self.id, workers=_WORKERS, now=time.time())
 
     def report(self, *, step: int, **parts: Any) -> None:
         self._seq += 1
@@ -151,7 +151,7 @@ class _Attempt:
         )
         workers = tuple(_worker(rank, step, now) for rank in range(_WORKERS))
         reports = SupervisorReports(attempt=self._number, seq=self._seq, status=status, workers=workers, **parts)
-        self._store.apply(self.id, reports, epoch=self._epoch, now=now)
+        self._store.writing(reporting.apply, self._epoch)(self.id, reports, now=now)
 
 
 def _point(step: int) -> SeriesPoint:

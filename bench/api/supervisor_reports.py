@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from shoal_service.store import driving, submissions, supervisor_links
+
 sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests"))
 
 from api.http_edge import NoCluster
@@ -77,10 +79,13 @@ def main() -> None:
         now = time.time()
         lease = store.acquire_lease("bench", ttl_s=3600.0, now=now)
         assert lease is not None
-        ids = [store.create_job(parse_spec(_SPEC), idempotency_key=None, now=now)[0].id for _ in range(options.jobs)]
+        ids = [
+            store.writing(submissions.create)(parse_spec(_SPEC), idempotency_key=None, now=now)[0].id
+            for _ in range(options.jobs)
+        ]
         for job_id in ids:
-            store.begin_attempt(job_id, workers=1, epoch=lease.epoch, now=now)
-            store.keep_attempt_token(job_id, 1, f"shoal-attempt_{job_id}", epoch=lease.epoch)
+            store.writing(driving.begin_attempt, lease.epoch)(job_id, workers=1, now=now)
+            store.writing(supervisor_links.keep_token, lease.epoch)(job_id, 1, f"shoal-attempt_{job_id}")
         tree = options.tree
         sources = {"PYTHONPATH": ":".join(str(tree / name) for name in ("workers", "service", "api"))} if tree else {}
         child = subprocess.Popen(

@@ -31,7 +31,7 @@ from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.goodput import Goodput
 from shoal_service.home import HomeReport
 from shoal_service.reports import SupervisorReports
-from shoal_service.store import Store
+from shoal_service.store import Store, submissions
 from shoal_service.views import JobStatus, WorkerView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
@@ -322,7 +322,7 @@ def _process(folder: Path, jobs: int, tree: Path | None) -> Iterator[_Service]:
         store = Store.open(url)
         admin = ensure_admin_token(store, folder, now=time.time()).read_text().strip()
         for _ in range(jobs):
-            store.create_job(parse_spec(_SPEC), idempotency_key=None, now=time.time())
+            store.writing(submissions.create)(parse_spec(_SPEC), idempotency_key=None, now=time.time())
         service = _Service(admin, port, process.pid, [])
         while len(service.supervisors) < jobs:
             started = json.loads(process.stdout.readline())

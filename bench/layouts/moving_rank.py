@@ -33,7 +33,8 @@ from shoal_workers.contract.worker_reports import GroupFormed
 from shoal_workers.engine.engine import Engine
 from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.outbox import Outbox
-from shoal_workers.snapshot_store.store import Loaded, SnapshotStore
+from shoal_workers.snapshot_store.store import SnapshotStore
+from shoal_workers.snapshot_store.transfer.loading import Loaded
 
 STEPS = 5
 """Steps of each generation. The second has the memory of all later ones; in the fifth, peers' slots are mapped."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal_service.reports import SupervisorReports
-from shoal_service.store import Store
+from shoal_service.store import Store, driving, reporting, submissions
 from shoal_workers.contract.spec import JobSpec
 
 _PULL_S = 10.0
@@ -25,9 +25,9 @@ class ControlPlane:
         lease = self._store.acquire_lease("bench", ttl_s=_LEASE_S, now=now)
         assert lease is not None
         self.epoch = lease.epoch
-        view, _ = self._store.create_job(spec, idempotency_key=None, now=now)
+        view, _ = self._store.writing(submissions.create)(spec, idempotency_key=None, now=now)
         self.job_id = view.id
-        self._store.begin_attempt(view.id, workers=num_workers, epoch=self.epoch, now=now)
+        self._store.writing(driving.begin_attempt, self.epoch)(view.id, workers=num_workers, now=now)
         self.seconds: list[float] = []
         """Duration of each transaction that stores reports."""
         self.cpu_s = 0.0
@@ -61,7 +61,7 @@ class ControlPlane:
             began, cpu = time.perf_counter(), time.thread_time()
             # Over the wire it is a document, so it is one here.
             received = type(reports).model_validate_json(reports.model_dump_json())
-            self._store.apply(self.job_id, received, epoch=self.epoch, now=time.time())
+            self._store.writing(reporting.apply, self.epoch)(self.job_id, received, now=time.time())
             self.seconds.append(time.perf_counter() - began)
             self.cpu_s += time.thread_time() - cpu
             seen(received)

@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from shoal_service.store import submissions
+
 sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools"))
 
 from doubles.control_bench import SPEC, node
@@ -156,7 +158,7 @@ def _spec(name: str, priority: int, *, cpus: float = 1.0, labels: dict[str, str]
 
 
 def _submit(store: Store, spec: JobSpec) -> str:
-    return store.create_job(spec, idempotency_key=None, now=time.time())[0].id
+    return store.writing(submissions.create)(spec, idempotency_key=None, now=time.time())[0].id
 
 
 async def _report(cluster: FakeCluster) -> None:

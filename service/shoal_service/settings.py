@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from shoal_service.clusters.wire import CLUSTER_PATTERN
 from shoal_service.core.access.roles import Role
 from shoal_service.core.attempt.large_groups import AGENTS_FROM
 from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT, probation_limit
@@ -28,6 +27,7 @@ from shoal_service.core.retention.ended_jobs import (
 from shoal_service.core.webhooks import ANY, ServiceWebhook, WebhookRules, unknown_patterns
 from shoal_workers.contract.checks.places import DEFAULT_PATHS, DEFAULT_PROTOCOLS, AllowedPlaces, PipSource, absolute
 from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
+from shoal_workers.contract.placing import CLUSTER_PATTERN
 from shoal_workers.contract.snapshots import SnapshotScope
 from shoal_workers.contract.spec import SECRET_VARIABLE, is_reference
 

@@ -10,6 +10,7 @@ from kit.processes.chromium import Browser
 from kit.worlds.written_service import RUNNING, Service
 from shoal_service.access_views import ClusterTokenRequest
 from shoal_service.fleet_views import ClusterSummary, NodeView
+from shoal_service.store import cluster_links, driving
 from shoal_service.views import JobView
 
 ACTIONS = "[...document.querySelectorAll('#actions button')].map((one) => one.dataset.action)"
@@ -20,7 +21,7 @@ JOBS = "[...document.querySelectorAll('#jobs tr')].map((one) => one.dataset.id)"
 def two(written: Service) -> Service:
     """A cluster that answers, and one that is away."""
     for name in ("default", "west"):
-        written.store.create_cluster_token(name, ClusterTokenRequest(), by="test", now=time.time())
+        written.store.writing(cluster_links.create_token)(name, ClusterTokenRequest(), by="test", now=time.time())
     summaries = (
         ClusterSummary(name="default", connected=True, silent_s=0.2, num_nodes=1, cpus_total=16, cpus_free=4),
         ClusterSummary(name="west", why_away="its gateway does not report", silent_s=95.0),
@@ -35,7 +36,7 @@ def two(written: Service) -> Service:
 
 def run_in(service: Service, cluster: str, name: str) -> JobView:
     job = service.add_job(name=name)
-    service.store.begin_attempt(job.id, workers=4, cluster=cluster, epoch=service.epoch, now=time.time())
+    service.store.writing(driving.begin_attempt, service.epoch)(job.id, workers=4, cluster=cluster, now=time.time())
     service._seq[job.id] = 0
     service.report(job, RUNNING.model_copy(update={"workers": 4}))
     return job
@@ -43,8 +44,8 @@ def run_in(service: Service, cluster: str, name: str) -> JobView:
 
 def test_nodes_are_grouped_and_jobs_found_by_cluster(reader: Browser, two: Service) -> None:
     here, there = run_in(two, "default", "here"), run_in(two, "west", "there")
-    two.store.label_cluster("default", {"region": "eu"})
-    two.store.cordon_cluster("default", reason="new <i>switches</i>", now=time.time())
+    two.store.writing(cluster_links.label)("default", {"region": "eu"})
+    two.store.writing(cluster_links.cordon)("default", reason="new <i>switches</i>", now=time.time())
     reader.open(f"{two.url}/")
     reader.sees("#nodes", "away: its gateway does not report, silent for 1.58 min")
     shown = reader.run(
@@ -89,7 +90,7 @@ def test_a_job_says_where_it_runs_and_is_moved(reader: Browser, two: Service) ->
 
 def test_with_one_cluster_nothing_is_said_about_clusters(reader: Browser, written: Service) -> None:
     job = run_in(written, "default", "alone")
-    written.store.create_cluster_token("default", ClusterTokenRequest(), by="test", now=time.time())
+    written.store.writing(cluster_links.create_token)("default", ClusterTokenRequest(), by="test", now=time.time())
     reader.open(f"{written.url}/")
     reader.until(lambda: reader.run(JOBS) == [job.id], "the job")
     assert not reader.run("document.querySelector('#of-cluster').checkVisibility()")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kit.processes.chromium import Browser
 from kit.worlds.written_service import RUNNING, Service
+from shoal_service.store import job_deletion
 from shoal_service.views import JobView
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -42,7 +43,9 @@ def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_i
     _open(reader, written, gone)
     _do(reader, "delete", "This cannot be undone")
     reader.until(lambda: reader.run("location.pathname") == "/", "the page of all jobs")
-    assert [one.job_id for one in written.store.deletions(project=None, limit=10, visible=None)] == [gone.id]
+    assert [one.job_id for one in written.store.reading(job_deletion.newest)(project=None, limit=10, visible=None)] == [
+        gone.id
+    ]
     assert reader.complaints() == []
 
 

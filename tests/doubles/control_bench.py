@@ -17,6 +17,7 @@ from shoal_service.control.supervisor_reports import Reception
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Policy
+from shoal_service.store import submissions
 from shoal_service.store.store import Store
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
@@ -69,7 +70,7 @@ class ControlBench:
 
     def submit(self, **spec: Any) -> str:
         document = parse_spec({**SPEC, **spec})
-        return self.store.create_job(document, idempotency_key=None, now=self.clock.time())[0].id
+        return self.store.writing(submissions.create)(document, idempotency_key=None, now=self.clock.time())[0].id
 
     def state(self, job_id: str) -> JobState:
         return self.store.get_job(job_id).status.state

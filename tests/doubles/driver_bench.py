@@ -14,6 +14,7 @@ from shoal_service.control.driver import Driver
 from shoal_service.control.supervisor_reports import Reception, SupervisorLinks
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent
+from shoal_service.store import driving, histories, submissions
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.store import Store
 from shoal_service.views import JobStatus
@@ -35,9 +36,11 @@ class DriverBench:
         lease = store.acquire_lease("me", ttl_s=600, now=self.clock.time())
         assert lease is not None
         self.epoch = lease.epoch
-        job, _ = store.create_job(parse_spec({**SPEC, **spec}), idempotency_key=None, now=self.clock.time())
+        job, _ = store.writing(submissions.create)(
+            parse_spec({**SPEC, **spec}), idempotency_key=None, now=self.clock.time()
+        )
         self.job_id = job.id
-        store.begin_attempt(job.id, workers=2, epoch=self.epoch, now=self.clock.time())
+        store.writing(driving.begin_attempt, self.epoch)(job.id, workers=2, now=self.clock.time())
         self.driver = self.make_driver()
 
     def make_driver(self) -> Driver:
@@ -70,7 +73,7 @@ class DriverBench:
 
     @property
     def row(self) -> DriveRow:
-        [row] = self.store.jobs_to_drive()
+        [row] = self.store.reading(driving.to_drive)()
         return row
 
     @property
@@ -86,10 +89,18 @@ class DriverBench:
         raise AssertionError(self.events())
 
     def failed_starts(self) -> list[Any]:
-        return [event.data for event in self.store.events(self.job_id) if event.type == "supervisor.start_failed"]
+        return [
+            event.data
+            for event in self.store.reading(histories.read_events)(self.job_id)
+            if event.type == "supervisor.start_failed"
+        ]
 
     def events(self) -> list[Any]:
-        return [event.data["n"] for event in self.store.events(self.job_id) if event.type == "worker.started"]
+        return [
+            event.data["n"]
+            for event in self.store.reading(histories.read_events)(self.job_id)
+            if event.type == "worker.started"
+        ]
 
 
 def event(number: int) -> PendingEvent:

@@ -28,7 +28,7 @@ from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.reports import SupervisorReports
-from shoal_service.store import Store
+from shoal_service.store import Store, driving, reporting
 from shoal_service.telemetry.exposition import Exposition, Sources
 from shoal_service.telemetry.pass_times import PassTimes
 from shoal_service.telemetry.request_metrics import RequestMetrics
@@ -66,7 +66,7 @@ class Service:
     def record(self, job_id: str, number: int) -> None:
         """Append an event to a job's history."""
         event = SupervisorRestarted(found=number, of=number)
-        self.store.record_event(job_id, event, epoch=self.epoch, now=time.time())
+        self.store.writing(driving.record_event, self.epoch)(job_id, event, now=time.time())
 
 
 def own_headers() -> dict[str, str]:
@@ -239,11 +239,11 @@ def supervise(service: Service, spec: dict[str, object]) -> Callable[..., str]:
 
     def run(job_id: str | None = None, **parts: Any) -> str:
         if job_id is not None:
-            service.store.apply(job_id, reports(1, 2, **parts), epoch=service.epoch, now=time.time())
+            service.store.writing(reporting.apply, service.epoch)(job_id, reports(1, 2, **parts), now=time.time())
             return job_id
         job = service.client.submit(spec)
-        attempt = service.store.begin_attempt(job.id, workers=2, epoch=service.epoch, now=time.time())
-        service.store.apply(job.id, reports(attempt, 1, **parts), epoch=service.epoch, now=time.time())
+        attempt = service.store.writing(driving.begin_attempt, service.epoch)(job.id, workers=2, now=time.time())
+        service.store.writing(reporting.apply, service.epoch)(job.id, reports(attempt, 1, **parts), now=time.time())
         return job.id
 
     return run

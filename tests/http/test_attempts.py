@@ -14,6 +14,7 @@ from kit.attempt_reports import reported
 from shoal_service.core.access.tokens import new_attempt_token
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.home import HomeReport
+from shoal_service.store import driving, submissions, supervisor_links
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import EndReason
 
@@ -24,10 +25,10 @@ class Supervisor:
     def __init__(self, service: Any) -> None:
         spec = parse_spec({"data": {"corpus": "python-stdlib"}, "stop": {"steps": 100}})
         self.service = service
-        self.job_id = service.store.create_job(spec, idempotency_key=None, now=time.time())[0].id
-        service.store.begin_attempt(self.job_id, workers=1, epoch=service.epoch, now=time.time())
+        self.job_id = service.store.writing(submissions.create)(spec, idempotency_key=None, now=time.time())[0].id
+        service.store.writing(driving.begin_attempt, service.epoch)(self.job_id, workers=1, now=time.time())
         token = new_attempt_token()
-        service.store.keep_attempt_token(self.job_id, 1, token, epoch=service.epoch)
+        service.store.writing(supervisor_links.keep_token, service.epoch)(self.job_id, 1, token)
         self.headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self.path = f"/v1/jobs/{self.job_id}/attempts/1"
 
@@ -58,7 +59,7 @@ def test_a_report_is_stored_and_counts_under_the_path_of_the_documented_route(su
 def test_a_directive_is_the_same_however_the_query_is_written(supervisor: Supervisor, query: str) -> None:
     store, epoch = supervisor.service.store, supervisor.service.epoch
     assert supervisor.ask("GET", f"/directive?{query}").json() == {"number": 0, "directive": None}
-    store.put_directive(supervisor.job_id, 1, '{"a":1}', epoch=epoch)
+    store.writing(supervisor_links.put_directive, epoch)(supervisor.job_id, 1, '{"a":1}')
     assert supervisor.ask("GET", f"/directive?{query}").json() == {"number": 1, "directive": {"a": 1}}
 
 
@@ -67,7 +68,7 @@ def test_a_long_poll_is_answered_by_the_next_directive(supervisor: Supervisor) -
     answers: list[Any] = []
     poll = threading.Thread(target=lambda: answers.append(supervisor.ask("GET", "/directive?after=0&wait_s=20").json()))
     poll.start()
-    store.put_directive(supervisor.job_id, 1, '{"a":1}', epoch=epoch)
+    store.writing(supervisor_links.put_directive, epoch)(supervisor.job_id, 1, '{"a":1}')
     poll.join(15)
     assert answers == [{"number": 1, "directive": {"a": 1}}]
 

@@ -12,6 +12,7 @@ import pytest
 
 from shoal_api.client import BadRequest, InvalidSpec
 from shoal_service.control.code_archive import CodeArchiveError, check, pack
+from shoal_service.store import archives
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_an_upload_is_verified_and_repeatable(service: Any, folder: Path) -> Non
             f"/v1/code/{archive.sha256}", content=archive.data, headers={"Content-Type": "application/zip"}
         )
         assert (answer.status_code, answer.json()) == (201, {"sha256": archive.sha256, "bytes": len(archive.data)})
-    assert service.store.get_code(archive.sha256) == archive.data
+    assert service.store.reading(archives.get)(archive.sha256) == archive.data
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_the_client_uploads_a_working_directory(service: Any, spec: dict[str, An
     job = service.client.submit(spec | {"code": {"working_dir": str(folder)}})
     assert job.spec.code.working_dir is None
     assert job.spec.code.archive == pack(folder).sha256
-    assert service.store.has_code(job.spec.code.archive)
+    assert service.store.reading(archives.exists)(job.spec.code.archive)
 
 
 def test_a_working_directory_of_a_spec_file_is_relative_to_it(service: Any, folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from shoal_api.client import ApiError
 from shoal_service.control.market.maintenance import FIRST_LEAD_S
 from shoal_service.fleet_views import DrainView, NodeView, WindowRequest
+from shoal_service.store import node_records
 
 LIVE, DEAD, RAYS = "a" * 56, "d" * 56, "e" * 56
 
@@ -37,7 +38,9 @@ def test_a_drain_is_visible_in_all_views_and_can_be_undone(nodes: Any) -> None:
     assert drained.drain.reason == "new disks" and drained.drain.source == "api"
     assert drained.drain.deadline == pytest.approx(drained.drain.requested_at + 60.0)
     assert nodes.client.node(LIVE) == drained
-    assert {id_: dict(drain) for id_, drain in nodes.store.drains().items()} == {LIVE: dict(drained.drain)}
+    assert {id_: dict(drain) for id_, drain in nodes.store.reading(node_records.drains)().items()} == {
+        LIVE: dict(drained.drain)
+    }
     assert nodes.client.undo_drain(LIVE).drain is None
     assert nodes.client.undo_drain(LIVE).drain is None, "undoing is idempotent"
 
@@ -71,13 +74,13 @@ def test_what_makes_no_sense_is_refused(nodes: Any) -> None:
 def test_a_senseless_drain_request_is_refused(nodes: Any, body: str) -> None:
     answer = nodes.http.post(f"/v1/nodes/{LIVE}/drain", content=body, headers={"Content-Type": "application/json"})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
-    assert nodes.store.drains() == {}
+    assert nodes.store.reading(node_records.drains)() == {}
 
 
 def test_a_cordon_is_visible_and_can_be_undone(nodes: Any) -> None:
     cordoned = nodes.client.cordon(LIVE, reason="bad fan")
     assert cordoned.cordon.reason == "bad fan" and cordoned.drain is None
-    assert nodes.client.node(LIVE) == cordoned and nodes.store.cordons()[LIVE] == cordoned.cordon
+    assert nodes.client.node(LIVE) == cordoned and nodes.store.reading(node_records.cordons)()[LIVE] == cordoned.cordon
     assert nodes.client.undo_cordon(LIVE).cordon is None
     answer = nodes.http.post(f"/v1/nodes/{DEAD}/cordon")
     assert (answer.status_code, answer.json()["code"]) == (409, "request-conflict")

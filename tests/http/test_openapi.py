@@ -22,6 +22,7 @@ from schemathesis.transport.requests import REQUESTS_TRANSPORT
 from shoal_api.http.openapi import _MODELS
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access.roles import PERMISSIONS, Role
+from shoal_service.store import credentials
 from shoal_workers.version import VERSION
 
 SNAPSHOT = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
@@ -179,7 +180,7 @@ def _live(
     headers = {}
     if role is not None:
         request = TokenRequest(name="scenarios", role=role)
-        token = service.store.create_token(request, by="test", now=time.time()).token
+        token = service.store.writing(credentials.create_token)(request, by="test", now=time.time()).token
         headers = {"Authorization": f"Bearer {token}"}
     made: Answers = Counter()
     machine: Any = schema.as_state_machine()

@@ -10,9 +10,11 @@ from typing import Any
 
 import httpx
 
+from kit.store_calls import replace_call
 from shoal_api.client.follow import lines_of, parse
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.reports import PendingLog
+from shoal_service.store import histories, submissions
 from shoal_service.views import JobPatch, JobStatus
 from shoal_workers.contract.job import JobState
 
@@ -90,7 +92,7 @@ def test_an_open_stream_reads_nothing_while_nothing_happens(own_service: Any, sp
     job = own_service.client.submit(spec)
     reads: list[str] = []
     looks: list[float] = []
-    read, look = own_service.store.job_version, own_service.store.changed_jobs
+    read, look = own_service.store.reading(histories.job_version), own_service.store.reading(histories.changed_jobs)
 
     def counted(job_id: str) -> Any:
         reads.append(job_id)
@@ -100,8 +102,8 @@ def test_an_open_stream_reads_nothing_while_nothing_happens(own_service: Any, sp
         looks.append(since)
         return look(since)
 
-    own_service.store.job_version = counted
-    own_service.store.changed_jobs = counted_look
+    replace_call(own_service.store, histories.job_version, counted)
+    replace_call(own_service.store, histories.changed_jobs, counted_look)
     with own_service.http.stream("GET", f"/v1/jobs/{job.id}/overview", headers=EVENTS) as answer:
         lines = lines_of(answer.iter_bytes())
         heartbeats = (line for line in lines if line == ": heartbeat")
@@ -130,6 +132,6 @@ def test_the_overview_of_all_jobs_is_filtered_and_streamed(service: Any, spec: d
 
 def test_every_version_of_a_spec_is_kept(service: Any, spec: dict[str, Any]) -> None:
     job = service.client.submit(spec)
-    service.store.patch_job(job.id, JobPatch(priority=5), if_match=None, now=time.time())
+    service.store.writing(submissions.patch)(job.id, JobPatch(priority=5), if_match=None, now=time.time())
     versions = service.client.spec_versions(job.id)
     assert [(one.version, one.spec.priority) for one in versions] == [(1, 0), (2, 5)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kit.store_calls import set_queue
 from shoal_api.client import ApiError
 from shoal_api.client.login import user_of_login
 from shoal_service.core.scheduling.market import Wait
@@ -54,7 +55,7 @@ def test_a_job_above_max_queued_is_refused_with_the_way_out(service: Any) -> Non
 def test_the_queue_and_the_job_say_who_holds_what_is_waited_for(service: Any) -> None:
     holder, job = (service.client.submit({**SPEC, "project": name, "priority": 3}) for name in ("audio", "vision"))
     at = time.time()
-    service.store.set_queue([Wait(job.id, "Needs 1 worker.", 1, (holder.id,), at + 60)], epoch=service.epoch, now=at)
+    set_queue(service.store, [Wait(job.id, "Needs 1 worker.", 1, (holder.id,), at + 60)], epoch=service.epoch, now=at)
     queue = service.client.queue()
     assert [one.job_id for one in queue.items] == [job.id, holder.id] and queue.num_queued == 2
     first = queue.items[0]

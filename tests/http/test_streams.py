@@ -17,6 +17,7 @@ from shoal_api.client.follow import lines_of, parse
 from shoal_api.http.followers import LogFollower, LogSelection
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import PendingLog
+from shoal_service.store import driving
 from shoal_workers.contract.job import EndReason
 
 EVENTS = {"Accept": "text/event-stream"}
@@ -89,7 +90,9 @@ def test_writes_of_another_process_are_seen(own_service: Any, spec: dict[str, An
     job = own_service.client.submit(spec)
     other = type(own_service.store).open(f"sqlite:///{tmp_path}/shoal.db")  # its commits do not notify this process
     event = SupervisorRestarted(found=1, of=1)
-    timer = threading.Timer(0.2, other.record_event, (job.id, event), {"epoch": own_service.epoch, "now": time.time()})
+    timer = threading.Timer(
+        0.2, other.writing(driving.record_event, own_service.epoch), (job.id, event), {"now": time.time()}
+    )
     timer.start()
     page = own_service.client.events_page(job.id, after=1, wait_s=20)
     assert [event.type for event in page.items] == [event.type]
@@ -116,7 +119,9 @@ def test_a_job_and_the_list_of_jobs_are_streamed_as_they_change(service: Any, sp
 def test_a_log_is_followed_to_the_end_of_the_job(service: Any, supervise: Any, text: str) -> None:
     lines = tuple(PendingLog(at=1.0, rank=0, worker_id="s", stream="stdout", text=f"{text} {n}") for n in range(700))
     job_id = supervise(logs=lines)
-    service.store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=service.epoch, now=time.time())
+    service.store.writing(driving.requeue, service.epoch)(
+        job_id, reason=EndReason.CLUSTER_LOST, message="", now=time.time()
+    )
     service.client.cancel(job_id)
     followed = [entry.text for entry in service.client.logs(job_id, follow=True)]
     assert [one for one in followed if one.startswith(text)] == [f"{text} {n}" for n in range(700)]

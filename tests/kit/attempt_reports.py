@@ -8,8 +8,8 @@ from shoal_service.core.access.tokens import hash_of
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.home import AttemptCaller, HomeReport
 from shoal_service.reports import SupervisorReports
-from shoal_service.store import Store
-from shoal_service.store.supervisors.methods import Arrived
+from shoal_service.store import Store, supervisor_links
+from shoal_service.store.supervisor_links import Arrived
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 
@@ -39,4 +39,4 @@ def sent(
 
 
 def take(store: Store, *arrived: Arrived) -> list[Any]:
-    return store.take_reports(arrived)
+    return store.writing(supervisor_links.take_reports)(arrived)

@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 from kit.market import NOW, carried_out, market
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (
-    CapacityKind,
     MarketJob,
     MarketNode,
     MarketState,
-    Placement,
     Project,
     ThroughputCurve,
     User,
     WorkerNeed,
 )
+from shoal_workers.contract.placing import CapacityKind, Placement
 
 NEEDS = [WorkerNeed(cpus=1.0), WorkerNeed(cpus=2.0), WorkerNeed(cpus=1.0, gpus=1.0)]
 PROJECTS = ["a", "b", "a-1", "a-2", "unlisted"]

@@ -12,7 +12,7 @@ import pytest
 from kit.databases import MigratedDatabases
 from kit.postgres import PostgresServer
 from shoal_service.reports import SupervisorReports
-from shoal_service.store import Lease, Store
+from shoal_service.store import Lease, Store, driving, reporting, submissions
 from shoal_service.views import JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
@@ -84,7 +84,7 @@ class Attempt:
         fields = {key.removeprefix("status_"): parts.pop(key) for key in list(parts) if key.startswith("status_")}
         status = JobStatus(state=state, attempt=self.number, **fields)
         reported = SupervisorReports(attempt=self.number, seq=self.seq, status=status, **parts)
-        self.store.apply(self.job_id, reported, epoch=self.epoch, now=now)
+        self.store.writing(reporting.apply, self.epoch)(self.job_id, reported, now=now)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def submit(store: Store) -> Callable[..., str]:
     """Submits a job with changed keys; its id."""
 
     def _submit(now: float = 1.0, **changes: Any) -> str:
-        return store.create_job(make_spec(**changes), idempotency_key=None, now=now)[0].id
+        return store.writing(submissions.create)(make_spec(**changes), idempotency_key=None, now=now)[0].id
 
     return _submit
 
@@ -102,7 +102,7 @@ def begin(store: Store, lease: Lease) -> Callable[..., Attempt]:
     """Begins an attempt of a job that waits in the queue."""
 
     def _begin(job_id: str, workers: int = 1) -> Attempt:
-        number = store.begin_attempt(job_id, workers=workers, epoch=lease.epoch, now=5.0)
+        number = store.writing(driving.begin_attempt, lease.epoch)(job_id, workers=workers, now=5.0)
         return Attempt(store, job_id, number, lease.epoch)
 
     return _begin

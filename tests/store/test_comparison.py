@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.store import JobNotFound, Store
+from shoal_service.store import JobNotFound, Store, histories
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]
@@ -26,9 +26,9 @@ def trained(submit: Submit, begin: Begin, points: Points) -> Callable[..., str]:
 def test_stored_losses_are_compared_as_exact_doubles(store: Store, trained: Callable[..., str]) -> None:
     losses = {step: math.exp(-step / 1000) * 5.5 for step in range(1, 2001)}
     first, second = trained(losses), trained(losses)
-    assert store.parity(first, second).bit_identical
+    assert store.reading(histories.parity)(first, second).bit_identical
     third = trained(losses | {777: math.nextafter(losses[777], 0)})
-    report = store.parity(first, third, max_points=100)
+    report = store.reading(histories.parity)(first, third, max_points=100)
     assert (report.first_step_different, report.within_tolerance, report.steps_compared) == (777, True, 2000)
     assert any(point.step == 777 for point in report.points) and len(report.points) <= 100
 
@@ -39,16 +39,16 @@ def test_a_repeated_step_counts_with_its_last_values(
     attempt = begin(submit())
     attempt.report(series=points({1: 5.0, 2: 9.0}))
     attempt.report(series=points({2: 4.0}))
-    assert store.parity(attempt.job_id, trained({1: 5.0, 2: 4.0})).bit_identical
+    assert store.reading(histories.parity)(attempt.job_id, trained({1: 5.0, 2: 4.0})).bit_identical
 
 
 def test_a_loss_that_was_not_a_number_is_one_still(store: Store, trained: Callable[..., str]) -> None:
-    assert store.parity(trained({1: math.nan}), trained({1: math.nan})).bit_identical
-    assert not store.parity(trained({1: math.nan}), trained({1: 1.0})).within_tolerance
+    assert store.reading(histories.parity)(trained({1: math.nan}), trained({1: math.nan})).bit_identical
+    assert not store.reading(histories.parity)(trained({1: math.nan}), trained({1: 1.0})).within_tolerance
 
 
 def test_different_specs_are_reported(store: Store, trained: Callable[..., str]) -> None:
-    report = store.parity(trained({1: 1.0}, seed=7), trained({1: 1.0}, name="other"))
+    report = store.reading(histories.parity)(trained({1: 1.0}, seed=7), trained({1: 1.0}, name="other"))
     assert [(d.path, d.value, d.against) for d in report.differs_in] == [("seed", 7, 0)]
 
 
@@ -56,4 +56,4 @@ def test_both_jobs_must_exist(store: Store, trained: Callable[..., str]) -> None
     job_id = trained({1: 1.0})
     for pair in ((job_id, "job-nobody"), ("job-nobody", job_id)):
         with pytest.raises(JobNotFound, match="job-nobody"):
-            store.parity(*pair)
+            store.reading(histories.parity)(*pair)

@@ -12,7 +12,17 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import PendingEvent
-from shoal_service.store import IdempotencyConflict, Lease, LeaseLost, RequestConflict, Store
+from shoal_service.store import (
+    IdempotencyConflict,
+    Lease,
+    LeaseLost,
+    RequestConflict,
+    Store,
+    driving,
+    histories,
+    job_lists,
+    submissions,
+)
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
 
@@ -28,18 +38,18 @@ def test_events_written_by_many_threads_are_gap_free_and_in_order(
 
     def create(number: int) -> None:
         for _ in range(10):
-            store.create_job(spec, idempotency_key=None, now=1.0)
+            store.writing(submissions.create)(spec, idempotency_key=None, now=1.0)
 
     def append(number: int) -> None:
         for i in range(25):
             event = SupervisorRestarted(found=number, of=i)
-            store.record_event(jobs[i % 2], event, epoch=lease.epoch, now=2.0)
+            store.writing(driving.record_event, lease.epoch)(jobs[i % 2], event, now=2.0)
 
     def follow() -> None:
         """A reader that continues after the last number it saw must see every number."""
         seen = 0
-        while not done.is_set() or store.events(jobs[0], after=seen):
-            for event in store.events(jobs[0], after=seen):
+        while not done.is_set() or store.reading(histories.read_events)(jobs[0], after=seen):
+            for event in store.reading(histories.read_events)(jobs[0], after=seen):
                 if event.seq != seen + 1:
                     broken.append(f"{seen} -> {event.seq}")
                 seen = event.seq
@@ -52,8 +62,8 @@ def test_events_written_by_many_threads_are_gap_free_and_in_order(
         reader.result()
     assert broken == []
     for number, count in zip(jobs, (52, 48), strict=True):
-        assert [event.seq for event in store.events(number)] == list(range(1, count + 2))
-    assert len(store.list_jobs(limit=100).items) == 82
+        assert [event.seq for event in store.reading(histories.read_events)(number)] == list(range(1, count + 2))
+    assert len(store.reading(job_lists.page)(limit=100).items) == 82
 
 
 def test_one_of_many_owners_gets_the_lease_and_epochs_only_rise(store: Store) -> None:
@@ -97,7 +107,7 @@ def test_after_a_change_of_owner_the_previous_owner_writes_nothing(store: Store,
             for _ in range(rounds.randrange(1, 4)):
                 try:
                     event = SupervisorRestarted(found=mine.epoch, of=mine.epoch)
-                    store.record_event(job_id, event, epoch=mine.epoch, now=now)
+                    store.writing(driving.record_event, mine.epoch)(job_id, event, now=now)
                 except LeaseLost as error:
                     assert error.current_epoch > mine.epoch
                     misses += 1
@@ -107,7 +117,11 @@ def test_after_a_change_of_owner_the_previous_owner_writes_nothing(store: Store,
     with ThreadPoolExecutor(2) as pool:
         for work in [pool.submit(drive, f"owner-{n}", random.Random(n)) for n in range(2)]:
             lost += work.result()
-    written = [event.data["found"] for event in store.events(job_id) if event.type == SupervisorRestarted.type]
+    written = [
+        event.data["found"]
+        for event in store.reading(histories.read_events)(job_id)
+        if event.type == SupervisorRestarted.type
+    ]
     assert written == sorted(written)
 
 
@@ -116,14 +130,14 @@ def test_many_submissions_with_one_key_make_one_job(store: Store, spec: JobSpec)
 
     def post(number: int) -> tuple[str, bool]:
         start.wait()
-        job, created = store.create_job(spec, idempotency_key="one", now=1.0)
+        job, created = store.writing(submissions.create)(spec, idempotency_key="one", now=1.0)
         return job.id, created
 
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(post, range(8)))
     assert len({job_id for job_id, _ in answers}) == 1
     assert [created for _, created in answers].count(True) == 1
-    assert len(store.list_jobs().items) == 1
+    assert len(store.reading(job_lists.page)().items) == 1
 
 
 def test_of_two_specs_with_one_key_one_wins(store: Store, spec: JobSpec) -> None:
@@ -133,7 +147,7 @@ def test_of_two_specs_with_one_key_one_wins(store: Store, spec: JobSpec) -> None
         start.wait()
         try:
             changed = spec.model_copy(update={"seed": number % 2})
-            return store.create_job(changed, idempotency_key="one", now=1.0)[0].id
+            return store.writing(submissions.create)(changed, idempotency_key="one", now=1.0)[0].id
         except IdempotencyConflict as error:
             return f"conflict with {error.job_id}"
 
@@ -151,14 +165,14 @@ def test_a_job_is_started_or_cancelled_never_both(store: Store, lease: Lease, su
         def begin(job_id: str = job_id, start: threading.Barrier = start) -> bool:
             start.wait()
             try:
-                store.begin_attempt(job_id, workers=1, epoch=lease.epoch, now=2.0)
+                store.writing(driving.begin_attempt, lease.epoch)(job_id, workers=1, now=2.0)
             except RequestConflict:
                 return False
             return True
 
         def cancel(job_id: str = job_id, start: threading.Barrier = start) -> None:
             start.wait()
-            store.request(job_id, Desired.CANCEL, now=2.0)
+            store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
 
         with ThreadPoolExecutor(2) as pool:
             began, cancelled = pool.submit(begin), pool.submit(cancel)
@@ -192,8 +206,8 @@ def test_readers_see_only_complete_transactions(store: Store, submit: Submit, be
         writer = pool.submit(write)
         while not done.is_set() and not writer.done():
             step = store.get_job(job_id).status.step
-            assert len(store.series(job_id)) >= step
-            assert sum(event.type == "step" for event in store.events(job_id)) >= step
+            assert len(store.reading(histories.read_series)(job_id)) >= step
+            assert sum(event.type == "step" for event in store.reading(histories.read_events)(job_id)) >= step
         writer.result()
 
 

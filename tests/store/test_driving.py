@@ -10,7 +10,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.job import JobPreempted
 from shoal_service.core.events.service import SupervisorRestarted
-from shoal_service.store import Lease, LeaseLost, RequestConflict, Store
+from shoal_service.store import Lease, LeaseLost, RequestConflict, Store, driving, histories, submissions
 from shoal_service.views import JobPatch
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -57,19 +57,22 @@ class TestLease:
         store.release_lease(lease.owner)
         taken = store.acquire_lease("owner-2", ttl_s=10, now=1.0)
         assert taken is not None
-        before = (store.get_job(job_id), store.events(job_id))
-        old = {"epoch": lease.epoch, "now": 2.0}
+        before = (store.get_job(job_id), store.reading(histories.read_events)(job_id))
         writes: list[Callable[[], Any]] = [
-            lambda: store.begin_attempt(job_id, workers=1, **old),
-            lambda: store.set_grant(job_id, workers=2, reason="", **old),
-            lambda: store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", **old),
-            lambda: store.record_event(job_id, SupervisorRestarted(found=1, of=1), **old),
+            lambda: store.writing(driving.begin_attempt, lease.epoch)(job_id, workers=1, now=2.0),
+            lambda: store.writing(driving.set_grant, lease.epoch)(job_id, workers=2, reason="", now=2.0),
+            lambda: store.writing(driving.requeue, lease.epoch)(
+                job_id, reason=EndReason.CLUSTER_LOST, message="", now=2.0
+            ),
+            lambda: store.writing(driving.record_event, lease.epoch)(
+                job_id, SupervisorRestarted(found=1, of=1), now=2.0
+            ),
         ]
         for write in writes:
             with pytest.raises(LeaseLost) as error:
                 write()
             assert (error.value.epoch, error.value.current_epoch, error.value.owner) == (1, 2, "owner-2")
-        assert (store.get_job(job_id), store.events(job_id)) == before
+        assert (store.get_job(job_id), store.reading(histories.read_events)(job_id)) == before
 
 
 class TestAttempts:
@@ -77,29 +80,29 @@ class TestAttempts:
         self, store: Store, lease: Lease, submit: Submit
     ) -> None:
         job_id = submit(elasticity={"max_workers": 4})
-        store.patch_job(job_id, JobPatch(priority=3), if_match=None, now=2.0)
-        assert store.begin_attempt(job_id, workers=4, epoch=lease.epoch, now=5.0) == 1
+        store.writing(submissions.patch)(job_id, JobPatch(priority=3), if_match=None, now=2.0)
+        assert store.writing(driving.begin_attempt, lease.epoch)(job_id, workers=4, now=5.0) == 1
         job = store.get_job(job_id)
         assert job.status.state is JobState.STARTING
         assert (job.status.attempt, job.status.desired_workers, job.status.observed_generation) == (1, 4, 2)
         assert job.started_at == 5.0
-        assert store.events(job_id)[-1].data["to"] == "STARTING"
+        assert store.reading(histories.read_events)(job_id)[-1].data["to"] == "STARTING"
 
     @pytest.mark.parametrize("desired", [Desired.PAUSE, Desired.CANCEL])
     def test_a_job_that_left_the_queue_is_not_started(
         self, store: Store, lease: Lease, submit: Submit, desired: Desired
     ) -> None:
         job_id = submit()
-        store.request(job_id, desired, now=2.0)
+        store.writing(submissions.request)(job_id, desired, now=2.0)
         with pytest.raises(RequestConflict):
-            store.begin_attempt(job_id, workers=1, epoch=lease.epoch, now=3.0)
+            store.writing(driving.begin_attempt, lease.epoch)(job_id, workers=1, now=3.0)
 
     def test_a_lost_attempt_returns_to_the_queue_with_its_steps(
         self, store: Store, lease: Lease, submit: Submit, begin: Begin
     ) -> None:
         job_id = submit()
         begin(job_id).report(status_step=40, status_workers=1)
-        store.requeue(job_id, reason=EndReason.SUPERVISOR_LOST, message="gone", epoch=lease.epoch, now=9.0)
+        store.writing(driving.requeue, lease.epoch)(job_id, reason=EndReason.SUPERVISOR_LOST, message="gone", now=9.0)
         status = store.get_job(job_id).status
         assert (status.state, status.step, status.workers, status.desired_workers) == (JobState.QUEUED, 40, 0, 0)
         assert (status.reason, status.message) == ("supervisor_lost", "gone")
@@ -113,15 +116,17 @@ class TestAttempts:
     ) -> None:
         job_id = submit()
         begin(job_id)
-        store.request(job_id, desired, now=6.0)
-        store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=lease.epoch, now=9.0)
+        store.writing(submissions.request)(job_id, desired, now=6.0)
+        store.writing(driving.requeue, lease.epoch)(job_id, reason=EndReason.CLUSTER_LOST, message="", now=9.0)
         assert store.get_job(job_id).status.state is state
 
     def test_what_a_lost_attempt_had_is_kept_until_the_job_trains_again(
         self, store: Store, lease: Lease, submit: Submit, begin: Begin, points: Callable[..., Any]
     ) -> None:
         job_id = submit()
-        lose = partial(store.requeue, job_id, reason=EndReason.SUPERVISOR_LOST, message="gone", epoch=lease.epoch)
+        lose = partial(
+            store.writing(driving.requeue, lease.epoch), job_id, reason=EndReason.SUPERVISOR_LOST, message="gone"
+        )
         fields = {"generation": 3, "workers": 2, "layout": "fsdp2", "step": 40, "checkpoint_step": 30}
         begin(job_id).report(**{f"status_{key}": value for key, value in fields.items()})
         lose(now=20.0)
@@ -151,8 +156,8 @@ class TestAttempts:
 
     def test_requeueing_a_job_without_an_attempt_does_nothing(self, store: Store, lease: Lease, submit: Submit) -> None:
         job_id = submit()
-        store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=lease.epoch, now=9.0)
-        assert len(store.events(job_id)) == 1
+        store.writing(driving.requeue, lease.epoch)(job_id, reason=EndReason.CLUSTER_LOST, message="", now=9.0)
+        assert len(store.reading(histories.read_events)(job_id)) == 1
 
     def test_a_grant_is_an_event_only_when_it_is_another_one(
         self, store: Store, lease: Lease, submit: Submit, begin: Begin
@@ -160,41 +165,45 @@ class TestAttempts:
         job_id = submit(elasticity={"max_workers": 4})
         begin(job_id, workers=2)
         for _ in range(2):
-            store.set_grant(job_id, workers=3, reason="room", epoch=lease.epoch, now=6.0)
+            store.writing(driving.set_grant, lease.epoch)(job_id, workers=3, reason="room", now=6.0)
         assert store.get_job(job_id).status.desired_workers == 3
-        granted = [event.data for event in store.events(job_id) if event.type == "job.granted"]
+        granted = [event.data for event in store.reading(histories.read_events)(job_id) if event.type == "job.granted"]
         assert granted == [{"from": 2, "to": 3, "reason": "room"}]
 
     def test_a_preempted_attempt_has_no_grant_left_and_one_event(
         self, store: Store, lease: Lease, submit: Submit, begin: Begin
     ) -> None:
         job_id = submit()
-        store.preempt(job_id, reason="early", beneficiary="job-b", epoch=lease.epoch, now=4.0)
+        store.writing(driving.preempt, lease.epoch)(job_id, reason="early", beneficiary="job-b", now=4.0)
         begin(job_id)
         for now in (6.0, 7.0):
-            store.preempt(job_id, reason="priority 50.", beneficiary="job-b", epoch=lease.epoch, now=now)
-        [row] = store.jobs_to_drive()
+            store.writing(driving.preempt, lease.epoch)(job_id, reason="priority 50.", beneficiary="job-b", now=now)
+        [row] = store.reading(driving.to_drive)()
         assert (row.state, row.desired, row.granted_workers) == (JobState.STARTING, Desired.RUN, 0)
-        preempted = [event.data for event in store.events(job_id) if event.type == "job.preempted"]
+        preempted = [
+            event.data for event in store.reading(histories.read_events)(job_id) if event.type == "job.preempted"
+        ]
         assert preempted == [{"workers": 1, "beneficiary": "job-b", "reason": "priority 50."}]
 
     def test_a_row_that_has_not_changed_is_the_same_value(self, store: Store, submit: Submit) -> None:
-        quiet, busy = submit(), submit()
-        before = store.jobs_to_drive()
-        store.patch_job(busy, JobPatch(priority=-1), if_match=None, now=3.0)
-        after = store.jobs_to_drive()
+        quiet, busy, known = submit(), submit(), driving.KnownJobs()
+        before = store.reading(driving.to_drive)(known)
+        store.writing(submissions.patch)(busy, JobPatch(priority=-1), if_match=None, now=3.0)
+        after = store.reading(driving.to_drive)(known)
         assert [row.id for row in after] == [quiet, busy]
         assert after[0] is before[0] and after[1].priority == -1
 
     def test_a_row_whose_other_columns_change_is_the_same_value_and_one_whose_status_changes_is_not(
         self, store: Store, lease: Lease, submit: Submit
     ) -> None:
-        job_id = submit()
-        [before] = store.jobs_to_drive()
-        store.record_event(job_id, JobPreempted(workers=1, beneficiary="b", reason="r"), epoch=lease.epoch, now=3.0)
-        assert store.jobs_to_drive()[0] is before, "only its event_seq, log_seq and updated_at are new"
-        store.quarantine({job_id: "unreadable"}, epoch=lease.epoch, now=4.0)
-        assert before.status.message != "unreadable" == store.jobs_to_drive()[0].status.message
+        job_id, known = submit(), driving.KnownJobs()
+        [before] = store.reading(driving.to_drive)(known)
+        store.writing(driving.record_event, lease.epoch)(
+            job_id, JobPreempted(workers=1, beneficiary="b", reason="r"), now=3.0
+        )
+        assert store.reading(driving.to_drive)(known)[0] is before, "only its event_seq, log_seq and updated_at are new"
+        store.writing(driving.quarantine, lease.epoch)({job_id: "unreadable"}, now=4.0)
+        assert before.status.message != "unreadable" == store.reading(driving.to_drive)(known)[0].status.message
 
 
 class TestQueue:
@@ -204,29 +213,30 @@ class TestQueue:
         running, starting, patched, cancelled = (submit() for _ in range(4))
         begin(running)
         other = Store.open(store_url)
+        ours, theirs = driving.KnownJobs(), driving.KnownJobs()
         try:
-            assert other.jobs_to_drive() == store.jobs_to_drive()
+            assert other.reading(driving.to_drive)(theirs) == store.reading(driving.to_drive)(ours)
             taken = other.acquire_lease("other", ttl_s=1e9, now=2e9)
             assert taken is not None
-            other.requeue(running, reason=EndReason.CLUSTER_LOST, message="gone", epoch=taken.epoch, now=2e9)
-            other.begin_attempt(starting, workers=2, epoch=taken.epoch, now=2e9)
-            other.patch_job(patched, JobPatch(priority=7), if_match=None, now=2e9)
-            other.request(cancelled, Desired.CANCEL, now=2e9)
-            assert [row.id for row in store.jobs_to_drive(max_queued=0)] == [starting]
-            seen = store.jobs_to_drive()
+            other.writing(driving.requeue, taken.epoch)(running, reason=EndReason.CLUSTER_LOST, message="gone", now=2e9)
+            other.writing(driving.begin_attempt, taken.epoch)(starting, workers=2, now=2e9)
+            other.writing(submissions.patch)(patched, JobPatch(priority=7), if_match=None, now=2e9)
+            other.writing(submissions.request)(cancelled, Desired.CANCEL, now=2e9)
+            assert [row.id for row in store.reading(driving.to_drive)(ours, max_queued=0)] == [starting]
+            seen = store.reading(driving.to_drive)(ours)
             assert [row.id for row in seen] == [starting, patched, running]
-            assert seen == other.jobs_to_drive()
+            assert seen == other.reading(driving.to_drive)(theirs)
         finally:
             other.close()
 
     def test_a_look_at_the_jobs_with_an_attempt_keeps_what_was_made_of_the_queue(
         self, store: Store, submit: Submit, begin: Begin
     ) -> None:
-        running, waiting = submit(), submit()
+        running, waiting, known = submit(), submit(), driving.KnownJobs()
         begin(running)
-        before = {row.id: row for row in store.jobs_to_drive()}
-        [held] = store.jobs_to_drive(max_queued=0)
-        after = {row.id: row for row in store.jobs_to_drive()}
+        before = {row.id: row for row in store.reading(driving.to_drive)(known)}
+        [held] = store.reading(driving.to_drive)(known, max_queued=0)
+        after = {row.id: row for row in store.reading(driving.to_drive)(known)}
         assert held is before[running] is after[running] and after[waiting] is before[waiting]
 
     def test_jobs_to_drive_are_those_with_an_attempt_then_the_queue_in_its_order(
@@ -234,16 +244,16 @@ class TestQueue:
     ) -> None:
         low, running, high, paused, ended = submit(), submit(), submit(priority=5), submit(), submit()
         begin(running)
-        store.request(paused, Desired.PAUSE, now=2.0)
-        store.request(ended, Desired.CANCEL, now=2.0)
-        rows = store.jobs_to_drive()
+        store.writing(submissions.request)(paused, Desired.PAUSE, now=2.0)
+        store.writing(submissions.request)(ended, Desired.CANCEL, now=2.0)
+        rows = store.reading(driving.to_drive)()
         assert [row.id for row in rows] == [running, high, low]
         assert [row.granted_workers for row in rows] == [1, 0, 0]
-        assert [row.id for row in store.jobs_to_drive(max_queued=1)] == [running, high]
+        assert [row.id for row in store.reading(driving.to_drive)(max_queued=1)] == [running, high]
 
     def test_a_patched_spec_is_what_is_driven(self, store: Store, submit: Submit) -> None:
         job_id = submit()
-        assert store.jobs_to_drive()[0].spec.priority == 0
-        store.patch_job(job_id, JobPatch(priority=4), if_match=None, now=2.0)
-        row = store.jobs_to_drive()[0]
+        assert store.reading(driving.to_drive)()[0].spec.priority == 0
+        store.writing(submissions.patch)(job_id, JobPatch(priority=4), if_match=None, now=2.0)
+        row = store.reading(driving.to_drive)()[0]
         assert (row.spec.priority, row.spec_version, row.priority) == (4, 2, 4)

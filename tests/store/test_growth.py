@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
-from shoal_service.store import Lease, LeaseLost, Store
-from shoal_service.store.scheduling.growth import REWRITE_S
+from shoal_service.store import Lease, LeaseLost, Store, driving, histories, queueing, submissions
+from shoal_service.store.queueing import REWRITE_S
 from shoal_service.views import ElasticityPatch, GrowthAnswer, JobPatch
 from shoal_workers.contract.job import JobState
 
@@ -24,7 +24,7 @@ def set_growth(store: Store, lease: Lease) -> SetGrowth:
         """`versions`: by job id with underscores for dashes; 1 for the jobs of the answers."""
         given = {name.replace("_", "-"): version for name, version in versions.items()}
         known = {answer.job_id: 1 for answer in answers} | given
-        store.set_growth(answers, known, epoch=lease.epoch, now=now)
+        store.writing(queueing.save_growth, lease.epoch)(answers, known, now=now)
 
     return _set
 
@@ -35,13 +35,19 @@ def held(job_id: str, *, workers: int = 1, reason: str = "It ends soon.", **fiel
 
 
 def patched(store: Store, job_id: str) -> str:
-    store.patch_job(job_id, JobPatch(elasticity=ElasticityPatch(max_workers=4)), if_match=None, now=7.0)
+    store.writing(submissions.patch)(
+        job_id, JobPatch(elasticity=ElasticityPatch(max_workers=4)), if_match=None, now=7.0
+    )
     return job_id
 
 
 def answered(store: Store, job_id: str) -> list[tuple[int, str]]:
     """The answers to changes of the spec."""
-    return [(event.data["workers"], event.data["limit"]) for event in store.events(job_id) if "held_back" in event.type]
+    return [
+        (event.data["workers"], event.data["limit"])
+        for event in store.reading(histories.read_events)(job_id)
+        if "held_back" in event.type
+    ]
 
 
 def test_the_answer_is_in_the_status_and_in_the_queue(
@@ -52,10 +58,10 @@ def test_the_answer_is_in_the_status_and_in_the_queue(
     set_growth(held(job_id))
     answer = GrowthAnswer(limit=GrowthLimit.PAUSE_COSTS_MORE, reason="It ends soon.", max_workers=4, decided_at=10.0)
     assert store.get_job(job_id).status.held_back == answer
-    [shown] = store.queue().held_back
+    [shown] = store.reading(queueing.view)().held_back
     assert (shown.job_id, shown.project, shown.workers, shown.answer) == (job_id, "vision", 1, answer)
     assert store.get_job(other).status.held_back is None
-    assert store.queue(limit=1).held_back == (shown,)
+    assert store.reading(queueing.view)(limit=1).held_back == (shown,)
     assert answered(store, job_id) == [], "nobody has asked for more"
 
 
@@ -72,7 +78,7 @@ def test_a_changed_spec_is_answered_with_one_event(
     set_growth(held(job_id), **version, now=11.0)
     set_growth(held(job_id, limit=GrowthLimit.NO_ROOM), **version, now=12.0)
     assert answered(store, job_id) == [(1, "pause_costs_more")]
-    [event] = [event for event in store.events(job_id) if event.type == "job.held_back"]
+    [event] = [event for event in store.reading(histories.read_events)(job_id) if event.type == "job.held_back"]
     assert event.message == "stays at 1 of 4 workers: It ends soon."
 
 
@@ -83,7 +89,7 @@ def test_a_request_that_was_granted_is_not_answered_when_others_take_the_workers
     begin(job_id, 4)
     patched(store, job_id)
     set_growth(**{job_id.replace("-", "_"): 2})
-    store.set_grant(job_id, workers=2, reason="Gave 2 workers to job-x.", epoch=lease.epoch, now=20.0)
+    store.writing(driving.set_grant, lease.epoch)(job_id, workers=2, reason="Gave 2 workers to job-x.", now=20.0)
     set_growth(held(job_id, workers=2), **{job_id.replace("-", "_"): 2}, now=21.0)
     assert answered(store, job_id) == []
     assert store.get_job(job_id).status.held_back is not None
@@ -95,8 +101,8 @@ def test_an_answer_is_shown_only_with_the_grant_that_it_is_about(
     job_id = submit()
     attempt = begin(job_id)
     set_growth(held(job_id))
-    store.set_grant(job_id, workers=3, reason="room", epoch=lease.epoch, now=20.0)
-    assert store.get_job(job_id).status.held_back is None and store.queue().held_back == ()
+    store.writing(driving.set_grant, lease.epoch)(job_id, workers=3, reason="room", now=20.0)
+    assert store.get_job(job_id).status.held_back is None and store.reading(queueing.view)().held_back == ()
     set_growth(held(job_id, workers=3), now=21.0)
     attempt.report(JobState.RUNNING)
     assert store.get_job(job_id).status.held_back is not None, "a report does not take it away"
@@ -119,5 +125,5 @@ def test_without_the_lease_nothing_is_written(store: Store, submit: Submit, begi
     job_id = submit()
     begin(job_id)
     with pytest.raises(LeaseLost):
-        store.set_growth([held(job_id)], {job_id: 1}, epoch=lease.epoch - 1, now=10.0)
+        store.writing(queueing.save_growth, lease.epoch - 1)([held(job_id)], {job_id: 1}, now=10.0)
     assert store.get_job(job_id).status.held_back is None

@@ -9,7 +9,7 @@ import pytest
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.service import SupervisorRestarted
-from shoal_service.store import Lease, Store
+from shoal_service.store import Lease, Store, driving, histories, submissions
 from shoal_service.store.hub import REQUESTS, Hub
 from shoal_workers.contract.job import EndReason
 
@@ -22,10 +22,10 @@ def test_subscribers_are_notified_of_commits_of_their_job_until_they_close(store
     notified_one: list[str] = []
     notified_all: list[str] = []
     with store.subscribe(notified_one.append, one), store.subscribe(notified_all.append):
-        store.request(one, Desired.PAUSE, now=2.0)
-        store.request(one, Desired.PAUSE, now=2.0)  # no change, no notification
-        store.request(other, Desired.PAUSE, now=2.0)
-    store.request(one, Desired.RUN, now=3.0)
+        store.writing(submissions.request)(one, Desired.PAUSE, now=2.0)
+        store.writing(submissions.request)(one, Desired.PAUSE, now=2.0)  # no change, no notification
+        store.writing(submissions.request)(other, Desired.PAUSE, now=2.0)
+    store.writing(submissions.request)(one, Desired.RUN, now=3.0)
     assert notified_one == [one]
     assert notified_all == [one, other]
 
@@ -38,7 +38,7 @@ def test_requests_are_notified_apart_from_the_progress_of_jobs(store: Store, beg
         assert notified == [job_id], "the scheduler's own decision is no request"
         attempt.report(status_step=1)
         assert notified == [job_id]
-        store.request(job_id, Desired.PAUSE, now=12.0)
+        store.writing(submissions.request)(job_id, Desired.PAUSE, now=12.0)
         attempt.report(end=AttemptEnd(reason=EndReason.PAUSED, message="", step=1))
         assert notified == [job_id, job_id, job_id], "it has freed workers"
 
@@ -46,8 +46,8 @@ def test_requests_are_notified_apart_from_the_progress_of_jobs(store: Store, beg
 def test_a_notification_follows_the_commit(store: Store, lease: Lease, submit: Submit) -> None:
     job_id = submit()
     seen: list[int] = []
-    with store.subscribe(lambda reported: seen.append(len(store.events(reported))), job_id):
-        store.record_event(job_id, SupervisorRestarted(found=1, of=1), epoch=lease.epoch, now=2.0)
+    with store.subscribe(lambda reported: seen.append(len(store.reading(histories.read_events)(reported))), job_id):
+        store.writing(driving.record_event, lease.epoch)(job_id, SupervisorRestarted(found=1, of=1), now=2.0)
     assert seen == [2]
 
 
@@ -81,7 +81,7 @@ def test_an_asyncio_reader_wakes_up(store: Store, submit: Submit) -> None:
         woken = asyncio.Event()
         loop = asyncio.get_running_loop()
         with store.subscribe(lambda _: loop.call_soon_threadsafe(woken.set), job_id):
-            await asyncio.to_thread(store.request, job_id, Desired.PAUSE, now=2.0)
+            await asyncio.to_thread(store.writing(submissions.request), job_id, Desired.PAUSE, now=2.0)
             await asyncio.wait_for(woken.wait(), timeout=60)
 
     asyncio.run(wait())

@@ -8,7 +8,7 @@ import pytest
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.goodput import Goodput
-from shoal_service.store import Lease, Store
+from shoal_service.store import Lease, Store, driving, submissions
 from shoal_service.views import ElasticityPatch, JobPatch
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
@@ -36,7 +36,7 @@ def test_the_time_in_the_queue_is_booked_for_every_desired_worker(store: Store, 
 def test_a_change_of_the_desired_workers_counts_from_its_time_on(store: Store, submit: Submit, begin: Begin) -> None:
     job_id = submit(now=1.0, elasticity={"max_workers": 4})
     patch = JobPatch(elasticity=ElasticityPatch(max_workers=2))
-    store.patch_job(job_id, patch, if_match=None, now=2.0)
+    store.writing(submissions.patch)(job_id, patch, if_match=None, now=2.0)
     begin(job_id)
     assert seconds(store, job_id) == {"queued": 4.0 + 6.0}
 
@@ -68,12 +68,12 @@ def test_a_lost_attempt_keeps_its_reported_seconds_and_the_rest_is_the_loss_of_t
     attempt = begin(submit(now=1.0))
     reported = ledger(9.0, max_step=7, queued=4.0, productive=5.0)
     attempt.report(status_goodput=reported.model_copy(update={"unsettled": 1.0}))  # of a step that is not completed
-    lost = {"reason": EndReason.SUPERVISOR_LOST, "message": "", "epoch": lease.epoch}
-    store.requeue(attempt.job_id, now=11.0, **lost)
+    lost = {"reason": EndReason.SUPERVISOR_LOST, "message": ""}
+    store.writing(driving.requeue, lease.epoch)(attempt.job_id, now=11.0, **lost)
     assert seconds(store, attempt.job_id) == {"queued": 4.0, "productive": 4.0, "recovering": 3.0}
-    store.begin_attempt(attempt.job_id, workers=1, epoch=lease.epoch, now=14.0)
+    store.writing(driving.begin_attempt, lease.epoch)(attempt.job_id, workers=1, now=14.0)
     assert seconds(store, attempt.job_id) == {"queued": 7.0, "productive": 4.0, "recovering": 3.0}
-    store.requeue(attempt.job_id, now=15.0, **lost)
+    store.writing(driving.requeue, lease.epoch)(attempt.job_id, now=15.0, **lost)
     assert seconds(store, attempt.job_id) == {"queued": 7.0, "productive": 4.0, "recovering": 4.0}
     shown = store.get_job(attempt.job_id).status.goodput
     assert shown is not None and shown.max_step == 7
@@ -82,8 +82,8 @@ def test_a_lost_attempt_keeps_its_reported_seconds_and_the_rest_is_the_loss_of_t
 
 def test_a_paused_job_has_no_desired_workers(store: Store, submit: Submit, begin: Begin) -> None:
     job_id = submit(now=1.0)
-    store.request(job_id, Desired.PAUSE, now=2.0)
-    store.request(job_id, Desired.RUN, now=102.0)
-    store.request(job_id, Desired.CANCEL, now=105.0)
+    store.writing(submissions.request)(job_id, Desired.PAUSE, now=2.0)
+    store.writing(submissions.request)(job_id, Desired.RUN, now=102.0)
+    store.writing(submissions.request)(job_id, Desired.CANCEL, now=105.0)
     assert seconds(store, job_id) == {"queued": 4.0}
     assert store.get_job(job_id).status.state is JobState.CANCELLED

@@ -8,40 +8,44 @@ import pytest
 
 from shoal_service.core.nodes import Cordon, Drain
 from shoal_service.reports import SuspectedNode
-from shoal_service.store import Lease, LeaseLost, Store, WindowNotFound
-from shoal_service.store.nodes import Suspicion
+from shoal_service.store import Lease, LeaseLost, Store, WindowNotFound, histories, node_records
+from shoal_service.store.node_records import Suspicion
 from shoal_service.views import WorkerView
 
 
 def test_a_drain_lasts_until_it_is_undone(store: Store) -> None:
-    store.drain_node("n1", reason="new disks", deadline=None, now=1.0)
-    store.drain_node("n1", reason="now in earnest", deadline=9.0, now=2.0)
-    assert store.drains() == {
+    store.writing(node_records.request_drain)("n1", reason="new disks", deadline=None, now=1.0)
+    store.writing(node_records.request_drain)("n1", reason="now in earnest", deadline=9.0, now=2.0)
+    assert store.reading(node_records.drains)() == {
         "n1": Drain(reason="now in earnest", requested_at=1.0, deadline=9.0, source="api"),
     }
-    assert store.undo_drain("n1") and not store.undo_drain("n1")
-    assert store.drains() == {}
+    assert store.writing(node_records.undo_drain)("n1") and not store.writing(node_records.undo_drain)("n1")
+    assert store.reading(node_records.drains)() == {}
 
 
 def test_a_cordon_lasts_until_it_is_undone_or_its_node_has_left(store: Store, lease: Lease) -> None:
-    store.cordon_node("n1", reason="bad fan", now=1.0)
-    store.cordon_node("n1", reason="new fan", now=2.0)
-    assert store.cordons() == {"n1": Cordon(reason="new fan", requested_at=2.0)}
-    assert store.uncordon_node("n1") and not store.uncordon_node("n1")
-    store.cordon_node("n2", reason="r", now=3.0)
-    store.forget_nodes(frozenset({"n2"}), epoch=lease.epoch)
-    assert store.cordons() == {}
+    store.writing(node_records.cordon)("n1", reason="bad fan", now=1.0)
+    store.writing(node_records.cordon)("n1", reason="new fan", now=2.0)
+    assert store.reading(node_records.cordons)() == {"n1": Cordon(reason="new fan", requested_at=2.0)}
+    assert store.writing(node_records.uncordon)("n1") and not store.writing(node_records.uncordon)("n1")
+    store.writing(node_records.cordon)("n2", reason="r", now=3.0)
+    store.writing(node_records.forget, lease.epoch)(frozenset({"n2"}))
+    assert store.reading(node_records.cordons)() == {}
 
 
 def test_windows_are_planned_listed_by_time_and_cancelled(store: Store) -> None:
-    late = store.plan_window(("n1",), begins_at=500.0, ends_at=600.0, reason="disks", now=1.0)
-    early = store.plan_window(("10.0.0.2", "n3"), begins_at=50.0, ends_at=60.0, reason="fans", now=1.0)
-    assert store.windows() == [early, late]
-    store.cancel_window(late.window_id)
+    late = store.writing(node_records.plan_window)(("n1",), begins_at=500.0, ends_at=600.0, reason="disks", now=1.0)
+    early = store.writing(node_records.plan_window)(
+        ("10.0.0.2", "n3"), begins_at=50.0, ends_at=60.0, reason="fans", now=1.0
+    )
+    assert store.reading(node_records.windows)() == [early, late]
+    store.writing(node_records.cancel_window)(late.window_id)
     with pytest.raises(WindowNotFound, match="shoal maintenance list"):
-        store.cancel_window(late.window_id)
-    newest = store.plan_window(("n1",), begins_at=9e5, ends_at=1e6, reason="r", now=60.0 + 86_401.0)
-    assert store.windows() == [newest], "a window is forgotten a day after its end"
+        store.writing(node_records.cancel_window)(late.window_id)
+    newest = store.writing(node_records.plan_window)(
+        ("n1",), begins_at=9e5, ends_at=1e6, reason="r", now=60.0 + 86_401.0
+    )
+    assert store.reading(node_records.windows)() == [newest], "a window is forgotten a day after its end"
 
 
 def worker(node_id: str) -> WorkerView:
@@ -61,28 +65,30 @@ def test_the_jobs_on_a_node_get_an_event_of_its_cordon_and_its_window(store: Sto
     there, elsewhere = begin(submit()), begin(submit())
     for attempt, node_id in ((there, "n1"), (elsewhere, "n2")):
         attempt.report(workers=(worker(node_id),))
-    store.cordon_node("n1", reason="bad fan", now=20.0)
-    store.plan_window(("10.0.0.1",), begins_at=50.0, ends_at=110.0, reason="disks", now=21.0)
-    types = [event.type for event in store.events(there.job_id)][-2:]
+    store.writing(node_records.cordon)("n1", reason="bad fan", now=20.0)
+    store.writing(node_records.plan_window)(("10.0.0.1",), begins_at=50.0, ends_at=110.0, reason="disks", now=21.0)
+    types = [event.type for event in store.reading(histories.read_events)(there.job_id)][-2:]
     assert types == ["node.cordoned", "maintenance.planned"]
-    assert [event.type for event in store.events(elsewhere.job_id)][-1] == "maintenance.planned", "the same address"
-    assert "node.cordoned" not in [event.type for event in store.events(elsewhere.job_id)]
+    assert [event.type for event in store.reading(histories.read_events)(elsewhere.job_id)][
+        -1
+    ] == "maintenance.planned", "the same address"
+    assert "node.cordoned" not in [event.type for event in store.reading(histories.read_events)(elsewhere.job_id)]
 
 
 def test_the_newest_drain_times_are_kept(store: Store, lease: Lease) -> None:
     for seconds in range(20):
-        store.add_drain_times({"n1": float(seconds)}, epoch=lease.epoch, now=1.0)
-    assert store.drain_times() == [float(seconds) for seconds in range(4, 20)]
+        store.writing(node_records.add_drain_times, lease.epoch)({"n1": float(seconds)}, now=1.0)
+    assert store.reading(node_records.read_drain_times)() == [float(seconds) for seconds in range(4, 20)]
     with pytest.raises(LeaseLost):
-        store.add_drain_times({"n1": 1.0}, epoch=lease.epoch + 1, now=1.0)
+        store.writing(node_records.add_drain_times, lease.epoch + 1)({"n1": 1.0}, now=1.0)
 
 
 def test_the_control_loop_is_woken_by_a_drain(store: Store) -> None:
     reported: list[str] = []
     with store.subscribe(reported.append):
-        store.drain_node("n1", reason="r", deadline=None, now=1.0)
-        store.undo_drain("n1")
-        store.undo_drain("n1")
+        store.writing(node_records.request_drain)("n1", reason="r", deadline=None, now=1.0)
+        store.writing(node_records.undo_drain)("n1")
+        store.writing(node_records.undo_drain)("n1")
     assert len(reported) == 2
 
 
@@ -100,7 +106,7 @@ def another(submit: Any, begin: Any) -> Any:
 def suspected(store: Store, attempt: Any) -> Suspicion:
     """A node that a job's supervisor has suspected at 5, stored at 6; health.probation_s is 600."""
     attempt.report(now=6.0, suspects=(SuspectedNode(at=5.0, node_id="n1", reason="computes wrong"),))
-    return store.suspicions()["n1"]
+    return store.reading(node_records.suspicions)()["n1"]
 
 
 def test_a_suspicion_begins_a_probation_of_the_jobs_own_length(suspected: Suspicion, attempt: Any) -> None:
@@ -120,31 +126,31 @@ def test_a_suspicion_begins_a_probation_of_the_jobs_own_length(suspected: Suspic
 
 def test_the_evidence_of_each_job_is_kept_once(store: Store, suspected: Suspicion, attempt: Any, another: Any) -> None:
     attempt.report(now=20.0, suspects=(SuspectedNode(at=20.0, node_id="n1", reason="again"),))
-    assert store.suspicions()["n1"].job_ids == (attempt.job_id,)
+    assert store.reading(node_records.suspicions)()["n1"].job_ids == (attempt.job_id,)
     another.report(now=30.0, suspects=(SuspectedNode(at=30.0, node_id="n1", reason="a GPU failed"),))
-    after = store.suspicions()["n1"]
+    after = store.reading(node_records.suspicions)()["n1"]
     assert after.job_ids == (attempt.job_id, another.job_id)
     assert (after.reason, after.since, after.avoided_until) == ("a GPU failed", 5.0, 630.0)
 
 
 def test_a_test_that_passes_early_is_repeated(store: Store, suspected: Suspicion, attempt: Any, lease: Any) -> None:
-    store.repeat_node_test(suspected, next_test_at=606.0, epoch=lease.epoch)
-    after = store.suspicions()["n1"]
+    store.writing(node_records.repeat_test, lease.epoch)(suspected, next_test_at=606.0)
+    after = store.reading(node_records.suspicions)()["n1"]
     assert (after.next_test_at, after.num_tests, after.job_ids) == (606.0, 0, (attempt.job_id,))
 
 
 def test_a_test_that_fails_is_counted_and_repeated_later(store: Store, suspected: Suspicion, lease: Any) -> None:
-    store.postpone_probation("n1", reason="matmul", next_test_at=1800.0, epoch=lease.epoch)
-    [after] = store.suspicions().values()
+    store.writing(node_records.postpone_test, lease.epoch)("n1", reason="matmul", next_test_at=1800.0)
+    [after] = store.reading(node_records.suspicions)().values()
     assert (after.reason, after.next_test_at, after.num_tests, after.since) == ("matmul", 1800.0, 1, 5.0)
 
 
 def test_a_node_that_passes_its_test_is_cleared_with_an_event_of_its_job(
     store: Store, suspected: Suspicion, attempt: Any, lease: Any
 ) -> None:
-    assert store.clear_suspicion(suspected, epoch=lease.epoch, now=700.0)
-    assert store.suspicions() == {}
-    event = store.events(attempt.job_id)[-1]
+    assert store.writing(node_records.clear_suspicion, lease.epoch)(suspected, now=700.0)
+    assert store.reading(node_records.suspicions)() == {}
+    event = store.reading(histories.read_events)(attempt.job_id)[-1]
     assert event.type == "node.cleared"
     assert event.data == {"node_id": "n1", "suspected_s": 695.0, "reason": "computes wrong"}
 
@@ -152,19 +158,19 @@ def test_a_node_that_passes_its_test_is_cleared_with_an_event_of_its_job(
 def test_a_test_does_not_clear_a_newer_suspicion(store: Store, suspected: Suspicion, attempt: Any, lease: Any) -> None:
     again = (SuspectedNode(at=50.0, node_id="n1", reason="died again"),)
     attempt.report(now=51.0, suspects=again)
-    assert not store.clear_suspicion(suspected, epoch=lease.epoch, now=700.0)
-    [after] = store.suspicions().values()
+    assert not store.writing(node_records.clear_suspicion, lease.epoch)(suspected, now=700.0)
+    [after] = store.reading(node_records.suspicions)().values()
     assert (after.reason, after.since, after.next_test_at) == ("died again", 5.0, 81.0)
 
 
 def test_without_the_lease_no_node_is_cleared(store: Store, suspected: Suspicion, lease: Any) -> None:
     with pytest.raises(LeaseLost):
-        store.clear_suspicion(suspected, epoch=lease.epoch + 1, now=700.0)
-    assert "n1" in store.suspicions()
+        store.writing(node_records.clear_suspicion, lease.epoch + 1)(suspected, now=700.0)
+    assert "n1" in store.reading(node_records.suspicions)()
 
 
 def test_nodes_that_left_the_cluster_are_forgotten(store: Store, suspected: Suspicion, lease: Any) -> None:
-    store.drain_node("n1", reason="r", deadline=None, now=1.0)
-    store.drain_node("n2", reason="r", deadline=None, now=1.0)
-    store.forget_nodes(frozenset({"n1"}), epoch=lease.epoch)
-    assert store.suspicions() == {} and list(store.drains()) == ["n2"]
+    store.writing(node_records.request_drain)("n1", reason="r", deadline=None, now=1.0)
+    store.writing(node_records.request_drain)("n2", reason="r", deadline=None, now=1.0)
+    store.writing(node_records.forget, lease.epoch)(frozenset({"n1"}))
+    assert store.reading(node_records.suspicions)() == {} and list(store.reading(node_records.drains)()) == ["n2"]

@@ -11,7 +11,7 @@ import pytest
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access.roles import Role
 from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE, new_token
-from shoal_service.store import Store
+from shoal_service.store import Store, credentials
 
 _SERVERS = 4
 
@@ -42,7 +42,7 @@ def admins(url: str) -> list[str]:
     """Ids of the tokens of role admin."""
     store = Store.open(url)
     try:
-        return [one.id for one in store.list_tokens() if one.role is Role.ADMIN]
+        return [one.id for one in store.reading(credentials.list_tokens)() if one.role is Role.ADMIN]
     finally:
         store.close()
 

@@ -61,7 +61,7 @@ def test_a_broken_connection_is_announced_again_with_the_next_renewal(store_url:
 def test_an_owner_of_an_older_release_is_never_thought_gone(store: Store) -> None:
     store.acquire_lease("me", ttl_s=10, now=101.0)
     with store._database.write() as tx:
-        tx.exec_driver_sql("UPDATE lease SET owner = 'older', epoch = 2")
+        tx.connection.exec_driver_sql("UPDATE lease SET owner = 'older', epoch = 2")
     assert not store.has_left("older")
 
 

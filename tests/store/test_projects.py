@@ -10,26 +10,38 @@ from pydantic import ValidationError
 
 from shoal_service.core.scheduling.market import Project, User
 from shoal_service.fleet_views import ProjectRules, UserRules
-from shoal_service.store import ProjectConflict, ProjectNotFound, QueueFull, Store, UserNotFound
+from shoal_service.store import (
+    ProjectConflict,
+    ProjectNotFound,
+    QueueFull,
+    Store,
+    UserNotFound,
+    job_lists,
+    queueing,
+    quotas,
+    submissions,
+)
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]
 
 
 def test_a_project_is_stored_replaced_as_a_whole_and_deleted(store: Store) -> None:
-    view, is_new = store.put_project("vision", ProjectRules(weight=2.0, guaranteed=4, limit=8, max_queued=5))
+    view, is_new = store.writing(quotas.put_project)(
+        "vision", ProjectRules(weight=2.0, guaranteed=4, limit=8, max_queued=5)
+    )
     assert is_new and (view.name, view.is_defined, view.weight, view.limit) == ("vision", True, 2.0, 8)
-    assert store.projects() == {
+    assert store.reading(quotas.defined_projects)() == {
         "vision": Project(name="vision", weight=2.0, guaranteed=4, limit=8, max_running=None, max_queued=5)
     }
-    view, is_new = store.put_project("vision", ProjectRules(max_running=1))
+    view, is_new = store.writing(quotas.put_project)("vision", ProjectRules(max_running=1))
     assert not is_new and (view.weight, view.guaranteed, view.limit, view.max_running) == (1.0, 0, None, 1)
-    store.delete_project("vision")
-    assert store.projects() == {}
+    store.writing(quotas.remove_project)("vision")
+    assert store.reading(quotas.defined_projects)() == {}
     with pytest.raises(ProjectNotFound, match="shoal quota list"):
-        store.delete_project("vision")
+        store.writing(quotas.remove_project)("vision")
     with pytest.raises(ProjectNotFound):
-        store.get_project("vision")
+        store.reading(quotas.project_view)("vision")
 
 
 def test_a_guarantee_above_the_limit_is_refused() -> None:
@@ -39,24 +51,27 @@ def test_a_guarantee_above_the_limit_is_refused() -> None:
 
 def test_projects_form_a_tree(store: Store) -> None:
     with pytest.raises(ProjectConflict, match="its parent lab is not defined"):
-        store.put_project("vision", ProjectRules(parent="lab"))
-    store.put_project("lab", ProjectRules())
-    store.put_project("vision", ProjectRules(parent="lab"))
+        store.writing(quotas.put_project)("vision", ProjectRules(parent="lab"))
+    store.writing(quotas.put_project)("lab", ProjectRules())
+    store.writing(quotas.put_project)("vision", ProjectRules(parent="lab"))
     for parent in ("vision", "lab"):
         with pytest.raises(ProjectConflict, match="it would be above itself"):
-            store.put_project("lab", ProjectRules(parent=parent))
+            store.writing(quotas.put_project)("lab", ProjectRules(parent=parent))
     with pytest.raises(ProjectConflict, match="it is the parent of vision"):
-        store.delete_project("lab")
-    assert store.projects()["vision"].parent == "lab" and store.projects()["lab"].parent is None
+        store.writing(quotas.remove_project)("lab")
+    assert (
+        store.reading(quotas.defined_projects)()["vision"].parent == "lab"
+        and store.reading(quotas.defined_projects)()["lab"].parent is None
+    )
 
 
 def test_the_list_shows_what_each_project_uses(store: Store, submit: Submit, begin: Begin) -> None:
-    store.put_project("vision", ProjectRules(limit=8))
+    store.writing(quotas.put_project)("vision", ProjectRules(limit=8))
     begin(submit(project="vision", elasticity={"max_workers": 4}), workers=3)
     begin(submit(project="audio"), workers=1)
     submit(project="vision")
     submit()
-    shown = {one.name: one for one in store.list_projects()}
+    shown = {one.name: one for one in store.reading(quotas.project_views)()}
     assert list(shown) == ["audio", "default", "vision"]
     vision, audio = shown["vision"], shown["audio"]
     assert (vision.queued, vision.running, vision.workers, vision.share, vision.is_defined) == (1, 1, 3, 0.75, True)
@@ -66,40 +81,40 @@ def test_the_list_shows_what_each_project_uses(store: Store, submit: Submit, beg
 
 class TestMaxQueued:
     def test_a_job_too_many_is_refused_and_not_stored(self, store: Store, submit: Submit, begin: Begin) -> None:
-        store.put_project("vision", ProjectRules(max_queued=2))
+        store.writing(quotas.put_project)("vision", ProjectRules(max_queued=2))
         first = submit(project="vision")
         submit(project="vision")
         with pytest.raises(QueueFull, match="Project vision has 2 queued jobs, and its max_queued is 2"):
             submit(project="vision")
         submit(project="audio")
-        assert len(store.list_jobs(project="vision").items) == 2
+        assert len(store.reading(job_lists.page)(project="vision").items) == 2
         begin(first)
         submit(project="vision")
 
     def test_the_limit_of_a_parent_counts_the_jobs_below_it(self, store: Store, submit: Submit) -> None:
-        store.put_project("lab", ProjectRules(max_queued=2))
-        store.put_project("vision", ProjectRules(parent="lab"))
-        store.put_project("audio", ProjectRules(parent="lab"))
+        store.writing(quotas.put_project)("lab", ProjectRules(max_queued=2))
+        store.writing(quotas.put_project)("vision", ProjectRules(parent="lab"))
+        store.writing(quotas.put_project)("audio", ProjectRules(parent="lab"))
         submit(project="vision")
         submit(project="audio")
         with pytest.raises(QueueFull, match="Project lab has 2"):
             submit(project="audio")
 
     def test_projects_without_rules_share_those_of_default(self, store: Store, submit: Submit) -> None:
-        store.put_project("default", ProjectRules(max_queued=2))
+        store.writing(quotas.put_project)("default", ProjectRules(max_queued=2))
         submit(project="one")
         submit()
         with pytest.raises(QueueFull, match="Project default"):
             submit(project="two")
 
     def test_a_repeated_request_finds_its_job_in_a_full_queue(self, store: Store, spec: Any) -> None:
-        store.put_project("default", ProjectRules(max_queued=1))
-        job, _ = store.create_job(spec, idempotency_key="k", now=1.0)
-        again, is_new = store.create_job(spec, idempotency_key="k", now=2.0)
+        store.writing(quotas.put_project)("default", ProjectRules(max_queued=1))
+        job, _ = store.writing(submissions.create)(spec, idempotency_key="k", now=1.0)
+        again, is_new = store.writing(submissions.create)(spec, idempotency_key="k", now=2.0)
         assert not is_new and again.id == job.id
 
     def test_submissions_at_the_same_time_do_not_exceed_it(self, store: Store, submit: Submit) -> None:
-        store.put_project("default", ProjectRules(max_queued=3))
+        store.writing(quotas.put_project)("default", ProjectRules(max_queued=3))
         refused: list[QueueFull] = []
 
         def one() -> None:
@@ -113,29 +128,29 @@ class TestMaxQueued:
             thread.start()
         for thread in threads:
             thread.join()
-        assert (len(refused), store.queue().num_queued) == (5, 3)
+        assert (len(refused), store.reading(queueing.view)().num_queued) == (5, 3)
 
 
 class TestUsers:
     def test_limits_are_stored_replaced_as_a_whole_and_deleted(self, store: Store) -> None:
-        view, is_new = store.put_user("ada", UserRules(max_running=2, max_queued=5))
+        view, is_new = store.writing(quotas.put_user)("ada", UserRules(max_running=2, max_queued=5))
         assert is_new and (view.name, view.is_defined, view.max_running, view.max_queued) == ("ada", True, 2, 5)
-        view, is_new = store.put_user("ada", UserRules(max_running=1))
+        view, is_new = store.writing(quotas.put_user)("ada", UserRules(max_running=1))
         assert not is_new and (view.max_running, view.max_queued) == (1, None)
-        assert store.users() == {"ada": User(name="ada", max_running=1)}
-        store.delete_user("ada")
-        for request in (store.delete_user, store.get_user):
+        assert store.reading(quotas.defined_users)() == {"ada": User(name="ada", max_running=1)}
+        store.writing(quotas.remove_user)("ada")
+        for request in (store.writing(quotas.remove_user), store.reading(quotas.user_view)):
             with pytest.raises(UserNotFound, match="shoal quota list-users"):
                 request("ada")
 
     def test_the_list_shows_what_each_user_has_and_which_limits_apply(
         self, store: Store, submit: Submit, begin: Begin
     ) -> None:
-        store.put_user("default", UserRules(max_running=3))
+        store.writing(quotas.put_user)("default", UserRules(max_running=3))
         begin(submit(user="ada", elasticity={"max_workers": 4}), workers=3)
         submit(user="ada")
         submit()
-        shown = {one.name: one for one in store.list_users()}
+        shown = {one.name: one for one in store.reading(quotas.user_views)()}
         assert list(shown) == ["ada", "default"]
         ada = shown["ada"]
         assert (ada.queued, ada.running, ada.workers, ada.max_running, ada.is_defined) == (1, 1, 3, 3, False)
@@ -144,15 +159,15 @@ class TestUsers:
     def test_lists_name_the_user_and_can_be_of_one(self, store: Store, submit: Submit) -> None:
         submit()
         job = submit(user="ada@lab.org")
-        [found] = store.list_jobs(user="ada@lab.org").items
+        [found] = store.reading(job_lists.page)(user="ada@lab.org").items
         assert (found.id, found.user) == (job, "ada@lab.org")
-        assert sorted(one.user for one in store.queue().items) == ["ada@lab.org", "default"]
+        assert sorted(one.user for one in store.reading(queueing.view)().items) == ["ada@lab.org", "default"]
 
     def test_a_job_too_many_of_a_user_is_refused_and_not_stored(
         self, store: Store, submit: Submit, begin: Begin
     ) -> None:
-        store.put_user("default", UserRules(max_queued=1))
-        store.put_user("ada", UserRules(max_queued=2))
+        store.writing(quotas.put_user)("default", UserRules(max_queued=1))
+        store.writing(quotas.put_user)("ada", UserRules(max_queued=2))
         first = submit(user="ada")
         submit(user="ada", project="vision")
         with pytest.raises(QueueFull, match="User ada has 2 queued jobs") as error:
@@ -162,6 +177,6 @@ class TestUsers:
             submit(user=user)
             with pytest.raises(QueueFull, match=f"User {user} has 1 "):
                 submit(user=user)
-        assert len(store.list_jobs(user="ada").items) == 2
+        assert len(store.reading(job_lists.page)(user="ada").items) == 2
         begin(first)
         submit(user="ada")

@@ -10,7 +10,16 @@ import pytest
 from sqlalchemy import select, update
 
 from shoal_service.core.desired import Desired
-from shoal_service.store import Lease, RequestConflict, Store
+from shoal_service.store import (
+    Lease,
+    RequestConflict,
+    Store,
+    driving,
+    histories,
+    job_lists,
+    metrics_snapshot,
+    submissions,
+)
 from shoal_service.store.tables import job_specs, jobs
 from shoal_service.views import JobPatch
 from shoal_workers.contract.job import JobState
@@ -49,17 +58,17 @@ def test_a_spec_that_cannot_be_read_blocks_no_other_job_and_the_job_shows_why(
     bad, good = submit(), submit()
     change_spec(store, bad, damage)
     unreadable: dict[str, str] = {}
-    assert [row.id for row in store.jobs_to_drive(unreadable=unreadable)] == [good]
+    assert [row.id for row in store.reading(driving.to_drive)(unreadable=unreadable)] == [good]
     assert list(unreadable) == [bad]
-    store.quarantine(unreadable, epoch=lease.epoch, now=7.0)
+    store.writing(driving.quarantine, lease.epoch)(unreadable, now=7.0)
     job = store.get_job(bad)
     assert job.status.reason == "quarantined"
     assert job.status.message.startswith("This release cannot read the job's stored spec")
-    [event] = [event for event in store.events(bad) if event.type == "job.quarantined"]
+    [event] = [event for event in store.reading(histories.read_events)(bad) if event.type == "job.quarantined"]
     assert event.data["message"] == unreadable[bad]
-    assert {summary.reason for summary in store.list_jobs().items if summary.id == bad} == {"quarantined"}
+    assert {summary.reason for summary in store.reading(job_lists.page)().items if summary.id == bad} == {"quarantined"}
     with pytest.raises(RequestConflict, match="cannot be changed"):
-        store.patch_job(bad, JobPatch(priority=3), if_match=None, now=8.0)
+        store.writing(submissions.patch)(bad, JobPatch(priority=3), if_match=None, now=8.0)
     assert store.get_job(good).status.reason == ""
 
 
@@ -70,16 +79,16 @@ def test_a_quarantine_is_one_event_and_ends_when_the_row_can_be_read_again(
     change_spec(store, job_id, with_unknown_key)
     for now in (7.0, 8.0):
         unreadable: dict[str, str] = {}
-        store.jobs_to_drive(unreadable=unreadable)
-        store.quarantine(unreadable, epoch=lease.epoch, now=now)
+        store.reading(driving.to_drive)(unreadable=unreadable)
+        store.writing(driving.quarantine, lease.epoch)(unreadable, now=now)
     change_spec(
         store, job_id, lambda document: json.dumps({k: v for k, v in json.loads(document).items() if k != "shards"})
     )
     unreadable = {}
-    assert [row.id for row in store.jobs_to_drive(unreadable=unreadable)] == [job_id] and unreadable == {}
-    types = [event.type for event in store.events(job_id)]
+    assert [row.id for row in store.reading(driving.to_drive)(unreadable=unreadable)] == [job_id] and unreadable == {}
+    types = [event.type for event in store.reading(histories.read_events)(job_id)]
     assert types.count("job.quarantined") == 1
-    store.begin_attempt(job_id, workers=1, epoch=lease.epoch, now=9.0)
+    store.writing(driving.begin_attempt, lease.epoch)(job_id, workers=1, now=9.0)
     assert store.get_job(job_id).status.reason == ""
 
 
@@ -87,9 +96,9 @@ def test_a_quarantined_job_in_the_queue_can_be_cancelled(store: Store, lease: Le
     job_id = submit()
     change_spec(store, job_id, with_unknown_key)
     unreadable: dict[str, str] = {}
-    store.jobs_to_drive(unreadable=unreadable)
-    store.quarantine(unreadable, epoch=lease.epoch, now=7.0)
-    store.request(job_id, Desired.CANCEL, now=8.0)
+    store.reading(driving.to_drive)(unreadable=unreadable)
+    store.writing(driving.quarantine, lease.epoch)(unreadable, now=7.0)
+    store.writing(submissions.request)(job_id, Desired.CANCEL, now=8.0)
     assert store.get_job(job_id).status.state is JobState.CANCELLED
 
 
@@ -100,9 +109,13 @@ def test_a_status_that_cannot_be_read_is_repaired_and_blocks_no_other_job(
     job_id, good = submit(), submit()
     attempt = begin(job_id)
     change_status(store, job_id, document)
-    assert {row.id for row in store.jobs_to_drive()} == {job_id, good}, "what cannot be read of it is measured again"
+    assert {row.id for row in store.reading(driving.to_drive)()} == {job_id, good}, (
+        "what cannot be read of it is measured again"
+    )
     assert store.get_job(job_id).status.state is JobState.STARTING
-    assert {summary.id for summary in store.list_jobs().items} == {job_id, good}
-    assert [live.job_id for live in store.snapshot(3.0).live] == [job_id]
+    assert {summary.id for summary in store.reading(job_lists.page)().items} == {job_id, good}
+    assert [
+        live.job_id for live in store.reading(metrics_snapshot.read)(metrics_snapshot.LiveJobs(), now=3.0).live
+    ] == [job_id]
     attempt.report(status_step=3)
     assert store.get_job(job_id).status.step == 3

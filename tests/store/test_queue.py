@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from kit.store_calls import set_queue as write_places
 from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.market import Wait
-from shoal_service.store import Lease, LeaseLost, Store
+from shoal_service.store import Lease, LeaseLost, Store, histories, job_lists, queueing, submissions
 from shoal_service.store.database import upsert
-from shoal_service.store.scheduling import queue
 from shoal_service.store.tables import queue_places
 from shoal_service.views import QueuePlace
 from shoal_workers.contract.job import JobState
@@ -24,7 +24,7 @@ SetQueue = Callable[..., None]
 @pytest.fixture
 def set_queue(store: Store, lease: Lease) -> SetQueue:
     def _set(*waits: Wait, now: float = 10.0) -> None:
-        store.set_queue(waits, epoch=lease.epoch, now=now)
+        write_places(store, waits, epoch=lease.epoch, now=now)
 
     return _set
 
@@ -39,7 +39,7 @@ def test_a_queued_job_shows_its_place_and_who_holds_what_it_waits_for(
         position=1, reason="Needs 2 workers.", holders=(holder,), expected_at=70.0, decided_at=10.0
     )
     assert (job.status.reason, job.status.message) == ("capacity", "Needs 2 workers.")
-    listed = {one.id: one for one in store.list_jobs().items}
+    listed = {one.id: one for one in store.reading(job_lists.page)().items}
     one = listed[waiting]
     assert (one.queue_position, one.reason, one.project) == (1, "capacity", "vision")
     assert (listed[holder].queue_position, listed[holder].reason) == (None, "")
@@ -49,11 +49,11 @@ def test_a_queued_job_shows_its_place_and_who_holds_what_it_waits_for(
 def test_the_whole_queue_is_shown_in_its_order(store: Store, submit: Submit, set_queue: SetQueue) -> None:
     late, early, unseen, urgent = submit(), submit(), submit(), submit(priority=5)
     set_queue(Wait(late, "b", 2), Wait(early, "a", 1))
-    shown = store.queue()
+    shown = store.reading(queueing.view)()
     assert [one.job_id for one in shown.items] == [early, late, urgent, unseen]
     assert [one.place.position if one.place else None for one in shown.items] == [1, 2, None, None]
     assert shown.num_queued == 4 and [one.name for one in shown.projects] == ["default"]
-    assert [one.job_id for one in store.queue(limit=1).items] == [early]
+    assert [one.job_id for one in store.reading(queueing.view)(limit=1).items] == [early]
 
 
 def test_the_next_order_replaces_the_last_one(store: Store, submit: Submit, set_queue: SetQueue) -> None:
@@ -73,7 +73,7 @@ def test_what_stays_the_same_is_not_written_again(store: Store, submit: Submit, 
         set_queue(Wait(job_id, "a", 1, (), at), now=now)
         place = store.get_job(job_id).queue
         assert place is not None and place.decided_at == written_at
-    assert [event.type for event in store.events(job_id)] == ["job.created"]
+    assert [event.type for event in store.reading(histories.read_events)(job_id)] == ["job.created"]
 
 
 def test_a_job_that_leaves_the_queue_has_no_place(
@@ -82,9 +82,9 @@ def test_a_job_that_leaves_the_queue_has_no_place(
     started, paused, cancelled = submit(), submit(), submit()
     set_queue(Wait(started, "a", 1), Wait(paused, "b", 2), Wait(cancelled, "c", 3))
     attempt = begin(started)
-    store.request(paused, Desired.PAUSE, now=11.0)
-    store.request(cancelled, Desired.CANCEL, now=11.0)
-    assert store.queue().items == ()
+    store.writing(submissions.request)(paused, Desired.PAUSE, now=11.0)
+    store.writing(submissions.request)(cancelled, Desired.CANCEL, now=11.0)
+    assert store.reading(queueing.view)().items == ()
     for job_id in (started, paused, cancelled):
         job = store.get_job(job_id)
         assert job.queue is None and job.status.reason != "capacity"
@@ -98,10 +98,10 @@ def test_a_place_that_was_written_while_its_job_left_the_queue_goes_with_the_nex
 ) -> None:
     started, waiting = submit(), submit()
     with store._database.read() as tx:
-        late = queue.differing(tx, [Wait(started, "a", 1)], now=10.0, most=10)
+        late = queueing.differing(tx, [Wait(started, "a", 1)], now=10.0, most=10)
     begin(started)
     with store._database.write() as tx:
-        queue.save(tx, late)
+        queueing.save_places(tx, late)
         assert [row.job_num for row in tx.execute(select(queue_places))] == [], "its job has left the queue"
         upsert(tx, queue_places, list(late.placed))
     set_queue(Wait(waiting, "b", 1))
@@ -117,33 +117,35 @@ def test_a_job_that_has_returned_to_the_queue_gets_its_place_again(
         set_queue(Wait(job_id, "a", 1), now=now)
         place = store.get_job(job_id).queue
         assert place is not None and place.decided_at == now
-        store.request(job_id, Desired.PAUSE, now=now)
+        store.writing(submissions.request)(job_id, Desired.PAUSE, now=now)
         assert store.get_job(job_id).queue is None
-        store.request(job_id, Desired.RUN, now=now)
+        store.writing(submissions.request)(job_id, Desired.RUN, now=now)
 
 
 def test_a_long_queue_is_written_in_parts_and_nobody_is_left_out(store: Store, lease: Lease, submit: Submit) -> None:
     ids = [submit() for _ in range(5)]
-    save = partial(store.set_queue, epoch=lease.epoch, most=2)
+    save = partial(write_places, store, epoch=lease.epoch, most=2)
     for now in range(1, 6):  # all of them move each time
         save([Wait(job_id, "a", i) for i, job_id in enumerate(ids, now)], now=float(now))
-    written = {one.job_id: one.place.decided_at for one in store.queue().items if one.place is not None}
+    written = {
+        one.job_id: one.place.decided_at for one in store.reading(queueing.view)().items if one.place is not None
+    }
     assert written.keys() == set(ids) and min(written.values()) == 3.0, "each one in one of three passes"
     order = [Wait(job_id, "a", i) for i, job_id in enumerate(ids, 1)]
     assert [save(order, now=now) for now in (6.0, 7.0, 8.0)] == [False, False, True]
-    assert [one.job_id for one in store.queue().items] == ids
+    assert [one.job_id for one in store.reading(queueing.view)().items] == ids
 
 
 def test_a_former_owner_cannot_write_the_order(store: Store, submit: Submit, lease: Lease) -> None:
     store.release_lease(lease.owner)
     store.acquire_lease("owner-2", ttl_s=10, now=1.0)
     with pytest.raises(LeaseLost):
-        store.set_queue([Wait(submit(), "a", 1)], epoch=lease.epoch, now=2.0)
+        write_places(store, [Wait(submit(), "a", 1)], epoch=lease.epoch, now=2.0)
 
 
 def test_a_reversed_order_is_stored(store: Store, lease: Lease, submit: Submit) -> None:
     ids = [submit() for _ in range(50)]
-    save = partial(store.set_queue, epoch=lease.epoch)
+    save = partial(write_places, store, epoch=lease.epoch)
     save([Wait(job_id, "a", i) for i, job_id in enumerate(ids, 1)], now=1.0)
     save([Wait(job_id, "a", i) for i, job_id in enumerate(reversed(ids), 1)], now=2.0)
-    assert [one.job_id for one in store.queue().items] == ids[::-1]
+    assert [one.job_id for one in store.reading(queueing.view)().items] == ids[::-1]

@@ -11,9 +11,9 @@ from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.checkpoints import CheckpointCommitted
 from shoal_service.reports import PendingEvent, PendingLog
-from shoal_service.store import Lease, Store, edit
-from shoal_service.store import reports as outboxes
-from shoal_service.store.reports import DropReason
+from shoal_service.store import Lease, Store, checkpoint_rows, driving, edit, histories, submissions
+from shoal_service.store import reporting as outboxes
+from shoal_service.store.reporting import DropReason
 from shoal_service.views import CheckpointView, IncidentView, WorkerView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, UserFailure
 from shoal_workers.contract.messages import LogStream
@@ -41,7 +41,11 @@ def _line(text: str, rank: int | None = 0) -> PendingLog:
 
 def _printed(store: Store, job_id: str) -> list[str]:
     """Without the lines of the job itself."""
-    return [line.text for line in store.logs(job_id, limit=100_000) if line.stream is not LogStream.SHOAL]
+    return [
+        line.text
+        for line in store.reading(histories.read_logs)(job_id, limit=100_000)
+        if line.stream is not LogStream.SHOAL
+    ]
 
 
 def _incident(number: int = 1, **fields: Any) -> IncidentView:
@@ -98,53 +102,59 @@ class TestExactlyOnce:
         )
         status = store.get_job(job_id).status
         assert (status.state, status.step, status.loss, status.message) == (JobState.RUNNING, 2, 1.0, "trains")
-        assert [e.type for e in store.events(job_id)][2:] == ["group.formed", "job.state"]
-        assert store.events(job_id)[2].at == 2.0
-        assert store.incidents(job_id) == [_incident(attempt=1)]
-        assert store.checkpoints(job_id) == [checkpoint]
-        assert store.series(job_id) == [_point(1), _point(2)]
+        assert [e.type for e in store.reading(histories.read_events)(job_id)][2:] == ["group.formed", "job.state"]
+        assert store.reading(histories.read_events)(job_id)[2].at == 2.0
+        assert store.reading(histories.read_incidents)(job_id) == [_incident(attempt=1)]
+        assert store.reading(checkpoint_rows.read_checkpoints)(job_id) == [checkpoint]
+        assert store.reading(histories.read_series)(job_id) == [_point(1), _point(2)]
         assert _printed(store, job_id) == ["hello"]
-        assert store.workers(job_id) == [worker]
-        assert store.workers_by_node() == {"n": 1}
+        assert store.reading(histories.read_workers)(job_id) == [worker]
+        assert store.reading(histories.read_workers_by_node)() == {"n": 1}
 
     def test_repeated_reports_only_refresh_status_and_workers(self, store: Store, job_id: str, attempt: Any) -> None:
         items: dict[str, Any] = {"events": (PendingEvent(at=2.0, type="x"),), "logs": (_line("once"),)}
         attempt.report(**items, status_step=1)
         attempt.repeat(**items, status_step=2)
-        assert [e.type for e in store.events(job_id)].count("x") == 1
+        assert [e.type for e in store.reading(histories.read_events)(job_id)].count("x") == 1
         assert _printed(store, job_id) == ["once"]
         assert store.get_job(job_id).status.step == 2
-        assert store.dropped() == {DropReason.DUPLICATE: 1}
+        assert store.tallies.counted(DropReason) == {DropReason.DUPLICATE: 1}
 
     def test_reports_of_another_attempt_are_dropped_and_counted(
         self, store: Store, lease: Lease, job_id: str, attempt: Any, begin: Begin
     ) -> None:
-        store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=lease.epoch, now=6.0)
+        store.writing(driving.requeue, lease.epoch)(job_id, reason=EndReason.CLUSTER_LOST, message="", now=6.0)
         attempt.report(logs=(_line("ghost, queued"),))
         begin(job_id)
         attempt.report(logs=(_line("ghost"),), status_step=99)
         assert _printed(store, job_id) == []
         assert store.get_job(job_id).status.step == 0
-        assert store.dropped() == {DropReason.STALE_ATTEMPT: 2}
+        assert store.tallies.counted(DropReason) == {DropReason.STALE_ATTEMPT: 2}
 
     def test_a_new_attempt_numbers_its_reports_from_one(
         self, store: Store, lease: Lease, job_id: str, attempt: Any, begin: Begin
     ) -> None:
         for _ in range(3):
             attempt.report(logs=(_line("first"),))
-        store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=lease.epoch, now=6.0)
+        store.writing(driving.requeue, lease.epoch)(job_id, reason=EndReason.CLUSTER_LOST, message="", now=6.0)
         begin(job_id).report(logs=(_line("second"),))
         assert _printed(store, job_id) == ["first"] * 3 + ["second"]
 
     def test_a_step_that_is_done_again_replaces_itself(self, store: Store, job_id: str, attempt: Any) -> None:
         attempt.report(series=(_point(1, 5.0), _point(2, 4.0)))
         attempt.report(series=(_point(2, 3.5, generation=2),))
-        assert [(p.step, p.loss, p.generation) for p in store.series(job_id)] == [(1, 5.0, 1), (2, 3.5, 2)]
+        assert [(p.step, p.loss, p.generation) for p in store.reading(histories.read_series)(job_id)] == [
+            (1, 5.0, 1),
+            (2, 3.5, 2),
+        ]
 
     def test_incidents_and_checkpoints_are_updated_in_place(self, store: Store, job_id: str, attempt: Any) -> None:
         attempt.report(incidents=(_incident(),))
         attempt.report(incidents=(_incident(closed=True, recovery_s=2.0, steps_lost=3), _incident(2, steps_lost=1)))
-        assert [(i.id, i.closed, i.recovery_s) for i in store.incidents(job_id)] == [(1, True, 2.0), (2, False, None)]
+        assert [(i.id, i.closed, i.recovery_s) for i in store.reading(histories.read_incidents)(job_id)] == [
+            (1, True, 2.0),
+            (2, False, None),
+        ]
         status = store.get_job(job_id).status
         assert (status.incidents, status.steps_lost) == (2, 4)
 
@@ -152,11 +162,11 @@ class TestExactlyOnce:
         self, store: Store, lease: Lease, job_id: str, attempt: Any, begin: Begin
     ) -> None:
         attempt.report(incidents=(_incident(steps_lost=2),))
-        store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=lease.epoch, now=6.0)
+        store.writing(driving.requeue, lease.epoch)(job_id, reason=EndReason.CLUSTER_LOST, message="", now=6.0)
         second = begin(job_id)
         second.report(incidents=(_incident(steps_lost=5),))
         second.report(status_steps_lost=5, status_incidents=1)
-        assert [(i.attempt, i.id) for i in store.incidents(job_id)] == [(1, 1), (2, 1)]
+        assert [(i.attempt, i.id) for i in store.reading(histories.read_incidents)(job_id)] == [(1, 1), (2, 1)]
         status = store.get_job(job_id).status
         assert (status.incidents, status.steps_lost) == (2, 7)
 
@@ -175,7 +185,11 @@ class TestStates:
         status = store.get_job(job_id).status
         assert (status.state, status.reason, status.step) == (JobState.QUEUED, "preempted", 8)
         assert status.message == "said Its workers went to another job. Back to the queue with 8 steps kept."
-        moves = [(e.data["to"], e.data["reason"]) for e in store.events(job_id) if e.type == "job.state"]
+        moves = [
+            (e.data["to"], e.data["reason"])
+            for e in store.reading(histories.read_events)(job_id)
+            if e.type == "job.state"
+        ]
         assert moves[-3:] == [("STARTING", ""), ("PAUSING", "preempted"), ("QUEUED", "preempted")]
 
     def test_an_attempt_that_formed_a_group_reports_its_own_step(
@@ -188,7 +202,11 @@ class TestStates:
     def test_each_change_is_one_event(self, store: Store, job_id: str, attempt: Any) -> None:
         for state in (JobState.RUNNING, JobState.RUNNING, JobState.RECOVERING, JobState.RUNNING):
             attempt.report(state)
-        moves = [(e.data["from"], e.data["to"]) for e in store.events(job_id) if e.type == "job.state"]
+        moves = [
+            (e.data["from"], e.data["to"])
+            for e in store.reading(histories.read_events)(job_id)
+            if e.type == "job.state"
+        ]
         assert moves == [
             ("QUEUED", "STARTING"),
             ("STARTING", "RUNNING"),
@@ -198,12 +216,12 @@ class TestStates:
 
     def test_a_report_that_crosses_a_cancel_does_not_undo_it(self, store: Store, job_id: str, attempt: Any) -> None:
         attempt.report(status_message="trains")
-        store.request(job_id, Desired.CANCEL, now=6.0)
+        store.writing(submissions.request)(job_id, Desired.CANCEL, now=6.0)
         attempt.report(status_step=5, status_message="still trains")
         status = store.get_job(job_id).status
         assert (status.state, status.step) == (JobState.CANCELLING, 5)
         assert status.message == "Cancelled on request."
-        assert store.dropped() == {}
+        assert store.tallies.counted(DropReason) == {}
 
     @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.SUCCEEDED, JobState.CANCELLED, JobState.CANCELLING])
     def test_a_state_that_makes_no_sense_is_refused_and_counted(
@@ -213,7 +231,7 @@ class TestStates:
         attempt.report(state, status_step=7)
         status = store.get_job(job_id).status
         assert (status.state, status.step) == (JobState.RUNNING, 7)
-        assert store.dropped() == {DropReason.REFUSED_STATE: 1}
+        assert store.tallies.counted(DropReason) == {DropReason.REFUSED_STATE: 1}
 
     def test_the_grant_is_set_by_the_scheduler_not_by_the_supervisor(
         self, store: Store, job_id: str, attempt: Any
@@ -239,8 +257,8 @@ class TestEnds:
         assert (job.status.state, job.status.reason, job.ended_at) == (JobState.SUCCEEDED, "finished", 50.0)
         assert (job.status.step, job.status.loss) == (100, 0.5)
         assert (job.status.workers, job.status.desired_workers) == (0, 0)
-        assert store.workers(job_id) == []
-        assert store.jobs_to_drive() == []
+        assert store.reading(histories.read_workers)(job_id) == []
+        assert store.reading(driving.to_drive)() == []
 
     def test_an_end_within_repeated_reports_counts(self, store: Store, job_id: str, attempt: Any) -> None:
         attempt.report()
@@ -278,10 +296,10 @@ class TestEnds:
         self, store: Store, job_id: str, attempt: Any, begin: Begin
     ) -> None:
         attempt.report()
-        assert store.request(job_id, Desired.PAUSE, now=6.0).status.state is JobState.PAUSING
+        assert store.writing(submissions.request)(job_id, Desired.PAUSE, now=6.0).status.state is JobState.PAUSING
         attempt.report(JobState.PAUSING, status_step=8, end=_end(EndReason.PAUSED, 8))
         assert store.get_job(job_id).status.state is JobState.PAUSED
-        store.request(job_id, Desired.RUN, now=8.0)
+        store.writing(submissions.request)(job_id, Desired.RUN, now=8.0)
         assert begin(job_id).number == 2
         assert store.get_job(job_id).status.step == 8
 
@@ -289,7 +307,7 @@ class TestEnds:
         self, store: Store, job_id: str, attempt: Any
     ) -> None:
         attempt.report()
-        store.request(job_id, Desired.CANCEL, now=6.0)
+        store.writing(submissions.request)(job_id, Desired.CANCEL, now=6.0)
         attempt.report(JobState.CANCELLING, end=_end(EndReason.USER_ERROR, 50))
         assert store.get_job(job_id).status.state is JobState.CANCELLED
 
@@ -310,33 +328,33 @@ class TestHostileValues:
         attempt.report(
             series=points, status_loss=math.nan, events=(PendingEvent(at=1, type="x", data={"a": math.nan}),)
         )
-        first, second = store.series(job_id)
+        first, second = store.reading(histories.read_series)(job_id)
         assert math.isnan(first.loss) and math.isnan(first.grad_norm) and first.val_loss is None
         assert second.loss == math.inf
         assert store.get_job(job_id).status.loss is None
-        assert store.events(job_id)[2].data == {"a": None}
+        assert store.reading(histories.read_events)(job_id)[2].data == {"a": None}
 
     def test_log_lines_are_made_storable(self, store: Store, job_id: str, attempt: Any) -> None:
         long = "x" * 100_000
         attempt.report(logs=(_line("a\x00b"), _line(long)))
-        first, second = store.logs(job_id, rank=0)
+        first, second = store.reading(histories.read_logs)(job_id, rank=0)
         assert first.text == r"a\x00b"
         assert len(second.text) == edit.MAX_LOG_LINE_CHARS
 
     def test_an_event_may_hold_anything(self, store: Store, job_id: str, attempt: Any) -> None:
         data = {"bad": "\udc80", "nul": "\x00", "deep": {"x": [1, None]}}
         attempt.report(events=(PendingEvent(at=1.0, type="user", data=data),))
-        assert store.events(job_id)[2].type == "user"
+        assert store.reading(histories.read_events)(job_id)[2].type == "user"
 
 
 class TestHistory:
     def test_logs_can_be_followed_tailed_and_filtered_by_rank(self, store: Store, job_id: str, attempt: Any) -> None:
         attempt.report()
-        begun = store.logs(job_id, tail=1)[0].seq
+        begun = store.reading(histories.read_logs)(job_id, tail=1)[0].seq
         attempt.report(logs=tuple(_line(str(i), rank=i % 3 if i < 9 else None) for i in range(10)))
 
         def texts(**query: Any) -> list[str]:
-            return [line.text for line in store.logs(job_id, **query)]
+            return [line.text for line in store.reading(histories.read_logs)(job_id, **query)]
 
         assert texts(after=begun, limit=3) == ["0", "1", "2"]
         assert texts(after=begun + 7) == ["7", "8", "9"]
@@ -348,13 +366,13 @@ class TestHistory:
     def test_only_the_newest_lines_are_kept(self, store: Store, job_id: str, attempt: Any) -> None:
         most = edit.MAX_LOG_LINES
         attempt.report()
-        begun = store.logs(job_id, tail=1)[0].seq
+        begun = store.reading(histories.read_logs)(job_id, tail=1)[0].seq
         attempt.report(logs=tuple(_line(str(i)) for i in range(most)))
         attempt.report(logs=tuple(_line(str(most + i)) for i in range(10)))
-        assert store.logs(job_id, limit=1)[0].text == "10"
-        assert store.logs(job_id, tail=1)[0].seq == begun + most + 10
+        assert store.reading(histories.read_logs)(job_id, limit=1)[0].text == "10"
+        assert store.reading(histories.read_logs)(job_id, tail=1)[0].seq == begun + most + 10
         attempt.report(logs=tuple(_line(str(i)) for i in range(most + 5)))
-        assert [line.text for line in store.logs(job_id, limit=1)] == ["5"]
+        assert [line.text for line in store.reading(histories.read_logs)(job_id, limit=1)] == ["5"]
 
     def test_the_log_tells_what_happens_to_a_job_that_prints_nothing(
         self, store: Store, lease: Lease, job_id: str, attempt: Any
@@ -362,9 +380,11 @@ class TestHistory:
         event = PendingEvent.of(CheckpointCommitted(name="step-10", step=10, generation=1), 2.0)
         printed = (_line("before").model_copy(update={"at": 1.9}), _line("after").model_copy(update={"at": 2.1}))
         attempt.report(events=(event,), logs=printed, end=_end(EndReason.FINISHED, 10))
-        lines = store.logs(job_id)
+        lines = store.reading(histories.read_logs)(job_id)
         own = [line for line in lines if line.stream is LogStream.SHOAL]
-        assert [line.text for line in own] == [one.message for one in store.events(job_id)][1:]  # not job.created
+        assert [line.text for line in own] == [one.message for one in store.reading(histories.read_events)(job_id)][
+            1:
+        ]  # not job.created
         assert {(line.rank, line.worker_id) for line in own} == {(None, "")}
         texts = [line.text for line in lines]
         assert texts.index("before") < texts.index(own[1].text) < texts.index("after")
@@ -372,12 +392,12 @@ class TestHistory:
 
     def test_events_are_paged_by_number(self, store: Store, job_id: str, attempt: Any) -> None:
         attempt.report(events=tuple(PendingEvent(at=1.0, type=f"e{i}") for i in range(5)))
-        assert [e.seq for e in store.events(job_id, after=3, limit=2)] == [4, 5]
+        assert [e.seq for e in store.reading(histories.read_events)(job_id, after=3, limit=2)] == [4, 5]
 
     def test_a_long_series_is_sampled_down_to_its_means(self, store: Store, job_id: str, attempt: Any) -> None:
         attempt.report(series=tuple(_point(i, float(i)) for i in range(1, 101)))
-        points = store.series(job_id, max_points=10)
+        points = store.reading(histories.read_series)(job_id, max_points=10)
         assert [(p.step, p.loss) for p in points] == [(10 * i, 10 * i - 4.5) for i in range(1, 11)]
-        assert len(store.series(job_id, max_points=100)) == 100
-        assert [p.step for p in store.series(job_id, after_step=98)] == [99, 100]
-        assert store.series(job_id, after_step=100, max_points=5) == []
+        assert len(store.reading(histories.read_series)(job_id, max_points=100)) == 100
+        assert [p.step for p in store.reading(histories.read_series)(job_id, after_step=98)] == [99, 100]
+        assert store.reading(histories.read_series)(job_id, after_step=100, max_points=5) == []

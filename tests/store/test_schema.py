@@ -8,7 +8,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 
-from shoal_service.store import Store, StoreUnavailable
+from shoal_service.store import Store, StoreUnavailable, submissions
 from shoal_service.store.database import Database
 from shoal_service.store.migrate import migrate
 from shoal_service.store.tables import metadata
@@ -18,15 +18,15 @@ from shoal_workers.contract.spec import JobSpec
 def test_the_migrations_make_exactly_the_tables(empty_url: str) -> None:
     database = Database(empty_url)
     migrate(database)
-    with database.read() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+    with database.read() as tx:
+        context = MigrationContext.configure(tx.connection, opts={"compare_type": True})
         assert compare_metadata(context, metadata) == []
     database.close()
 
 
 def test_opening_a_database_again_keeps_its_rows(empty_url: str, spec: JobSpec) -> None:
     first = Store.open(empty_url)
-    job, _ = first.create_job(spec, idempotency_key=None, now=1.0)
+    job, _ = first.writing(submissions.create)(spec, idempotency_key=None, now=1.0)
     first.close()
     second = Store.open(empty_url)
     assert second.get_job(job.id) == job

@@ -16,6 +16,11 @@ from shoal_service.store import (
     PreconditionFailed,
     RequestConflict,
     Store,
+    checkpoint_rows,
+    driving,
+    histories,
+    job_lists,
+    submissions,
 )
 from shoal_service.store import errors as store_errors
 from shoal_service.views import ElasticityPatch, JobPatch
@@ -27,32 +32,32 @@ Submit = Callable[..., str]
 
 
 def test_a_new_job_is_queued_and_has_an_event(store: Store, spec: JobSpec) -> None:
-    job, created = store.create_job(spec, idempotency_key=None, now=5.0)
+    job, created = store.writing(submissions.create)(spec, idempotency_key=None, now=5.0)
 
     assert created
     assert store.get_job(job.id) == job
     assert (job.status.state, job.spec, job.spec_version, job.created_at) == (JobState.QUEUED, spec, 1, 5.0)
-    assert [(e.seq, e.type, e.at) for e in store.events(job.id)] == [(1, "job.created", 5.0)]
+    assert [(e.seq, e.type, e.at) for e in store.reading(histories.read_events)(job.id)] == [(1, "job.created", 5.0)]
 
 
 def test_a_spec_is_returned_as_it_was_submitted(store: Store) -> None:
     data = {"stop": {"epochs": 0.5}, "task": "my.task:Own", "model": {"a": [1, {"ü": None}], "b": "\U0001f41f"}}
     spec = parse_spec(data)
-    job, _ = store.create_job(spec, idempotency_key=None, now=1.0)
+    job, _ = store.writing(submissions.create)(spec, idempotency_key=None, now=1.0)
     assert store.get_job(job.id).spec == spec
 
 
 def test_every_operation_on_a_job_that_does_not_exist_raises_not_found(store: Store) -> None:
     asks: list[Callable[[], Any]] = [
         lambda: store.get_job("job-x"),
-        lambda: store.events("job-x"),
-        lambda: store.logs("job-x"),
-        lambda: store.series("job-x"),
-        lambda: store.workers("job-x"),
-        lambda: store.incidents("job-x"),
-        lambda: store.checkpoints("job-x"),
-        lambda: store.request("job-x", Desired.PAUSE, now=1.0),
-        lambda: store.patch_job("job-x", JobPatch(), if_match=None, now=1.0),
+        lambda: store.reading(histories.read_events)("job-x"),
+        lambda: store.reading(histories.read_logs)("job-x"),
+        lambda: store.reading(histories.read_series)("job-x"),
+        lambda: store.reading(histories.read_workers)("job-x"),
+        lambda: store.reading(histories.read_incidents)("job-x"),
+        lambda: store.reading(checkpoint_rows.read_checkpoints)("job-x"),
+        lambda: store.writing(submissions.request)("job-x", Desired.PAUSE, now=1.0),
+        lambda: store.writing(submissions.patch)("job-x", JobPatch(), if_match=None, now=1.0),
     ]
     for ask in asks:
         with pytest.raises(JobNotFound):
@@ -61,25 +66,25 @@ def test_every_operation_on_a_job_that_does_not_exist_raises_not_found(store: St
 
 class TestIdempotency:
     def test_the_same_key_and_spec_give_the_same_job(self, store: Store, spec: JobSpec) -> None:
-        first, created = store.create_job(spec, idempotency_key="k", now=1.0)
-        again, created_again = store.create_job(spec, idempotency_key="k", now=2.0)
+        first, created = store.writing(submissions.create)(spec, idempotency_key="k", now=1.0)
+        again, created_again = store.writing(submissions.create)(spec, idempotency_key="k", now=2.0)
         assert (created, created_again) == (True, False)
         assert again == first
 
     def test_the_key_still_holds_after_the_job_was_patched(self, store: Store, spec: JobSpec) -> None:
-        first, _ = store.create_job(spec, idempotency_key="k", now=1.0)
-        store.patch_job(first.id, JobPatch(priority=5), if_match=None, now=2.0)
-        again, created = store.create_job(spec, idempotency_key="k", now=3.0)
+        first, _ = store.writing(submissions.create)(spec, idempotency_key="k", now=1.0)
+        store.writing(submissions.patch)(first.id, JobPatch(priority=5), if_match=None, now=2.0)
+        again, created = store.writing(submissions.create)(spec, idempotency_key="k", now=3.0)
         assert (again.id, again.spec.priority, created) == (first.id, 5, False)
 
     def test_the_same_key_with_another_spec_is_a_conflict(self, store: Store, spec: JobSpec) -> None:
-        first, _ = store.create_job(spec, idempotency_key="k", now=1.0)
+        first, _ = store.writing(submissions.create)(spec, idempotency_key="k", now=1.0)
         with pytest.raises(IdempotencyConflict) as error:
-            store.create_job(spec.model_copy(update={"seed": 7}), idempotency_key="k", now=2.0)
+            store.writing(submissions.create)(spec.model_copy(update={"seed": 7}), idempotency_key="k", now=2.0)
         assert error.value.job_id == first.id
 
     def test_without_a_key_every_submission_is_a_new_job(self, store: Store, spec: JobSpec) -> None:
-        jobs = {store.create_job(spec, idempotency_key=None, now=1.0)[0].id for _ in range(3)}
+        jobs = {store.writing(submissions.create)(spec, idempotency_key=None, now=1.0)[0].id for _ in range(3)}
         assert len(jobs) == 3
 
 
@@ -90,7 +95,7 @@ class TestList:
         cursor = None
         sizes = []
         while True:
-            page = store.list_jobs(limit=3, cursor=cursor)
+            page = store.reading(job_lists.page)(limit=3, cursor=cursor)
             sizes.append(len(page.items))
             seen += [item.id for item in page.items]
             cursor = page.next_cursor
@@ -102,14 +107,14 @@ class TestList:
     def test_a_full_last_page_has_no_cursor(self, store: Store, submit: Submit) -> None:
         for _ in range(2):
             submit()
-        assert store.list_jobs(limit=2).next_cursor is None
+        assert store.reading(job_lists.page)(limit=2).next_cursor is None
 
     def test_jobs_inserted_meanwhile_neither_repeat_nor_displace_others(self, store: Store, submit: Submit) -> None:
         made = [submit() for _ in range(6)]
         seen: list[str] = []
         cursor = None
         while True:
-            page = store.list_jobs(limit=2, cursor=cursor)
+            page = store.reading(job_lists.page)(limit=2, cursor=cursor)
             seen += [item.id for item in page.items]
             cursor = page.next_cursor
             if cursor is None:
@@ -120,32 +125,34 @@ class TestList:
     def test_states_filter_across_pages(self, store: Store, submit: Submit) -> None:
         made = [submit() for _ in range(9)]
         for job_id in made[::3]:
-            store.request(job_id, Desired.CANCEL, now=2.0)
+            store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
         for job_id in made[1::3]:
-            store.request(job_id, Desired.PAUSE, now=2.0)
+            store.writing(submissions.request)(job_id, Desired.PAUSE, now=2.0)
         states = [JobState.CANCELLED, JobState.PAUSED]
-        first = store.list_jobs(states=states, limit=4)
-        second = store.list_jobs(states=states, limit=4, cursor=first.next_cursor)
+        first = store.reading(job_lists.page)(states=states, limit=4)
+        second = store.reading(job_lists.page)(states=states, limit=4, cursor=first.next_cursor)
         expected = [job_id for i, job_id in enumerate(made) if i % 3 != 2][::-1]
         assert [item.id for item in (*first.items, *second.items)] == expected
         assert {item.state for item in first.items} == set(states)
-        assert store.list_jobs(states=[JobState.RUNNING]).items == ()
+        assert store.reading(job_lists.page)(states=[JobState.RUNNING]).items == ()
 
     def test_labels_and_words_filter_across_pages_and_beside_states(self, store: Store, submit: Submit) -> None:
         made = [submit(name=f"cod-{n}", labels={"sweep": "lr", "lr": f"{n}e-3"}) for n in range(5)]
         plain = submit(name="eel")
-        first = store.list_jobs(labels=[LabelSelector("sweep", "lr")], limit=3)
-        second = store.list_jobs(labels=[LabelSelector("sweep", "lr")], limit=3, cursor=first.next_cursor)
+        first = store.reading(job_lists.page)(labels=[LabelSelector("sweep", "lr")], limit=3)
+        second = store.reading(job_lists.page)(labels=[LabelSelector("sweep", "lr")], limit=3, cursor=first.next_cursor)
         assert [item.id for item in (*first.items, *second.items)] == made[::-1]
-        assert [item.id for item in store.list_jobs(labels=[LabelSelector("sweep", negated=True)]).items] == [plain]
+        assert [
+            item.id for item in store.reading(job_lists.page)(labels=[LabelSelector("sweep", negated=True)]).items
+        ] == [plain]
         others = [LabelSelector("sweep"), LabelSelector("lr", "2e-3", negated=True)]
-        assert len(store.list_jobs(labels=others, states=[JobState.QUEUED]).items) == 4
-        assert [item.id for item in store.list_jobs(search="COD lr=3e").items] == [made[3]]
+        assert len(store.reading(job_lists.page)(labels=others, states=[JobState.QUEUED]).items) == 4
+        assert [item.id for item in store.reading(job_lists.page)(search="COD lr=3e").items] == [made[3]]
 
     @pytest.mark.parametrize("cursor", ["", "x", "!!!!", "am9iczo", "am9iczotMQ", "am9iczoxCg", "é", "A" * 5000])
     def test_a_cursor_of_another_list_is_refused(self, store: Store, cursor: str) -> None:
         with pytest.raises(InvalidCursor):
-            store.list_jobs(cursor=cursor)
+            store.reading(job_lists.page)(cursor=cursor)
 
 
 class TestPatch:
@@ -153,92 +160,105 @@ class TestPatch:
         job_id = submit(elasticity={"min_workers": 2, "max_workers": 4})
         before = store.get_job(job_id)
         patch = JobPatch(elasticity=ElasticityPatch(max_workers=3), priority=9)
-        after = store.patch_job(job_id, patch, if_match=before.etag, now=8.0)
+        after = store.writing(submissions.patch)(job_id, patch, if_match=before.etag, now=8.0)
 
         assert (after.spec.elasticity.min_workers, after.spec.elasticity.max_workers, after.spec.priority) == (2, 3, 9)
         assert (after.spec_version, after.updated_at) == (2, 8.0)
         assert after.etag != before.etag
-        assert store.events(job_id, after=1)[0].data == {
+        assert store.reading(histories.read_events)(job_id, after=1)[0].data == {
             "spec_version": 2,
             "elasticity": {"max_workers": 3},
             "priority": 9,
         }
-        assert store.list_jobs().items[0].priority == 9
+        assert store.reading(job_lists.page)().items[0].priority == 9
 
     def test_a_patch_without_a_change_creates_no_version(self, store: Store, submit: Submit) -> None:
         job_id = submit()
-        assert store.patch_job(job_id, JobPatch(priority=0), if_match=None, now=8.0).spec_version == 1
-        assert len(store.events(job_id)) == 1
+        assert store.writing(submissions.patch)(job_id, JobPatch(priority=0), if_match=None, now=8.0).spec_version == 1
+        assert len(store.reading(histories.read_events)(job_id)) == 1
 
     def test_an_old_etag_is_refused(self, store: Store, submit: Submit) -> None:
         job_id = submit()
         old = store.get_job(job_id).etag
-        store.patch_job(job_id, JobPatch(priority=1), if_match=old, now=2.0)
+        store.writing(submissions.patch)(job_id, JobPatch(priority=1), if_match=old, now=2.0)
         with pytest.raises(PreconditionFailed):
-            store.patch_job(job_id, JobPatch(priority=2), if_match=old, now=3.0)
+            store.writing(submissions.patch)(job_id, JobPatch(priority=2), if_match=old, now=3.0)
 
     def test_a_weak_tag_matches_nothing(self, store: Store, submit: Submit) -> None:
         job_id = submit()
         with pytest.raises(PreconditionFailed):
-            store.patch_job(job_id, JobPatch(priority=1), if_match=f'W/"{store.get_job(job_id).etag}"', now=2.0)
+            store.writing(submissions.patch)(
+                job_id, JobPatch(priority=1), if_match=f'W/"{store.get_job(job_id).etag}"', now=2.0
+            )
 
     @pytest.mark.parametrize("wrap", ["{}", '"{}"', '"other", "{}"'])
     def test_if_match_may_be_written_as_a_header(self, store: Store, submit: Submit, wrap: str) -> None:
         job_id = submit()
         etag = store.get_job(job_id).etag
-        assert store.patch_job(job_id, JobPatch(priority=1), if_match=wrap.format(etag), now=2.0).spec_version == 2
-        assert store.patch_job(job_id, JobPatch(priority=2), if_match="*", now=2.0).spec_version == 3
+        assert (
+            store.writing(submissions.patch)(
+                job_id, JobPatch(priority=1), if_match=wrap.format(etag), now=2.0
+            ).spec_version
+            == 2
+        )
+        assert store.writing(submissions.patch)(job_id, JobPatch(priority=2), if_match="*", now=2.0).spec_version == 3
 
     def test_a_status_that_moves_on_does_not_change_the_etag(self, store: Store, submit: Submit) -> None:
         job_id = submit()
         before = store.get_job(job_id).etag
-        assert store.request(job_id, Desired.PAUSE, now=2.0).etag == before
+        assert store.writing(submissions.request)(job_id, Desired.PAUSE, now=2.0).etag == before
 
     def test_a_patched_spec_is_validated_completely(self, store: Store, submit: Submit) -> None:
         job_id = submit(elasticity={"min_workers": 2, "max_workers": 4})
         with pytest.raises(SpecError, match="min_workers 2 is larger than"):
-            store.patch_job(job_id, JobPatch(elasticity=ElasticityPatch(max_workers=1)), if_match=None, now=2.0)
+            store.writing(submissions.patch)(
+                job_id, JobPatch(elasticity=ElasticityPatch(max_workers=1)), if_match=None, now=2.0
+            )
         assert store.get_job(job_id).spec_version == 1
 
     def test_an_ended_job_cannot_be_patched(self, store: Store, submit: Submit) -> None:
         job_id = submit()
-        store.request(job_id, Desired.CANCEL, now=2.0)
+        store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
         with pytest.raises(JobEnded):
-            store.patch_job(job_id, JobPatch(priority=1), if_match=None, now=3.0)
+            store.writing(submissions.patch)(job_id, JobPatch(priority=1), if_match=None, now=3.0)
 
 
 class TestRequests:
     def test_cancelling_a_queued_job_ends_it(self, store: Store, submit: Submit) -> None:
         job_id = submit()
-        job = store.request(job_id, Desired.CANCEL, now=2.0)
+        job = store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
         assert (job.status.state, job.ended_at) == (JobState.CANCELLED, 2.0)
-        assert [e.type for e in store.events(job_id)] == ["job.created", "job.requested", "job.state"]
+        assert [e.type for e in store.reading(histories.read_events)(job_id)] == [
+            "job.created",
+            "job.requested",
+            "job.state",
+        ]
 
     def test_a_queued_job_can_be_paused_and_resumed(self, store: Store, submit: Submit) -> None:
         job_id = submit()
-        assert store.request(job_id, Desired.PAUSE, now=2.0).status.state is JobState.PAUSED
-        assert store.jobs_to_drive() == []
-        assert store.request(job_id, Desired.RUN, now=3.0).status.state is JobState.QUEUED
-        assert [row.id for row in store.jobs_to_drive()] == [job_id]
+        assert store.writing(submissions.request)(job_id, Desired.PAUSE, now=2.0).status.state is JobState.PAUSED
+        assert store.reading(driving.to_drive)() == []
+        assert store.writing(submissions.request)(job_id, Desired.RUN, now=3.0).status.state is JobState.QUEUED
+        assert [row.id for row in store.reading(driving.to_drive)()] == [job_id]
 
     def test_a_repeated_request_changes_nothing(self, store: Store, submit: Submit) -> None:
         job_id = submit()
-        assert store.request(job_id, Desired.RUN, now=2.0).updated_at == 1.0
-        assert len(store.events(job_id)) == 1
+        assert store.writing(submissions.request)(job_id, Desired.RUN, now=2.0).updated_at == 1.0
+        assert len(store.reading(histories.read_events)(job_id)) == 1
 
     def test_pausing_an_ended_job_is_a_conflict(self, store: Store, submit: Submit) -> None:
         job_id = submit()
-        store.request(job_id, Desired.CANCEL, now=2.0)
+        store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
         with pytest.raises(JobEnded, match="has ended"):
-            store.request(job_id, Desired.PAUSE, now=3.0)
-        assert store.request(job_id, Desired.CANCEL, now=3.0).ended_at == 2.0
+            store.writing(submissions.request)(job_id, Desired.PAUSE, now=3.0)
+        assert store.writing(submissions.request)(job_id, Desired.CANCEL, now=3.0).ended_at == 2.0
 
     def test_a_cancel_cannot_be_taken_back(self, store: Store, submit: Submit, begin: Callable[..., Any]) -> None:
         job_id = submit()
         begin(job_id)
-        assert store.request(job_id, Desired.CANCEL, now=6.0).status.state is JobState.CANCELLING
+        assert store.writing(submissions.request)(job_id, Desired.CANCEL, now=6.0).status.state is JobState.CANCELLING
         with pytest.raises(RequestConflict, match="CANCELLING"):
-            store.request(job_id, Desired.RUN, now=7.0)
+            store.writing(submissions.request)(job_id, Desired.RUN, now=7.0)
 
 
 def test_every_error_survives_pickling() -> None:

@@ -52,7 +52,7 @@ def explain(error: Exception, url: str) -> CliError | None:
     from shoal_service.settings import SettingsError
     from shoal_service.state_lock import StateDirectoryInUse
     from shoal_service.store import StoreUnavailable
-    from shoal_service.store.backup.errors import BackupError
+    from shoal_service.store.errors import BackupError
     from shoal_workers.contract.checks.spec_errors import SpecError
 
     match error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from shoal_api.answers import StreamEnd, log_source
 from shoal_api.http.long_poll import read_events
 from shoal_api.http.streams import Batch, sse_event
-from shoal_service.store import Store
+from shoal_service.store import Store, histories
 from shoal_service.views import JobSummary, LogView, Page
 from shoal_workers.contract.job import JobState
 
@@ -35,10 +35,12 @@ def read_lines(store: Store, job_id: str, lines: LogSelection, limit: int) -> tu
         JobNotFound
     """
     if lines.tail is None:
-        found = store.logs(job_id, rank=lines.rank, after=lines.after, limit=limit)
+        with store.read() as tx:
+            found = histories.read_logs(tx, job_id, rank=lines.rank, after=lines.after, limit=limit)
     else:
         newest = max(1, lines.tail)  # the newest one tells where the next ones begin, even if it is not wanted
-        found = store.logs(job_id, rank=lines.rank, after=lines.after, tail=newest, limit=newest)
+        with store.read() as tx:
+            found = histories.read_logs(tx, job_id, rank=lines.rank, after=lines.after, tail=newest, limit=newest)
     next_after = found[-1].seq if found else lines.after
     return ([] if lines.tail == 0 else found), next_after
 

@@ -13,6 +13,7 @@ import logging
 from starlette.concurrency import run_in_threadpool
 
 from shoal_api.http.context import Context
+from shoal_service.store import histories
 from shoal_service.store.errors import StoreUnavailable
 
 CLUSTER = "cluster"
@@ -33,8 +34,8 @@ async def watch_other_writers(context: Context) -> None:
             continue
         try:
             newest = max((updated_at for updated_at, *_ in known.values()), default=0.0)
-            newest = newest or await run_in_threadpool(store.newest_change)
-            found = await run_in_threadpool(store.changed_jobs, newest - _CLOCKS_APART_S)
+            newest = newest or await run_in_threadpool(store.reading(histories.newest_change))
+            found = await run_in_threadpool(store.reading(histories.changed_jobs), newest - _CLOCKS_APART_S)
             nodes = await run_in_threadpool(lambda: context.cluster.snapshot().nodes)
         except StoreUnavailable:
             _log.warning("changes.store_unavailable")

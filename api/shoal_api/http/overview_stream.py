@@ -24,7 +24,7 @@ from pydantic_core import to_json
 
 from shoal_api.http.followers import end_event
 from shoal_api.http.streams import Batch, sse_event
-from shoal_service.store import Store
+from shoal_service.store import Store, histories
 from shoal_service.views import SampleColumns
 from shoal_workers.contract.job import JobState
 
@@ -75,13 +75,13 @@ class OverviewCache:
         """By job: the newest one that was read, and the number of that read."""
 
     def version(self, job_id: str) -> tuple[JobState, _Version]:
-        """As `Store.job_version`. Streams that ask at the same time share a read that has begun after they asked."""
+        """`histories.job_version`. Streams that ask at the same time share a read that has begun after they asked."""
         num_begun = self._num_reads
         with self._version_lock:
             known = self._versions.get(job_id)
             if known is None or known[0] <= num_begun:
                 self._num_reads += 1
-                known = self._num_reads, self._store.job_version(job_id)
+                known = self._num_reads, self._store.reading(histories.job_version)(job_id)
                 self._versions[job_id] = known
                 if len(self._versions) > _KEPT:
                     self._versions.popitem(last=False)
@@ -133,33 +133,37 @@ def _parts(
 
     rolled_back = 0 < job.status.step < position.step
     after = job.status.step if rolled_back else position.step
-    series = store.series_columns(job_id, after_step=after, max_points=_MAX_POINTS)
+    with store.read() as tx:
+        series = histories.series_columns(tx, job_id, after_step=after, max_points=_MAX_POINTS)
     if series.step or first:
         new = {"replace": position.step < 0, "columns": series.model_dump(mode="json")}
         parts.append(("series", json.dumps(new, separators=(",", ":"))))
-    samples = store.samples(job_id, after=position.sampled_at)
+    with store.read() as tx:
+        samples = histories.samples(tx, job_id, after=position.sampled_at)
     if samples.at or first:
         parts.append(("samples", _samples(samples, is_first=position.sampled_at == 0.0)))
 
     documents = {
-        "incidents": to_json(store.newest_incidents(job_id)).decode(),
-        "workers": to_json(store.workers(job_id)).decode(),
-        "checkpoints": to_json(store.newest_checkpoints(job_id)).decode(),
+        "incidents": to_json(store.reading(histories.newest_incidents)(job_id)).decode(),
+        "workers": to_json(store.reading(histories.read_workers)(job_id)).decode(),
+        "checkpoints": to_json(store.reading(histories.newest_checkpoints)(job_id)).decode(),
     }
     checksums = tuple(zlib.crc32(text.encode()) for text in documents.values())
     for (name, text), before, now in zip(documents.items(), position.documents, checksums, strict=True):
         if before != now:
             parts.append((name, text))
 
-    events = store.newest_events(
-        job_id, after=position.event, limit=_BATCH, newest=100 if position.event == 0 else None
-    )
+    with store.read() as tx:
+        events = histories.newest_events(
+            tx, job_id, after=position.event, limit=_BATCH, newest=100 if position.event == 0 else None
+        )
     if events or first:
         parts.append(("events", to_json(events).decode()))
     lines = []
     if logs:
         tail = _MAX_LOG_LINES if position.log == 0 else None
-        lines = store.logs(job_id, after=position.log, tail=tail, limit=_BATCH)
+        with store.read() as tx:
+            lines = histories.read_logs(tx, job_id, after=position.log, tail=tail, limit=_BATCH)
         if lines or first:
             parts.append(("logs", _LINES.dump_json(lines).decode()))
 

@@ -17,7 +17,8 @@ from typing import Protocol
 
 from shoal_service.clock import Clock
 from shoal_service.core.nodes import Node, next_test_delay_s, partner_for_test
-from shoal_service.store.nodes import Suspicion
+from shoal_service.store import node_records
+from shoal_service.store.node_records import Suspicion
 from shoal_service.store.store import Store
 
 _log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Probation:
         if not due:
             return
         node = min(due, key=lambda n: n.next_test_at or 0.0)
-        suspicion = (await asyncio.to_thread(self._store.suspicions)).get(node.node_id)
+        suspicion = (await asyncio.to_thread(self._store.reading(node_records.suspicions))).get(node.node_id)
         if suspicion is not None and suspicion.next_test_at <= now:
             partner = partner_for_test(node.node_id, nodes)
             self._test = asyncio.create_task(self._run(node, partner, suspicion, epoch))
@@ -76,17 +77,18 @@ class Probation:
             _log.info("node_test.passed", extra=details)
             if now < suspicion.avoided_until and not suspicion.num_tests:
                 await asyncio.to_thread(
-                    self._store.repeat_node_test, suspicion, next_test_at=suspicion.avoided_until, epoch=epoch
+                    self._store.writing(node_records.repeat_test, epoch),
+                    suspicion,
+                    next_test_at=suspicion.avoided_until,
                 )
                 return
-            await asyncio.to_thread(self._store.clear_suspicion, suspicion, epoch=epoch, now=now)
+            await asyncio.to_thread(self._store.writing(node_records.clear_suspicion, epoch), suspicion, now=now)
             return
         _log.warning("node_test.failed", extra=details)
         delay_s = next_test_delay_s(suspicion.probation_s, suspicion.num_tests + 1)
         await asyncio.to_thread(
-            self._store.postpone_probation,
+            self._store.writing(node_records.postpone_test, epoch),
             node.node_id,
             reason=f"failed test {suspicion.num_tests + 1}: {fault}",
             next_test_at=now + delay_s,
-            epoch=epoch,
         )

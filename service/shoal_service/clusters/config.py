@@ -6,11 +6,11 @@ import sys
 
 from pydantic import Field, field_validator
 
-from shoal_service.clusters.wire import CLUSTER_PATTERN, DEFAULT_CLUSTER
+from shoal_service.clusters.wire import DEFAULT_CLUSTER
 from shoal_service.home import Home
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.log_settings import LogSettings
-from shoal_workers.contract.placing import check_labels
+from shoal_workers.contract.placing import CLUSTER_PATTERN, check_labels
 
 COMMAND = (sys.executable, "-P", "-m", "shoal_service.gateway.process")
 

@@ -26,6 +26,7 @@ from shoal_service.core import nodes as node_rules
 from shoal_service.core.nodes import Cordon, Drain, Node, NodeSuspicion
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView
+from shoal_service.store import node_records
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
 
@@ -137,13 +138,14 @@ class ClusterReader:
     def _describe(self, joined: Mapping[str, JoinedAs], lease: Lease | None) -> None:
         """The nodes with their drains, cordons, windows and probation; blocks on the store."""
         store, now = self._store, self._clock.time()
-        requested, suspicions, cordons = store.drains(), store.suspicions(), store.cordons()
+        with store.read() as tx:
+            requested, suspicions = node_records.drains(tx), node_records.suspicions(tx)
+            cordons, windows = node_records.cordons(tx), node_records.windows(tx)
+            lead = maintenance.lead_s(node_records.read_drain_times(tx) if windows else ())
         suspected = {
             s.node_id: NodeSuspicion(s.reason, s.since, s.next_test_at, s.job_ids, s.num_tests)
             for s in suspicions.values()
         }
-        windows = store.windows()
-        lead = maintenance.lead_s(store.drain_times() if windows else ())
         found: dict[str, tuple[Node, ...]] = {}
         gone: set[str] = set()
         for name, one in self._readings.items():
@@ -153,7 +155,8 @@ class ClusterReader:
             gone |= {n.node_id for n in one.snapshot.nodes if not n.alive} & {*requested, *suspicions, *cordons}
             found[name] = _of_cluster(one.snapshot.nodes, name, joined[name], cordons)
         if gone and lease is not None:
-            store.forget_nodes(frozenset(gone), epoch=lease.epoch)
+            with store.write(lease.epoch) as tx:
+                node_records.forget(tx, frozenset(gone))
         all_nodes = tuple(node for nodes in found.values() for node in nodes)
         self._window_drains = maintenance.window_drains(all_nodes, windows, lead, now, self._window_drains)
         drains = maintenance.combined(requested, self._window_drains)

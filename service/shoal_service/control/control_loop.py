@@ -46,6 +46,7 @@ from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Decision, MarketState, Policy, Preempt, Resize, Start
 from shoal_service.fleet_views import ClusterView, StartForecast
+from shoal_service.store import driving, node_records, quotas
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.hub import REQUESTS
@@ -90,6 +91,7 @@ class ControlLoop:
     ) -> None:
         """`times` gets the durations."""
         self._store = store
+        self._known = driving.KnownJobs()
         self._clusters = clusters
         self._clock = clock
         self._config = config
@@ -263,7 +265,9 @@ class ControlLoop:
     async def _measure_drains(self, lease: Lease) -> None:
         ended = self._drain_times.observe(self._reader.view.nodes, self._reader.workers, self._clock.monotonic())
         if ended:
-            await asyncio.to_thread(self._store.add_drain_times, ended, epoch=lease.epoch, now=self._clock.time())
+            await asyncio.to_thread(
+                self._store.writing(node_records.add_drain_times, lease.epoch), ended, now=self._clock.time()
+            )
 
     def _node_changed(self, cluster: str) -> None:
         self._reader.expire(cluster)
@@ -348,9 +352,11 @@ class ControlLoop:
                     self._requested[name] = wanted, mono
 
     def _market_state(self, rows: list[DriveRow], now: float, where: Whereabouts) -> MarketState:
-        reader, store = self._reader, self._store
+        reader = self._reader
+        with self._store.read() as tx:
+            projects, users = quotas.defined_projects(tx), quotas.defined_users(tx)
         state = self._market.build(
-            rows, reader.connected_nodes, reader.foreign, reader.workers, store.projects(), store.users(), now, where
+            rows, reader.connected_nodes, reader.foreign, reader.workers, projects, users, now, where
         )
         self._spared.note(self._market.num_new, len(rows))
         return state
@@ -410,17 +416,18 @@ class ControlLoop:
 
     def _give_up(self, lease: Lease) -> None:
         """The cluster ends before these attempts are saved: their jobs return to the queue with what they have lost."""
-        for row in self._store.jobs_to_drive(max_queued=0):
+        for row in self._store.reading(driving.to_drive)(self._known, max_queued=0):
             if self._cluster_of(row) != self._clusters.own:
                 continue
             try:
-                self._store.requeue(
-                    row.id,
-                    reason=EndReason.CLUSTER_LOST,
-                    message=f"the server ended the Ray cluster before attempt {row.attempt} was saved",
-                    epoch=lease.epoch,
-                    now=self._clock.time(),
-                )
+                with self._store.write(lease.epoch) as tx:
+                    driving.requeue(
+                        tx,
+                        row.id,
+                        reason=EndReason.CLUSTER_LOST,
+                        message=f"the server ended the Ray cluster before attempt {row.attempt} was saved",
+                        now=self._clock.time(),
+                    )
             except LeaseLost as error:
                 _log.warning("lease.lost", extra={"error": str(error)})
                 return
@@ -429,17 +436,21 @@ class ControlLoop:
     async def _readable_jobs(self, lease: Lease) -> list[DriveRow]:
         """Jobs that cannot be read go into quarantine, and the others go on."""
         unreadable: dict[str, str] = {}
-        rows = await asyncio.to_thread(self._store.jobs_to_drive, max_queued=_MAX_QUEUED, unreadable=unreadable)
+        rows = await asyncio.to_thread(
+            self._store.reading(driving.to_drive), self._known, max_queued=_MAX_QUEUED, unreadable=unreadable
+        )
         if unreadable.keys() - self._quarantined:
             for job_id in sorted(unreadable.keys() - self._quarantined):
                 _log.error("control.job_unreadable", extra={"job": job_id, "reason": unreadable[job_id]})
-            await asyncio.to_thread(self._store.quarantine, unreadable, epoch=lease.epoch, now=self._clock.time())
+            await asyncio.to_thread(
+                self._store.writing(driving.quarantine, lease.epoch), unreadable, now=self._clock.time()
+            )
         self._quarantined = frozenset(unreadable)
         return rows
 
     async def _with_changes(self, rows: Sequence[DriveRow]) -> list[DriveRow]:
         """The rows once decisions are in effect. These change only jobs that have an attempt then."""
-        held = await asyncio.to_thread(self._store.jobs_to_drive, max_queued=0)
+        held = await asyncio.to_thread(self._store.reading(driving.to_drive), self._known, max_queued=0)
         held_ids = {row.id for row in held}
         return [*held, *(row for row in rows if row.state is JobState.QUEUED and row.id not in held_ids)]
 

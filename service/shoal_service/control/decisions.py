@@ -15,6 +15,7 @@ from shoal_service.control.market.build import named_cluster
 from shoal_service.core.scheduling.decide import after
 from shoal_service.core.scheduling.explaining import HeldBack, held_back
 from shoal_service.core.scheduling.market import Decision, MarketState, Preempt, Resize, Start, Wait
+from shoal_service.store import driving, queueing
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import RequestConflict
 from shoal_service.store.store import Store
@@ -58,11 +59,14 @@ class DecisionWriter:
         match change:
             case Start(job_id, workers, reason, cluster):
                 where = cluster or named_cluster(row.spec) or self._own
-                self._store.begin_attempt(job_id, workers=workers, cluster=where, reason=reason, epoch=epoch, now=now)
+                with self._store.write(epoch) as tx:
+                    driving.begin_attempt(tx, job_id, workers=workers, cluster=where, reason=reason, now=now)
             case Resize(job_id, workers, reason):
-                self._store.set_grant(job_id, workers=workers, reason=reason, epoch=epoch, now=now)
+                with self._store.write(epoch) as tx:
+                    driving.set_grant(tx, job_id, workers=workers, reason=reason, now=now)
             case Preempt(job_id, reason, beneficiary):
-                self._store.preempt(job_id, reason=reason, beneficiary=beneficiary, epoch=epoch, now=now)
+                with self._store.write(epoch) as tx:
+                    driving.preempt(tx, job_id, reason=reason, beneficiary=beneficiary, now=now)
             case _:
                 assert_never(change)
 
@@ -76,15 +80,23 @@ class DecisionWriter:
             return
         answers = await asyncio.to_thread(_held_back, state, changes, now)
         versions = {job.job_id: rows[job.job_id].spec_version for job in state.jobs}
-        await asyncio.to_thread(self._store.set_growth, answers, versions, epoch=epoch, now=now)
+        await asyncio.to_thread(self._store.writing(queueing.save_growth, epoch), answers, versions, now=now)
         self._explained, self._explained_at = standing, now
 
     async def _explain_waits(self, waits: Sequence[Wait], epoch: int, now: float) -> None:
         """The order of the queue, and why each job waits."""
         words = [(wait.job_id, wait.position, wait.reason, wait.holders) for wait in waits]
         if words != self._written or (waits and not 0 <= now - self._written_at < _REFRESH_S):
-            is_whole = await asyncio.to_thread(self._store.set_queue, waits, epoch=epoch, now=now)
+            is_whole = await asyncio.to_thread(self._write_places, waits, epoch, now)
             self._written, self._written_at = words if is_whole else None, now
+
+    def _write_places(self, waits: Sequence[Wait], epoch: int, now: float) -> bool:
+        """False: there are too many for one transaction, and the rest is written by the next call."""
+        with self._store.read() as tx:
+            changes = queueing.differing(tx, waits, now=now)
+        with self._store.write(epoch) as tx:
+            queueing.save_places(tx, changes)
+        return not changes.num_left
 
 
 def changes_of(decisions: Sequence[Decision]) -> list[Change]:

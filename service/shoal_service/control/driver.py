@@ -34,6 +34,7 @@ from shoal_service.core.events.service import SupervisorMoved, SupervisorRekeyed
 from shoal_service.core.supervisor_starts import StartDecision
 from shoal_service.home import Home
 from shoal_service.reports import SupervisorReports
+from shoal_service.store import archives, driving, reporting, supervisor_links
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import StoreUnavailable
 from shoal_service.store.hub import REQUESTS, Subscription
@@ -161,7 +162,9 @@ class Driver:
             with self._requests(answered):
                 while (left_s := until_mono - self._clock.monotonic()) > 0:
                     answered.clear()
-                    found = await asyncio.to_thread(self._store.stacks_answer, *self._key, request.number)
+                    found = await asyncio.to_thread(
+                        self._store.reading(supervisor_links.stacks_answer), *self._key, request.number
+                    )
                     if found is not None:
                         return found.stacks
                     try:
@@ -333,11 +336,10 @@ class Driver:
     async def _requeue(self, what: str, error: Exception) -> None:
         await self._reap()
         await asyncio.to_thread(
-            self._store.requeue,
+            self._store.writing(driving.requeue, self._epoch),
             self._row.id,
             reason=EndReason.SUPERVISOR_LOST,
             message=f"the supervisor of attempt {self._row.attempt} {what}: {error}",
-            epoch=self._epoch,
             now=self._clock.time(),
         )
 
@@ -349,7 +351,7 @@ class Driver:
         end = AttemptEnd(reason=decision.end, message=decision.reason, step=status.step)
         reports = SupervisorReports(attempt=self._row.attempt, seq=0, status=status, end=end)
         now = self._clock.time()
-        await asyncio.to_thread(self._store.apply, self._row.id, reports, epoch=self._epoch, now=now)
+        await asyncio.to_thread(self._store.writing(reporting.apply, self._epoch), self._row.id, reports, now=now)
 
     async def _report_failed_start(self, decision: StartDecision) -> None:
         event = SupervisorStartFailed(
@@ -379,7 +381,7 @@ class Driver:
     async def _new_home(self) -> Home:
         """Its token is valid before a supervisor has it, and that of another supervisor of the attempt is not."""
         token = new_attempt_token()
-        await asyncio.to_thread(self._store.keep_attempt_token, *self._key, token, epoch=self._epoch)
+        await asyncio.to_thread(self._store.writing(supervisor_links.keep_token, self._epoch), *self._key, token)
         return Home(token=token)
 
     async def _replace(self, node_id: str) -> None:
@@ -410,7 +412,7 @@ class Driver:
 
     async def _record(self, event: JobEvent) -> None:
         now = self._clock.time()
-        await asyncio.to_thread(self._store.record_event, self._row.id, event, epoch=self._epoch, now=now)
+        await asyncio.to_thread(self._store.writing(driving.record_event, self._epoch), self._row.id, event, now=now)
 
     async def _check_starts(self) -> None:
         found = await asyncio.to_thread(self._cluster.unrecorded_starts, *self._key)
@@ -431,7 +433,9 @@ class Driver:
                     await self._clock.sleep(_RETRY_S)
                     continue
                 body = directive.model_dump_json()
-                await asyncio.to_thread(self._store.put_directive, *self._key, body, epoch=self._epoch)
+                await asyncio.to_thread(
+                    self._store.writing(supervisor_links.put_directive, self._epoch), *self._key, body
+                )
                 self._written = directive
             await self._changed.wait()
             self._changed.clear()
@@ -503,7 +507,7 @@ class Driver:
         version = row.spec.code.archive
         if version is None or version == self._stored_code:
             return None
-        if not self._store.has_code(version):
+        if not self._store.reading(archives.exists)(version):
             raise LookupError(f"code archive {version} of job {row.id} is not in the store")
         uri = self._cluster.upload_code(row.id, row.attempt, version)
         self._stored_code = version

@@ -37,7 +37,8 @@ from shoal_service.clusters.snapshot import ClusterSnapshot
 from shoal_service.clusters.verbs import BY_METHOD, Verb
 from shoal_service.clusters.wire import MAX_WORDS, Answer
 from shoal_service.control.protocols import JoinedAs
-from shoal_service.store.clusters.methods import KnownCluster, reports_of
+from shoal_service.store import cluster_links
+from shoal_service.store.cluster_links import reports_of
 from shoal_service.store.errors import ClusterNotFound, StoreUnavailable
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
@@ -82,15 +83,19 @@ class JoinedClusters:
         return self._joined
 
     def refresh(self) -> None:
-        known = {one.name: one for one in self._store.known_clusters()}
+        with self._store.read() as tx:
+            known = {one.name: one for one in cluster_links.entries(tx)}
         names = [self._own, *(name for name in known if name != self._own)]
         with self._lock:
             if self._is_closed:
                 return
         found = {}
         for name in names:
-            row = known.get(name) or KnownCluster(name, {}, None)
-            found[name] = JoinedAs(cluster=self._made(name), labels=row.labels, cordon=row.cordon)
+            entry = known.get(name)
+            made = self._made(name)
+            found[name] = (
+                JoinedAs(cluster=made, labels=entry.labels, cordon=entry.cordon) if entry else JoinedAs(cluster=made)
+            )
         self._adopt(found)
 
     def of(self, name: str) -> JoinedCluster:
@@ -261,7 +266,8 @@ class JoinedCluster:
         archive = getattr(request, "sha256", None)  # the gateway may read this archive while the order stands
         now = self._clock.time()
         try:
-            number = self._store.write_order(self.name, verb.kind, arguments, archive=archive, epoch=epoch, now=now)
+            with self._store.write(epoch) as tx:
+                number = cluster_links.write_order(tx, self.name, verb.kind, arguments, archive=archive, now=now)
         except ClusterNotFound as error:
             raise ClusterUnreachable(str(error)) from error
         answer = Future[Any]()
@@ -333,11 +339,12 @@ class JoinedCluster:
 
     def _read_report(self) -> None:
         known = self._newest
-        if self._store.cluster_report(self.name) == (known.life, known.number):
+        if self._store.reading(cluster_links.newest_report)(self.name) == (known.life, known.number):
             if self._why_unreachable(known):
                 self._fail_all(self._why_unreachable(known))
             return
-        row = self._store.cluster(self.name)
+        with self._store.read() as tx:
+            row = cluster_links.find(tx, self.name)
         if row is None:
             return
         snapshot = known.snapshot
@@ -363,7 +370,8 @@ class JoinedCluster:
             pending = dict(self._pending)
         if not pending:
             return
-        found = self._store.answers_of(self.name, pending.keys())
+        with self._store.read() as tx:
+            found = cluster_links.answers_of(tx, self.name, pending.keys())
         for number, waiting in pending.items():
             text = found.get(number, "")
             if text is None:
@@ -384,11 +392,13 @@ class JoinedCluster:
         with self._lock:
             unwanted, self._unwanted = self._unwanted, set()
         if unwanted:
-            self._store.cancel_orders(self.name, unwanted)
+            with self._store.write() as tx:
+                cluster_links.cancel_orders(tx, self.name, unwanted)
 
     def _clean(self) -> None:
         if self._lease() is not None and (epoch := self._own_epoch()) is not None:
-            self._store.remove_old_orders(self.name, before=self._clock.time() - _KEPT_S, epoch=epoch)
+            with self._store.write(epoch) as tx:
+                cluster_links.remove_old_orders(tx, self.name, before=self._clock.time() - _KEPT_S)
 
     def _fail_all(self, reason: str) -> None:
         with self._lock:

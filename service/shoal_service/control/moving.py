@@ -32,6 +32,7 @@ from shoal_service.core.lost_clusters import OtherCluster, SilentJob, Verdict, d
 from shoal_service.core.scheduling.facts import facts_of
 from shoal_service.core.scheduling.market import ClusterState
 from shoal_service.core.scheduling.room import Room
+from shoal_service.store import checkpoint_rows, driving
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import ClusterNotFound, JobNotFound
 from shoal_service.store.lease import Lease
@@ -182,11 +183,10 @@ class Moving:
         if decision.verdict is not Verdict.REQUEUE:
             return False
         requeue = partial(
-            self._store.requeue,
+            self._store.writing(driving.requeue, lease.epoch),
             row.id,
             reason=EndReason.CLUSTER_LOST,
             message=f"Attempt {row.attempt} is given up: {decision.reason}",
-            epoch=lease.epoch,
             now=self._clock.time(),
         )
         await asyncio.to_thread(requeue)
@@ -261,7 +261,9 @@ class Moving:
 
     async def _note(self, row: DriveRow, words: str, lease: Lease, cluster: str) -> None:
         now = self._clock.time()
-        note = partial(self._store.note_stay, row.id, cluster=cluster, reason=words, epoch=lease.epoch, now=now)
+        note = partial(
+            self._store.writing(driving.note_stay, lease.epoch), row.id, cluster=cluster, reason=words, now=now
+        )
         await asyncio.to_thread(note)
 
 
@@ -361,7 +363,11 @@ class ReachableStorage:
 
     def _saved(self, job_id: str, spec: JobSpec) -> tuple[str, str]:
         """URL of the job's directory, and name of the checkpoint from which it would go on; empty: it has none."""
-        committed = [one for one in self._store.checkpoints(job_id) if one.state is CheckpointState.COMMITTED]
+        committed = [
+            one
+            for one in self._store.reading(checkpoint_rows.read_checkpoints)(job_id)
+            if one.state is CheckpointState.COMMITTED
+        ]
         if committed:
             newest = max(CheckpointName(one.step, one.attempt, one.generation) for one in committed)
             return checkpoint_root(spec, self._default_url, job_id), str(newest)

@@ -26,10 +26,10 @@ from shoal_service.control.protocols import Clusters, PackageStores
 from shoal_service.core.quantities import size_text
 from shoal_service.core.retention.ended_jobs import DEFAULT_EVERY_S, DEFAULT_RULES, Kind, Removal, RetentionRules, due
 from shoal_service.fleet_views import DeletionView, GcView, RemovalView
+from shoal_service.store import archives, audit, checkpoint_rows, job_deletion
 from shoal_service.store.errors import Conflict, NotFound, StoreError
+from shoal_service.store.job_deletion import BEGINNING, DeletionRequest, Place
 from shoal_service.store.lease import Lease
-from shoal_service.store.retention.deletions import DeletionRequest
-from shoal_service.store.retention.ended import BEGINNING, Place
 from shoal_service.store.store import Store
 from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.telemetry.removal_tallies import RemovalTallies
@@ -123,27 +123,29 @@ class RetentionCollector:
             await asyncio.sleep(_PAUSE_S)
 
     async def _continue_deletions(self) -> None:
-        for view in await asyncio.to_thread(self._store.unfinished_deletions):
+        for view in await asyncio.to_thread(self._store.reading(job_deletion.unfinished)):
             await self.deleter.advance(view)
 
     async def _due(self) -> AsyncIterator[Removal]:
         now, rules = self._clock.time(), self._config.rules
         place: Place | None = BEGINNING
         while rules.first_days > 0 and place is not None:
-            read = partial(self._store.ended_jobs, before=now - rules.first_days * _DAY_S, after=place)
+            read = partial(
+                self._store.reading(job_deletion.ended_jobs), before=now - rules.first_days * _DAY_S, after=place
+            )
             jobs, place = await asyncio.to_thread(read)
             for removal in due(jobs, rules, now):
                 yield removal
         if rules.archives_days > 0:
             before = now - rules.archives_days * _DAY_S
             reason = f"no job names it, and retain_archives_days is {rules.archives_days:g}"
-            for sha256 in await asyncio.to_thread(partial(self._store.unused_archives, before=before)):
+            for sha256 in await asyncio.to_thread(partial(self._store.reading(archives.unused), before=before)):
                 yield Removal(kind=Kind.ARCHIVE, name=sha256, reason=reason)
         for removal in await self._due_packages():
             yield removal
         if rules.audit_days > 0:
             before = now - rules.audit_days * _DAY_S
-            old = await asyncio.to_thread(partial(self._store.old_audit_events, before=before - _DAY_S))
+            old = await asyncio.to_thread(partial(self._store.reading(audit.count_before), before=before - _DAY_S))
             if old:  # once a day, not with each record that becomes too old
                 reason = f"older than retain_audit_days, {rules.audit_days:g}"
                 yield Removal(kind=Kind.AUDIT, name="audit", reason=reason)
@@ -182,7 +184,7 @@ class RetentionCollector:
             case Kind.JOB:
                 job = await asyncio.to_thread(store.get_job, removal.job_id)
                 request = DeletionRequest(root=self._storage.root(job), by="retention", reason=removal.reason)
-                begun = await asyncio.to_thread(partial(store.begin_deletion, job.id, request, now=now))
+                begun = await asyncio.to_thread(partial(store.writing(job_deletion.begin), job.id, request, now=now))
                 done = await self.deleter.advance(begun)
                 if done.error:
                     raise StorageAway(done.error)
@@ -192,7 +194,7 @@ class RetentionCollector:
                 return 0
             case Kind.ARCHIVE:
                 before = now - self._config.rules.archives_days * _DAY_S
-                gone = await asyncio.to_thread(partial(store.remove_archive, removal.name, before=before))
+                gone = await asyncio.to_thread(partial(store.writing(archives.remove), removal.name, before=before))
                 self._tallies.removed(Kind.ARCHIVE, int(gone))
                 return int(gone)
             case Kind.AUDIT:
@@ -212,15 +214,16 @@ class RetentionCollector:
         name = CheckpointName.parse(removal.name)
         assert name is not None
         catalog = self._storage.catalog(job)
-        await asyncio.to_thread(self._store.check_deletion, job.id, name)  # a user may have pinned it meanwhile
+        # again: a user may have pinned it meanwhile
+        await asyncio.to_thread(self._store.reading(checkpoint_rows.check_deletion), job.id, name)
         await self._storage.run(partial(catalog.delete, name), within_s=_DELETE_S)
-        note = partial(self._store.note_deletion, job.id, name, now=now, reason=removal.reason)
+        note = partial(self._store.writing(checkpoint_rows.note_deletion), job.id, name, now=now, reason=removal.reason)
         await asyncio.to_thread(note)
         self._tallies.removed(Kind.CHECKPOINT)
 
     async def _remove_audit(self, removal: Removal, now: float) -> int:
         total, before = 0, now - self._config.rules.audit_days * _DAY_S
-        remove = partial(self._store.remove_audit_events, before=before, reason=removal.reason, now=now)
+        remove = partial(self._store.writing(audit.remove_before), before=before, reason=removal.reason, now=now)
         while removed := await asyncio.to_thread(remove):
             total += removed
             self._tallies.removed(Kind.AUDIT, removed)
@@ -229,7 +232,9 @@ class RetentionCollector:
 
     async def _remove_part(self, removal: Removal, now: float) -> int:
         total = 0
-        remove = partial(self._store.remove_part, removal.job_id, removal.kind, reason=removal.reason, now=now)
+        remove = partial(
+            self._store.writing(job_deletion.remove_part), removal.job_id, removal.kind, reason=removal.reason, now=now
+        )
         while removed := await asyncio.to_thread(remove, before=total):
             total += removed
             self._tallies.removed(removal.kind, removed)
@@ -266,10 +271,10 @@ class JobDeleter:
             try:
                 await self._delete_files(view)
             except StorageAway as error:
-                return await asyncio.to_thread(self._store.note_deletion_error, view.job_id, str(error))
-        while await asyncio.to_thread(self._store.remove_job_rows, view.job_id):
+                return await asyncio.to_thread(self._store.writing(job_deletion.note_error), view.job_id, str(error))
+        while await asyncio.to_thread(self._store.writing(job_deletion.remove_rows), view.job_id):
             pass
-        done = await asyncio.to_thread(self._store.finish_deletion, view.job_id, now=self._clock.time())
+        done = await asyncio.to_thread(self._store.writing(job_deletion.finish), view.job_id, now=self._clock.time())
         self._tallies.removed(Kind.JOB)
         return done
 

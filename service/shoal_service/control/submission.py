@@ -22,7 +22,7 @@ from shoal_service.core.scheduling.market import MarketJob, WorkerNeed
 from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.fleet_views import DryRun, PlannedSize, StartForecast
 from shoal_service.planner import HardwareProfile, memory_note, plan, rank, refusal
-from shoal_service.store import JobNotFound, Store
+from shoal_service.store import JobNotFound, Store, archives, submissions
 from shoal_service.views import CodePatch, JobPatch, JobView
 from shoal_workers.contract.checks.consistency import capacity_remark, remarks
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces, check_checkpoint_url, check_places
@@ -83,10 +83,11 @@ def patch(
         check_places(spec, places, os.path.realpath)
         archive = _packed(spec)
         assert archive is not None, "it has a working_dir or an archive"
-        store.put_code(archive.sha256, archive.data, now)
+        _store_code(store, archive, now)
         packed = CodePatch.model_construct(working_dir=code.working_dir, archive=archive.sha256)
         changes = changes.model_copy(update={"code": packed})
-    return store.patch_job(job_id, changes, if_match=if_match, now=now)
+    with store.write() as tx:
+        return submissions.patch(tx, job_id, changes, if_match=if_match, now=now)
 
 
 def check_spec(spec: JobSpec, places: AllowedPlaces, webhooks: WebhookRules) -> None:
@@ -117,7 +118,8 @@ def submit(
         CodeUnknown, IdempotencyConflict, QueueFull
     """
     spec, note = accepted(store, spec, now, surroundings)
-    return store.create_job(spec, idempotency_key=idempotency_key, now=now, note=note)
+    with store.write() as tx:
+        return submissions.create(tx, spec, idempotency_key=idempotency_key, now=now, note=note)
 
 
 def accepted(store: Store, spec: JobSpec, now: float, surroundings: Surroundings) -> tuple[JobSpec, str]:
@@ -127,7 +129,7 @@ def accepted(store: Store, spec: JobSpec, now: float, surroundings: Surroundings
     if spec.code.archive is not None:
         _require_code(store, spec.code.archive)
     elif (archive := _packed(spec)) is not None:
-        store.put_code(archive.sha256, archive.data, now)
+        _store_code(store, archive, now)
         spec = _with_archive(spec, archive)
     return spec, note
 
@@ -154,7 +156,7 @@ def dry_run(
         _require_code(store, spec.code.archive)
     elif spec.code.archive is None and (archive := _packed(spec)) is not None:
         spec = _with_archive(spec, archive)
-    job = store.try_job(spec, now=now, note=note)
+    job, _ = store.trying(submissions.create)(spec, idempotency_key=None, now=now, note=note)
     profile = measured_profile(surroundings.profiles, has_gpu=spec.worker.gpus > 0)
     sizes = sorted({spec.elasticity.min_workers, spec.elasticity.max_workers})
     planned = [(size, plan(job.spec, size, profile)) for size in sizes]
@@ -200,8 +202,14 @@ def _check_origin(store: Store, spec: JobSpec, places: AllowedPlaces) -> None:
 
 
 def _require_code(store: Store, sha256: str) -> None:
-    if not store.has_code(sha256):
+    if not store.reading(archives.exists)(sha256):
         raise CodeUnknown(sha256)
+
+
+def _store_code(store: Store, packed: CodeArchive, now: float) -> None:
+    archive = archives.checked(packed.sha256, packed.data)
+    with store.write() as tx:
+        archives.put(tx, archive, now=now)
 
 
 def _packed(spec: JobSpec) -> CodeArchive | None:

@@ -1,6 +1,6 @@
 """What supervisors report and ask when they dial home, without HTTP. It decides nothing.
 
-    report     -> Reception -> ReportWriter -> Store.take_reports -> receipt
+    report     -> Reception -> ReportWriter -> supervisor_links.take_reports -> receipt
     directive  -> Reception: the newest one in the store, or a wait for the next
     drivers    -> SupervisorLinks: when supervisors have reported last, read once for all drivers
 
@@ -20,9 +20,10 @@ from dataclasses import dataclass
 
 from shoal_service.clock import Clock
 from shoal_service.home import MAX_WAIT_S, AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
+from shoal_service.store import supervisor_links
 from shoal_service.store.errors import StoreUnavailable
 from shoal_service.store.store import Store
-from shoal_service.store.supervisors.methods import Arrived, AttemptKey, SupervisorLink, directives_of
+from shoal_service.store.supervisor_links import Arrived, AttemptKey, SupervisorLink, directives_of
 
 _REREAD_S = 1.0
 TICK_S = 0.05
@@ -54,7 +55,9 @@ class Reception:
         with self._watch(caller.job_id) as changed:
             while True:
                 changed.clear()
-                found = await asyncio.to_thread(self._store.directive, caller.job_id, caller.attempt)
+                found = await asyncio.to_thread(
+                    self._store.reading(supervisor_links.directive), caller.job_id, caller.attempt
+                )
                 if found is not None and found.number != after:
                     return DirectiveAnswer(number=found.number, directive=json.loads(found.body))
                 left_s = until_mono - self._clock.monotonic()
@@ -94,7 +97,7 @@ class Reception:
             await self._clock.sleep(_REREAD_S)
             waiting = frozenset(self._waiting)
             try:
-                found = await asyncio.to_thread(self._store.directive_numbers, waiting)
+                found = await asyncio.to_thread(self._store.reading(supervisor_links.directive_numbers), waiting)
             except StoreUnavailable:
                 continue
             for job_id, number in found.items():
@@ -148,7 +151,9 @@ class ReportWriter:
     async def _write(self, batch: Sequence[_Waiting]) -> None:
         """If one of them cannot be stored, each is stored alone, and only its request gets the error."""
         try:
-            outcomes = await asyncio.to_thread(self._store.take_reports, [one.arrived for one in batch])
+            outcomes = await asyncio.to_thread(
+                self._store.writing(supervisor_links.take_reports), [one.arrived for one in batch]
+            )
         except Exception as error:
             if len(batch) > 1:
                 for one in batch:
@@ -181,6 +186,6 @@ class SupervisorLinks:
         async with self._reading:
             if newest or self._clock.monotonic() - self._read_mono >= _FRESH_S:
                 began_mono = self._clock.monotonic()
-                self._links = await asyncio.to_thread(self._store.supervisor_links)
+                self._links = await asyncio.to_thread(self._store.reading(supervisor_links.links))
                 self._read_mono = began_mono
             return self._links.get(key)

@@ -15,7 +15,7 @@ from typing import Any
 from shoal_service.control.spec_io import SpecFormat, decode
 from shoal_service.control.submission import Surroundings, accepted
 from shoal_service.core.sweeps.grid import InvalidGrid, combinations, document_of, labels_of, words
-from shoal_service.store import Store
+from shoal_service.store import Store, sweep_jobs
 from shoal_service.views import SweepRequest
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
 from shoal_workers.contract.spec import JobSpec
@@ -102,7 +102,8 @@ def submit_sweep(
         if directory is not None and spec.code.archive is not None:
             packed[directory] = spec.code.archive
         checked.append((spec, note))
-    return store.create_sweep(name, checked, now=now)
+    with store.write() as tx:
+        return sweep_jobs.create(tx, name, checked, now=now)
 
 
 def _with_values(error: SpecError, labels: dict[str, str]) -> SpecError:

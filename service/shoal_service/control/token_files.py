@@ -18,6 +18,7 @@ from pathlib import Path
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 from shoal_service.core.access.roles import BOOTSTRAP, Role
 from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE, GATEWAY_TOKEN_FILE, id_of, new_token
+from shoal_service.store import cluster_links, credentials
 from shoal_service.store.store import Store
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -40,10 +41,10 @@ def ensure_admin_token(store: Store, state_dir: Path, *, now: float) -> Path:
         _write(path, new_token(), replaces=False)
         found = _read(path)
     if found is not None:
-        if store.principal_of_token(found, now=now) is not None:
+        if store.reading(credentials.principal_of_token)(found, now=now) is not None:
             return path
         _register(store, found, now)  # unless it is known: another server may register it now, or it was revoked
-        if store.principal_of_token(found, now=now) is not None:
+        if store.reading(credentials.principal_of_token)(found, now=now) is not None:
             return path
     token = new_token()
     _register(store, token, now)
@@ -57,10 +58,11 @@ def ensure_cluster_token(store: Store, state_dir: Path, cluster: str, *, now: fl
     path = state_dir / f"{cluster}-{GATEWAY_TOKEN_FILE}"
     found = _read(path)
     if found is not None:
-        known = store.principal_of_token(found, now=now)
+        with store.read() as tx:
+            known = credentials.principal_of_token(tx, found, now=now)
         if known is not None and known.cluster == cluster:
             return found
-    made = store.create_cluster_token(cluster, ClusterTokenRequest(), by=BOOTSTRAP, now=now).token
+    made = store.writing(cluster_links.create_token)(cluster, ClusterTokenRequest(), by=BOOTSTRAP, now=now).token
     _write(path, made)
     return made
 
@@ -82,11 +84,12 @@ def register_cluster_token(store: Store, path: Path, cluster: str, *, now: float
         raise ClusterTokenError(
             f"{name} has no token of the form shoal_, 8 lower-case letters or digits, _ and 43 letters, digits, - or _."
         )
-    view = store.adopt_cluster_token(cluster, token, by=BOOTSTRAP, now=now)
+    with store.write() as tx:
+        view = cluster_links.adopt_token(tx, cluster, token, by=BOOTSTRAP, now=now)
     if view.cluster != cluster:
         owner = f"of the cluster {view.cluster}" if view.cluster else f"{view.name}'s, of role {view.role}"
         raise ClusterTokenError(f"{name} has a token that is {owner}: give the cluster {cluster} one of its own.")
-    if store.principal_of_token(token, now=now) is None:
+    if store.reading(credentials.principal_of_token)(token, now=now) is None:
         _log.warning("cluster_token.not_valid", extra={"cluster": cluster, "token": view.id, "reason": _NOT_VALID})
 
 
@@ -104,7 +107,8 @@ def _read(path: Path) -> str | None:
 
 def _register(store: Store, token: str, now: float) -> None:
     request = TokenRequest(name=BOOTSTRAP, role=Role.ADMIN, expires_in_s=None)
-    store.create_token(request, by=BOOTSTRAP, now=now, token=token)
+    with store.write() as tx:
+        credentials.adopt_token(tx, token, request, by=BOOTSTRAP, now=now)
 
 
 def _write(path: Path, token: str, *, replaces: bool = True) -> None:

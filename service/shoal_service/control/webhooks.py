@@ -48,10 +48,11 @@ from shoal_service.core.webhooks import (
     selects,
     unknown_patterns,
 )
+from shoal_service.store import histories, webhook_lanes
 from shoal_service.store.errors import LeaseLost, StoreUnavailable
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
-from shoal_service.store.webhooks.cursors import JOB, SERVICE, Failure, Lane
+from shoal_service.store.webhook_lanes import JOB, SERVICE, Failure, Lane
 from shoal_service.telemetry.webhook_tallies import DeliveryOutcome, WebhookTallies
 from shoal_service.views import EventView
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
@@ -176,7 +177,7 @@ class WebhookDelivery:
             await self._drop()
         now = self._clock.time()
         if self._epoch is None:
-            await self._threads(self._store.register_webhooks, self._config.hooks, epoch=lease.epoch, now=now)
+            await self._threads(self._store.writing(webhook_lanes.register, lease.epoch), self._config.hooks, now=now)
             self._epoch = lease.epoch
         mono = self._clock.monotonic()
         since = 0.0
@@ -184,7 +185,7 @@ class WebhookDelivery:
             since = self._read_at - _CLOCKS_APART_S
         else:
             self._read_all_mono = mono
-        lanes = await self._threads(self._store.webhook_backlog, since)
+        lanes = await self._threads(self._store.reading(webhook_lanes.backlog), since)
         self._read_at = now
         self._passed = {lane.key: self._passed[lane.key] for lane in lanes if lane.key in self._passed}
         for lane in lanes:
@@ -357,7 +358,9 @@ class LaneDelivery:
         hook = self._by_name.get(lane.hook) or _of_spec(job, lane.hook)
         patterns = hook.events if hook is not None else ()
         seen = max(lane.seq, passed or 0)
-        while events := await self._threads(self._store.events, lane.job_id, after=seen, limit=_BATCH):
+        while events := await self._threads(
+            self._store.reading(histories.read_events), lane.job_id, after=seen, limit=_BATCH
+        ):
             for number, event in enumerate(events):
                 if hook is not None and selects(patterns, event.type):
                     error = await self._attempt(hook, lane, event, job.facts, epoch)
@@ -399,7 +402,7 @@ class LaneDelivery:
 
     async def _settled(self, lane: Lane, seq: int, delivered: int, epoch: int) -> Lane:
         now = self._clock.time()
-        await self._threads(self._store.settle_webhook, lane, seq, delivered=delivered, epoch=epoch, now=now)
+        await self._threads(self._store.writing(webhook_lanes.settle, epoch), lane, seq, delivered=delivered, now=now)
         return replace(lane, seq=seq, retries=Retries() if delivered else lane.retries)
 
     async def _failed(
@@ -425,7 +428,7 @@ class LaneDelivery:
         gave_up = _gave_up(hook, lane, lost, failure, now) if lost else None
         fields = {"job": lane.job_id, "hook": lane.hook, "receiver": hook.receiver}
         _log.warning("webhooks.failed", extra={**fields, "error": error, "reason": verdict.reason})
-        await self._threads(self._store.fail_webhook, lane, failure, gave_up, epoch=epoch, now=now)
+        await self._threads(self._store.writing(webhook_lanes.fail, epoch), lane, failure, gave_up, now=now)
         self._count(lane, DeliveryOutcome.GAVE_UP, len(lost))
         return replace(lane, seq=failure.seq, retries=verdict.retries)
 

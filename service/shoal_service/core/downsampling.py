@@ -1,4 +1,4 @@
-"""Fewer points of a long series: means over equal buckets of steps. `store/overview` passes the rows.
+"""Fewer points of a long series: means over equal buckets of steps. `store/curves.py` passes the rows.
 
 It reads its input once, and never holds more than one bucket. Also how often a job's accounts are sampled, for the
 curves of goodput and of world size over time.

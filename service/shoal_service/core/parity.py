@@ -1,4 +1,4 @@
-"""The loss parity report: two series of losses, compared step by step. `store/reads/comparison.py` passes the rows.
+"""The loss parity report: two series of losses, compared step by step. `store/histories.py` passes the rows.
 
 A job that lost workers, was resized, paused or moved must have the losses of a run without disturbance: equal bits in
 deterministic mode, within a relative tolerance otherwise. A step that was rolled back and repeated is in the series

@@ -1,6 +1,8 @@
-"""`Store`: every job and its histories in SQLite or PostgreSQL; its transactions by topic, errors and migrations.
-The control loop, the HTTP edge and `shoal doctor` call it; `reads/` holds the larger queries.
-No other package uses SQL. The store never decides: core/job_machine.py and core/endings.py do.
+"""Every job and its histories in SQLite or PostgreSQL. `Store` opens transactions; the other modules of this folder are
+areas, of functions that take a transaction first.
+
+The control loop, the HTTP edge and `shoal doctor` call it. No other package uses SQL. The store never decides:
+core/job_machine.py and core/endings.py do.
 """
 
 from shoal_service.store.driving import DriveRow

@@ -1,22 +1,41 @@
-"""Packed code directories of jobs, by the SHA-256 of their bytes: stored once, never changed; retention deletes those
-that no job names. Called by `Store`.
+"""Code of jobs: packed directories by the SHA-256 of their bytes, and the versions of it in a job's spec.
+
+An archive is stored once and never changed; retention deletes those that no job names. A version of the code may be
+refused or rolled back by the supervisor: then the spec goes back too.
 """
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, delete, insert, select
 
-from shoal_service.store.database import insert
-from shoal_service.store.errors import InvalidArchive
-from shoal_service.store.tables import code_archives
+from shoal_service.core.events.code import CodeRefused, CodeRolledBack
+from shoal_service.core.job_machine import ATTEMPT_STATES
+from shoal_service.reports import PendingEvent
+from shoal_service.store.database import Transaction, insert_on_conflict, json_text
+from shoal_service.store.edit import JobEdit
+from shoal_service.store.errors import InvalidArchive, RequestConflict
+from shoal_service.store.records import JobRecord, read_spec
+from shoal_service.store.tables import code_archives, job_specs
+from shoal_workers.contract.spec import JobSpec
 
 MAX_ARCHIVE_BYTES = 64 * 1024 * 1024
+_TAKEN_BACK = (CodeRefused.type, CodeRolledBack.type)
 
 
-def check(sha256: str, data: bytes) -> None:
-    """Raises InvalidArchive. Hashes the data: call it outside a transaction."""
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A packed directory that is whole: made by `checked`."""
+
+    sha256: str
+    data: bytes
+
+
+def checked(sha256: str, data: bytes) -> Archive:
+    """Raises InvalidArchive: too large, or its SHA-256 is another one. Hashes the data, so it is called before a
+    transaction begins."""
     if len(data) > MAX_ARCHIVE_BYTES:
         raise InvalidArchive(
             f"The code archive has {len(data)} bytes, the limit is {MAX_ARCHIVE_BYTES} (64 MiB). "
@@ -25,21 +44,73 @@ def check(sha256: str, data: bytes) -> None:
     actual = hashlib.sha256(data).hexdigest()
     if actual != sha256:
         raise InvalidArchive(f"The code archive is named {sha256[:64]}, but its SHA-256 is {actual}. Send it again.")
+    return Archive(sha256, data)
 
 
-def put(connection: Connection, sha256: str, data: bytes, *, now: float) -> None:
+def put(tx: Transaction, archive: Archive, *, now: float) -> None:
     """An archive that is stored already counts as uploaded now: the job that needs it is about to be submitted."""
-    statement = insert(connection, code_archives).values(sha256=sha256, bytes=len(data), stored_at=now, data=data)
-    connection.execute(statement.on_conflict_do_update(index_elements=["sha256"], set_={"stored_at": now}))
+    row = {"sha256": archive.sha256, "bytes": len(archive.data), "stored_at": now, "data": archive.data}
+    statement = insert_on_conflict(tx, code_archives).values(row)
+    tx.execute(statement.on_conflict_do_update(index_elements=["sha256"], set_={"stored_at": now}))
 
 
-def exists(connection: Connection, sha256: str) -> bool:
+def exists(tx: Transaction, sha256: str) -> bool:
     query = select(code_archives.c.bytes).where(code_archives.c.sha256 == sha256)
-    return connection.execute(query).one_or_none() is not None
+    return tx.execute(query).one_or_none() is not None
 
 
-def get(connection: Connection, sha256: str) -> bytes | None:
-    data: bytes | None = connection.execute(
+def get(tx: Transaction, sha256: str) -> bytes | None:
+    data: bytes | None = tx.execute(
         select(code_archives.c.data).where(code_archives.c.sha256 == sha256)
     ).scalar_one_or_none()
     return data
+
+
+def unused(tx: Transaction, *, before: float, limit: int = 100) -> list[str]:
+    """Archives that were last uploaded before that time and that the spec of no job names."""
+    old = select(code_archives.c.sha256).where(code_archives.c.stored_at < before, _is_unused(tx))
+    return list(tx.execute(old.order_by(code_archives.c.stored_at).limit(limit)).scalars())
+
+
+def remove(tx: Transaction, sha256: str, *, before: float) -> bool:
+    """False: it is used now, or was uploaded again."""
+    chosen = (code_archives.c.sha256 == sha256, code_archives.c.stored_at < before, _is_unused(tx))
+    return tx.execute(delete(code_archives).where(*chosen)).rowcount > 0
+
+
+def _is_unused(tx: Transaction) -> ColumnElement[bool]:
+    named = json_text(tx, job_specs.c.document, "code", "archive")
+    return code_archives.c.sha256.not_in(select(named).where(named.is_not(None)))
+
+
+def require_changeable(job: JobRecord, before: JobSpec, after: JobSpec) -> None:
+    """Raises RequestConflict. A GPU cannot be held by two workers, so those with new code could not start beside the
+    others."""
+    if after.code == before.code:
+        return
+    if before.worker.gpus and job.state in ATTEMPT_STATES:
+        ways = "be given new code while its workers hold GPUs. Pause it, change the code, and resume it"
+        raise RequestConflict(job.id, job.state, ways)
+    if before.code.archive is None and before.code.working_dir is None:
+        raise RequestConflict(job.id, job.state, f"be given code: its task {before.task} is not from code of its own")
+
+
+def follow(edit: JobEdit, event: PendingEvent) -> None:
+    """If the supervisor has gone back to the code before, so does the spec, unless another version was requested since:
+    the next attempt must not begin with code that has failed."""
+    if event.type not in _TAKEN_BACK:
+        return
+    job, tx = edit.job, edit.tx
+    newest = edit.spec_version
+    stored = read_spec(tx, job.num, newest)
+    if stored.problem or stored.value.code.archive != event.data.get("version"):
+        return
+    versions = select(job_specs.c.version).where(job_specs.c.job_num == job.num, job_specs.c.version < newest)
+    for version in tx.execute(versions.order_by(job_specs.c.version.desc())).scalars():
+        earlier = read_spec(tx, job.num, version)
+        if not earlier.problem and (earlier.value.code.archive or "") == event.data.get("before"):
+            spec = stored.value.model_copy(update={"code": earlier.value.code})
+            row = {"job_num": job.num, "version": newest + 1, "accepted_at": edit.now}
+            tx.execute(insert(job_specs), row | {"document": spec.model_dump_json()})
+            edit.set(spec_version=newest + 1)
+            return

@@ -1,5 +1,9 @@
 """Transactions on SQLite and PostgreSQL. Only this file distinguishes the two databases; `Store` calls it.
 
+`Transaction` is what every other module of the store takes as its first parameter: it runs statements, and collects
+what has to be published once they are committed. No transaction is repeated after an error, so a caller may open it by
+`with`: SQLite's writers wait for each other before they begin, PostgreSQL's statements wait for the rows they lock.
+
 Reads and writes begin differently, because SQLite has one writer: a write begins with BEGIN IMMEDIATE (it waits for the
 lock before it reads, so the values that it has read are still current when it writes), and the threads of one process
 wait in a queue before the database. SQLite's own busy handler is unfair: it polls, and a thread can starve.
@@ -11,24 +15,46 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar, TypeVarTuple, overload
 
-from sqlalchemy import JSON, Column, ColumnElement, Connection, Engine, Table, cast, create_engine, event, func, text
+from sqlalchemy import (
+    JSON,
+    Column,
+    ColumnElement,
+    Connection,
+    CursorResult,
+    Engine,
+    Executable,
+    Table,
+    cast,
+    create_engine,
+    event,
+    func,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, OperationalError
 from sqlalchemy.exc import TimeoutError as SqlTimeoutError
+from sqlalchemy.sql.selectable import TypedReturnsRows
 
-from shoal_service.store.access import audit
 from shoal_service.store.errors import StoreUnavailable
+from shoal_service.store.hub import Hub
 from shoal_service.store.tables import events
+from shoal_service.telemetry.metric import Exemplar
 from shoal_service.telemetry.service_metrics import DATABASE_SECONDS
 from shoal_service.telemetry.tallies import Count, Durations
+from shoal_workers.contract.job import IncidentCause
 
+_Ts = TypeVarTuple("_Ts")
+_Kind = TypeVar("_Kind", bound=StrEnum)
+_Parameters: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 _WRITES = "shoal_writes"
 _BUSY_S = 30
 _POOL = 8
@@ -42,6 +68,76 @@ class DatabaseTallies:
         self.seconds = Durations(DATABASE_SECONDS)
         self.errors = Count()
         self.events = Count()
+        self._counts: Counter[tuple[type[StrEnum], StrEnum]] = Counter()
+        self._exemplars: dict[IncidentCause, Exemplar] = {}
+        self._lock = threading.Lock()
+
+    def counted(self, kind: type[_Kind]) -> dict[_Kind, int]:
+        """How often each member of `kind` was counted (`Transaction.count`) since this process started."""
+        with self._lock:
+            return {kind(one): number for (of, one), number in self._counts.items() if of is kind}
+
+    def exemplars(self) -> dict[IncidentCause, Exemplar]:
+        """The newest closed incident of each cause that this process has stored."""
+        with self._lock:
+            return dict(self._exemplars)
+
+    def add(self, counted: Iterable[StrEnum], exemplars: Mapping[IncidentCause, Exemplar]) -> None:
+        with self._lock:
+            self._counts.update((type(one), one) for one in counted)
+            self._exemplars.update(exemplars)
+
+
+class Transaction:
+    """An open transaction: statements, and what is published and counted once it is committed. Of one thread."""
+
+    __slots__ = ("_counted", "_epoch", "_exemplars", "_published", "_topics", "connection")
+
+    def __init__(self, connection: Connection, epoch: int | None = None) -> None:
+        self.connection = connection
+        self._epoch = epoch
+        self._published: dict[str, bool] = {}
+        self._topics: dict[str, None] = {}
+        self._counted: list[StrEnum] = []
+        self._exemplars: dict[IncidentCause, Exemplar] = {}
+
+    @overload
+    def execute(self, statement: TypedReturnsRows[*_Ts], parameters: _Parameters = None) -> CursorResult[*_Ts]: ...
+    @overload
+    def execute(self, statement: Executable, parameters: _Parameters = None) -> CursorResult[*tuple[Any, ...]]: ...
+    def execute(self, statement: Executable, parameters: _Parameters = None) -> CursorResult[*tuple[Any, ...]]:
+        return self.connection.execute(statement, parameters)
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the lease that the transaction holds."""
+        assert self._epoch is not None, "only the control loop writes this, with `store.write(epoch)`"
+        return self._epoch
+
+    def publish(self, job_id: str, *, is_request: bool = False) -> None:
+        """Notifies the subscribers of this process after the commit; see `Hub.publish`."""
+        self._published[job_id] = self._published.get(job_id, False) or is_request
+
+    def announce(self, topic: str) -> None:
+        """Notifies those who subscribe to exactly this after the commit; see `Hub.announce`."""
+        self._topics[topic] = None
+
+    def count(self, *kinds: StrEnum) -> None:
+        """For `DatabaseTallies.counted`, after the commit."""
+        self._counted += kinds
+
+    def show(self, exemplars: Mapping[IncidentCause, Exemplar]) -> None:
+        """For `DatabaseTallies.exemplars`, after the commit."""
+        self._exemplars.update(exemplars)
+
+    def committed(self, hub: Hub, tallies: DatabaseTallies) -> None:
+        """Publishes and counts what was collected. Called by `Store.write`."""
+        if self._counted or self._exemplars:
+            tallies.add(self._counted, self._exemplars)
+        for job_id, is_request in self._published.items():
+            hub.publish(job_id, is_request=is_request)
+        for topic in self._topics:
+            hub.announce(topic)
 
 
 class Database:
@@ -60,23 +156,17 @@ class Database:
         self._queue: AbstractContextManager[Any] = threading.Lock() if self.is_sqlite else nullcontext()
 
     @contextmanager
-    def read(self) -> Iterator[Connection]:
+    def read(self) -> Iterator[Transaction]:
         """A consistent view on SQLite; on PostgreSQL each statement sees what was committed when it began."""
         with self._timed("read"), self._engine.connect() as connection:
-            yield connection
+            yield Transaction(connection)
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
-        """One transaction: committed at the end of the block, rolled back if it raises. The first one of a request of
-        the API also records it in the audit."""
-        deed = audit.CURRENT.get()
-        records = deed is not None and not deed.is_recorded
+    def write(self, epoch: int | None = None) -> Iterator[Transaction]:
+        """One transaction: committed at the end of the block, rolled back if it raises. `epoch`: for
+        `Transaction.epoch`; `Store.write` checks it, and publishes."""
         with self._timed("write"), self._queue, self._writing.begin() as connection:
-            yield connection
-            if deed is not None and records:
-                audit.record(connection, deed)
-        if deed is not None and records:
-            deed.is_recorded = True
+            yield Transaction(connection, epoch)
 
     def announce(self, name: str) -> bool:
         """Lets other processes see that this one lives, by a lock that PostgreSQL keeps as long as the connection does.
@@ -166,22 +256,22 @@ def _parts_of(name: str) -> dict[str, int]:
     return {"high": high, "low": low}
 
 
-def insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+def insert_on_conflict(tx: Transaction, table: Table) -> sqlite.Insert | postgresql.Insert:
     """An INSERT with ON CONFLICT, which has the same syntax on both databases."""
-    return _insert(connection.dialect.name, table)
+    return _insert(tx.connection.dialect.name, table)
 
 
-def json_text(connection: Connection, document: Column[str], *path: str) -> ColumnElement[Any]:
+def json_text(tx: Transaction, document: Column[str], *path: str) -> ColumnElement[Any]:
     """The text at this path of a JSON document in a column; NULL: there is none."""
-    if connection.dialect.name == "sqlite":
+    if tx.connection.dialect.name == "sqlite":
         return func.json_extract(document, "$." + ".".join(path))
     return func.json_extract_path_text(cast(document, JSON), *path)
 
 
-def upsert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+def upsert(tx: Transaction, table: Table, rows: Sequence[dict[str, Any]]) -> None:
     """Inserts rows, or replaces those with the same primary key. All rows have the same columns."""
     if rows:
-        connection.execute(_upsert(connection.dialect.name, table, tuple(rows[0])), rows)
+        tx.execute(_upsert(tx.connection.dialect.name, table, tuple(rows[0])), rows)
 
 
 @cache

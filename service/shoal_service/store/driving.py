@@ -1,6 +1,4 @@
-"""Reads and writes of the control loop, as functions of an open transaction. Called by `Store`, which holds the lease
-(`lease.hold`) before each write.
-"""
+"""What the control loop reads and writes of jobs, under its lease (`store.write(epoch)`)."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from itertools import chain
 from threading import Lock
 from typing import Any, TypeAlias
 
-from sqlalchemy import Column, Connection, Row, bindparam, select
+from sqlalchemy import Column, Row, bindparam, select
 
 from shoal_service.core import goodput
 from shoal_service.core.desired import Desired
@@ -20,14 +18,14 @@ from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.job import JobGranted, JobPreempted, JobQuarantined, JobStaysInCluster
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeued, step
 from shoal_service.core.quantities import count_text
+from shoal_service.store import checkpoint_rows, profile_requests
+from shoal_service.store.database import Transaction
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import JobEnded, RequestConflict
-from shoal_service.store.lifecycle import continuing
-from shoal_service.store.profiles import requests
-from shoal_service.store.reads.documents import Readable
 from shoal_service.store.records import (
     QUARANTINED,
     JobRecord,
+    Readable,
     load,
     pins_of,
     profile_of,
@@ -111,13 +109,13 @@ class SpecCache:
         self._specs: OrderedDict[tuple[int, int], Readable[JobSpec]] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, connection: Connection, num: int, version: int) -> Readable[JobSpec]:
+    def get(self, tx: Transaction, num: int, version: int) -> Readable[JobSpec]:
         key = (num, version)
         with self._lock:
             if key in self._specs:
                 self._specs.move_to_end(key)
                 return self._specs[key]
-        spec = read_spec(connection, *key)
+        spec = read_spec(tx, *key)
         if spec.problem:
             return spec  # not kept: the row may be repaired
         with self._lock:
@@ -127,25 +125,34 @@ class SpecCache:
         return spec
 
 
+class KnownJobs:
+    """What one reader of the queue has read before: it parses only what has changed. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.specs = SpecCache()
+        self.rows = RowCache()
+
+
 def to_drive(
-    connection: Connection,
-    specs: SpecCache,
-    rows: RowCache,
+    tx: Transaction,
+    known: KnownJobs | None = None,
     *,
-    max_queued: int,
+    max_queued: int = 1000,
     unreadable: dict[str, str] | None = None,
 ) -> list[DriveRow]:
     """All jobs with an attempt, oldest first; then the first `max_queued` jobs of the queue, in its order. Jobs whose
-    spec cannot be read are left out; why is added to `unreadable`, by id."""
+    spec cannot be read are left out; why is added to `unreadable`, by id. `known`: what the caller has read before."""
+    caches = known or KnownJobs()
     kept: _KnownRows = {}
-    known = rows.rows
-    needed = continuing.held(connection)
-    for row in chain(connection.execute(_HELD), connection.execute(_QUEUED, {"max_queued": max_queued})):
+    rows, specs = caches.rows, caches.specs
+    before_rows = rows.rows
+    needed = checkpoint_rows.held(tx)
+    for row in chain(tx.execute(_HELD), tx.execute(_QUEUED, {"max_queued": max_queued})):
         num: int = row[0]
         values = tuple(row)  # compared faster than a Row
-        if (before := known.get(num)) is not None and before[0] == values:
+        if (before := before_rows.get(num)) is not None and before[0] == values:
             kept[num] = before  # and not the equal new values, which would only be garbage of the next read
-        elif (drive := _drive_row(connection, specs, row, unreadable)) is not None:
+        elif (drive := _drive_row(tx, specs, row, unreadable)) is not None:
             kept[num] = values, drive
     rows.keep(kept, is_whole=max_queued > 0)
     if not needed:
@@ -165,10 +172,8 @@ _QUEUED = (
 )
 
 
-def _drive_row(
-    connection: Connection, specs: SpecCache, row: Row[Any], unreadable: dict[str, str] | None
-) -> DriveRow | None:
-    spec = specs.get(connection, row.num, row.spec_version)
+def _drive_row(tx: Transaction, specs: SpecCache, row: Row[Any], unreadable: dict[str, str] | None) -> DriveRow | None:
+    spec = specs.get(tx, row.num, row.spec_version)
     if spec.problem:
         if unreadable is not None:
             unreadable[row.id] = why_quarantined(spec)
@@ -191,35 +196,31 @@ def _drive_row(
     )
 
 
-def quarantine(connection: Connection, unreadable: Mapping[str, str], *, now: float) -> list[str]:
-    """Jobs whose stored spec today's rules refuse: they do not run, and their status says why. The ids of those that
-    were not in quarantine for this reason before. The quarantine ends by itself once the row can be read."""
-    changed = []
+def quarantine(tx: Transaction, unreadable: Mapping[str, str], *, now: float) -> None:
+    """Jobs whose stored spec today's rules refuse: they do not run, and their status says why. One event
+    each, unless they are in quarantine for this reason already. It ends by itself once the row can be read."""
     for job_id, reason in unreadable.items():
-        job = load(connection, job_id, lock=True)
+        job = load(tx, job_id, lock=True)
         if (job.status.reason, job.status.message) != (QUARANTINED, reason):
-            edit = JobEdit(connection, job, now)
+            edit = JobEdit(tx, job, now)
             edit.describe(reason=QUARANTINED, message=reason)
             edit.event(JobQuarantined(message=reason))
             edit.save()
-            changed.append(job_id)
-    return changed
+            tx.publish(job_id)
 
 
 def begin_attempt(
-    connection: Connection, job_id: str, *, workers: int, cluster: str = "", reason: str = "", now: float
+    tx: Transaction, job_id: str, *, workers: int, cluster: str = "", reason: str = "", now: float
 ) -> int:
-    """Returns the number of the new attempt. Raises JobNotFound; RequestConflict: the job has left the queue.
-
-    `reason`: of the scheduler.
-    """
+    """QUEUED -> STARTING in this cluster, for the scheduler's `reason`. Returns the number of the attempt. Raises
+    JobNotFound; RequestConflict: the job has left the queue."""
     assert workers >= 1
-    job = load(connection, job_id, lock=True)
+    job = load(tx, job_id, lock=True)
     standing = step(job.standing, AttemptBegun())
     if standing is None:
         raise _conflict(job, "be started")
     attempt = job.attempt + 1
-    edit = JobEdit(connection, job, now)
+    edit = JobEdit(tx, job, now)
     edit.describe(observed_generation=job.spec_version, generation=0)
     message = reason or f"Starts with {count_text(workers, 'worker')}."
     edit.move(standing, "", message, attempt=attempt, workers=workers, cluster=cluster or None)
@@ -227,64 +228,73 @@ def begin_attempt(
     if job.started_at is None:
         edit.set(started_at=now)
     edit.save()
+    tx.count(MoveKind.START)
+    tx.publish(job_id)
     return attempt
 
 
-def set_grant(connection: Connection, job_id: str, *, workers: int, reason: str, now: float) -> MoveKind | None:
-    """Changes the granted world size of a job with an attempt; None: it has no attempt, or has that grant already."""
-    job = load(connection, job_id, lock=True)
+def set_grant(tx: Transaction, job_id: str, *, workers: int, reason: str, now: float) -> None:
+    """Grants a job with an attempt a number of workers, with an event if the number changes."""
+    job = load(tx, job_id, lock=True)
     if job.state not in ATTEMPT_STATES or job.granted_workers == workers:
-        return None
-    edit = JobEdit(connection, job, now)
+        return
+    edit = JobEdit(tx, job, now)
     edit.set(granted_workers=workers)
     edit.event(JobGranted(from_=job.granted_workers, to=workers, reason=reason))
     edit.save()
-    return MoveKind.GROW if workers > job.granted_workers else MoveKind.SHRINK
+    tx.count(MoveKind.GROW if workers > job.granted_workers else MoveKind.SHRINK)
+    tx.publish(job_id)
 
 
-def preempt(connection: Connection, job_id: str, *, reason: str, beneficiary: str, now: float) -> bool:
-    """Takes all workers of a job with an attempt: the attempt saves and ends, then the job returns to the queue. False:
-    it has no attempt, or is preempted already. A grant of 0 workers, with an attempt, stands for it."""
-    job = load(connection, job_id, lock=True)
+def preempt(tx: Transaction, job_id: str, *, reason: str, beneficiary: str, now: float) -> None:
+    """Takes all workers of a job with an attempt: the attempt saves and ends, then the job returns to the queue. A
+    grant of 0 workers, with an attempt, stands for it. `beneficiary`: the job that gets the workers."""
+    job = load(tx, job_id, lock=True)
     if job.state not in ATTEMPT_STATES or not job.granted_workers:
-        return False
-    edit = JobEdit(connection, job, now)
+        return
+    edit = JobEdit(tx, job, now)
     edit.set(granted_workers=0)
     edit.event(JobPreempted(workers=job.granted_workers, beneficiary=beneficiary, reason=reason))
-    return edit.save()
+    edit.save()
+    tx.count(MoveKind.PREEMPT)
+    tx.publish(job_id)
 
 
-def requeue(connection: Connection, job_id: str, *, reason: EndReason, message: str, now: float) -> bool:
-    """The attempt was lost: the job returns to the queue. False: the job has no attempt."""
-    job = load(connection, job_id, lock=True)
+def requeue(tx: Transaction, job_id: str, *, reason: EndReason, message: str, now: float) -> None:
+    """The attempt, if there is one, is lost: the job returns to the queue, or is paused or cancelled if a user has
+    requested that."""
+    job = load(tx, job_id, lock=True)
     standing = step(job.standing, Requeued())
     if standing is None:
-        return False
-    edit = JobEdit(connection, job, now)
+        return
+    edit = JobEdit(tx, job, now)
     edit.book(goodput.recovering(IncidentCause.CLUSTER_LOST))
     edit.lose(reason, message)
-    requests.end_open(edit, f"the attempt ended: {message}")
+    profile_requests.end_open(edit, f"the attempt ended: {message}")
     edit.move(standing, reason.value, message, attempt=job.attempt, step=job.status.step)
-    return edit.save()
+    edit.save()
+    tx.publish(job_id, is_request=True)
 
 
-def note_stay(connection: Connection, job_id: str, *, cluster: str, reason: str, now: float) -> bool:
+def note_stay(tx: Transaction, job_id: str, *, cluster: str, reason: str, now: float) -> None:
     """Why the attempt stays in its cluster for now, or a queued job does not start in the one that it names: its status
-    says so until the supervisor reports. False: it says so already, or has ended."""
-    job = load(connection, job_id, lock=True)
+    says so until the supervisor reports."""
+    job = load(tx, job_id, lock=True)
     if job.state.ended or job.status.note == reason:
-        return False
-    edit = JobEdit(connection, job, now)
+        return
+    edit = JobEdit(tx, job, now)
     edit.describe(note=reason)
     if job.state in ATTEMPT_STATES and reason:
         edit.event(JobStaysInCluster(cluster=cluster, reason=reason))
-    return edit.save()
+    edit.save()
+    tx.publish(job_id)
 
 
-def record_event(connection: Connection, job_id: str, event: JobEvent, *, now: float) -> None:
-    edit = JobEdit(connection, load(connection, job_id, lock=True), now)
+def record_event(tx: Transaction, job_id: str, event: JobEvent, *, now: float) -> None:
+    edit = JobEdit(tx, load(tx, job_id, lock=True), now)
     edit.event(event)
     edit.save()
+    tx.publish(job_id)
 
 
 def _conflict(job: JobRecord, action: str) -> RequestConflict:

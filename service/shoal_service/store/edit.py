@@ -4,8 +4,12 @@
 The log holds what the workers print, and one line per event, with stream `shoal` and without a worker: the log of a job
 that prints nothing tells what happens to it. The lines of one transaction are numbered in the order of their times.
 
-Used by submissions.py, driving.py and reports.py. The row must have been read with `records.load(..., lock=True)`: the
-event numbers are taken from it, so they have no gaps within a job and become visible in their order.
+The goodput ledger of a job that has no supervisor (in the queue, paused, between two attempts) is kept here too, at
+each change of the job's state. During an attempt the supervisor keeps it (core/attempt/booking.py) and reports it with
+every status. So every second is accounted exactly once.
+
+The row must have been read with `records.load(..., lock=True)`: the event numbers are taken from it, so they have no
+gaps within a job and become visible in their order. Whoever edits a job publishes it (`Transaction.publish`).
 """
 
 from __future__ import annotations
@@ -17,20 +21,21 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Update, bindparam, delete, insert, update
+from sqlalchemy import Update, bindparam, delete, insert, update
 
+from shoal_service.core import goodput
 from shoal_service.core.downsampling import sample_is_due
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.catalogue import describe
 from shoal_service.core.events.job import JobStateChanged
+from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.job_machine import ATTEMPT_STATES, JobStanding
 from shoal_service.core.lost_attempt import LostAttempt, after_end
 from shoal_service.reports import PendingEvent, PendingLog
-from shoal_service.store import ledgers
+from shoal_service.store import curves
+from shoal_service.store.database import Transaction
 from shoal_service.store.errors import RequestConflict
-from shoal_service.store.lifecycle import continuing
-from shoal_service.store.overview import samples
-from shoal_service.store.records import JobRecord, document_of, status_document
+from shoal_service.store.records import JobRecord, document_of, load_spec, status_document
 from shoal_service.store.tables import events, jobs, logs, queue_places
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
@@ -43,11 +48,18 @@ MAX_LOG_LINE_CHARS = 16_384
 _JOB_NUM = "num_of_job"
 
 
+RELEASED: dict[str, str | None] = {"held": None}
+"""Columns of a job's row that needs no checkpoint of another job any more."""
+
+
+_ACCOUNTS = {JobState.QUEUED: Category.QUEUED, JobState.STARTING: Category.STARTING}
+
+
 class JobEdit:
     """Collects changed columns, new events and lines of the log until `save`."""
 
-    def __init__(self, connection: Connection, job: JobRecord, now: float) -> None:
-        self.connection = connection
+    def __init__(self, tx: Transaction, job: JobRecord, now: float) -> None:
+        self.tx = tx
         self.job = job
         self.now = now
         self.standing = job.standing
@@ -90,7 +102,7 @@ class JobEdit:
     def book(self, under: str | None = None) -> None:
         """Accounts the time up to now in the goodput ledger of a job that has no supervisor; `under`: not as the job's
         state says."""
-        shown = ledgers.book(self.connection, self.job, self.standing.state, self.status.goodput, self.now, under=under)
+        shown = _book(self.tx, self.job, self.standing.state, self.status.goodput, self.now, under=under)
         self.describe(goodput=shown)
 
     def lose(self, reason: EndReason, message: str) -> None:
@@ -131,7 +143,7 @@ class JobEdit:
             return
         self.describe(reason=reason, message=message, deadline=None)
         if before is JobState.QUEUED:
-            self.connection.execute(delete(queue_places).where(queue_places.c.job_num == self.job.num))
+            self.tx.execute(delete(queue_places).where(queue_places.c.job_num == self.job.num))
         if not to.state.holds_workers:
             self.describe(workers=0, tokens_per_s=None, eta_s=None, note="")
             self.set(granted_workers=0, workers="[]")
@@ -139,7 +151,7 @@ class JobEdit:
             self.set(queued_at=self.now)
         if to.state.ended:
             self.describe(lost=None)
-            self.set(ended_at=self.now, **continuing.RELEASED)
+            self.set(ended_at=self.now, **RELEASED)
         if to.state is JobState.SUCCEEDED:
             self.set(failure=None)
         known = {"attempt": attempt, "step": step, "workers": workers, "cluster": cluster}
@@ -148,7 +160,7 @@ class JobEdit:
 
     def save(self) -> bool:
         """Writes the changes; False: there were none."""
-        return save_all(self.connection, [self])[0]
+        return save_all(self.tx, [self])[0]
 
     def written(self) -> _Written | None:
         """Writes new events and lines. What is left to write; None: nothing has changed. Called by `save_all`."""
@@ -162,10 +174,10 @@ class JobEdit:
             columns["status"] = document
         if self._events:
             columns["event_seq"] = self.job.event_seq + len(self._events)
-            self.connection.execute(insert(events), self._events)
+            self.tx.execute(insert(events), self._events)
             self._lines.extend(_line_of(event) for event in self._events)
         if self._lines:
-            columns["log_seq"] = _append_lines(self.connection, self.job.num, self.job.log_seq, self._lines)
+            columns["log_seq"] = _append_lines(self.tx, self.job.num, self.job.log_seq, self._lines)
         if not columns:
             return None
         sample = self._sample(columns.get("granted_workers", self.job.granted_workers))
@@ -175,30 +187,30 @@ class JobEdit:
         columns["updated_at"] = self.now
         return _Written({**columns, _JOB_NUM: self.job.num}, sample)
 
-    def _sample(self, granted: int) -> samples.Sample | None:
+    def _sample(self, granted: int) -> curves.Sample | None:
         """None: it is not due."""
         job, status, state = self.job, self.status, self.standing.state
         changed = (state, granted, status.workers) != (job.state, job.granted_workers, job.status.workers)
         if not changed and not sample_is_due(job.sampled_at, job.created_at, self.now):
             return None
-        before = samples.Booked(job.sampled_productive, job.sampled_total)
-        return samples.take(job.num, state=state, granted=granted, status=status, before=before, now=self.now)
+        before = curves.Booked(job.sampled_productive, job.sampled_total)
+        return curves.take_sample(job.num, state=state, granted=granted, status=status, before=before, now=self.now)
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
     columns: dict[str, Any]
-    sample: samples.Sample | None
+    sample: curves.Sample | None
 
 
-def save_all(connection: Connection, edits: Sequence[JobEdit]) -> list[bool]:
+def save_all(tx: Transaction, edits: Sequence[JobEdit]) -> list[bool]:
     """Writes the changes of edits of different jobs: whether there were any in each. One statement for all that change
     the same columns: most of the time of a statement goes into the statement, not into its rows."""
     written = [edit.written() for edit in edits]
     changes = [one for one in written if one is not None]
-    samples.store(connection, [one.sample for one in changes if one.sample is not None])
+    curves.store_samples(tx, [one.sample for one in changes if one.sample is not None])
     for columns, same in groupby(sorted(changes, key=_columns_of), key=_columns_of):
-        connection.execute(_update(columns), [one.columns for one in same])
+        tx.execute(_update(columns), [one.columns for one in same])
     return [one is not None for one in written]
 
 
@@ -213,14 +225,14 @@ def _update(columns: tuple[str, ...]) -> Update:
     return update(jobs).where(jobs.c.num == bindparam(_JOB_NUM)).values(values)
 
 
-def _append_lines(connection: Connection, job_num: int, log_seq: int, lines: Sequence[PendingLog]) -> int:
+def _append_lines(tx: Transaction, job_num: int, log_seq: int, lines: Sequence[PendingLog]) -> int:
     """Stores lines after number `log_seq`, and deletes the oldest beyond MAX_LOG_LINES. Returns the last number."""
     last = log_seq + len(lines)
     kept = sorted(lines, key=lambda line: line.at)[-MAX_LOG_LINES:]
     first = last - len(kept) + 1
-    connection.execute(insert(logs), [_log_row(job_num, first + i, line) for i, line in enumerate(kept)])
+    tx.execute(insert(logs), [_log_row(job_num, first + i, line) for i, line in enumerate(kept)])
     if last > MAX_LOG_LINES:
-        connection.execute(delete(logs).where(logs.c.job_num == job_num, logs.c.seq <= last - MAX_LOG_LINES))
+        tx.execute(delete(logs).where(logs.c.job_num == job_num, logs.c.seq <= last - MAX_LOG_LINES))
     return last
 
 
@@ -240,3 +252,27 @@ def _log_row(job_num: int, seq: int, line: PendingLog) -> dict[str, Any]:
         "stream": line.stream.value,
         "text": plain_text(line.text)[:MAX_LOG_LINE_CHARS],
     }
+
+
+def _book(
+    tx: Transaction, job: JobRecord, state: JobState, shown: Goodput | None, now: float, *, under: str | None
+) -> Goodput:
+    """Adds the time up to `now`, which the job has spent in `state`, to the goodput `shown` so far; to the account
+    `under` if there is one, and with it the time of a step that was not completed."""
+    ledger = goodput.resume(shown, at=now)
+    if state is JobState.PAUSED or state.ended:
+        return goodput.show(goodput.account(ledger, Category.IDLE, requested=0, now=now))
+    requested = load_spec(tx, job.num, job.spec_version).elasticity.max_workers
+    if under is not None:
+        ledger = goodput.discard(ledger, under)
+    else:
+        under = _ACCOUNTS.get(state, Category.IDLE)  # idle: since the last report of its supervisor
+    return goodput.show(goodput.account(ledger, under, requested=requested, now=now))
+
+
+def newest_goodput(known: Goodput | None, reported: Goodput | None) -> Goodput | None:
+    """The larger of the two, which includes the other: a supervisor continues the ledger that the job had before. Not
+    the later one: the wall clock may have been set back."""
+    if known is None or reported is None or known.at is None or reported.at is None:
+        return reported or known
+    return reported if reported.total >= known.total else known

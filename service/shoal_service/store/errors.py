@@ -36,6 +36,8 @@
     |-- SupervisorReplaced    the attempt has a later supervisor than the one that reports
     `-- LeaseLost             another control plane drives the jobs now; the caller must stop writing
 
+BackupError is apart: no store raises it, but the making and the restoring of a backup.
+
 Every class has a stable `code`, keeps its data as attributes and survives pickling.
 """
 
@@ -455,3 +457,10 @@ class LeaseLost(StoreError):
 
     def __str__(self) -> str:
         return f"The lease of epoch {self.epoch} is lost: {self.owner!r} holds it with epoch {self.current_epoch}."
+
+
+class BackupError(ValueError):
+    """What keeps a backup from being made or restored, and the way out. Nothing was changed, unless the message says
+    so."""
+
+    code = "backup_failed"

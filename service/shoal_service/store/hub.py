@@ -1,4 +1,4 @@
-"""Hub: notifies subscribers in this process that a job has changed. `Store` publishes after each commit.
+"""Hub: notifies subscribers in this process that a job has changed. `Store.write` publishes after each commit.
 
 A notification is only a hint, the tables hold the state. A reader subscribes first, then reads, then waits, so it
 misses no change. The hub does not know what other processes commit: a reader on a control plane without the lease must

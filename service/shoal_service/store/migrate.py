@@ -31,15 +31,15 @@ def migrate(database: Database, revision: str = "head") -> None:
         StoreUnavailable: the database cannot be reached, or a newer version of Shoal has migrated it.
     """
     try:
-        with database.write() as connection:
+        with database.write() as tx:
             if not database.is_sqlite:
-                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
-            found = MigrationContext.configure(connection).get_current_heads()
+                tx.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+            found = MigrationContext.configure(tx.connection).get_current_heads()
             if revision == "head" and set(found) == set(_scripts().get_heads()):
                 return
             _refuse_newer(found)
             config = _config()
-            config.attributes["connection"] = connection
+            config.attributes["connection"] = tx.connection
             command.upgrade(config, revision)
     except (SQLAlchemyError, StoreUnavailable) as error:
         shown = database.url.render_as_string(hide_password=True)

@@ -1,27 +1,34 @@
-"""A job's row as a typed value, and the views of it. Called by the other modules of the store; never writes."""
+"""A job's row as a typed value, the views of it, and JSON documents that today's rules may refuse. Never writes.
+
+A document that another release wrote, or that was damaged, yields its readable part: what is refused is left out, and
+the rest is read again. A caller that acts on the result must first look at `problem`.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
-from sqlalchemy import Connection, Row, bindparam, select
+from sqlalchemy import Row, bindparam, select
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import JobStanding
+from shoal_service.store.database import Transaction
 from shoal_service.store.errors import JobNotFound
-from shoal_service.store.reads.documents import Readable
-from shoal_service.store.reads.documents import read as read_document
 from shoal_service.store.tables import growth_answers, job_specs, jobs, queue_places
 from shoal_service.views import GrowthAnswer, JobStatus, JobSummary, JobView, QueuePlace, WorkerView
 from shoal_workers.contract.job import JobState, UserFailure
 from shoal_workers.contract.plain_text import plain, plain_text
 from shoal_workers.contract.profiles import ProfileRequest
 from shoal_workers.contract.spec import JobSpec
+
+M = TypeVar("M", bound=BaseModel)
+_ROUNDS = 50
+
 
 _COLUMN_FIELDS = {"state", "attempt", "cluster", "desired_workers", "failure", "held_back"}
 """Fields of JobStatus with their own columns or table; the status document does not hold them."""
@@ -78,17 +85,25 @@ class JobRecord:
         return JobStanding(self.state, self.desired)
 
 
-def load(connection: Connection, job_id: str, *, lock: bool = False) -> JobRecord:
+def load(tx: Transaction, job_id: str, *, lock: bool = False) -> JobRecord:
     """The row of a job, locked until the transaction ends if `lock`. Raises JobNotFound."""
-    row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"job_id": job_id}).one_or_none()
+    row = tx.execute(_BY_ID_LOCKED if lock else _BY_ID, {"job_id": job_id}).one_or_none()
     if row is None:
         raise JobNotFound(job_id)
     return record_of(row)
 
 
-def load_all(connection: Connection, job_ids: Collection[str]) -> dict[str, JobRecord]:
+def load_all(tx: Transaction, job_ids: Collection[str]) -> dict[str, JobRecord]:
     """The rows of those of the jobs that exist, locked until the transaction ends, in the order of their ids."""
-    return {row.id: record_of(row) for row in connection.execute(_BY_IDS_LOCKED, {"job_ids": [*job_ids]})}
+    return {row.id: record_of(row) for row in tx.execute(_BY_IDS_LOCKED, {"job_ids": [*job_ids]})}
+
+
+def num_of(tx: Transaction, job_id: str) -> int:
+    """Raises JobNotFound."""
+    num: int | None = tx.execute(select(jobs.c.num).where(jobs.c.id == job_id)).scalar_one_or_none()
+    if num is None:
+        raise JobNotFound(job_id)
+    return num
 
 
 _BY_ID = select(jobs).where(jobs.c.id == bindparam("job_id"))
@@ -99,14 +114,14 @@ _BY_IDS_LOCKED = (
 )
 
 
-def load_spec(connection: Connection, num: int, version: int) -> JobSpec:
+def load_spec(tx: Transaction, num: int, version: int) -> JobSpec:
     """What can be read of it, if today's rules refuse it; see `read_spec`."""
-    return read_spec(connection, num, version).value
+    return read_spec(tx, num, version).value
 
 
-def read_spec(connection: Connection, num: int, version: int) -> Readable[JobSpec]:
+def read_spec(tx: Transaction, num: int, version: int) -> Readable[JobSpec]:
     query = select(job_specs.c.document).where(job_specs.c.job_num == num, job_specs.c.version == version)
-    return _spec_of(connection.execute(query).scalar_one())
+    return _spec_of(tx.execute(query).scalar_one())
 
 
 def why_quarantined(spec: Readable[JobSpec]) -> str:
@@ -116,7 +131,7 @@ def why_quarantined(spec: Readable[JobSpec]) -> str:
     )
 
 
-def load_view(connection: Connection, job_id: str) -> JobView:
+def load_view(tx: Transaction, job_id: str) -> JobView:
     """Raises JobNotFound."""
     query = (
         select(jobs, job_specs.c.document, *PLACE_COLUMNS, *GROWTH_COLUMNS)
@@ -125,7 +140,7 @@ def load_view(connection: Connection, job_id: str) -> JobView:
         .outerjoin(growth_answers, growth_answers.c.job_num == jobs.c.num)
         .where(jobs.c.id == job_id)
     )
-    row = connection.execute(query).one_or_none()
+    row = tx.execute(query).one_or_none()
     if row is None:
         raise JobNotFound(job_id)
     job, spec, place = record_of(row), _spec_of(row.document), place_of(row)
@@ -363,3 +378,53 @@ def read_status(document: str) -> JobStatus:
 
 def _spec_of(document: str) -> Readable[JobSpec]:
     return read_document(JobSpec, document, _NOTHING_READABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Readable(Generic[M]):
+    value: M
+    problem: str
+    """What was refused, one line; empty: nothing was."""
+
+
+def read_document(model: type[M], document: str, fallback: M) -> Readable[M]:
+    """`fallback`: if nothing of the document can be read."""
+    try:
+        return Readable(model.model_validate_json(document), "")
+    except ValidationError as error:
+        problem = _in_one_line(error)
+    try:
+        raw: Any = json.loads(document)
+    except ValueError:
+        return Readable(fallback, problem)
+    for _ in range(_ROUNDS):
+        if not isinstance(raw, dict):
+            break
+        try:
+            return Readable(model.model_validate(raw), problem)
+        except ValidationError as error:
+            if not all(_left_out(raw, one["loc"]) for one in error.errors()):
+                break
+    return Readable(fallback, problem)
+
+
+def _left_out(raw: dict[str, Any], where: tuple[int | str, ...]) -> bool:
+    """Removes the innermost key of the path that exists, in place. False: there is none, so a key is missing."""
+    place, parents = raw, []
+    for step in where:
+        if not isinstance(place, dict) or step not in place:
+            break  # the tag of a union, or an element of a list: its key goes as a whole
+        parents.append((place, step))
+        place = place[step]
+    if not parents:
+        return False
+    holder, key = parents[-1]
+    del holder[key]
+    return True
+
+
+def _in_one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(step) for step in first["loc"])
+    more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
+    return f"{where}: {first['msg']}{more}" if where else f"{first['msg']}{more}"

@@ -1,52 +1,56 @@
-"""Requests of users: submit, list and patch jobs; run, pause and cancel them. Functions of an open transaction, called
-by `Store`.
+"""Requests of users about jobs: submit and patch them; run, pause and cancel them; let an ended one go on in place.
+
+Labels and annotations are changed by merging (JSON Merge Patch). Labels have a table of their own, in which jobs are
+found by them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Executable, select, union_all
-from sqlalchemy import insert as plain_insert
+from sqlalchemy import Executable, delete, insert, select
 
 from shoal_service.core.desired import Desired
-from shoal_service.core.events.job import JobCreated, JobMoveRequested, JobPatched, JobRequested
+from shoal_service.core.events.base import JobEvent
+from shoal_service.core.events.job import (
+    JobCreated,
+    JobExtended,
+    JobMoveRequested,
+    JobPatched,
+    JobRequested,
+    JobRetried,
+)
 from shoal_service.core.goodput import Goodput
-from shoal_service.core.job_machine import ATTEMPT_STATES, Requested, step
-from shoal_service.core.selection.labels import LabelSelector
-from shoal_service.store.access import audit
-from shoal_service.store.database import insert
+from shoal_service.core.job_machine import ATTEMPT_STATES, Reopened, Requested, step
+from shoal_service.core.lifecycle.reopening import Answer, Course, extension, retrial
+from shoal_service.store import archives, audit, checkpoint_rows, quotas, webhook_lanes
+from shoal_service.store.checkpoint_rows import read_checkpoints
+from shoal_service.store.database import Transaction, insert_on_conflict
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import (
     IdempotencyConflict,
     JobEnded,
+    LifecycleConflict,
     PreconditionFailed,
     RequestConflict,
 )
-from shoal_service.store.lifecycle import code_versions, continuing, labels
-from shoal_service.store.reads import cursor as page_cursors
-from shoal_service.store.reads.selection import selected
 from shoal_service.store.records import (
-    SUMMARY_COLUMNS,
+    JobRecord,
     document_of,
     etag_of,
     load,
     load_view,
     read_spec,
     status_document,
-    summary_of,
 )
-from shoal_service.store.scheduling import projects, users
-from shoal_service.store.tables import events, job_specs, jobs
-from shoal_service.store.webhooks import cursors
-from shoal_service.views import JobPatch, JobStatus, JobSummary, JobView, Page
-from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_service.store.tables import events, job_labels, job_specs, jobs
+from shoal_service.views import CheckpointState, JobPatch, JobStatus, JobView, WorkerPatch
+from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec import SWEEP_LABEL, JobSpec, StopSpec
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _WORDS = {Desired.RUN: "resume", Desired.PAUSE: "be paused", Desired.CANCEL: "be cancelled"}
@@ -55,24 +59,24 @@ _DONE = {
     Desired.PAUSE: "Paused on request.",
     Desired.CANCEL: "Cancelled on request.",
 }
-_JobPage = Page[JobSummary]
 # Each submission runs these statements, and to build one takes longer than to run it.
-_INSERT_SPEC = plain_insert(job_specs)
-_INSERT_EVENT = plain_insert(events)
+_INSERT_SPEC = insert(job_specs)
+_INSERT_EVENT = insert(events)
+_INSERT_LABEL = insert(job_labels)
 
 
 def create(
-    connection: Connection, spec: JobSpec, *, idempotency_key: str | None, now: float, note: str = ""
+    tx: Transaction, spec: JobSpec, *, idempotency_key: str | None, now: float, note: str = ""
 ) -> tuple[JobView, bool]:
     """Returns the job, and whether it is new. Raises IdempotencyConflict, QueueFull; SpecError: there is no checkpoint
     as `continue_from` asks for."""
     spec_hash = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
     key_hash = None if idempotency_key is None else hashlib.sha256(idempotency_key.encode()).hexdigest()
     job_id = "job-" + "".join(secrets.choice(_ALPHABET) for _ in range(12))
-    known = _known(connection, idempotency_key, key_hash, spec_hash)
+    known = _known(tx, idempotency_key, key_hash, spec_hash)
     if known is not None:
         return known, False
-    spec = continuing.resolved(connection, spec)
+    spec = checkpoint_rows.resolved(tx, spec)
     document, origin = spec.model_dump_json(), spec.continue_from
     done = (origin.step or 0) if origin is not None else 0
     status = JobStatus(message="Waiting for the scheduler.", note=note, goodput=Goodput(at=now), step=done)
@@ -99,18 +103,17 @@ def create(
         "status": status_document(status),
         "workers": "[]",
         "queued_at": now,
-        **continuing.columns(spec),
+        **checkpoint_rows.hold_columns(spec),
     }
-    num = connection.execute(_insert_job(connection), row).scalar_one_or_none()
+    num = tx.execute(_insert_job(tx), row).scalar_one_or_none()
     if num is None:
-        created_meanwhile = _known(connection, idempotency_key, key_hash, spec_hash)
+        created_meanwhile = _known(tx, idempotency_key, key_hash, spec_hash)
         assert created_meanwhile is not None
         return created_meanwhile, False
-    projects.require_room_in_queue(connection, spec.project)
-    users.require_room_in_queue(connection, spec.user)
-    connection.execute(_INSERT_SPEC, {"job_num": num, "version": 1, "accepted_at": now, "document": document})
-    labels.replace(connection, num, {}, spec.labels)
-    cursors.begin(connection, num, len(spec.webhooks))
+    quotas.require_room_in_queue(tx, spec.project, spec.user)
+    tx.execute(_INSERT_SPEC, {"job_num": num, "version": 1, "accepted_at": now, "document": document})
+    _replace_labels(tx, num, {}, spec.labels)
+    webhook_lanes.begin(tx, num, len(spec.webhooks))
     audit.about(job_id)
     event = JobCreated(
         **audit.by(),
@@ -120,7 +123,8 @@ def create(
         from_step=origin.step if origin is not None else None,
     )
     row = {"job_num": num, "seq": 1, "at": now, "type": event.type, "data": document_of(event.data())}
-    connection.execute(_INSERT_EVENT, row)
+    tx.execute(_INSERT_EVENT, row)
+    tx.publish(job_id, is_request=True)
     view = JobView(
         id=job_id,
         name=spec.name,
@@ -134,64 +138,27 @@ def create(
     return view, True
 
 
-@dataclass(frozen=True, slots=True)
-class Which:
-    """Which jobs a list holds; None: of all projects, of all users."""
-
-    states: Collection[JobState]
-    project: str | None
-    user: str | None
-    visible: Collection[str] | None
-    labels: Collection[LabelSelector] = ()
-    search: str = ""
-
-
-def page(connection: Connection, which: Which, limit: int, cursor: str | None) -> Page[JobSummary]:
-    """Newest first. Raises InvalidCursor."""
-    after = None if cursor is None else page_cursors.decode(cursor)
-    query = select(*SUMMARY_COLUMNS).order_by(jobs.c.num.desc()).limit(limit + 1)
-    if after is not None:
-        query = query.where(jobs.c.num < after)
-    if which.project is not None:
-        query = query.where(jobs.c.project == which.project)
-    if which.user is not None:
-        query = query.where(jobs.c.user == which.user)
-    if which.visible is not None:
-        query = query.where(jobs.c.project.in_(sorted(which.visible)))
-    query = selected(query, which.labels, which.search)
-    if which.states:  # one index range per state, merged: a rare state among many jobs is found without a scan
-        ranges = [query.where(jobs.c.state == state.value).subquery() for state in sorted(set(which.states))]
-        merged = union_all(*(select(part) for part in ranges)).subquery()
-        query = select(merged).order_by(merged.c.num.desc()).limit(limit + 1)
-    rows = connection.execute(query).all()
-    more = len(rows) > limit
-    return _JobPage(
-        items=tuple(summary_of(row) for row in rows[:limit]),
-        next_cursor=page_cursors.encode(rows[limit - 1].num) if more else None,
-    )
-
-
-def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: str | None, now: float) -> JobView:
+def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | None, now: float) -> JobView:
     """Raises JobNotFound, JobEnded, PreconditionFailed, SpecError."""
-    job = load(connection, job_id, lock=True)
+    job = load(tx, job_id, lock=True)
     if if_match is not None and not _matches(if_match, etag_of(job.id, job.spec_version)):
         raise PreconditionFailed(job_id, etag_of(job.id, job.spec_version), if_match)
-    if job.state.ended and not labels.only_describes(changes):
+    if job.state.ended and not _only_describes(changes):
         raise JobEnded(job_id, job.state, "be changed, except its labels and annotations")
     if job.deleting:
         raise RequestConflict(job_id, job.state, "be changed: it is being deleted")
-    stored = read_spec(connection, job.num, job.spec_version)
+    stored = read_spec(tx, job.num, job.spec_version)
     if stored.problem:
         raise RequestConflict(job_id, job.state, f"be changed: its stored spec cannot be read ({stored.problem})")
     before = stored.value
     after = _patched(before, changes)
-    code_versions.require_changeable(job, before, after)
+    archives.require_changeable(job, before, after)
     if after != before:
         version = job.spec_version + 1
         row = {"job_num": job.num, "version": version, "accepted_at": now, "document": after.model_dump_json()}
-        connection.execute(_INSERT_SPEC, row)
-        labels.replace(connection, job.num, before.labels, after.labels)
-        edit = JobEdit(connection, job, now)
+        tx.execute(_INSERT_SPEC, row)
+        _replace_labels(tx, job.num, before.labels, after.labels)
+        edit = JobEdit(tx, job, now)
         if job.state is JobState.QUEUED:
             edit.book()  # until now the job requested the old number of workers
         edit.set(spec_version=version, priority=after.priority)
@@ -202,41 +169,95 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
             there = {"running_in": job.cluster} if job.state in ATTEMPT_STATES and job.cluster else {}
             edit.event(JobMoveRequested(spec_version=version, **clusters, **there, **audit.by()))
         edit.save()
-    return load_view(connection, job_id)
+    tx.publish(job_id, is_request=True)
+    return load_view(tx, job_id)
 
 
-def request(connection: Connection, job_id: str, desired: Desired, *, now: float) -> tuple[JobView, bool]:
-    """Returns the job after the request, and whether it changed. Raises JobNotFound, RequestConflict."""
-    job = load(connection, job_id, lock=True)
+def request(tx: Transaction, job_id: str, desired: Desired, *, now: float) -> JobView:
+    """Run, pause or cancel the job. Raises JobNotFound; RequestConflict (JobEnded): the request is impossible in the
+    job's state."""
+    requested(tx, job_id, desired, now=now)
+    return load_view(tx, job_id)
+
+
+def requested(tx: Transaction, job_id: str, desired: Desired, *, now: float) -> bool:
+    """The same; whether it has changed the job."""
+    job = load(tx, job_id, lock=True)
     standing = step(job.standing, Requested(desired))
     if standing is None:
         error = JobEnded if job.state.ended else RequestConflict
         raise error(job_id, job.state, _WORDS[desired])
     changed = standing != job.standing
     if changed:
-        edit = JobEdit(connection, job, now)
+        edit = JobEdit(tx, job, now)
         edit.event(JobRequested(desired=desired, **audit.by()))
         edit.move(standing, "requested", _DONE[desired] if standing.state is not job.state else "")
         edit.save()
-    return load_view(connection, job_id), changed
+        tx.publish(job_id, is_request=True)
+    return changed
 
 
-def _insert_job(connection: Connection) -> Executable:
-    statement = insert(connection, jobs).on_conflict_do_nothing(index_elements=["idempotency_key_hash"])
+def move(tx: Transaction, job_id: str, to: str, *, if_match: str | None = None, now: float) -> JobView:
+    """The job shall run in the cluster `to`; `any`: in the one that the scheduler chooses. A new version of the spec,
+    as `patch` makes it. The caller has checked that it can run there.
+
+    Raises:
+        JobNotFound, JobEnded, RequestConflict, PreconditionFailed
+    """
+    return patch(tx, job_id, JobPatch(worker=WorkerPatch(cluster=to)), if_match=if_match, now=now)
+
+
+def extend(tx: Transaction, job_id: str, *, steps: int, now: float) -> JobView:
+    """The job goes on to `steps` steps in all. Raises JobNotFound, RequestConflict, LifecycleConflict, QueueFull."""
+    job = load(tx, job_id, lock=True)
+    if job.state is JobState.CANCELLING:
+        raise RequestConflict(job_id, job.state, "be extended")
+    spec = _readable(tx, job)
+    answer = _granted(job, extension(_course(tx, job, spec), steps))
+    after = spec.model_copy(update={"stop": StopSpec(steps=steps)})
+    version = job.spec_version + 1
+    row = {"job_num": job.num, "version": version, "accepted_at": now, "document": after.model_dump_json()}
+    tx.execute(_INSERT_SPEC, row)
+    edit = JobEdit(tx, job, now)
+    edit.set(spec_version=version)
+    event = JobExtended(spec_version=version, steps=steps, done=job.status.step, reopened=answer.reopens, **audit.by())
+    if answer.reopens:
+        _reopen(edit, after, event, "Extended on request.")
+    else:
+        edit.event(event)
+        edit.save()
+    tx.publish(job_id, is_request=True)
+    return load_view(tx, job_id)
+
+
+def retry(tx: Transaction, job_id: str, *, now: float) -> JobView:
+    """A failed job tries again in place. Raises JobNotFound, LifecycleConflict, RequestConflict, QueueFull."""
+    job = load(tx, job_id, lock=True)
+    spec = _readable(tx, job)
+    _granted(job, retrial(_course(tx, job, spec)))
+    edit = JobEdit(tx, job, now)
+    retried = JobRetried(done=job.status.step, reason=job.status.reason, **audit.by())
+    _reopen(edit, spec, retried, "Tried again on request.")
+    tx.publish(job_id, is_request=True)
+    return load_view(tx, job_id)
+
+
+def _insert_job(tx: Transaction) -> Executable:
+    statement = insert_on_conflict(tx, jobs).on_conflict_do_nothing(index_elements=["idempotency_key_hash"])
     return statement.returning(jobs.c.num)
 
 
-def _known(connection: Connection, key: str | None, key_hash: str | None, spec_hash: str) -> JobView | None:
+def _known(tx: Transaction, key: str | None, key_hash: str | None, spec_hash: str) -> JobView | None:
     """The job of an earlier request with this key. Raises IdempotencyConflict."""
     if key is None:
         return None
     query = select(jobs.c.id, jobs.c.spec_hash).where(jobs.c.idempotency_key_hash == key_hash)
-    known = connection.execute(query).one_or_none()
+    known = tx.execute(query).one_or_none()
     if known is None:
         return None
     if known.spec_hash != spec_hash:
         raise IdempotencyConflict(key, known.id)
-    return load_view(connection, known.id)
+    return load_view(tx, known.id)
 
 
 def _changed(changes: JobPatch) -> dict[str, Any]:
@@ -274,10 +295,10 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
     if changes.code is not None:
         data["code"] |= changes.code.model_dump(mode="json")
     if changes.labels is not None:
-        labels.require_label_of_sweep(spec, changes.labels)
-        data["labels"] = labels.merged(spec.labels, changes.labels)
+        _require_label_of_sweep(spec, changes.labels)
+        data["labels"] = merged_labels(spec.labels, changes.labels)
     if changes.annotations is not None:
-        data["annotations"] = labels.merged(spec.annotations, changes.annotations)
+        data["annotations"] = merged_labels(spec.annotations, changes.annotations)
     return parse_spec(data)
 
 
@@ -285,3 +306,68 @@ def _matches(if_match: str, etag: str) -> bool:
     """RFC 9110, section 13.1.1: weak tags match nothing. Tags without quotes are accepted too."""
     given = [part.strip().strip('"') for part in if_match.split(",")]
     return etag in given or given == ["*"]
+
+
+def _only_describes(changes: JobPatch) -> bool:
+    """The request names nothing on which scheduling or training depends, so a job that has ended can have it too."""
+    return bool(changes.model_fields_set) and changes.model_fields_set <= {"labels", "annotations"}
+
+
+def merged_labels(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """JSON Merge Patch (RFC 7396) of one level: null removes, and to remove what is not there changes nothing."""
+    both = {**before, **changes}
+    return {name: value for name, value in both.items() if value is not None}
+
+
+def _require_label_of_sweep(spec: JobSpec, changes: Mapping[str, str | None]) -> None:
+    """Raises SpecError: the label by which the jobs of the sweep are found would be removed."""
+    if spec.sweep is not None and changes.get(SWEEP_LABEL, spec.sweep.name) is None:
+        message = f"labels.{SWEEP_LABEL} is set from sweep.name, which is {spec.sweep.name!r}: it cannot be removed."
+        raise SpecError((SpecProblem(path=f"labels.{SWEEP_LABEL}", message=message),))
+
+
+def _replace_labels(tx: Transaction, job_num: int, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Writes the rows that differ."""
+    gone = [name for name, value in before.items() if after.get(name) != value]
+    if gone:
+        tx.execute(delete(job_labels).where(job_labels.c.job_num == job_num, job_labels.c.key.in_(gone)))
+    rows = [
+        {"job_num": job_num, "key": name, "value": value} for name, value in after.items() if before.get(name) != value
+    ]
+    if rows:
+        tx.execute(_INSERT_LABEL, rows)
+
+
+def _reopen(edit: JobEdit, spec: JobSpec, event: JobEvent, message: str) -> None:
+    job = edit.job
+    standing = step(job.standing, Reopened())
+    assert standing is not None, "only an ended job is reopened"
+    edit.event(event)
+    best = job.status.best
+    if best is not None:
+        edit.describe(best=best.model_copy(update={"num_since": 0}))  # it may have stopped early
+    edit.move(standing, "requested", message)
+    edit.set(ended_at=None, failures=0, failure_step=job.status.step, failure=None)
+    if job.status.checkpoint_step is None:
+        edit.set(**checkpoint_rows.hold_columns(spec))
+    edit.save()
+    quotas.require_room_in_queue(edit.tx, spec.project, spec.user)
+
+
+def _readable(tx: Transaction, job: JobRecord) -> JobSpec:
+    stored = read_spec(tx, job.num, job.spec_version)
+    if stored.problem:
+        raise RequestConflict(job.id, job.state, f"go on: its stored spec cannot be read ({stored.problem})")
+    return stored.value
+
+
+def _course(tx: Transaction, job: JobRecord, spec: JobSpec) -> Course:
+    own = any(one.state is CheckpointState.COMMITTED for one in read_checkpoints(tx, job.id))
+    has_origin = spec.continue_from is not None
+    return Course(state=job.state, step=job.status.step, stop=spec.stop, has_checkpoint=own or has_origin)
+
+
+def _granted(job: JobRecord, answer: Answer) -> Answer:
+    if answer.problem:
+        raise LifecycleConflict(job.id, job.state, answer.problem)
+    return answer

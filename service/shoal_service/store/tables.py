@@ -399,3 +399,114 @@ lease = Table(
     Column("expires_at", Double, nullable=False),
     Column("session_owner", String(255), nullable=False, server_default=""),  # the owner that Database.announce knows
 )
+
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("hash", String(64), nullable=False, unique=True),
+    Column("name", String(63), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("projects", Text, nullable=True),  # JSON: a list of names; null: all
+    Column("user", String(63), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("created_by", String(200), nullable=False),
+    Column("expires_at", Double, nullable=True),
+    Column("revoked_at", Double, nullable=True),
+    Column("last_used_at", Double, nullable=True),
+    Column("cluster", String(63), nullable=True),  # of the gateway that shows it; null: it is not one of a gateway
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("hash", String(64), primary_key=True),  # of the cookie, or of the code of a link
+    Column("token_id", String(16), ForeignKey("tokens.id", ondelete="CASCADE"), nullable=True),  # null: a JWT's
+    Column("principal", Text, nullable=False),  # JSON, of a JWT; else empty
+    Column("is_link", Integer, nullable=False),  # 1: a code, which is exchanged once for a session
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Index(None, "expires_at"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("num", Serial, primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    Column("actor", String(200), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("token_id", String(16), nullable=False),
+    Column("address", String(64), nullable=False),
+    Column("operation", String(200), nullable=False),  # method and route
+    Column("path", Text, nullable=False),
+    Column("job_id", String(64), nullable=False),
+    Column("outcome", String(32), nullable=False),  # done, or the code of the problem
+    Index(None, "at"),
+    Index(None, "job_id", "num"),
+    Index(None, "actor", "num"),
+)
+
+
+clusters = Table(
+    "clusters",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("created_at", Double, nullable=False),
+    Column("life", String(16), nullable=False),  # of the gateway that speaks for it; empty: none does
+    Column("token_id", String(16), nullable=False),  # that this gateway has shown
+    Column("report", BigInteger, nullable=False),  # number of its newest report
+    Column("reported_at", Double, nullable=False),
+    Column("address", Text, nullable=False),
+    Column("error", Text, nullable=False),  # why Ray does not answer; empty: it does
+    Column("snapshot", Text, nullable=False),  # JSON: ClusterSnapshot; empty: there is none of this life
+    Column("snapshot_report", BigInteger, nullable=False),  # number of the report that it came with
+    Column("last_order", BigInteger, nullable=False),  # number of the newest order
+    Column("ray_cluster", String(64), nullable=False, server_default=""),  # id of the Ray cluster; empty: not known
+    Column("labels", Text, nullable=False, server_default="{}"),  # JSON: str -> str, added to those of its nodes
+    Column("cordon", Text, nullable=False, server_default=""),  # JSON: Cordon; empty: there is none
+)
+
+cluster_orders = Table(
+    "cluster_orders",
+    metadata,
+    Column("cluster", String(63), ForeignKey("clusters.name", ondelete="CASCADE"), nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("kind", String(63), nullable=False),
+    Column("arguments", Text, nullable=False),  # JSON
+    Column("archive", String(64), nullable=True),  # SHA-256 of the code archive that the gateway may read for it
+    Column("created_at", Double, nullable=False),
+    Column("answer", Text, nullable=True),  # JSON: Answer; null: there is none yet
+    Column("answered_at", Double, nullable=True),
+    PrimaryKeyConstraint("cluster", "number"),
+    sqlite_with_rowid=False,
+)
+
+
+def _newest_of_job() -> Column[int]:
+    foreign = ForeignKey("jobs.num", ondelete="CASCADE")
+    return Column("job_num", BigInteger, foreign, primary_key=True, autoincrement=False)
+
+
+attempt_tokens = Table(
+    "attempt_tokens",
+    metadata,
+    _newest_of_job(),
+    Column("attempt", Integer, nullable=False),
+    Column("hash", String(64), nullable=False, unique=True),  # SHA-256 of the token, in hexadecimal digits
+    Column("life", BigInteger, nullable=False),  # the highest of the supervisors that have reported; 0: none has
+    Column("reported_at", Double, nullable=False),  # when the last report was stored; 0: none was
+)
+
+directives = Table(
+    "directives",
+    metadata,
+    _newest_of_job(),
+    Column("attempt", Integer, nullable=False),
+    Column("number", BigInteger, nullable=False),  # rises with each directive of the attempt
+    Column("epoch", BigInteger, nullable=False),  # lease epoch of the control plane that wrote it
+    Column("body", Text, nullable=False),  # JSON: a Directive
+    Column("stacks", Text, nullable=False),  # JSON: the newest StacksAnswer; empty: there is none
+)

@@ -20,9 +20,11 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from shoal_service.collector import paused_collector
 from shoal_service.fleet_views import ClusterView
-from shoal_service.store import Store
-from shoal_service.store.backup.mark import newest_backup_at
-from shoal_service.store.reads.metrics_snapshot import Snapshot
+from shoal_service.store import Store, metrics_snapshot
+from shoal_service.store.backup import newest_backup_at
+from shoal_service.store.driving import MoveKind
+from shoal_service.store.metrics_snapshot import Snapshot
+from shoal_service.store.reporting import DropReason
 from shoal_service.telemetry.families import Family, Scene, families, project_families
 from shoal_service.telemetry.job_series import JobSeries
 from shoal_service.telemetry.metric import Labels, Value
@@ -73,6 +75,7 @@ class Exposition:
         self._lock = threading.Lock()
         self._cached: Snapshot | None = None
         self._cached_mono = 0.0
+        self._live = metrics_snapshot.LiveJobs()
         self._rendered: dict[tuple[str, bool], tuple[Mapping[Labels, Value], Exemplars, str]] = {}
 
     def render(self, accept: str, projects: Collection[str] | None = None) -> tuple[bytes, str]:
@@ -92,14 +95,15 @@ class Exposition:
         if projects is not None:
             body = self._of_projects(snapshot, frozenset(projects), openmetrics=openmetrics)
             return (body + _END if openmetrics else body), media_type
+        tallies = self._sources.store.tallies
         scene = Scene(
             snapshot=snapshot,
             owner=self._sources.owner,
             now=self._clock(),
-            dropped=self._sources.store.dropped(),
-            moves=self._sources.store.moves(),
-            exemplars=self._sources.store.exemplars(),
-            transactions=self._sources.store.tallies,
+            dropped=tallies.counted(DropReason),
+            moves=tallies.counted(MoveKind),
+            exemplars=tallies.exemplars(),
+            transactions=tallies,
             requests=self._sources.requests,
             passes=self._sources.passes,
             webhooks=self._sources.webhooks,
@@ -138,7 +142,8 @@ class Exposition:
         with self._lock:  # scrapes at the same time wait for one read
             now = self._clock_mono()
             if self._cached is None or now - self._cached_mono > _CACHE_S:
-                self._cached = self._sources.store.snapshot(self._clock())
+                with self._sources.store.read() as tx:
+                    self._cached = metrics_snapshot.read(tx, self._live, now=self._clock())
                 self._cached_mono = now
             return self._cached
 

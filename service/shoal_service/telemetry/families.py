@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from shoal_service.fleet_views import ClusterView, NodeView
 from shoal_service.store.database import DatabaseTallies
 from shoal_service.store.driving import MoveKind
-from shoal_service.store.reads.metrics_snapshot import Snapshot
-from shoal_service.store.reports import DropReason
+from shoal_service.store.metrics_snapshot import Snapshot
+from shoal_service.store.reporting import DropReason
 from shoal_service.telemetry import service_metrics as names
 from shoal_service.telemetry.metric import Exemplar, Histogram, Labels, Metric, RecoveryPhase, Value
 from shoal_service.telemetry.pass_times import PassTimes

@@ -11,8 +11,8 @@ from shoal_api.client import Client, Forbidden
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access.roles import Role
 from shoal_service.core.desired import Desired
-from shoal_service.store import JobEnded, Store
-from shoal_service.store.access.audit import CURRENT, AuditQuery, Deed
+from shoal_service.store import JobEnded, Store, audit, submissions
+from shoal_service.store.audit import CURRENT, AuditQuery, Deed
 
 
 def test_a_change_is_recorded_with_who_what_and_from_where(service: Any, spec: dict[str, Any]) -> None:
@@ -45,16 +45,16 @@ def test_what_fails_leaves_no_record_of_a_change(store: Store) -> None:
     deed = Deed(at=1.0, address="10.0.0.1", operation="POST /x", path="/x", actor="eve", role="operator")
     token = CURRENT.set(deed)
     try:
-        job, _ = store.create_job(_spec(), idempotency_key=None, now=time.time())
-        assert len(store.audit_events(AuditQuery())) == 1
-        store.request(job.id, Desired.CANCEL, now=time.time())
+        job, _ = store.writing(submissions.create)(_spec(), idempotency_key=None, now=time.time())
+        assert len(store.reading(audit.read)(AuditQuery())) == 1
+        store.writing(submissions.request)(job.id, Desired.CANCEL, now=time.time())
         refused = CURRENT.set(Deed(at=2.0, address="", operation="POST /y", path="/y", actor="eve", job_id=job.id))
         with pytest.raises(JobEnded):
-            store.request(job.id, Desired.RUN, now=time.time())
+            store.writing(submissions.request)(job.id, Desired.RUN, now=time.time())
         CURRENT.reset(refused)
     finally:
         CURRENT.reset(token)
-    assert [(one.operation, one.job_id) for one in store.audit_events(AuditQuery())] == [("POST /x", job.id)]
+    assert [(one.operation, one.job_id) for one in store.reading(audit.read)(AuditQuery())] == [("POST /x", job.id)]
 
 
 def test_pages_of_the_audit(service: Any) -> None:

@@ -21,7 +21,7 @@ from shoal_service.access_views import TokenRequest
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access.roles import Role
 from shoal_service.core.access.token_bucket import Rate, TokenBuckets
-from shoal_service.store import Store
+from shoal_service.store import Store, credentials
 from shoal_service.telemetry.request_metrics import RequestMetrics
 
 Serve = Callable[[Limits], tuple[str, RequestMetrics]]
@@ -68,7 +68,9 @@ def test_a_bucket_fills_again_with_time() -> None:
 
 def test_a_token_that_asks_too_often_is_refused_and_others_are_not(serve: Serve, store: Store) -> None:
     url, metrics = serve(Limits(requests_per_s=0.5))
-    other = store.create_token(TokenRequest(name="other", role=Role.VIEWER), by="test", now=time.time())
+    other = store.writing(credentials.create_token)(
+        TokenRequest(name="other", role=Role.VIEWER), by="test", now=time.time()
+    )
     with http_of(url) as http, http_of(url, other.token) as second:
         found: list[bool] = []
         while not any(found) and len(found) < 200:  # one more is allowed each two seconds

@@ -17,6 +17,7 @@ import pytest
 
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 from shoal_service.core.access.roles import PERMISSIONS, Permission, Role
+from shoal_service.store import cluster_links, credentials, submissions
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 DOCUMENT = "openapi.json"
@@ -48,7 +49,9 @@ def world(service: Any) -> Iterator[World]:
     store, now = service.store, time.time()
     spec = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 10}}
     own, other = (
-        store.create_job(parse_spec({**spec, "name": name, "project": name}), idempotency_key=None, now=now)[0].id
+        store.writing(submissions.create)(
+            parse_spec({**spec, "name": name, "project": name}), idempotency_key=None, now=now
+        )[0].id
         for name in ("own", "other")
     )
     askers = [Asker("nobody", None, False, {})]
@@ -57,10 +60,12 @@ def world(service: Any) -> Iterator[World]:
             if projects is not None and role in (Role.ADMIN, Role.GATEWAY):
                 continue
             if role is Role.GATEWAY:
-                made = store.create_cluster_token(SAMPLES["cluster"], ClusterTokenRequest(), by="test", now=now)
+                made = store.writing(cluster_links.create_token)(
+                    SAMPLES["cluster"], ClusterTokenRequest(), by="test", now=now
+                )
             else:
                 request = TokenRequest(name=f"{role}", role=role, projects=projects)
-                made = store.create_token(request, by="test", now=now)
+                made = store.writing(credentials.create_token)(request, by="test", now=now)
             name = f"{role} of own" if projects else str(role)
             askers.append(Asker(name, role, projects is not None, {"Authorization": f"Bearer {made.token}"}))
     document = service.http.get(f"/{DOCUMENT}").json()

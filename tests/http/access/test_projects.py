@@ -12,6 +12,7 @@ from shoal_api.client import Client, Forbidden, NotFound
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access.roles import Role
 from shoal_service.fleet_views import ProjectRules
+from shoal_service.store import credentials, driving, submissions
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 EVENTS = {"Accept": "text/event-stream"}
@@ -24,10 +25,10 @@ def jobs(service: Any) -> Iterator[tuple[str, str]]:
     ids = []
     for project in ("mine", "theirs"):
         spec = parse_spec({**SPEC, "name": f"a-{project}", "project": project})
-        job_id = service.store.create_job(spec, idempotency_key=None, now=time.time())[0].id
-        service.store.begin_attempt(job_id, workers=2, epoch=service.epoch, now=time.time())
+        job_id = service.store.writing(submissions.create)(spec, idempotency_key=None, now=time.time())[0].id
+        service.store.writing(driving.begin_attempt, service.epoch)(job_id, workers=2, now=time.time())
         queued = parse_spec({**SPEC, "name": f"q-{project}", "project": project})
-        service.store.create_job(queued, idempotency_key=None, now=time.time())
+        service.store.writing(submissions.create)(queued, idempotency_key=None, now=time.time())
         service.client.set_project(project, ProjectRules())  # only those that are defined have metrics
         ids.append(job_id)
     yield ids[0], ids[1]
@@ -41,7 +42,7 @@ def bound(service: Any) -> Iterator[Callable[[Role], Client]]:
 
     def client(role: Role) -> Client:
         request = TokenRequest(name="ada", role=role, projects=("mine",), user="ada")
-        made = service.store.create_token(request, by="test", now=time.time())
+        made = service.store.writing(credentials.create_token)(request, by="test", now=time.time())
         clients.append(Client(service.url, token=made.token))
         return clients[-1]
 

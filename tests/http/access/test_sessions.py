@@ -11,6 +11,7 @@ import pytest
 
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access.roles import Role
+from shoal_service.store import credentials
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def browser(service: Any) -> Iterator[httpx.Client]:
 def log_in(service: Any, browser: httpx.Client) -> tuple[str, str]:
     """With a token of its own; the id of the token, and the CSRF token of the session."""
     request = TokenRequest(name="ada", role=Role.OPERATOR)
-    made = service.store.create_token(request, by="test", now=time.time())
+    made = service.store.writing(credentials.create_token)(request, by="test", now=time.time())
     answer = browser.post("/v1/session", json={"token": made.token})
     assert answer.status_code == 201
     cookie = answer.headers["set-cookie"]

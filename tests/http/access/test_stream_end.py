@@ -10,6 +10,7 @@ import pytest
 
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access.roles import Role
+from shoal_service.store import credentials
 
 EVENTS = {"Accept": "text/event-stream"}
 
@@ -37,7 +38,7 @@ def test_a_stream_of_a_revoked_token_ends(service: Any, spec: dict[str, Any], wh
 def test_a_stream_ends_with_its_token_and_others_go_on(service: Any, spec: dict[str, Any]) -> None:
     job = service.client.submit(spec)
     request = TokenRequest(name="short", role=Role.VIEWER, expires_in_s=5.0)
-    made = service.store.create_token(request, by="test", now=time.time() - 3.5)
+    made = service.store.writing(credentials.create_token)(request, by="test", now=time.time() - 3.5)
     path = f"/v1/jobs/{job.id}"
     with service.http.stream("GET", path, headers=EVENTS) as own:
         others = own.iter_bytes()

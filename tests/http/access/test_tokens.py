@@ -15,7 +15,7 @@ from shoal_service.access_views import TokenRequest
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access.roles import Role
 from shoal_service.core.access.tokens import hash_of
-from shoal_service.store import Store
+from shoal_service.store import Store, credentials
 
 
 def status_of(service: Any, token: str | None, path: str = "/v1/jobs") -> int:
@@ -69,22 +69,22 @@ def test_a_revoked_token_ends_at_once(service: Any) -> None:
 
 def test_an_expired_token_is_refused(service: Any) -> None:
     request = TokenRequest(name="past", expires_in_s=5.0)
-    made = service.store.create_token(request, by="test", now=time.time() - 10)
+    made = service.store.writing(credentials.create_token)(request, by="test", now=time.time() - 10)
     assert status_of(service, made.token) == 401
 
 
 def test_the_last_use_is_written(run_service: Any, store: Store) -> None:
-    made = store.create_token(TokenRequest(name="used"), by="test", now=time.time())
+    made = store.writing(credentials.create_token)(TokenRequest(name="used"), by="test", now=time.time())
     with run_service(store) as service:
         assert status_of(service, made.token) == 200
-    assert store.get_token(made.id).last_used_at == pytest.approx(time.time(), abs=60)
+    assert store.reading(credentials.get_token)(made.id).last_used_at == pytest.approx(time.time(), abs=60)
 
 
 def test_the_owners_token_is_written_kept_adopted_and_replaced(store: Store, tmp_path: Path) -> None:
     path = ensure_admin_token(store, tmp_path, now=1.0)
     first = path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found = store.principal_of_token(first.strip(), now=1e9)
+    found = store.reading(credentials.principal_of_token)(first.strip(), now=1e9)
     assert found is not None and found.role is Role.ADMIN and found.projects is None
     assert ensure_admin_token(store, tmp_path, now=2.0).read_text() == first
 
@@ -95,7 +95,7 @@ def test_the_owners_token_is_written_kept_adopted_and_replaced(store: Store, tmp
     path.chmod(0o644)
     second = ensure_admin_token(store, tmp_path, now=4.0).read_text()
     assert second != first, "others could read it"
-    store.revoke_token(second[6:14], now=5.0)
+    store.writing(credentials.revoke_token)(second[6:14], now=5.0)
     third = ensure_admin_token(store, tmp_path, now=6.0).read_text()
-    assert third != second and store.principal_of_token(third.strip(), now=7.0) is not None
+    assert third != second and store.reading(credentials.principal_of_token)(third.strip(), now=7.0) is not None
     assert [path.name for path in tmp_path.glob("admin-token*")] == ["admin-token"]

@@ -11,6 +11,7 @@ import pytest
 
 from shoal_api.cli.commands.authoring.init import templates
 from shoal_service.fleet_views import ProjectRules, StartForecast
+from shoal_service.store import archives, quotas
 
 LLAMA = {
     "model_type": "llama",
@@ -60,7 +61,7 @@ def test_a_dry_run_stores_neither_job_nor_code(shoal: Any, service: Any, tmp_pat
     shoal("init", "own-task", str(tmp_path / "mine"))
     ran = shoal("submit", str(tmp_path / "mine" / "job.yaml"), "--dry-run", "--json").json()
     sha256 = ran["spec"]["code"]["archive"]
-    assert len(sha256) == 64 and not service.store.has_code(sha256)
+    assert len(sha256) == 64 and not service.store.reading(archives.exists)(sha256)
     assert shoal("jobs", "--json").json() == []
     spec = json.dumps({**ran["spec"], "code": {"archive": sha256}})
     refused = shoal("submit", "-", "--dry-run", stdin=spec)
@@ -81,7 +82,7 @@ def test_a_dry_run_is_refused_as_the_submission_would_be(shoal: Any, service: An
     assert invalid.code == 2 and "'global_size'" in invalid.err
     missing = shoal("submit", str(spec_file), "--dry-run", "--from", "job-nowhere@3")
     assert missing.code != 0 and "job-nowhere" in missing.err
-    service.store.put_project("default", ProjectRules(max_queued=1))
+    service.store.writing(quotas.put_project)("default", ProjectRules(max_queued=1))
     service.add_job()
     full = shoal("submit", str(spec_file), "--dry-run")
     assert full.code != 0 and "max_queued" in full.err

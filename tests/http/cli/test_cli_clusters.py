@@ -13,6 +13,7 @@ from shoal_service.access_views import ClusterTokenRequest
 from shoal_service.core.desired import Desired
 from shoal_service.fleet_views import ClusterSummary, NodeView
 from shoal_service.reports import SupervisorReports
+from shoal_service.store import cluster_links, driving, reporting, submissions
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -20,7 +21,7 @@ from shoal_workers.contract.job import EndReason, JobState
 @pytest.fixture
 def two(service: Any) -> Any:
     for name in ("default", "west"):
-        service.store.create_cluster_token(name, ClusterTokenRequest(), by="test", now=time.time())
+        service.store.writing(cluster_links.create_token)(name, ClusterTokenRequest(), by="test", now=time.time())
     summaries = (
         ClusterSummary(name="default", connected=True, silent_s=0.5, num_nodes=1, cpus_total=4, cpus_free=1),
         ClusterSummary(name="west", why_away="its gateway has not reported for 90 s", silent_s=90.0, gpus_total=8),
@@ -36,7 +37,7 @@ def two(service: Any) -> Any:
 
 def begin(service: Any, cluster: str, **changes: Any) -> Any:
     job = service.add_job(**changes)
-    service.store.begin_attempt(job.id, workers=2, cluster=cluster, epoch=service.epoch, now=time.time())
+    service.store.writing(driving.begin_attempt, service.epoch)(job.id, workers=2, cluster=cluster, now=time.time())
     service._seq[job.id] = 0
     return job
 
@@ -94,10 +95,14 @@ def test_a_job_is_moved_and_followed_until_it_trains_there(two: Any, shoal: Any)
 
     def scheduler() -> None:
         """What the control loop does: the attempt ends, the next one begins there."""
-        store.requeue(job.id, reason=EndReason.PREEMPTED, message="moves to west", epoch=epoch, now=time.time())
-        attempt = store.begin_attempt(job.id, workers=2, cluster="west", epoch=epoch, now=time.time())
+        store.writing(driving.requeue, epoch)(
+            job.id, reason=EndReason.PREEMPTED, message="moves to west", now=time.time()
+        )
+        attempt = store.writing(driving.begin_attempt, epoch)(job.id, workers=2, cluster="west", now=time.time())
         status = JobStatus(state=JobState.RUNNING, attempt=attempt)
-        store.apply(job.id, SupervisorReports(attempt=attempt, seq=1, status=status), epoch=epoch, now=time.time())
+        store.writing(reporting.apply, epoch)(
+            job.id, SupervisorReports(attempt=attempt, seq=1, status=status), now=time.time()
+        )
 
     later = threading.Thread(target=scheduler)
     later.start()
@@ -116,7 +121,7 @@ def test_a_move_that_ends_elsewhere_or_is_refused_says_so(two: Any, shoal: Any) 
 
     def cancel() -> None:
         until(lambda: two.store.get_job(job.id).spec.worker.cluster == "west", "the move")
-        two.store.request(job.id, Desired.CANCEL, now=time.time())
+        two.store.writing(submissions.request)(job.id, Desired.CANCEL, now=time.time())
 
     later = threading.Thread(target=cancel)
     later.start()

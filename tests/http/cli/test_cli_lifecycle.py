@@ -11,6 +11,7 @@ import pytest
 from shoal_service.access_views import TokenRequest
 from shoal_service.control.code_archive import pack
 from shoal_service.core.access.roles import Role
+from shoal_service.store import archives, credentials
 from shoal_service.views import CheckpointView, JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -96,7 +97,7 @@ def test_update_stores_the_directory_and_names_its_version(shoal: Any, service: 
         f"{job.id}  byte-lm  STARTING  code {archive.sha256[:12]}",
         f"`shoal watch {job.id}` shows when it trains, or why it does not",
     ]
-    assert service.store.get_code(archive.sha256) == archive.data
+    assert service.store.reading(archives.get)(archive.sha256) == archive.data
     code = service.store.get_job(job.id).spec.code
     assert (code.archive, code.env) == (archive.sha256, {"A": "1"})
     assert "spec changed to version 2: code" in shoal("events", job.id).out
@@ -120,7 +121,9 @@ def test_update_is_refused_in_words(shoal: Any, service: Any, new: Path, monkeyp
     refused = shoal("update", gpu.id, *code)
     assert refused.code == 2 and "outside" in refused.err and "code.working_dir in the spec" not in refused.err
     (new / "link").unlink()
-    made = service.store.create_token(TokenRequest(name="eve", role=Role.VIEWER), by="test", now=time.time())
+    made = service.store.writing(credentials.create_token)(
+        TokenRequest(name="eve", role=Role.VIEWER), by="test", now=time.time()
+    )
     monkeypatch.setenv("SHOAL_TOKEN", made.token)
     refused = shoal("update", gpu.id, *code)
     assert refused.code == 2 and "needs the role operator" in refused.err

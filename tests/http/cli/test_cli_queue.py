@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from kit.store_calls import set_queue
 from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
 from shoal_service.core.scheduling.market import Wait
+from shoal_service.store import queueing, quotas
 
 
 @pytest.fixture
@@ -19,7 +21,7 @@ def queued(service: Any) -> Any:
     service.train(holder)
     now = time.time()
     wait = Wait(waiting.id, "Needs 2 workers, 1 is free.", 1, (holder.id,), now + 60)
-    service.store.set_queue([wait], epoch=service.epoch, now=now)
+    set_queue(service.store, [wait], epoch=service.epoch, now=now)
     return holder, waiting
 
 
@@ -50,7 +52,7 @@ def test_show_and_queue_tell_why_a_running_job_gets_no_more_workers(shoal: Any, 
     holder, _ = queued
     reason = "With 6 workers it would save 1.0 s of that."
     answer = HeldBack(holder.id, 4, 6, GrowthLimit.PAUSE_COSTS_MORE, reason)
-    service.store.set_growth([answer], {holder.id: 1}, epoch=service.epoch, now=time.time())
+    service.store.writing(queueing.save_growth, service.epoch)([answer], {holder.id: 1}, now=time.time())
     assert f"stays at 4 of 6: {reason}" in " ".join(shoal("show", "first").out.split())
     assert "4 of 6" in " ".join(shoal("queue").out.split())
     [shown] = shoal("queue", "--json").json()["held_back"]
@@ -97,7 +99,7 @@ class TestQuota:
         assert shoal("quota", "set", "vision", "--parent", "none", "--json").json()["parent"] is None
         assert "no quotas of its own" in shoal("quota", "delete", "vision").out
         assert shoal("quota", "delete", "vision").code == 4
-        assert list(service.store.projects()) == ["lab"]
+        assert list(service.store.reading(quotas.defined_projects)()) == ["lab"]
 
     def test_impossible_quotas_are_refused_with_the_way_out(self, shoal: Any) -> None:
         assert "--limit 8, or --limit none" in shoal("quota", "set", "vision", "--limit", "many").err

@@ -12,6 +12,7 @@ from shoal_api.cli.render.progress import PlainScreen
 from shoal_api.client import Client
 from shoal_service.core.events.generations import GenerationFormed
 from shoal_service.reports import PendingEvent
+from shoal_service.store import archives, histories
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -60,7 +61,7 @@ def test_a_working_directory_is_relative_to_the_spec(shoal: Any, service: Any, s
     spec = json.loads(spec_file.read_text()) | {"task": "mine:Task", "data": {}, "code": {"working_dir": "code"}}
     spec_file.write_text(json.dumps(spec))
     job = shoal("submit", str(spec_file), "--json").json()
-    assert service.store.has_code(job["spec"]["code"]["archive"])
+    assert service.store.reading(archives.exists)(job["spec"]["code"]["archive"])
 
 
 def test_submit_follow_shows_events_as_text_and_ends_with_the_job(shoal: Any, service: Any, spec_file: Path) -> None:
@@ -112,7 +113,7 @@ def test_following_reports_every_tick_and_misses_no_event(service: Any) -> None:
         on_tick=lambda view: steps.append(view.status.step),
     )
     assert ended.status.state is JobState.SUCCEEDED
-    assert len(lines) == len(service.store.events(job.id))
+    assert len(lines) == len(service.store.reading(histories.read_events)(job.id))
     assert steps
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal_service.fleet_views import ProjectRules
+from shoal_service.store import quotas
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 
@@ -59,11 +60,11 @@ def test_mistakes_are_refused_before_any_job_is_submitted(shoal: Any, spec_file:
 
 
 def test_a_full_queue_takes_all_jobs_of_a_sweep_or_none(shoal: Any, service: Any, spec_file: Path) -> None:
-    service.store.put_project("default", ProjectRules(max_queued=3))
+    service.store.writing(quotas.put_project)("default", ProjectRules(max_queued=3))
     refused = shoal("sweep", str(spec_file), "rates", *GRID)
     assert refused.code == 2 and "No job of the sweep was submitted" in refused.err and "which is 3" in refused.err
     assert shoal("jobs", "--json").json() == []
-    service.store.put_project("default", ProjectRules(max_queued=4))
+    service.store.writing(quotas.put_project)("default", ProjectRules(max_queued=4))
     assert len(shoal("sweep", str(spec_file), "rates", *GRID, "--json").json()["jobs"]) == 4
 
 

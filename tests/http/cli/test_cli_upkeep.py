@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shoal_service.state_lock import StateLock
-from shoal_service.store import Store
-from shoal_service.store.backup.mark import newest_backup_at
+from shoal_service.store import Store, histories
+from shoal_service.store.backup import newest_backup_at
 
 
 def test_delete_asks_and_deletes_and_can_be_repeated(shoal: Any, service: Any, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_server_is_backed_up_while_it_runs_and_restored_elsewhere(shoal: Any, 
     ran = shoal("restore", str(file), "--state-dir", str(other), "--json")
     assert ran.json()["jobs"] == 1
     restored = Store.open(f"sqlite:///{other}/shoal.db")
-    assert restored.events(job.id) == service.store.events(job.id)
+    assert restored.reading(histories.read_events)(job.id) == service.store.reading(histories.read_events)(job.id)
     restored.close()
     refused = shoal("restore", str(file), "--state-dir", str(other))
     assert refused.code == 2 and "--replace moves it aside" in refused.err

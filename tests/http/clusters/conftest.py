@@ -12,7 +12,7 @@ from doubles.running_gateway import RunningGateway
 from shoal_service.access_views import ClusterTokenRequest
 from shoal_service.clock import SystemClock
 from shoal_service.control.joined_clusters import JoinedCluster
-from shoal_service.store import Lease, Store
+from shoal_service.store import Lease, Store, cluster_links
 
 
 @pytest.fixture
@@ -31,7 +31,9 @@ def make_gateway(store: Store, own_service: Any) -> Iterator[Callable[..., Runni
     def make(**changes: Any) -> RunningGateway:
         token = changes.pop("token", None)
         if token is None:
-            token = store.create_cluster_token("east", ClusterTokenRequest(), by="test", now=time.time()).token
+            token = store.writing(cluster_links.create_token)(
+                "east", ClusterTokenRequest(), by="test", now=time.time()
+            ).token
         made.append(RunningGateway(changes.pop("url", own_service.url), token, **changes).start())
         return made[-1]
 

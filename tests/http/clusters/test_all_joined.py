@@ -20,7 +20,7 @@ from shoal_service.cluster.errors import ClusterUnreachable
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.joined_clusters import JoinedClusters
-from shoal_service.store import Lease, Store
+from shoal_service.store import Lease, Store, cluster_links, histories, submissions
 from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
@@ -38,7 +38,7 @@ def clusters(store: Store, lease: Lease) -> Iterator[JoinedClusters]:
 
 
 def join(make_gateway: Make, store: Store, name: str, ray: FakeRay | None = None) -> RunningGateway:
-    token = store.create_cluster_token(name, ClusterTokenRequest(), by="test", now=time.time()).token
+    token = store.writing(cluster_links.create_token)(name, ClusterTokenRequest(), by="test", now=time.time()).token
     node = NODE.model_copy(update={"node_id": f"node-of-{name}"})
     return make_gateway(cluster=name, token=token, ray=ray or FakeRay(node))
 
@@ -77,7 +77,7 @@ def test_one_that_was_removed_answers_no_call_and_its_thread_ends(
     connected(clusters, "west")
     held = clusters.of("west")
     west.stop()
-    store.remove_cluster("west", now=time.time() + 60.0)
+    store.writing(cluster_links.remove)("west", now=time.time() + 60.0)
     clusters.refresh()
     assert [*clusters.joined] == ["east"]
     assert not any(one.name == "cluster west" for one in threading.enumerate())
@@ -90,9 +90,9 @@ def test_one_that_was_removed_answers_no_call_and_its_thread_ends(
 
 
 def test_labels_and_cordons_come_with_the_cluster(store: Store, clusters: JoinedClusters) -> None:
-    store.create_cluster_token("west", ClusterTokenRequest(), by="test", now=1.0)
-    store.label_cluster("west", {"region": "eu"})
-    store.cordon_cluster("west", reason="upgrade", now=2.0)
+    store.writing(cluster_links.create_token)("west", ClusterTokenRequest(), by="test", now=1.0)
+    store.writing(cluster_links.label)("west", {"region": "eu"})
+    store.writing(cluster_links.cordon)("west", reason="upgrade", now=2.0)
     clusters.refresh()
     west = clusters.joined["west"]
     assert west.labels == {"region": "eu"} and west.cordon is not None and west.cordon.reason == "upgrade"
@@ -149,7 +149,7 @@ def submit(store: Store, cluster: str, wait_s: float) -> str:
         "worker": {"cluster": cluster},
         "elasticity": {"min_workers": 1, "max_workers": 1, "wait_s": wait_s},
     }
-    return store.create_job(parse_spec(document), idempotency_key=None, now=time.time())[0].id
+    return store.writing(submissions.create)(parse_spec(document), idempotency_key=None, now=time.time())[0].id
 
 
 def test_jobs_run_in_two_clusters_and_the_one_of_a_lost_cluster_goes_on_in_the_other(
@@ -161,10 +161,12 @@ def test_jobs_run_in_two_clusters_and_the_one_of_a_lost_cluster_goes_on_in_the_o
     with control(store, clusters, lease.owner, tmp_path) as loop:
         until(lambda: east.ray.started == [(here, 1)], "the one of east has its supervisor there")
         until(lambda: west.ray.started == [(there, 1)], "and that of west")
-        store.move_job(there, "any", now=time.time())
+        store.writing(submissions.move)(there, "any", now=time.time())
         west.stop()
         until(lambda: east.ray.started == [(here, 1), (there, 2)], "it goes on in the other one")
-        events = [event for event in store.events(there) if event.data.get("reason") == "cluster_lost"]
+        events = [
+            event for event in store.reading(histories.read_events)(there) if event.data.get("reason") == "cluster_lost"
+        ]
         assert "the cluster 'west' and the job's supervisor have been silent" in events[0].data["message"]
         assert store.get_job(there).status.cluster == "east" and store.get_job(here).status.attempt == 1
         assert not loop.snapshot().clusters[1].connected

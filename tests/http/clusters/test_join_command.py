@@ -22,14 +22,14 @@ from kit.served_app import served
 from shoal_api.http.app import create_app
 from shoal_api.http.serving.server import Wire
 from shoal_service.access_views import ClusterTokenRequest
-from shoal_service.store import Store
+from shoal_service.store import Store, cluster_links, credentials
 
 NO_RAY = ["--ray-address", "127.0.0.1:1"]
 Started = Callable[..., Join]
 
 
 def token_of(store: Store, cluster: str) -> str:
-    return store.create_cluster_token(cluster, ClusterTokenRequest(), by="test", now=time.time()).token
+    return store.writing(cluster_links.create_token)(cluster, ClusterTokenRequest(), by="test", now=time.time()).token
 
 
 @pytest.fixture
@@ -86,7 +86,9 @@ def test_a_gateway_whose_token_is_refused_ends_and_says_so(
         "wrong": lambda: "shoal_00000000_" + "a" * 43,
         "revoked": lambda: token_of(store, "east"),
         "of west": lambda: token_of(store, "west"),
-        "of a user": lambda: store.create_token(TokenRequest(name="ada"), by="test", now=time.time()).token,
+        "of a user": lambda: (
+            store.writing(credentials.create_token)(TokenRequest(name="ada"), by="test", now=time.time()).token
+        ),
     }
     words = {
         "wrong": "unknown, expired or revoked",
@@ -96,7 +98,7 @@ def test_a_gateway_whose_token_is_refused_ends_and_says_so(
     }
     token = tokens[kind]()
     if kind == "revoked":
-        store.revoke_token(token[6:14], now=time.time())
+        store.writing(credentials.revoke_token)(token[6:14], now=time.time())
     joining = start(own_service.url, "--name", "east", *NO_RAY, token=token)
     assert joining.wait() == 1
     assert f"gateway: the service at {own_service.url} refuses this gateway" in joining.output()
@@ -167,6 +169,6 @@ def test_a_service_of_a_private_authority_is_joined_with_the_authority_s_file_on
     else:
         said = joining.wait_to_say("Trying again")
         assert "certificate of the service cannot be verified" in said and "--ca-file" in said
-        assert store.cluster_report("east") == ("", 0)
+        assert store.reading(cluster_links.newest_report)("east") == ("", 0)
     joining.send(signal.SIGTERM)
     assert joining.wait() == 0

@@ -24,8 +24,8 @@ from shoal_service.core.gateways import Incoming
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.gateway.link import LinkRefused
 from shoal_service.home import Home
-from shoal_service.store import Lease, Store
-from shoal_service.store.clusters.methods import StoredReport
+from shoal_service.store import Lease, Store, archives, cluster_links
+from shoal_service.store.cluster_links import StoredReport
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
@@ -69,7 +69,7 @@ def test_every_call_has_the_answer_of_the_cluster(store: Store, cluster: JoinedC
     assert gateway.ray.requested == [{RoomKind(need, (("zone", "x"),)): 3}]
     data = b"x" * (3 << 20)
     sha256 = hashlib.sha256(data).hexdigest()
-    store.put_code(sha256, data, time.time())
+    store.writing(archives.put)(archives.checked(sha256, data), now=time.time())
     assert cluster.upload_code("j", 1, sha256) == f"gcs://{3 << 20}.zip"
     with pytest.raises(ClusterUnreachable, match="No open order"):
         cluster.upload_code("j", 1, "0" * 64)
@@ -103,7 +103,7 @@ def test_without_a_gateway_calls_fail_in_words_and_order_nothing(store: Store, c
         cluster.snapshot()
     with pytest.raises(ClusterUnreachable):
         cluster.reap("j", 1)
-    assert not cluster.connected and store.cluster("east") is None
+    assert not cluster.connected and store.reading(cluster_links.find)("east") is None
 
 
 def test_a_control_plane_without_the_lease_sees_the_cluster_and_orders_nothing(
@@ -177,7 +177,7 @@ def test_an_order_that_arrives_twice_is_carried_out_once(
     gateway = make_gateway()
     joined(cluster)
     assert cluster.reap("j", 1) == 0
-    [row] = [number for number in range(1, 20) if store.answers_of("east", [number])][-1:]
+    [row] = [number for number in range(1, 20) if store.reading(cluster_links.answers_of)("east", [number])][-1:]
     again = Order(number=row, epoch=lease.epoch, kind="Reap", arguments='{"job_id": "j", "attempt": 1}')
     gateway.call(lambda: gateway.gateway and gateway.gateway.take(again))
     assert cluster.reap("other", 1) == 0
@@ -289,7 +289,9 @@ def test_a_gateway_that_the_service_refuses_ends_and_says_why(
     from shoal_service.access_views import ClusterTokenRequest
 
     if token == "of west":
-        token = store.create_cluster_token("west", ClusterTokenRequest(), by="test", now=time.time()).token
+        token = store.writing(cluster_links.create_token)(
+            "west", ClusterTokenRequest(), by="test", now=time.time()
+        ).token
     elif token == "of an admin":
         token = str(find_token(own_service.url))
     gateway = make_gateway(token=token)
@@ -312,17 +314,17 @@ def test_an_answer_of_another_shape_is_an_error_of_that_call_only(
     joined(cluster)
     released = threading.Event()
     gateway.ray.hold = released.wait  # it does not answer itself
-    life = store.cluster_report("east")[0]
+    life = store.reading(cluster_links.newest_report)("east")[0]
 
     def forge() -> None:
         assert gateway.ray.begun.wait(60)
-        [open_order], _ = store.open_orders("east", life, after=0, limit=10)
+        [open_order], _ = store.reading(cluster_links.open_orders)("east", life, after=0, limit=10)
         forged = f'{{"number": {open_order.number}, "value": "{{\\"__reduce__\\": 1}}"}}'
         sender = Incoming(life, "", 0, False)
         forged_report = StoredReport(
             sender=sender, address="", error="", snapshot=None, answers=[(open_order.number, forged)]
         )
-        store.take_report("east", forged_report, now=time.time())
+        store.writing(cluster_links.take_report)("east", forged_report, now=time.time())
 
     forging = threading.Thread(target=forge)
     forging.start()

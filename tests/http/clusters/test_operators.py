@@ -12,6 +12,7 @@ from shoal_api.client import ApiError
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 from shoal_service.core.access.roles import Role
 from shoal_service.fleet_views import ClusterSummary, NodeView
+from shoal_service.store import cluster_links, driving
 
 NODE = "a" * 56
 
@@ -21,7 +22,7 @@ def two(own_service: Any) -> Any:
     """A service of two clusters, of which the second is away, and for a third only a token was made."""
     store = own_service.store
     for name in ("default", "west", "north"):
-        store.create_cluster_token(name, ClusterTokenRequest(), by="test", now=time.time())
+        store.writing(cluster_links.create_token)(name, ClusterTokenRequest(), by="test", now=time.time())
     summaries = (
         ClusterSummary(name="default", address="10.0.0.1:6379", connected=True, num_nodes=1, cpus_total=4, cpus_free=1),
         ClusterSummary(name="west", address="10.1.0.1:6379", why_away="its gateway is silent for 9 s", silent_s=9.0),
@@ -34,7 +35,7 @@ def two(own_service: Any) -> Any:
 def run_in(service: Any, spec: Any, cluster: str) -> str:
     """The id of a job with an attempt there."""
     job = service.client.submit(spec)
-    service.store.begin_attempt(job.id, workers=1, cluster=cluster, epoch=service.epoch, now=time.time())
+    service.store.writing(driving.begin_attempt, service.epoch)(job.id, workers=1, cluster=cluster, now=time.time())
     return str(job.id)
 
 
@@ -187,7 +188,9 @@ def test_a_cluster_that_is_away_is_a_warning_of_a_service_that_is_ready(two: Any
 
 def test_the_labels_that_a_gateway_is_given_are_those_of_its_cluster(make_gateway: Any, store: Any) -> None:
     make_gateway(labels={"region": "eu"})
-    until(lambda: [one.labels for one in store.cluster_entries()] == [{"region": "eu"}], "the first report")
+    until(
+        lambda: [one.labels for one in store.reading(cluster_links.entries)()] == [{"region": "eu"}], "the first report"
+    )
 
 
 def test_jobs_are_found_by_their_cluster(two: Any, spec: Any) -> None:

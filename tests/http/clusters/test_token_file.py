@@ -18,7 +18,7 @@ from shoal_service.control.token_files import ClusterTokenError, register_cluste
 from shoal_service.core.access.roles import Role
 from shoal_service.core.access.tokens import new_token
 from shoal_service.gateway.link import LinkRefused
-from shoal_service.store import Store
+from shoal_service.store import Store, cluster_links, credentials
 
 Make = Callable[..., RunningGateway]
 
@@ -42,7 +42,7 @@ def test_a_gateway_joins_with_the_token_of_the_file(
 def test_the_token_of_the_file_is_of_that_cluster_only(own_service: Any, store: Store, file: Path) -> None:
     register_cluster_token(store, file, "east", now=1.0)
     token = file.read_text().strip()
-    known = store.principal_of_token(token, now=1e12)
+    known = store.reading(credentials.principal_of_token)(token, now=1e12)
     assert known is not None and (known.role, known.cluster, known.projects) == (Role.GATEWAY, "east", None)
     headers = {"Authorization": f"Bearer {token}"}
     for path in ("/v1/jobs", "/v1/nodes", "/v1/tokens", "/metrics", "/v1/clusters/west/orders?life=" + "a" * 16):
@@ -60,7 +60,7 @@ def test_each_start_and_each_server_registers_it_once(store: Store, file: Path) 
         start.start()
     for start in starts:
         start.join()
-    assert [one.cluster for one in store.list_tokens() if one.role is Role.GATEWAY] == ["east"]
+    assert [one.cluster for one in store.reading(credentials.list_tokens)() if one.role is Role.GATEWAY] == ["east"]
 
 
 def test_a_revoked_token_of_the_file_stays_revoked(
@@ -77,7 +77,7 @@ def test_a_revoked_token_of_the_file_stays_revoked(
         register_cluster_token(store, file, "east", now=2.0)
     [record] = [one for one in caplog.records if one.message == "cluster_token.not_valid"]
     assert "write another token" in record.reason
-    assert store.principal_of_token(token, now=3.0) is None
+    assert store.reading(credentials.principal_of_token)(token, now=3.0) is None
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,14 @@ def test_a_file_that_cannot_be_used_is_named(store: Store, tmp_path: Path, text:
 def test_a_token_of_somebody_else_is_refused(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "token"
     for token, words in (
-        (store.create_cluster_token("west", ClusterTokenRequest(), by="t", now=1.0).token, "of the cluster west"),
-        (store.create_token(TokenRequest(name="ada", role=Role.ADMIN), by="t", now=1.0).token, "ada's, of role admin"),
+        (
+            store.writing(cluster_links.create_token)("west", ClusterTokenRequest(), by="t", now=1.0).token,
+            "of the cluster west",
+        ),
+        (
+            store.writing(credentials.create_token)(TokenRequest(name="ada", role=Role.ADMIN), by="t", now=1.0).token,
+            "ada's, of role admin",
+        ),
     ):
         path.write_text(token)
         with pytest.raises(ClusterTokenError, match=f"{words}: give the cluster east one of its own"):

@@ -17,7 +17,8 @@ from shoal_service.control.retention import RetentionCollector, RetentionConfig
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.retention.ended_jobs import Kind
 from shoal_service.reports import SupervisorReports
-from shoal_service.store.retention.deletions import DeletionRequest
+from shoal_service.store import driving, histories, job_deletion, reporting, submissions
+from shoal_service.store.job_deletion import DeletionRequest
 from shoal_service.telemetry.removal_tallies import RemovalTallies
 from shoal_service.views import CheckpointState, CheckpointView, JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -35,8 +36,8 @@ def ended(service: Any, spec: dict[str, object]) -> Callable[..., tuple[str, Pat
 
     def run(days: float = 0.0) -> tuple[str, Path]:
         now = time.time() - days * DAY
-        job = service.store.create_job(parse_spec(dict(spec)), idempotency_key=None, now=now)[0]
-        service.store.begin_attempt(job.id, workers=1, epoch=service.epoch, now=now)
+        job = service.store.writing(submissions.create)(parse_spec(dict(spec)), idempotency_key=None, now=now)[0]
+        service.store.writing(driving.begin_attempt, service.epoch)(job.id, workers=1, now=now)
         saved = tuple(
             CheckpointView(step=step, url=f"/x/{NAMES[step]}", state="committed", attempt=1, generation=1)
             for step in STEPS
@@ -44,7 +45,7 @@ def ended(service: Any, spec: dict[str, object]) -> Callable[..., tuple[str, Pat
         end = AttemptEnd(reason=EndReason.FINISHED, step=30, message="")
         status = JobStatus(state=JobState.SUCCEEDED, checkpoint_step=30)
         done = SupervisorReports(attempt=1, seq=1, status=status, checkpoints=saved, end=end)
-        service.store.apply(job.id, done, epoch=service.epoch, now=now)
+        service.store.writing(reporting.apply, service.epoch)(job.id, done, now=now)
         root = Path(service.checkpoint_url) / job.id
         for name in NAMES.values():
             (root / name).mkdir(parents=True)
@@ -107,16 +108,16 @@ def test_a_deletion_waits_for_the_storage_and_is_continued_by_the_control_plane(
     assert service.client.job(job_id).status.state is JobState.SUCCEEDED, "its history stays until its files are gone"
     (root / "profiles").unlink()
     _Collector(service).advance_all()
-    assert service.store.deletion(job_id).finished_at is not None
+    assert service.store.reading(job_deletion.find)(job_id).finished_at is not None
     assert [path.name for path in root.iterdir()] == ["aside"]
 
 
 def test_a_server_that_died_after_the_mark_is_made_up_for(service: Any, ended: Callable[..., Any]) -> None:
     job_id, root = ended()
-    service.store.begin_deletion(job_id, DeletionRequest(root=str(root)), now=1.0)
+    service.store.writing(job_deletion.begin)(job_id, DeletionRequest(root=str(root)), now=1.0)
     collector = _Collector(service)
     collector.advance_all()
-    assert not root.exists() and service.store.deletion(job_id).finished_at is not None
+    assert not root.exists() and service.store.reading(job_deletion.find)(job_id).finished_at is not None
     assert collector.tallies.counts.value(Kind.JOB.value) == 1
     assert collector.tallies.counts.value(Kind.CHECKPOINT.value) == len(STEPS)
 
@@ -132,7 +133,7 @@ def test_what_is_old_is_collected_and_a_dry_run_only_names_it(service: Any, ende
     dry = service.client.gc(dry_run=True)
     expected = [(Kind.CHECKPOINT, NAMES[20]), (Kind.LOGS, "tiny")]
     assert found(dry) == expected and dry.dry_run
-    assert (old_root / NAMES[20]).exists() and service.store.logs(old)
+    assert (old_root / NAMES[20]).exists() and service.store.reading(histories.read_logs)(old)
     done = service.client.gc()
     assert found(done) == expected and not any(one.error for one in done.removals)
     assert sorted(path.name for path in old_root.iterdir()) == ["profiles", NAMES[10], NAMES[30]]
@@ -141,7 +142,10 @@ def test_what_is_old_is_collected_and_a_dry_run_only_names_it(service: Any, ende
         CheckpointState.DELETED,
         CheckpointState.COMMITTED,
     ]
-    assert {event.type for event in service.store.events(old)} >= {"checkpoint.deleted", "job.pruned"}
+    assert {event.type for event in service.store.reading(histories.read_events)(old)} >= {
+        "checkpoint.deleted",
+        "job.pruned",
+    }
     again = service.client.gc()
     assert [kind for kind, _ in found(again)] in ([], [Kind.LOGS]), "the line about the checkpoint at most"
     assert found(service.client.gc()) == []
@@ -162,7 +166,7 @@ class _Collector(RetentionCollector):
         loop, stop, changed = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         with self._store.subscribe(lambda _: loop.call_soon_threadsafe(changed.set)):
             task = asyncio.create_task(self.run(stop, self._store.current_lease))
-            while self._store.unfinished_deletions():
+            while self._store.reading(job_deletion.unfinished)():
                 await asyncio.wait_for(changed.wait(), 60)
                 changed.clear()
         stop.set()

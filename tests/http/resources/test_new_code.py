@@ -15,6 +15,7 @@ from shoal_api.client import Client, Forbidden, NotFound
 from shoal_service.access_views import TokenRequest
 from shoal_service.control.code_archive import CodeArchiveError, pack
 from shoal_service.core.access.roles import Role
+from shoal_service.store import archives, driving
 from shoal_workers.contract.checks.places import AllowedPlaces
 
 OwnCode = dict[str, Any]
@@ -42,7 +43,7 @@ def own_code(spec: dict[str, Any], old: Path) -> OwnCode:
 
 
 def begin(service: Any, job_id: str) -> None:
-    service.store.begin_attempt(job_id, workers=2, epoch=service.epoch, now=time.time())
+    service.store.writing(driving.begin_attempt, service.epoch)(job_id, workers=2, now=time.time())
 
 
 def test_a_running_job_gets_the_uploaded_directory_as_a_new_version(service: Any, own_code: OwnCode, new: Path) -> None:
@@ -52,7 +53,7 @@ def test_a_running_job_gets_the_uploaded_directory_as_a_new_version(service: Any
     archive = pack(new)
     assert (changed.spec.code.archive, changed.spec.code.env) == (archive.sha256, {"A": "1"})
     assert (changed.spec_version, changed.status.state) == (2, "STARTING")
-    assert service.store.get_code(archive.sha256) == archive.data
+    assert service.store.reading(archives.get)(archive.sha256) == archive.data
     event = list(service.client.events(job.id))[-1]
     assert (event.type, event.data["code"]) == ("job.patched", {"archive": archive.sha256})
     assert service.client.audit(job_id=job.id).items[0].operation == "PATCH /v1/jobs/{job_id}"
@@ -73,7 +74,7 @@ def test_an_admin_may_name_a_directory_of_the_server_and_nobody_else(
     refused = service.http.patch(path, json=change, headers={"Authorization": f"Bearer {made.token}"})
     assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
     assert "a directory of the server, which only an admin may name" in refused.json()["detail"]
-    assert not service.store.has_code(pack(new).sha256)
+    assert not service.store.reading(archives.exists)(pack(new).sha256)
     packed = service.http.patch(path, json=change).json()["spec"]["code"]
     assert (packed["archive"], packed["working_dir"]) == (pack(new).sha256, str(new))
     missing = service.http.patch(path, json={"code": {"working_dir": str(new / "no")}})

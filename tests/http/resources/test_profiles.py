@@ -12,6 +12,7 @@ import pytest
 
 from shoal_api.client.errors import ApiError
 from shoal_service.reports import SupervisorReports
+from shoal_service.store import reporting
 from shoal_service.views import JobStatus, ProfileState
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.profiles import Category, Profiled, ProfileFile, StepTimes
@@ -26,7 +27,7 @@ def _end(service: Any, job_id: str, **changes: Any) -> None:
     item = Profiled(generation=1, number=1, rank=0, times=times, held_s=0.01, **changes)
     status = JobStatus(state=JobState.RUNNING)
     reports = SupervisorReports(attempt=1, seq=2, status=status, profiles=(item,))
-    service.store.apply(job_id, reports, epoch=service.epoch, now=time.time())
+    service.store.writing(reporting.apply, service.epoch)(job_id, reports, now=time.time())
 
 
 def test_a_profile_is_requested_read_and_its_files_are_downloaded(service: Any, supervise: Callable[..., str]) -> None:

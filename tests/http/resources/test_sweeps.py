@@ -12,6 +12,7 @@ from shoal_api.client import Client, Conflict, Forbidden, InvalidSpec, NotFound
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access.roles import Role
 from shoal_service.fleet_views import ProjectRules
+from shoal_service.store import credentials, driving
 from shoal_service.views import JobStatus, SweepRequest
 from shoal_workers.contract.job import JobState
 
@@ -29,7 +30,7 @@ def client_of(service: Any) -> Iterator[Callable[..., Client]]:
 
     def _client(role: Role, *projects: str) -> Client:
         request = TokenRequest(name="carol", role=role, projects=projects or None)
-        made = service.store.create_token(request, by="test", now=time.time())
+        made = service.store.writing(credentials.create_token)(request, by="test", now=time.time())
         clients.append(Client(service.url, token=made.token))
         return clients[-1]
 
@@ -127,7 +128,7 @@ def test_sweeps_are_listed_in_pages_and_shown_with_the_best_job_first(
     assert (page.items[0].num_jobs, rest.next_cursor) == (3, None)
     jobs = service.client.sweep("listed", "second").jobs
     for job, loss in zip(jobs, (3.0, 1.0, float("nan")), strict=True):
-        service.store.begin_attempt(job.id, workers=1, epoch=service.epoch, now=time.time())
+        service.store.writing(driving.begin_attempt, service.epoch)(job.id, workers=1, now=time.time())
         supervise(job.id, status=JobStatus(state=JobState.RUNNING, loss=loss, step=2))
     shown = service.client.sweep("listed", "second")
     assert [job.id for job in shown.jobs] == [jobs[1].id, jobs[0].id, jobs[2].id]

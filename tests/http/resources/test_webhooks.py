@@ -13,7 +13,8 @@ from shoal_api.client.errors import ApiError, InvalidSpec
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access.roles import Role
 from shoal_service.core.webhooks import Retries, WebhookRules
-from shoal_service.store.webhooks.cursors import Failure
+from shoal_service.store import credentials, webhook_lanes
+from shoal_service.store.webhook_lanes import Failure
 
 HOOK = {"url": "https://example.org/token", "secret": "file:a"}
 
@@ -24,10 +25,10 @@ def test_the_hooks_of_a_job_and_those_that_fail_are_shown(service: Any, spec: di
     assert (first.hook, first.job_id, first.receiver, first.delivered) == ("job/0", job_id, "https://example.org", 0)
     assert (first.events, second.events) == (("job.state", "incident.*"), ("*",))
     assert job_id not in [hook.job_id for hook in service.client.webhooks()], "only those that fail"
-    [lane] = [lane for lane in service.store.webhook_backlog(0.0) if lane.key == ("job/1", job_id)]
+    [lane] = [lane for lane in service.store.reading(webhook_lanes.backlog)(0.0) if lane.key == ("job/1", job_id)]
     retries = Retries(num_failed=3, failing_since=10.0, next_at=20.0)
     failure = Failure(retries=retries, error="has answered 500", seq=0, num_given_up=0, waiting_since=9.0)
-    service.store.fail_webhook(lane, failure, None, epoch=service.epoch, now=11.0)
+    service.store.writing(webhook_lanes.fail, service.epoch)(lane, failure, None, now=11.0)
     [failing] = [hook for hook in service.client.webhooks() if hook.job_id == job_id]
     assert (failing.hook, failing.failing, failing.waiting_since) == ("job/1", 1, 9.0)
     assert (failing.failing_since, failing.next_at, failing.error) == (10.0, 20.0, "has answered 500")
@@ -61,7 +62,7 @@ def test_a_spec_may_use_what_the_rules_allow(store: Any, run_service: Callable[.
 def test_only_an_admin_sets_a_hook_for_mail_and_chat(service: Any, spec: dict[str, Any]) -> None:
     chat = {**spec, "webhooks": [{"url": "apprise:", "secret": "file:chat"}]}
     request = TokenRequest(name="ada", role=Role.OPERATOR, projects=None, user="ada")
-    token = service.store.create_token(request, by="test", now=time.time()).token
+    token = service.store.writing(credentials.create_token)(request, by="test", now=time.time()).token
     with Client(service.url, token=token) as operator:
         with pytest.raises(Forbidden, match="apprise:"):
             operator.submit(chat)

@@ -23,7 +23,7 @@ from shoal_service.core.events.generations import GenerationFormed
 from shoal_service.core.events.incidents import IncidentOpened
 from shoal_service.fleet_views import NodeView
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports
-from shoal_service.store import Store
+from shoal_service.store import Store, driving, reporting, submissions
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, JobView, WorkerView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
@@ -56,16 +56,16 @@ class Service:
         return Client(self.url, token=self.token)
 
     def add_job(self, **changes: Any) -> JobView:
-        return self.store.create_job(parse_spec({**SPEC, **changes}), idempotency_key=None, now=AT)[0]
+        return self.store.writing(submissions.create)(parse_spec({**SPEC, **changes}), idempotency_key=None, now=AT)[0]
 
     def begin(self, job: JobView, workers: int = 4) -> None:
-        self.store.begin_attempt(job.id, workers=workers, epoch=self.epoch, now=AT)
+        self.store.writing(driving.begin_attempt, self.epoch)(job.id, workers=workers, now=AT)
         self._seq[job.id] = 0
 
     def report(self, job: JobView, status: JobStatus, **parts: Any) -> None:
         self._seq[job.id] += 1
         reports = SupervisorReports(attempt=1, seq=self._seq[job.id], status=status, **parts)
-        self.store.apply(job.id, reports, epoch=self.epoch, now=AT)
+        self.store.writing(reporting.apply, self.epoch)(job.id, reports, now=AT)
 
     def train(self, job: JobView) -> None:
         """Half of a run: a worker was killed and replaced, a checkpoint was committed."""

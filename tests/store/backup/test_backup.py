@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from shoal_service.store import Store
-from shoal_service.store.backup import postgres
-from shoal_service.store.backup.errors import BackupError
-from shoal_service.store.backup.files import back_up, restore
+from shoal_service.store import Store, archives, job_lists, submissions
+from shoal_service.store import backup_postgres as postgres
+from shoal_service.store.backup import back_up, restore
 from shoal_service.store.database import Database
-from shoal_service.store.errors import StoreUnavailable
+from shoal_service.store.errors import BackupError, StoreUnavailable
+from shoal_service.store.histories import read_events
 from shoal_service.store.migrate import migrate
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
@@ -42,8 +42,10 @@ def _fill(url: str, jobs: int = 3) -> list[str]:
     try:
         lease = store.acquire_lease("owner", ttl_s=10, now=100.0)
         assert lease is not None and lease.epoch == 1
-        ids = [store.create_job(SPEC, idempotency_key=None, now=50.0)[0].id for _ in range(jobs)]
-        store.put_code("9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", b"test", 1.0)
+        ids = [store.writing(submissions.create)(SPEC, idempotency_key=None, now=50.0)[0].id for _ in range(jobs)]
+        store.writing(archives.put)(
+            archives.checked("9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", b"test"), now=1.0
+        )
         return ids
     finally:
         store.close()
@@ -62,11 +64,11 @@ def test_a_restored_database_has_every_job_and_a_new_epoch(new_url: NewUrl, tmp_
     try:
         for job_id in ids:
             assert restored.get_job(job_id) == original.get_job(job_id)
-            assert restored.events(job_id) == original.events(job_id)
+            assert restored.reading(read_events)(job_id) == original.reading(read_events)(job_id)
         lease = restored.acquire_lease("next", ttl_s=10, now=101.0)
         assert lease is not None and lease.epoch > 1_000_000, "whoever acts for the old database is refused"
-        new = restored.create_job(SPEC, idempotency_key=None, now=60.0)[0]
-        assert [job.id for job in restored.list_jobs().items] == [new.id, *reversed(ids)], "numbers go on"
+        new = restored.writing(submissions.create)(SPEC, idempotency_key=None, now=60.0)[0]
+        assert [job.id for job in restored.reading(job_lists.page)().items] == [new.id, *reversed(ids)], "numbers go on"
     finally:
         restored.close()
         original.close()
@@ -79,7 +81,7 @@ def test_a_backup_is_consistent_while_jobs_are_submitted(new_url: NewUrl, tmp_pa
 
     def submit() -> None:
         while not stop.is_set():
-            store.create_job(SPEC, idempotency_key=None, now=50.0)
+            store.writing(submissions.create)(SPEC, idempotency_key=None, now=50.0)
             begun.set()
 
     thread = threading.Thread(target=submit)
@@ -229,7 +231,7 @@ def test_a_backup_for_another_kind_of_database_is_refused(tmp_path: Path) -> Non
 def _fill_more(url: str) -> list[str]:
     store = Store.open(url)
     try:
-        return [store.create_job(SPEC, idempotency_key=None, now=70.0)[0].id for _ in range(2)]
+        return [store.writing(submissions.create)(SPEC, idempotency_key=None, now=70.0)[0].id for _ in range(2)]
     finally:
         store.close()
 
@@ -237,6 +239,6 @@ def _fill_more(url: str) -> list[str]:
 def _jobs(url: str) -> list[Any]:
     store = Store.open(url)
     try:
-        return list(store.list_jobs().items)
+        return list(store.reading(job_lists.page)().items)
     finally:
         store.close()

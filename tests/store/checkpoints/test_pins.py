@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.store import Store
+from shoal_service.store import Store, checkpoint_rows, driving, histories
 from shoal_service.store.errors import CheckpointConflict, CheckpointNotFound, JobNotFound
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.marker import CheckpointName
@@ -22,26 +22,28 @@ def _checkpoint(step: int, state: CheckpointState = CheckpointState.COMMITTED) -
 
 
 def _pinned(store: Store, job_id: str) -> list[int]:
-    assert store.newest_checkpoints(job_id) == tuple(store.checkpoints(job_id)), "page and list agree"
-    return [one.step for one in store.checkpoints(job_id) if one.pinned]
+    assert store.reading(histories.newest_checkpoints)(job_id) == tuple(
+        store.reading(checkpoint_rows.read_checkpoints)(job_id)
+    ), "page and list agree"
+    return [one.step for one in store.reading(checkpoint_rows.read_checkpoints)(job_id) if one.pinned]
 
 
 def test_pins_are_kept_with_the_job_and_passed_to_its_attempt(store: Store, submit: Submit, begin: Begin) -> None:
     job_id = submit()
     attempt = begin(job_id)
     attempt.report(checkpoints=(_checkpoint(10), _checkpoint(20), _checkpoint(30)))
-    pinned = store.pin_checkpoint(job_id, CheckpointName(20, 1, 1), is_pinned=True, now=50.0)
+    pinned = store.writing(checkpoint_rows.pin)(job_id, CheckpointName(20, 1, 1), is_pinned=True, now=50.0)
     assert (pinned.step, pinned.pinned, pinned.name) == (20, True, "step-000000000020-a1-g1")
-    store.pin_checkpoint(job_id, CheckpointName(10, 1, 1), is_pinned=True, now=51.0)
-    store.pin_checkpoint(job_id, CheckpointName(10, 1, 1), is_pinned=True, now=52.0)
+    store.writing(checkpoint_rows.pin)(job_id, CheckpointName(10, 1, 1), is_pinned=True, now=51.0)
+    store.writing(checkpoint_rows.pin)(job_id, CheckpointName(10, 1, 1), is_pinned=True, now=52.0)
     assert _pinned(store, job_id) == [10, 20]
-    [row] = store.jobs_to_drive()
+    [row] = store.reading(driving.to_drive)()
     assert row.pins == ("step-000000000010-a1-g1", "step-000000000020-a1-g1")
     attempt.report(checkpoints=(_checkpoint(10),))
     assert _pinned(store, job_id) == [10, 20], "a report about a checkpoint does not take its pin away"
-    store.pin_checkpoint(job_id, CheckpointName(20, 1, 1), is_pinned=False, now=53.0)
+    store.writing(checkpoint_rows.pin)(job_id, CheckpointName(20, 1, 1), is_pinned=False, now=53.0)
     assert _pinned(store, job_id) == [10]
-    types = [event.type for event in store.events(job_id) if event.type.endswith("pinned")]
+    types = [event.type for event in store.reading(histories.read_events)(job_id) if event.type.endswith("pinned")]
     assert types == ["checkpoint.pinned", "checkpoint.pinned", "checkpoint.unpinned"], "a repeated pin is none"
 
 
@@ -49,10 +51,10 @@ def test_only_a_committed_checkpoint_of_the_job_can_be_pinned(store: Store, subm
     job_id = submit()
     begin(job_id).report(checkpoints=(_checkpoint(10, CheckpointState.DELETED),))
     with pytest.raises(CheckpointConflict, match="is deleted: only a committed one"):
-        store.pin_checkpoint(job_id, CheckpointName(10, 1, 1), is_pinned=True, now=50.0)
+        store.writing(checkpoint_rows.pin)(job_id, CheckpointName(10, 1, 1), is_pinned=True, now=50.0)
     with pytest.raises(CheckpointNotFound, match="has no checkpoint 'step-000000000010-a1-g2'"):
-        store.pin_checkpoint(job_id, CheckpointName(10, 1, 2), is_pinned=True, now=50.0)
+        store.writing(checkpoint_rows.pin)(job_id, CheckpointName(10, 1, 2), is_pinned=True, now=50.0)
     with pytest.raises(JobNotFound):
-        store.pin_checkpoint("job-0", CheckpointName(10, 1, 1), is_pinned=True, now=50.0)
-    store.pin_checkpoint(job_id, CheckpointName(10, 1, 1), is_pinned=False, now=50.0)
-    assert [event.type for event in store.events(job_id)][-1] == "job.state"
+        store.writing(checkpoint_rows.pin)("job-0", CheckpointName(10, 1, 1), is_pinned=True, now=50.0)
+    store.writing(checkpoint_rows.pin)(job_id, CheckpointName(10, 1, 1), is_pinned=False, now=50.0)
+    assert [event.type for event in store.reading(histories.read_events)(job_id)][-1] == "job.state"

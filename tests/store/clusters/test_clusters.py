@@ -14,10 +14,10 @@ from shoal_service.core.access.tokens import hash_of, new_attempt_token
 from shoal_service.core.gateways import JOBS_SILENT_S, Incoming
 from shoal_service.home import AttemptCaller, HomeReport
 from shoal_service.reports import SupervisorReports
-from shoal_service.store import Lease, Store
-from shoal_service.store.clusters.methods import StoredReport, orders_of, reports_of
+from shoal_service.store import Lease, Store, cluster_links, credentials, driving, supervisor_links
+from shoal_service.store.cluster_links import StoredReport, orders_of, reports_of
 from shoal_service.store.errors import ClusterNameTaken, ClusterNotFound, GatewayRefused, LeaseLost
-from shoal_service.store.supervisors.methods import Arrived
+from shoal_service.store.supervisor_links import Arrived
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 
@@ -34,28 +34,28 @@ def report(store: Store, life: str = A, number: int = 1, *, now: float = 10.0, *
         changes.pop("replaces", False),
     )
     known = {"address": "head:6379", "error": "", "snapshot": '{"nodes":[]}', **changes}
-    return store.take_report("east", StoredReport(sender=sender, **known), now=now)
+    return store.writing(cluster_links.take_report)("east", StoredReport(sender=sender, **known), now=now)
 
 
 def order(store: Store, lease: Lease, kind: str = "Reap", **changes: Any) -> int:
-    return store.write_order("east", kind, "{}", epoch=lease.epoch, now=10.0, **changes)
+    return store.writing(cluster_links.write_order, lease.epoch)("east", kind, "{}", now=10.0, **changes)
 
 
 def numbers(store: Store, life: str = A, after: int = 0) -> list[int]:
-    return [one.number for one in store.open_orders("east", life, after=after, limit=100)[0]]
+    return [one.number for one in store.reading(cluster_links.open_orders)("east", life, after=after, limit=100)[0]]
 
 
 def test_the_newest_report_counts_and_a_snapshot_stays_until_the_next_one(store: Store) -> None:
-    assert store.cluster("east") is None
+    assert store.reading(cluster_links.find)("east") is None
     assert report(store) == (1, ())
     assert report(store, number=3, snapshot=None, error="the head is away") == (3, ())
     assert report(store, number=2, snapshot='{"nodes":[1]}') == (3, ()), "a report that a later one has overtaken"
-    row = store.cluster("east")
+    row = store.reading(cluster_links.find)("east")
     assert row is not None
     assert (row.life, row.report, row.snapshot, row.snapshot_report) == (A, 3, '{"nodes":[]}', 1)
     assert row.error == "the head is away"
     report(store, B, takes_over=True, snapshot=None)
-    row = store.cluster("east")
+    row = store.reading(cluster_links.find)("east")
     assert row is not None and (row.life, row.snapshot) == (B, ""), "the snapshot of another life is not its own"
 
 
@@ -67,7 +67,7 @@ def test_the_reports_of_a_gateway_that_another_one_has_followed_change_nothing(s
         report(store, A, 2, answers=[(number, '"late"')])
     with pytest.raises(GatewayRefused):
         numbers(store, A)
-    assert store.answers_of("east", [number]) == {number: None}
+    assert store.reading(cluster_links.answers_of)("east", [number]) == {number: None}
     assert numbers(store, B) == [number], "an order without an answer is given to the next gateway"
 
 
@@ -85,9 +85,9 @@ def test_an_order_is_answered_once_and_its_number_rises(store: Store, lease: Lea
     assert second > first and numbers(store) == [first, second] and numbers(store, after=first) == [second]
     report(store, number=2, answers=[(first, '"done"')])
     report(store, number=3, answers=[(first, '"again"'), (999, '"nobody has asked"')])
-    assert store.answers_of("east", [first, second, 999]) == {first: '"done"', second: None}
+    assert store.reading(cluster_links.answers_of)("east", [first, second, 999]) == {first: '"done"', second: None}
     assert numbers(store) == [second]
-    store.cancel_orders("east", [second])
+    store.writing(cluster_links.cancel_orders)("east", [second])
     assert report(store, number=4, running=[first, second]) == (4, (second,))
     assert order(store, lease) > second, "the number of a cancelled order is not used again"
 
@@ -103,26 +103,28 @@ def test_orders_of_a_lease_that_is_over_are_void(store: Store, lease: Lease) -> 
     assert numbers(store) == []
     number = order(store, newer)
     assert numbers(store) == [number]
-    assert store.remove_old_orders("east", before=15.0, epoch=newer.epoch) == 1
-    assert store.answers_of("east", [old, number]) == {number: None}
+    assert store.writing(cluster_links.remove_old_orders, newer.epoch)("east", before=15.0) == 1
+    assert store.reading(cluster_links.answers_of)("east", [old, number]) == {number: None}
 
 
 def test_answered_orders_are_removed_after_a_while(store: Store, lease: Lease) -> None:
     report(store)
     first, second = order(store, lease), order(store, lease)
     report(store, number=2, answers=[(first, "1")], now=20.0)
-    assert store.remove_old_orders("east", before=20.0, epoch=lease.epoch) == 0
-    assert store.remove_old_orders("east", before=21.0, epoch=lease.epoch) == 1
-    assert store.answers_of("east", [first, second]) == {second: None}
+    assert store.writing(cluster_links.remove_old_orders, lease.epoch)("east", before=20.0) == 0
+    assert store.writing(cluster_links.remove_old_orders, lease.epoch)("east", before=21.0) == 1
+    assert store.reading(cluster_links.answers_of)("east", [first, second]) == {second: None}
 
 
 def test_an_archive_is_readable_while_an_order_names_it(store: Store, lease: Lease) -> None:
     report(store)
     number = order(store, lease, "UploadCode", archive="f" * 64)
-    assert store.may_read_archive("east", "f" * 64)
-    assert not store.may_read_archive("west", "f" * 64) and not store.may_read_archive("east", "0" * 64)
+    assert store.reading(cluster_links.may_read_archive)("east", "f" * 64)
+    assert not store.reading(cluster_links.may_read_archive)("west", "f" * 64) and not store.reading(
+        cluster_links.may_read_archive
+    )("east", "0" * 64)
     report(store, number=2, answers=[(number, '"gcs://x.zip"')])
-    assert not store.may_read_archive("east", "f" * 64)
+    assert not store.reading(cluster_links.may_read_archive)("east", "f" * 64)
 
 
 def test_orders_and_reports_notify_those_who_wait_for_them_and_nobody_else(store: Store, lease: Lease) -> None:
@@ -155,15 +157,15 @@ def test_a_ray_cluster_that_was_made_anew_follows_once_no_supervisor_of_the_one_
 ) -> None:
     report(store, ray_cluster="a1")
     job_id, token = submit(), new_attempt_token()
-    store.begin_attempt(job_id, workers=1, cluster="east", epoch=lease.epoch, now=5.0)
-    store.keep_attempt_token(job_id, 1, token, epoch=lease.epoch)
+    store.writing(driving.begin_attempt, lease.epoch)(job_id, workers=1, cluster="east", now=5.0)
+    store.writing(supervisor_links.keep_token, lease.epoch)(job_id, 1, token)
     reports = SupervisorReports(attempt=1, seq=0, status=JobStatus(state=JobState.RUNNING, attempt=1))
     home = HomeReport(life=1, after=0, reports=reports)
-    store.take_reports([Arrived(AttemptCaller(job_id, 1, hash_of(token)), home, 100.0)])
+    store.writing(supervisor_links.take_reports)([Arrived(AttemptCaller(job_id, 1, hash_of(token)), home, 100.0)])
     with pytest.raises(GatewayRefused, match="Jobs train in the Ray cluster"):
         report(store, B, ray_cluster="b2", now=101.0)
     report(store, B, ray_cluster="b2", now=100.0 + JOBS_SILENT_S)
-    row = store.cluster("east")
+    row = store.reading(cluster_links.find)("east")
     assert row is not None and row.life == B
 
 
@@ -173,11 +175,11 @@ def test_nothing_is_ordered_from_a_cluster_that_has_not_joined(store: Store, lea
 
 
 def test_the_token_of_a_gateway_is_of_one_cluster(store: Store) -> None:
-    made = store.create_cluster_token("east", ClusterTokenRequest(expires_in_s=60.0), by="ada", now=1.0)
-    known = store.principal_of_token(made.token, now=2.0)
+    made = store.writing(cluster_links.create_token)("east", ClusterTokenRequest(expires_in_s=60.0), by="ada", now=1.0)
+    known = store.reading(credentials.principal_of_token)(made.token, now=2.0)
     assert known is not None and (known.role, known.cluster, known.projects) == (Role.GATEWAY, "east", None)
-    assert store.principal_of_token(made.token, now=62.0) is None
-    assert [(one.id, one.cluster) for one in store.list_tokens()] == [(made.id, "east")]
+    assert store.reading(credentials.principal_of_token)(made.token, now=62.0) is None
+    assert [(one.id, one.cluster) for one in store.reading(credentials.list_tokens)()] == [(made.id, "east")]
 
 
 def test_whoever_has_seen_a_number_has_seen_every_lower_one(store: Store, lease: Lease) -> None:

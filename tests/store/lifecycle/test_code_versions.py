@@ -10,7 +10,7 @@ import pytest
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.code import CodeRefused, CodeRolledBack
 from shoal_service.reports import PendingEvent
-from shoal_service.store import Store
+from shoal_service.store import Store, histories, submissions
 from shoal_service.store.errors import RequestConflict
 from shoal_service.views import CodePatch, JobPatch
 
@@ -20,7 +20,7 @@ OLD, NEW, OTHER = "a" * 64, "b" * 64, "c" * 64
 
 
 def change(store: Store, job_id: str, version: str) -> None:
-    store.patch_job(job_id, JobPatch(code=CodePatch(archive=version)), if_match=None, now=5.0)
+    store.writing(submissions.patch)(job_id, JobPatch(code=CodePatch(archive=version)), if_match=None, now=5.0)
 
 
 def ended_by(event: JobEvent) -> tuple[PendingEvent, ...]:
@@ -76,5 +76,5 @@ def test_a_job_without_code_of_its_own_gets_none(store: Store, submit: Submit) -
 def test_the_change_is_in_the_history_with_its_version(store: Store, submit: Submit) -> None:
     job_id = submit(code={"archive": OLD})
     change(store, job_id, NEW)
-    [patched] = [event for event in store.events(job_id) if event.type == "job.patched"]
+    [patched] = [event for event in store.reading(histories.read_events)(job_id) if event.type == "job.patched"]
     assert patched.data["code"] == {"archive": NEW} and patched.message == "spec changed to version 2: code"

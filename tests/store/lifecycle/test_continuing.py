@@ -10,10 +10,17 @@ import pytest
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.store import IdempotencyConflict, Store
+from shoal_service.store import (
+    IdempotencyConflict,
+    Store,
+    checkpoint_rows,
+    driving,
+    histories,
+    job_deletion,
+    submissions,
+)
 from shoal_service.store.errors import CheckpointKept
-from shoal_service.store.retention.deletions import DeletionRequest
-from shoal_service.store.retention.ended import BEGINNING
+from shoal_service.store.job_deletion import BEGINNING, DeletionRequest
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.job import EndReason
@@ -49,7 +56,7 @@ def test_a_new_job_goes_on_from_the_newest_checkpoint_or_from_the_one_asked_for(
     assert older.spec.continue_from.checkpoint == "step-000000000020-a1-g1"
     assert older.spec.continue_from.url == "/c/job/step-000000000020-a1-g1"
     assert (newest.status.step, older.status.step) == (30, 20)
-    created = store.events(older.id)[0]
+    created = store.reading(histories.read_events)(older.id)[0]
     assert (created.data["from_job"], created.data["from_step"]) == (source, 20)
     assert created.message == f"job created as fish, goes on from {source} after step 20"
 
@@ -80,12 +87,12 @@ def test_a_repeated_request_finds_its_job_although_the_newest_checkpoint_is_anot
     attempt = begin(source)
     attempt.report(checkpoints=(_checkpoint(10),))
     spec = parse_spec({"task": "a:B", "stop": {"steps": 99}, "continue_from": {"job": source}})
-    first, _ = store.create_job(spec, idempotency_key="k", now=1.0)
+    first, _ = store.writing(submissions.create)(spec, idempotency_key="k", now=1.0)
     attempt.report(checkpoints=(_checkpoint(20),))
-    again, created = store.create_job(spec, idempotency_key="k", now=2.0)
+    again, created = store.writing(submissions.create)(spec, idempotency_key="k", now=2.0)
     assert (again.id, created) == (first.id, False)
     with pytest.raises(IdempotencyConflict):
-        store.create_job(spec.model_copy(update={"name": "other"}), idempotency_key="k", now=3.0)
+        store.writing(submissions.create)(spec.model_copy(update={"name": "other"}), idempotency_key="k", now=3.0)
 
 
 def test_a_checkpoint_is_kept_until_the_new_job_has_one_of_its_own(store: Store, submit: Submit, begin: Begin) -> None:
@@ -96,18 +103,18 @@ def test_a_checkpoint_is_kept_until_the_new_job_has_one_of_its_own(store: Store,
     ten = CheckpointName(10, 1, 1)
 
     def pins() -> tuple[str, ...]:
-        return next(row.pins for row in store.jobs_to_drive() if row.id == source)
+        return next(row.pins for row in store.reading(driving.to_drive)() if row.id == source)
 
     assert pins() == (str(ten),), "retention of the running source keeps it"
-    assert store.needed_checkpoints(source) == {str(ten): [new]}
+    assert store.reading(checkpoint_rows.holders)(source) == {str(ten): [new]}
     with pytest.raises(CheckpointKept, match=f"job {new} goes on from it"):
-        store.check_deletion(source, ten)
+        store.reading(checkpoint_rows.check_deletion)(source, ten)
     attempt = begin(new)
     attempt.report(checkpoints=(_checkpoint(15, "/c/new", CheckpointState.FAILED),))
     assert pins() == (str(ten),), "a save that failed is no checkpoint"
     attempt.report(checkpoints=(_checkpoint(15, "/c/new"),))
     assert pins() == ()
-    assert store.check_deletion(source, ten).step == 10
+    assert store.reading(checkpoint_rows.check_deletion)(source, ten).step == 10
 
 
 def test_a_job_that_ends_needs_nothing_any_more_and_again_when_it_is_retried(
@@ -115,13 +122,13 @@ def test_a_job_that_ends_needs_nothing_any_more_and_again_when_it_is_retried(
 ) -> None:
     source = _source(submit, begin, 10)
     new = submit(continue_from={"job": source})
-    store.request(new, Desired.CANCEL, now=5.0)
-    assert store.needed_checkpoints(source) == {}
+    store.writing(submissions.request)(new, Desired.CANCEL, now=5.0)
+    assert store.reading(checkpoint_rows.holders)(source) == {}
     other = submit(continue_from={"job": source})
     begin(other).report(end=FAILED)
-    assert store.needed_checkpoints(source) == {}
-    store.retry_job(other, now=6.0)
-    assert list(store.needed_checkpoints(source).values()) == [[other]]
+    assert store.reading(checkpoint_rows.holders)(source) == {}
+    store.writing(submissions.retry)(other, now=6.0)
+    assert list(store.reading(checkpoint_rows.holders)(source).values()) == [[other]]
 
 
 def test_neither_the_deletion_of_a_job_nor_the_retention_of_ended_ones_takes_what_another_needs(
@@ -129,9 +136,9 @@ def test_neither_the_deletion_of_a_job_nor_the_retention_of_ended_ones_takes_wha
 ) -> None:
     source = _source(submit, begin, 10, 20, end=FAILED)
     new = submit(continue_from={"job": source, "step": 10})
-    (ended,), _ = store.ended_jobs(before=1e9, after=BEGINNING, limit=10)
+    (ended,), _ = store.reading(job_deletion.ended_jobs)(before=1e9, after=BEGINNING, limit=10)
     assert ended.kept == {CheckpointName(10, 1, 1)}
-    deletion = store.begin_deletion(source, DeletionRequest(root="/c/job"), now=50.0)
+    deletion = store.writing(job_deletion.begin)(source, DeletionRequest(root="/c/job"), now=50.0)
     assert deletion.kept == ("/c/job/step-000000000010-a1-g1",)
     assert store.get_job(new).status.step == 10
     with pytest.raises(SpecError, match="is being deleted"):
@@ -145,8 +152,10 @@ def test_the_series_of_a_job_that_begins_at_a_later_step_has_every_step(
     attempt = begin(job_id)
     for steps in ((6, 7), (8, 9, 10, 11, 12, 13, 14), tuple(range(15, 26))):
         attempt.report(series=tuple(_point(step) for step in steps))
-    assert [point.step for point in store.series(job_id)] == list(range(6, 26))
-    assert [point.step for point in store.series(job_id, after_step=-1, max_points=100)] == list(range(6, 26))
+    assert [point.step for point in store.reading(histories.read_series)(job_id)] == list(range(6, 26))
+    assert [
+        point.step for point in store.reading(histories.read_series)(job_id, after_step=-1, max_points=100)
+    ] == list(range(6, 26))
 
 
 def _point(step: int) -> SeriesPoint:

@@ -8,10 +8,10 @@ import pytest
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.selection.labels import LabelSelector
-from shoal_service.store import Store
+from shoal_service.store import Store, histories, job_deletion, job_lists, submissions
 from shoal_service.store.errors import RequestConflict
-from shoal_service.store.lifecycle.labels import merged
-from shoal_service.store.retention.deletions import DeletionRequest
+from shoal_service.store.job_deletion import DeletionRequest
+from shoal_service.store.submissions import merged_labels as merged
 from shoal_service.views import JobPatch
 
 Submit = Callable[..., str]
@@ -25,10 +25,10 @@ def test_null_removes_and_what_is_not_named_stays() -> None:
 
 def test_a_job_is_found_by_its_new_labels_only(store: Store, submit: Submit) -> None:
     job_id, other = submit(labels={"a": "1", "b": "2"}), submit(labels={"a": "1"})
-    store.patch_job(job_id, JobPatch(labels={"a": "9", "b": None, "c": "3"}), if_match=None, now=5.0)
+    store.writing(submissions.patch)(job_id, JobPatch(labels={"a": "9", "b": None, "c": "3"}), if_match=None, now=5.0)
 
     def found(text: str) -> set[str]:
-        return {job.id for job in store.list_jobs(labels=[LabelSelector.parse(text)]).items}
+        return {job.id for job in store.reading(job_lists.page)(labels=[LabelSelector.parse(text)]).items}
 
     assert [found(text) for text in ("a=1", "a=9", "b", "c=3")] == [{other}, {job_id}, set(), {job_id}]
     assert store.get_job(job_id).spec.labels == {"a": "9", "c": "3"}
@@ -36,21 +36,21 @@ def test_a_job_is_found_by_its_new_labels_only(store: Store, submit: Submit) -> 
 
 def test_the_same_labels_again_are_no_change(store: Store, submit: Submit) -> None:
     job_id = submit(labels={"a": "1"})
-    again = store.patch_job(job_id, JobPatch(labels={"a": "1", "b": None}), if_match=None, now=5.0)
-    assert (again.spec_version, len(store.events(job_id))) == (1, 1)
+    again = store.writing(submissions.patch)(job_id, JobPatch(labels={"a": "1", "b": None}), if_match=None, now=5.0)
+    assert (again.spec_version, len(store.reading(histories.read_events)(job_id))) == (1, 1)
 
 
 def test_an_ended_job_keeps_its_end(store: Store, submit: Submit) -> None:
     job_id = submit()
-    ended = store.request(job_id, Desired.CANCEL, now=2.0)
-    labelled = store.patch_job(job_id, JobPatch(labels={"a": "1"}), if_match=None, now=5.0)
+    ended = store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
+    labelled = store.writing(submissions.patch)(job_id, JobPatch(labels={"a": "1"}), if_match=None, now=5.0)
     assert (labelled.status, labelled.ended_at) == (ended.status, 2.0)
     assert (labelled.spec.labels, labelled.spec_version) == ({"a": "1"}, 2)
 
 
 def test_a_job_that_is_being_deleted_cannot_be_labelled(store: Store, submit: Submit) -> None:
     job_id = submit()
-    store.request(job_id, Desired.CANCEL, now=2.0)
-    store.begin_deletion(job_id, DeletionRequest(root="/data/job", by="ada"), now=3.0)
+    store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
+    store.writing(job_deletion.begin)(job_id, DeletionRequest(root="/data/job", by="ada"), now=3.0)
     with pytest.raises(RequestConflict, match="it is being deleted"):
-        store.patch_job(job_id, JobPatch(labels={"a": "1"}), if_match=None, now=5.0)
+        store.writing(submissions.patch)(job_id, JobPatch(labels={"a": "1"}), if_match=None, now=5.0)

@@ -10,9 +10,9 @@ import pytest
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.fleet_views import ProjectRules
-from shoal_service.store import Store
+from shoal_service.store import Store, checkpoint_rows, driving, histories, job_deletion, quotas, submissions
 from shoal_service.store.errors import LifecycleConflict, QueueFull
-from shoal_service.store.retention.ended import BEGINNING
+from shoal_service.store.job_deletion import BEGINNING
 from shoal_service.views import CheckpointState, CheckpointView, JobPatch, SchedulePatch, ValidationPatch
 from shoal_workers.contract.job import EndReason, JobState, UserFailure
 from shoal_workers.contract.marker import CheckpointName
@@ -30,11 +30,11 @@ LAST = CheckpointView(step=100, url="/c/x", state=CheckpointState.COMMITTED, att
 def test_a_finished_job_goes_on_in_place(store: Store, submit: Submit, begin: Begin) -> None:
     job_id = submit()
     begin(job_id).report(checkpoints=(LAST,), status_checkpoint_step=100, end=DONE, now=50.0)
-    job = store.extend_job(job_id, steps=150, now=90.0)
+    job = store.writing(submissions.extend)(job_id, steps=150, now=90.0)
 
     assert (job.status.state, job.spec.stop, job.spec_version) == (JobState.QUEUED, StopSpec(steps=150), 2)
     assert job.ended_at is None and job.status.step == 100
-    assert [event.type for event in store.events(job_id)][-2:] == ["job.extended", "job.state"]
+    assert [event.type for event in store.reading(histories.read_events)(job_id)][-2:] == ["job.extended", "job.state"]
     assert job.status.goodput is not None and job.status.goodput.total == pytest.approx(49.0), "its rest costs nothing"
     assert begin(job_id).number == 2
 
@@ -43,19 +43,19 @@ def test_a_running_job_goes_on_without_leaving_its_state(store: Store, submit: S
     job_id = submit()
     attempt = begin(job_id)
     attempt.report(status_step=70)
-    job = store.extend_job(job_id, steps=150, now=20.0)
+    job = store.writing(submissions.extend)(job_id, steps=150, now=20.0)
     assert (job.status.state, job.spec.stop.steps) == (JobState.RUNNING, 150)
-    assert store.jobs_to_drive()[0].spec.stop.steps == 150
+    assert store.reading(driving.to_drive)()[0].spec.stop.steps == 150
     for steps, words in ((60, "70 done. Give more than 70"), (120, r"goes on to stop\.steps 150 already")):
         with pytest.raises(LifecycleConflict, match=words):
-            store.extend_job(job_id, steps=steps, now=21.0)
+            store.writing(submissions.extend)(job_id, steps=steps, now=21.0)
 
 
 def test_an_end_that_did_not_know_of_the_extension_is_not_the_jobs(store: Store, submit: Submit, begin: Begin) -> None:
     job_id = submit()
     attempt = begin(job_id)
     attempt.report(status_observed_generation=1, status_step=99)
-    store.extend_job(job_id, steps=150, now=20.0)
+    store.writing(submissions.extend)(job_id, steps=150, now=20.0)
     attempt.report(status_observed_generation=1, status_step=100, checkpoints=(LAST,), end=DONE)
     assert store.get_job(job_id).status.state is JobState.QUEUED
     again = begin(job_id)
@@ -67,7 +67,7 @@ def test_an_end_that_did_not_know_of_another_change_stays(store: Store, submit: 
     job_id = submit()
     attempt = begin(job_id)
     attempt.report(status_observed_generation=1)
-    store.patch_job(job_id, JobPatch(priority=5), if_match=None, now=20.0)
+    store.writing(submissions.patch)(job_id, JobPatch(priority=5), if_match=None, now=20.0)
     attempt.report(status_observed_generation=1, end=DONE)
     assert store.get_job(job_id).status.state is JobState.SUCCEEDED
 
@@ -76,16 +76,16 @@ def test_a_job_without_a_checkpoint_is_not_silently_begun_again(store: Store, su
     job_id = submit()
     begin(job_id).report(end=DONE)
     with pytest.raises(LifecycleConflict, match="has no checkpoint any more, so its 100 steps would begin again"):
-        store.extend_job(job_id, steps=150, now=90.0)
+        store.writing(submissions.extend)(job_id, steps=150, now=90.0)
 
 
 def test_a_failed_job_tries_again_with_its_whole_budget(store: Store, submit: Submit, begin: Begin) -> None:
     job_id = submit(retry={"max_failures": 0})
     begin(job_id).report(end=FAILED)
     assert store.get_job(job_id).status.state is JobState.FAILED
-    job = store.retry_job(job_id, now=60.0)
+    job = store.writing(submissions.retry)(job_id, now=60.0)
     assert (job.status.state, job.status.failure) == (JobState.QUEUED, None)
-    assert store.events(job_id)[-2].message == "tried again after user_error at step 40"
+    assert store.reading(histories.read_events)(job_id)[-2].message == "tried again after user_error at step 40"
     begin(job_id).report(end=FAILED)
     ended = store.get_job(job_id)
     assert ended.status.state is JobState.FAILED
@@ -95,19 +95,19 @@ def test_a_failed_job_tries_again_with_its_whole_budget(store: Store, submit: Su
 def test_only_a_failed_job_is_tried_again(store: Store, submit: Submit, begin: Begin) -> None:
     job_id = submit()
     with pytest.raises(LifecycleConflict, match="it has not failed"):
-        store.retry_job(job_id, now=1.0)
-    store.request(job_id, Desired.CANCEL, now=2.0)
+        store.writing(submissions.retry)(job_id, now=1.0)
+    store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
     with pytest.raises(LifecycleConflict, match="shoal submit --from"):
-        store.retry_job(job_id, now=3.0)
+        store.writing(submissions.retry)(job_id, now=3.0)
 
 
 def test_a_job_that_returns_counts_for_the_limits_of_the_queue(store: Store, submit: Submit, begin: Begin) -> None:
-    store.put_project("default", ProjectRules(max_queued=1))
+    store.writing(quotas.put_project)("default", ProjectRules(max_queued=1))
     job_id = submit(retry={"max_failures": 0})
     begin(job_id).report(end=FAILED)
     submit()
     with pytest.raises(QueueFull):
-        store.retry_job(job_id, now=60.0)
+        store.writing(submissions.retry)(job_id, now=60.0)
     assert store.get_job(job_id).status.state is JobState.FAILED
 
 
@@ -116,10 +116,10 @@ def test_a_patch_changes_the_end_the_rate_and_validation(store: Store, submit: S
     changes = JobPatch(
         stop=StopSpec(tokens=5000), schedule=SchedulePatch(steps=None), validation=ValidationPatch(every_steps=7)
     )
-    job = store.patch_job(job_id, changes, if_match=None, now=5.0)
+    job = store.writing(submissions.patch)(job_id, changes, if_match=None, now=5.0)
     assert (job.spec.stop, job.spec.schedule.steps) == (StopSpec(tokens=5000), None)
     assert (job.spec.schedule.name, job.spec.validation.every_steps) == ("cosine", 7)
-    assert store.events(job_id)[-1].data["schedule"] == {"steps": None}
+    assert store.reading(histories.read_events)(job_id)[-1].data["schedule"] == {"steps": None}
 
 
 def test_the_best_checkpoints_are_marked_and_kept_and_an_extended_job_has_its_patience_again(
@@ -131,8 +131,11 @@ def test_the_best_checkpoints_are_marked_and_kept_and_an_extended_job_has_its_pa
     half = CheckpointView(step=50, url="/c/h", state=CheckpointState.COMMITTED, attempt=1, generation=1)
     job_id = submit()
     begin(job_id).report(checkpoints=(half, LAST), status_checkpoint_step=100, status_best=standing, end=DONE)
-    assert [(one.step, one.best, one.score) for one in store.checkpoints(job_id)] == [(50, 1, 2.0), (100, None, None)]
-    (ended,), _ = store.ended_jobs(before=1e9, after=BEGINNING, limit=10)
+    assert [(one.step, one.best, one.score) for one in store.reading(checkpoint_rows.read_checkpoints)(job_id)] == [
+        (50, 1, 2.0),
+        (100, None, None),
+    ]
+    (ended,), _ = store.reading(job_deletion.ended_jobs)(before=1e9, after=BEGINNING, limit=10)
     assert ended.kept == {CheckpointName(50, 1, 1)}
-    best = store.extend_job(job_id, steps=150, now=90.0).status.best
+    best = store.writing(submissions.extend)(job_id, steps=150, now=90.0).status.best
     assert best is not None and (best.num_since, best.best[0].value) == (0, 2.0)

@@ -13,8 +13,8 @@ from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.goodput import Goodput
 from shoal_service.core.node_loss import NodeLossBound, Protection
-from shoal_service.store import Store
-from shoal_service.store.reads.live_jobs import GRACE_S
+from shoal_service.store import Store, checkpoint_rows, submissions
+from shoal_service.store.metrics_snapshot import GRACE_S
 from shoal_service.views import CheckpointView, WorkerView
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import Phase, WorkerUse
@@ -170,7 +170,7 @@ def test_a_deleted_or_damaged_checkpoint_stays_in_the_counts(store: Store, submi
     for name in ("shoal_checkpoint_seconds_count", "shoal_checkpoint_seconds_sum"):
         assert value_of(before, name) == value_of(after, name) != 0
     assert value_of(after, "shoal_checkpoint_bytes", job_id=job_id) is None, "no checkpoint can be restored"
-    damaged = store.checkpoints(job_id)[-1]
+    damaged = store.reading(checkpoint_rows.read_checkpoints)(job_id)[-1]
     assert (damaged.state, damaged.bytes, damaged.committed_at, damaged.message) == ("damaged", 200, 21.0, "crc")
 
 
@@ -220,5 +220,5 @@ def test_workers_show_what_they_use_and_nodes_the_newest_measurement(
 @pytest.mark.parametrize("desired", [Desired.PAUSE, Desired.CANCEL])
 def test_a_job_without_an_attempt_has_no_series(store: Store, submit: Submit, desired: Desired) -> None:
     job_id = submit()
-    store.request(job_id, desired, now=NOW)
+    store.writing(submissions.request)(job_id, desired, now=NOW)
     assert not any(("job_id", job_id) in labels for _, labels in scrape(store))

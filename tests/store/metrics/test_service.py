@@ -13,8 +13,9 @@ from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import DrainSource
 from shoal_service.fleet_views import ClusterSummary, DrainView, NodeView, ProjectRules
-from shoal_service.store import Lease, Store
-from shoal_service.store.backup.mark import mark_backup
+from shoal_service.store import Lease, Store, driving, quotas
+from shoal_service.store.backup import mark_backup
+from shoal_service.store.driving import MoveKind
 from shoal_service.telemetry.metric_names import ALL
 from shoal_service.telemetry.request_metrics import RequestMetrics
 from shoal_service.views import IncidentView
@@ -235,15 +236,14 @@ def test_scrapes_within_a_second_share_one_snapshot(store: Store, submit: Submit
 def test_queue_wait_moves_and_shares_of_projects_are_shown(
     store: Store, submit: Submit, begin: Begin, lease: Lease
 ) -> None:
-    store.put_project("vision", ProjectRules())
+    store.writing(quotas.put_project)("vision", ProjectRules())
     first = submit(project="vision", elasticity={"max_workers": 4})  # at 1.0; an attempt begins at 5.0
     begin(first, workers=2)
     begin(submit(project="unknown"), workers=1)
     submit(project="unknown", now=30.0)
-    change = {"epoch": lease.epoch, "now": 6.0}
-    store.set_grant(first, workers=4, reason="more", **change)
-    store.set_grant(first, workers=4, reason="the same", **change)
-    store.set_grant(first, workers=3, reason="fewer", **change)
+    store.writing(driving.set_grant, lease.epoch)(first, workers=4, reason="more", now=6.0)
+    store.writing(driving.set_grant, lease.epoch)(first, workers=4, reason="the same", now=6.0)
+    store.writing(driving.set_grant, lease.epoch)(first, workers=3, reason="fewer", now=6.0)
     samples = scrape(store)
     assert value_of(samples, "shoal_queue_wait_seconds_count") == 2
     assert value_of(samples, "shoal_queue_wait_seconds_sum") == 8.0
@@ -257,8 +257,8 @@ def test_queue_wait_moves_and_shares_of_projects_are_shown(
     assert value_of(samples, "shoal_project_workers", project="unknown") is None
     assert value_of(samples, "shoal_queue_longest_wait_seconds", project="default") == NOW - 30
     assert value_of(samples, "shoal_queue_longest_wait_seconds", project="vision") == 0
-    store.preempt(first, reason="urgent", beneficiary="x", **change)
-    assert store.moves()["preempt"] == 1
+    store.writing(driving.preempt, lease.epoch)(first, reason="urgent", beneficiary="x", now=6.0)
+    assert store.tallies.counted(MoveKind)[MoveKind.PREEMPT] == 1
 
 
 def test_a_job_that_returns_to_the_queue_waits_from_then_on(
@@ -266,5 +266,5 @@ def test_a_job_that_returns_to_the_queue_waits_from_then_on(
 ) -> None:
     job_id = submit()
     begin(job_id)
-    store.requeue(job_id, reason=EndReason.SUPERVISOR_LOST, message="gone", epoch=lease.epoch, now=60.0)
+    store.writing(driving.requeue, lease.epoch)(job_id, reason=EndReason.SUPERVISOR_LOST, message="gone", now=60.0)
     assert value_of(scrape(store), "shoal_queue_longest_wait_seconds", project="default") == NOW - 60

@@ -16,10 +16,10 @@ from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.goodput import Goodput
 from shoal_service.home import AttemptCaller, ReportReceipt
 from shoal_service.reports import PendingEvent, SupervisorReports
-from shoal_service.store import Lease, Store
+from shoal_service.store import Lease, Store, histories, supervisor_links
 from shoal_service.store.errors import AttemptTokenRefused, JobNotFound, LeaseLost, SupervisorReplaced
-from shoal_service.store.reports import DropReason
-from shoal_service.store.supervisors.methods import SupervisorLink
+from shoal_service.store.reporting import DropReason
+from shoal_service.store.supervisor_links import SupervisorLink
 from shoal_workers.contract.job import EndReason
 
 Begin = Callable[..., Any]
@@ -33,29 +33,29 @@ def running(store: Store, lease: Lease, submit: Submit, begin: Begin) -> Callabl
     def _running() -> str:
         job_id = submit()
         begin(job_id)
-        store.keep_attempt_token(job_id, 1, job_id, epoch=lease.epoch)
+        store.writing(supervisor_links.keep_token, lease.epoch)(job_id, 1, job_id)
         return job_id
 
     return _running
 
 
 def steps_of(store: Store, job_id: str) -> list[int]:
-    return [one.step for one in store.series(job_id)]
+    return [one.step for one in store.reading(histories.read_series)(job_id)]
 
 
 def test_a_token_opens_the_attempt_that_it_was_made_for(store: Store, running: Callable[[], str]) -> None:
     job_id = running()
-    assert store.attempt_of_token(job_id) == AttemptCaller(job_id, 1, hash_of(job_id))
-    assert store.attempt_of_token("another") is None
+    assert store.reading(supervisor_links.attempt_of_token)(job_id) == AttemptCaller(job_id, 1, hash_of(job_id))
+    assert store.reading(supervisor_links.attempt_of_token)("another") is None
 
 
 def test_only_the_holder_of_the_lease_makes_tokens(store: Store, lease: Lease, running: Callable[[], str]) -> None:
     job_id = running()
     with pytest.raises(LeaseLost):
-        store.keep_attempt_token(job_id, 1, "new", epoch=lease.epoch + 1)
+        store.writing(supervisor_links.keep_token, lease.epoch + 1)(job_id, 1, "new")
     with pytest.raises(JobNotFound):
-        store.keep_attempt_token("nothing", 1, "new", epoch=lease.epoch)
-    assert store.attempt_of_token(job_id) is not None
+        store.writing(supervisor_links.keep_token, lease.epoch)("nothing", 1, "new")
+    assert store.reading(supervisor_links.attempt_of_token)(job_id) is not None
 
 
 def test_a_new_token_ends_the_one_before_and_keeps_the_life(
@@ -63,8 +63,8 @@ def test_a_new_token_ends_the_one_before_and_keeps_the_life(
 ) -> None:
     job_id = running()
     take(store, sent(job_id, reported(1, 1), life=3))
-    store.keep_attempt_token(job_id, 1, "second", epoch=lease.epoch)
-    assert store.attempt_of_token(job_id) is None
+    store.writing(supervisor_links.keep_token, lease.epoch)(job_id, 1, "second")
+    assert store.reading(supervisor_links.attempt_of_token)(job_id) is None
     late, early, fresh = take(
         store,
         sent(job_id, reported(2, 2), after=1, life=3),
@@ -73,7 +73,9 @@ def test_a_new_token_ends_the_one_before_and_keeps_the_life(
     )
     assert isinstance(late, AttemptTokenRefused) and isinstance(early, SupervisorReplaced)
     assert fresh == ReportReceipt(acknowledged=2)
-    assert store.supervisor_links()[job_id, 1] == SupervisorLink(has_token=True, life=4, reported_at=20.0)
+    assert store.reading(supervisor_links.links)()[job_id, 1] == SupervisorLink(
+        has_token=True, life=4, reported_at=20.0
+    )
 
 
 def test_a_report_with_a_foreign_token_or_of_another_attempt_stores_nothing(
@@ -89,24 +91,24 @@ def test_a_report_with_a_foreign_token_or_of_another_attempt_stores_nothing(
     )
     assert [type(one) for one in outcomes] == [AttemptTokenRefused] * 4
     assert steps_of(store, job_id) == []
-    assert store.supervisor_links()[job_id, 1].reported_at == 0.0, "a refused report is no sign of life"
+    assert store.reading(supervisor_links.links)()[job_id, 1].reported_at == 0.0, "a refused report is no sign of life"
 
 
 def test_the_token_ends_with_the_attempt(store: Store, lease: Lease, running: Callable[[], str], begin: Begin) -> None:
     job_id = running()
     [ended] = take(store, sent(job_id, reported(1, end=AttemptEnd(reason=EndReason.PREEMPTED, message="", step=0))))
     assert ended == ReportReceipt(acknowledged=1, released=True)
-    assert store.attempt_of_token(job_id) is None
-    assert store.supervisor_links() == {}
+    assert store.reading(supervisor_links.attempt_of_token)(job_id) is None
+    assert store.reading(supervisor_links.links)() == {}
     begin(job_id)
     [late] = take(store, sent(job_id, reported(2, 2), after=1))
     assert isinstance(late, AttemptTokenRefused)
     with pytest.raises(AttemptTokenRefused):
-        store.directive(job_id, 1)
-    assert store.attempt_of_token(job_id) is None, "the row is that of the attempt before"
-    store.keep_attempt_token(job_id, 2, "second", epoch=lease.epoch)
-    assert store.attempt_of_token("second") == AttemptCaller(job_id, 2, hash_of("second"))
-    assert store.supervisor_links()[job_id, 2].life in (0, 1)
+        store.reading(supervisor_links.directive)(job_id, 1)
+    assert store.reading(supervisor_links.attempt_of_token)(job_id) is None, "the row is that of the attempt before"
+    store.writing(supervisor_links.keep_token, lease.epoch)(job_id, 2, "second")
+    assert store.reading(supervisor_links.attempt_of_token)("second") == AttemptCaller(job_id, 2, hash_of("second"))
+    assert store.reading(supervisor_links.links)()[job_id, 2].life in (0, 1)
 
 
 def test_lives_rise_and_the_supervisor_before_learns_who_follows_it(store: Store, running: Callable[[], str]) -> None:
@@ -128,8 +130,8 @@ def test_what_was_stored_before_is_not_stored_again(store: Store, running: Calla
     assert take(store, again) == [ReportReceipt(acknowledged=1)], "its `after` repeats what is stored"
     assert take(store, after) == [ReportReceipt(acknowledged=2)]
     assert steps_of(store, job_id) == [1, 2]
-    assert [one.type for one in store.events(job_id)].count("task.note") == 1
-    assert store.dropped()[DropReason.DUPLICATE] == 1
+    assert [one.type for one in store.reading(histories.read_events)(job_id)].count("task.note") == 1
+    assert store.tallies.counted(DropReason)[DropReason.DUPLICATE] == 1
 
 
 def test_two_reports_of_one_job_in_one_transaction_are_stored_in_their_order(
@@ -166,13 +168,15 @@ def test_reports_that_are_stored_together_change_each_job_as_one_that_is_stored_
         for n, one in enumerate(alone):
             take(store, sent(one, reports(7 * n + 1)[number], after=number))
     for left, right in zip(together, alone, strict=True):
-        assert store.series(left, max_points=9) == store.series(right, max_points=9)
-        assert store.series(left) == store.series(right)
+        assert store.reading(histories.read_series)(left, max_points=9) == store.reading(histories.read_series)(
+            right, max_points=9
+        )
+        assert store.reading(histories.read_series)(left) == store.reading(histories.read_series)(right)
         assert store.get_job(left).status == store.get_job(right).status
-        assert [(one.type, one.data) for one in store.events(left)] == [
-            (one.type, one.data) for one in store.events(right)
+        assert [(one.type, one.data) for one in store.reading(histories.read_events)(left)] == [
+            (one.type, one.data) for one in store.reading(histories.read_events)(right)
         ]
-        assert store.samples(left) == store.samples(right)
+        assert store.reading(histories.samples)(left) == store.reading(histories.samples)(right)
 
 
 def test_few_statements_store_the_reports_of_many_jobs(store: Store, running: Callable[[], str]) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from kit.store_calls import replace_call
 from shoal_service.control.market.pruner import Pruner
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.sweeps.pruning import Measure, Rule
-from shoal_service.store import Lease, Store
+from shoal_service.store import Lease, Store, driving, histories, submissions, sweep_jobs
 from shoal_workers.contract.job import EndReason, JobState
 
 Submit = Callable[..., str]
@@ -39,7 +40,7 @@ def curve(last: int, loss: float, *, validated: bool = True) -> tuple[SeriesPoin
 
 
 def look(store: Store, lease: Lease, mono: float = 0.0, pruner: Pruner | None = None) -> None:
-    (pruner or Pruner(store)).look(store.jobs_to_drive(max_queued=10), mono, epoch=lease.epoch, now=20.0)
+    (pruner or Pruner(store)).look(store.reading(driving.to_drive)(max_queued=10), mono, epoch=lease.epoch, now=20.0)
 
 
 def test_a_job_that_is_worse_than_the_median_is_ended_and_says_why(
@@ -61,7 +62,7 @@ def test_a_job_that_is_worse_than_the_median_is_ended_and_says_why(
     attempts[3].report(JobState.CANCELLING, end=AttemptEnd(reason=EndReason.CANCELLED, message="", step=12))
     ended = store.get_job(ids[3]).status
     assert (ended.state, ended.reason, ended.message) == (JobState.CANCELLED, "pruned", words)
-    assert [event.type for event in store.events(ids[3])].count("job.outperformed") == 1
+    assert [event.type for event in store.reading(histories.read_events)(ids[3])].count("job.outperformed") == 1
 
 
 def test_a_training_loss_is_compared_as_a_mean_where_nothing_is_validated_under_way(
@@ -71,7 +72,7 @@ def test_a_training_loss_is_compared_as_a_mean_where_nothing_is_validated_under_
     for job_id, loss in zip(ids, (1.0, 1.0, float("nan")), strict=True):
         begin(job_id).report(status_step=17, series=curve(17, loss, validated=False))
     rules = {job_id: Rule(Measure.TRAINING, 8, 8) for job_id in ids}
-    [(worst, worse)] = store.compare("default", "lr", rules).items()
+    [(worst, worse)] = store.reading(sweep_jobs.compare)("default", "lr", rules).items()
     assert (worst, worse.step, worse.median, worse.num_others) == (ids[2], 16, 1.0, 2)
     look(store, lease)
     assert "is not a number, worse than 1," in store.get_job(ids[2]).status.message
@@ -87,7 +88,7 @@ def test_before_the_warm_up_without_the_rule_and_after_a_request_nothing_is_ende
         begin(job_id).report(status_step=12, series=curve(12, loss))
     for loss in (1.0, 2.0):
         begin(submit(validation=VALIDATED, sweep=SWEEP)).report(status_step=12, series=curve(12, loss))
-    store.request(paused, Desired.PAUSE, now=11.0)
+    store.writing(submissions.request)(paused, Desired.PAUSE, now=11.0)
     look(store, lease)
     states = [store.get_job(job_id).status.state for job_id in (late, keeps, paused)]
     assert states == [JobState.RUNNING, JobState.RUNNING, JobState.PAUSING]
@@ -97,7 +98,7 @@ def test_a_cancel_after_a_retry_is_the_users(store: Store, submit: Submit, begin
     job_id = submit(sweep=SWEEP)
     attempt = begin(job_id)
     attempt.report()
-    store.request(job_id, Desired.CANCEL, now=11.0)
+    store.writing(submissions.request)(job_id, Desired.CANCEL, now=11.0)
     end = AttemptEnd(reason=EndReason.CANCELLED, message="", step=0)
     attempt.report(JobState.CANCELLING, end=end)
     assert store.get_job(job_id).status.reason == "cancelled"
@@ -109,11 +110,11 @@ def test_nothing_is_read_until_a_job_has_trained_on(
     job_id = submit(sweep=SWEEP)
     begin(job_id).report(status_step=12)
     pruner, asked = Pruner(store), []
-    store.compare = lambda *given: asked.append(given) or {}  # type: ignore[method-assign]
+    replace_call(store, sweep_jobs.compare, lambda *given: asked.append(given) or {})
     for mono in (0.0, 10.0, 20.0):
         look(store, lease, mono, pruner)
     assert len(asked) == 1
-    [row] = store.jobs_to_drive(max_queued=10)
+    [row] = store.reading(driving.to_drive)(max_queued=10)
     for step, mono in ((13, 22.5), (14, 23.0)):
         trained = replace(row, status=row.status.model_copy(update={"step": step}))
         pruner.look([trained], mono, epoch=lease.epoch, now=20.0)

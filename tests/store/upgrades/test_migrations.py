@@ -7,7 +7,7 @@ import json
 from sqlalchemy import Connection, text
 
 from shoal_service.core.events.base import Severity
-from shoal_service.store import Store
+from shoal_service.store import Store, histories, job_lists, metrics_snapshot
 from shoal_service.store.database import Database
 from shoal_service.store.migrate import migrate
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource
@@ -126,27 +126,28 @@ def _insert(connection: Connection, table: str, row: dict[str, object]) -> None:
 def test_rows_of_schema_0003_are_read_in_the_words_of_today(empty_url: str, spec: JobSpec) -> None:
     database = Database(empty_url)
     migrate(database, "0003")
-    with database.write() as connection:
-        _write_old_rows(connection, spec)
+    with database.write() as tx:
+        _write_old_rows(tx.connection, spec)
     database.close()
     store = Store.open(empty_url)
 
     job = store.get_job("job-old")
     assert (job.status.state, job.status.message) == (JobState.RUNNING, SAID)
-    assert [one.project for one in store.list_jobs(project="default").items] == ["default"]
+    assert [one.project for one in store.reading(job_lists.page)(project="default").items] == ["default"]
     assert job.status.goodput is not None
     assert job.status.goodput.recovering == {IncidentCause.WORKER_DIED: 2.0}
-    [worker] = store.workers("job-old")
+    [worker] = store.reading(histories.read_workers)("job-old")
     assert worker.worker_id == WORKER
-    [line] = store.logs("job-old")
+    [line] = store.reading(histories.read_logs)("job-old")
     assert (line.worker_id, line.stream, line.text) == (WORKER, LogStream.STDOUT, SAID)
 
-    [incident] = store.incidents("job-old")
+    [incident] = store.reading(histories.read_incidents)("job-old")
     assert (incident.cause, incident.worker_ids) == (IncidentCause.WORKER_DIED, (WORKER,))
     assert (incident.state_source, incident.message) == (StateSource.MEMORY, SAID)
-    assert store.snapshot(3.0).incidents_by_cause == {IncidentCause.WORKER_DIED: 1}
+    shown = store.reading(metrics_snapshot.read)(metrics_snapshot.LiveJobs(), now=3.0)
+    assert shown.incidents_by_cause == {IncidentCause.WORKER_DIED: 1}
 
-    events = store.events("job-old")
+    events = store.reading(histories.read_events)("job-old")
     assert [(event.type, event.severity, event.message) for event in events] == [
         ("job.created", Severity.INFO, "job created as fish"),
         ("worker.lost", Severity.ERROR, f"worker 2 (rank 1) lost: worker_died, {SAID}"),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from kit.webhooks import LONGEST_S
-from shoal_service.store import Lease, Store
+from shoal_service.store import Lease, Store, webhook_lanes
 from shoal_service.telemetry.webhook_tallies import WebhookTallies
 from shoal_service.views import WebhookView
 
@@ -29,7 +29,7 @@ def reach(store: Store) -> Callable[..., WebhookView | None]:
     def _reach(job_id: str | None, is_reached: Callable[[WebhookView | None], bool]) -> WebhookView | None:
         deadline_mono = time.monotonic() + LONGEST_S
         pause = threading.Event()
-        while not is_reached(view := next(iter(store.webhooks(job_id)), None)):
+        while not is_reached(view := next(iter(store.reading(webhook_lanes.views)(job_id)), None)):
             assert time.monotonic() < deadline_mono, view
             pause.wait(0.01)
         return view

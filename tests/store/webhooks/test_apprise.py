@@ -15,7 +15,7 @@ from kit.webhooks import Receiver, config_of, delivering
 from shoal_service.control.webhooks import check_webhooks
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.core.webhooks import UNRESTRICTED, ServiceWebhook
-from shoal_service.store import Lease, Store
+from shoal_service.store import Lease, Store, driving, webhook_lanes
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 
 Submit = Callable[..., str]
@@ -32,7 +32,7 @@ def installed() -> None:
 
 def record(store: Store, lease: Lease, job_id: str, number: int) -> None:
     event = SupervisorRestarted(found=number, of=number)
-    store.record_event(job_id, event, epoch=lease.epoch, now=time.time())
+    store.writing(driving.record_event, lease.epoch)(job_id, event, now=time.time())
 
 
 @pytest.mark.usefixtures("installed")
@@ -57,9 +57,9 @@ def test_an_event_is_repeated_until_it_is_accepted_and_says_what_happened_in_whi
             for hook in ("jobs", "mail"):
                 reach_count(tallies, hook, "delivered", 1)
             reach(
-                job_id, lambda _: all(view.delivered for view in store.webhooks(job_id))
+                job_id, lambda _: all(view.delivered for view in store.reading(webhook_lanes.views)(job_id))
             )  # stored after it is counted
-            views = store.webhooks(job_id)
+            views = store.reading(webhook_lanes.views)(job_id)
         [of_job] = [one for one in receiver.messages if one.path == "/t0ken"][-1:]
         title, text, type_ = (of_job.body[key] for key in ("title", "message", "type"))
         assert (title, type_) == ("fish: supervisor.restarted", "warning")

@@ -18,7 +18,7 @@ from kit.webhooks import HANG, SECRET, SECRET_NAME, Message, Receiver, config_of
 from shoal_service.control.webhooks import SlotLimits
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.core.webhooks import UNRESTRICTED, ServiceWebhook, WebhookRules
-from shoal_service.store import Lease, Store
+from shoal_service.store import Lease, Store, driving, histories
 
 Submit = Callable[..., str]
 Reach = Callable[..., Any]
@@ -32,7 +32,7 @@ def hook_to(receiver: Receiver, *events: str, secret: str = SECRET_NAME) -> dict
 def record(store: Store, lease: Lease, job_id: str, *numbers: int) -> None:
     for number in numbers:
         event = SupervisorRestarted(found=number, of=number)
-        store.record_event(job_id, event, epoch=lease.epoch, now=time.time())
+        store.writing(driving.record_event, lease.epoch)(job_id, event, now=time.time())
 
 
 def numbers_in(messages: list[Message]) -> list[int]:
@@ -51,7 +51,7 @@ def test_selected_events_arrive_once_in_order_and_signed(
 ) -> None:
     with Receiver() as receiver, delivering(store, config_of(), lambda: owned) as tallies:
         job_id = submit(now=time.time(), webhooks=[hook_to(receiver, "job.*", RESTARTED)])
-        store.begin_attempt(job_id, workers=1, epoch=owned.epoch, now=time.time())
+        store.writing(driving.begin_attempt, owned.epoch)(job_id, workers=1, now=time.time())
         record(store, owned, job_id, 1, 2, 3)
         messages = receiver.wait(5)
         assert receiver.types() == ["job.created", "job.state", *([RESTARTED] * 3)]
@@ -61,7 +61,7 @@ def test_selected_events_arrive_once_in_order_and_signed(
         assert abs(int(messages[0].headers["webhook-timestamp"]) - time.time()) < 60
         body = messages[1].body
         assert body["job"] == {"id": job_id, "name": "fish", "project": "default", "user": "default"}
-        event = store.events(job_id)[1].model_dump(mode="json")
+        event = store.reading(histories.read_events)(job_id)[1].model_dump(mode="json")
         assert body == {"id": f"{job_id}_2", "job": body["job"], **event}
         view = reach(job_id, lambda view: view.delivered == 5)
         assert (view.hook, view.waiting_since, view.error) == ("job/0", None, "")
@@ -172,7 +172,7 @@ def test_attempts_end_with_an_event_and_a_count_and_later_events_are_delivered(
             reach_count(tallies, "jobs", "gave_up", 3)
         assert tallies.outcomes.values()["jobs", "gave_up"] == 3
         port = receiver.port
-    events = store.events(job_id)
+    events = store.reading(histories.read_events)(job_id)
     [gave_up] = [event for event in events if event.type == "webhook.gave_up"]
     assert gave_up.data["num_events"] == 3
     assert (gave_up.data["first_seq"], gave_up.data["last_seq"]) == (1, 3)

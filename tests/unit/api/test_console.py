@@ -14,6 +14,7 @@ from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.checkpoints import CheckpointCommitted
 from shoal_service.core.events.incidents import IncidentOpened
 from shoal_service.reports import PendingEvent, SupervisorReports
+from shoal_service.store import driving, reporting, submissions
 from shoal_service.store.store import Store
 from shoal_service.views import JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -50,15 +51,15 @@ def test_jobs_incidents_and_ends_are_reported_once_each(store: Store) -> None:
     lease = store.acquire_lease("me", ttl_s=100.0, now=0.0)
     assert lease is not None
     reported = Reported(store)
-    job_id = store.create_job(SPEC, idempotency_key=None, now=1.0)[0].id
+    job_id = store.writing(submissions.create)(SPEC, idempotency_key=None, now=1.0)[0].id
     assert reported.round() == [(logging.INFO, "job.created", "byte-lm: job created as byte-lm")]
-    store.begin_attempt(job_id, workers=4, epoch=lease.epoch, now=2.0)
+    store.writing(driving.begin_attempt, lease.epoch)(job_id, workers=4, now=2.0)
     assert reported.round() == []
 
     def report(seq: int, *events: PendingEvent, end: AttemptEnd | None = None) -> None:
         running = JobStatus(state=JobState.RUNNING, attempt=1, step=9)
         reports = SupervisorReports(attempt=1, seq=seq, status=running, events=events, end=end)
-        store.apply(job_id, reports, epoch=lease.epoch, now=3.0)
+        store.writing(reporting.apply, lease.epoch)(job_id, reports, now=3.0)
 
     report(1)
     assert reported.round() == [(logging.INFO, "job.state", "byte-lm: job STARTING -> RUNNING")]
@@ -70,15 +71,15 @@ def test_jobs_incidents_and_ends_are_reported_once_each(store: Store) -> None:
 
 
 def test_what_happened_before_the_server_started_is_not_reported(store: Store) -> None:
-    job_id = store.create_job(SPEC, idempotency_key=None, now=1.0)[0].id
+    job_id = store.writing(submissions.create)(SPEC, idempotency_key=None, now=1.0)[0].id
     reported = Reported(store, since=5.0)
-    store.request(job_id, Desired.PAUSE, now=6.0)
+    store.writing(submissions.request)(job_id, Desired.PAUSE, now=6.0)
     assert [event for _, event, _ in reported.round()] == ["job.state"]
 
 
 def test_closing_reports_what_is_left(store: Store) -> None:
     reported = Reported(store)
     reported.console.start()
-    store.create_job(SPEC, idempotency_key=None, now=1.0)
+    store.writing(submissions.create)(SPEC, idempotency_key=None, now=1.0)
     reported.console.close()
     assert [event for _, event, _ in reported.lines] == ["job.created"]

@@ -11,6 +11,7 @@ import pytest
 from shoal_api.stopping import SavingProgress, StopRequest
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import SupervisorReports
+from shoal_service.store import driving, reporting, submissions
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.store import Store
 from shoal_service.views import JobStatus
@@ -34,8 +35,8 @@ class Training:
         assert lease is not None
         self.epoch = lease.epoch
         spec = parse_spec({"data": {"corpus": "python-stdlib"}, "stop": {"steps": 30}})
-        self.id = store.create_job(spec, idempotency_key=None, now=0.0)[0].id
-        store.begin_attempt(self.id, workers=1, epoch=self.epoch, now=0.0)
+        self.id = store.writing(submissions.create)(spec, idempotency_key=None, now=0.0)[0].id
+        store.writing(driving.begin_attempt, self.epoch)(self.id, workers=1, now=0.0)
         self.seq = 0
 
     def report(self, step: int, *, checkpoint: int, end: AttemptEnd | None = None) -> None:
@@ -44,10 +45,10 @@ class Training:
             state=JobState.RUNNING, attempt=1, step=step, total_steps=30, checkpoint_step=checkpoint, workers=1
         )
         reports = SupervisorReports(attempt=1, seq=self.seq, status=status, workers=(), end=end)
-        self.store.apply(self.id, reports, epoch=self.epoch, now=1.0)
+        self.store.writing(reporting.apply, self.epoch)(self.id, reports, now=1.0)
 
     def rows(self) -> list[DriveRow]:
-        return self.store.jobs_to_drive(max_queued=0)
+        return self.store.reading(driving.to_drive)(max_queued=0)
 
 
 def test_the_first_signal_saves_and_the_second_hurries() -> None:
@@ -97,7 +98,7 @@ def test_what_is_not_saved_is_named_with_its_newest_checkpoint(store: Store) -> 
     job.report(19, checkpoint=8)
     progress = SavingProgress(store, said.append, lambda: 0.0)
     progress.show(job.rows())
-    store.requeue(job.id, reason=EndReason.CLUSTER_LOST, message="hurried", epoch=job.epoch, now=2.0)
+    store.writing(driving.requeue, job.epoch)(job.id, reason=EndReason.CLUSTER_LOST, message="hurried", now=2.0)
     progress.close((job.id,))
     assert said[2:] == [
         f"  {job.id}: not saved; step 19 was reached, the newest checkpoint is of step 8",

@@ -17,7 +17,7 @@ from kit.deploy.ray_cluster_fields import NEWEST, mistakes
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE, new_token
-from shoal_service.store import Store
+from shoal_service.store import Store, credentials
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
 _VERSIONS = ("1.31", "1.37")
@@ -275,5 +275,5 @@ def test_the_token_of_the_control_plane_comes_from_a_secret_and_stays_over_resta
         subprocess.run([*shell, script], check=True)
         path = ensure_admin_token(store, state, now=1.0)
         assert path.read_text().strip() == token and path.stat().st_mode & 0o777 == 0o600
-    assert len(store.list_tokens()) == 1
+    assert len(store.reading(credentials.list_tokens)()) == 1
     store.close()

@@ -30,8 +30,8 @@ from shoal_service.control.oidc import Issuer, IssuerAway, JwtRefused
 from shoal_service.core.access.roles import Principal
 from shoal_service.core.access.tokens import hash_of, id_of, is_attempt_token
 from shoal_service.home import AttemptCaller
-from shoal_service.store import Store
-from shoal_service.store.access.audit import CURRENT, DONE, Deed
+from shoal_service.store import Store, audit, credentials, supervisor_links
+from shoal_service.store.audit import CURRENT, DONE, Deed
 from shoal_service.store.errors import StoreUnavailable
 
 PRINCIPAL = "shoal.principal"
@@ -86,13 +86,17 @@ class Authenticator:
 
     async def of_cookie(self, secret: str) -> Principal | None:
         """None: the session has ended."""
-        return self._unless_expired(await self._find(secret, self._stored(self._store.principal_of_session)))
+        return self._unless_expired(
+            await self._find(secret, self._stored(self._store.reading(credentials.principal_of_session)))
+        )
 
     async def of_bearer(self, token: str) -> Principal | None:
         """None: it is not a valid token. Raises ProblemError: a JWT that is not valid, with the reason."""
         if id_of(token) is None:
             return await self._of_jwt(token) if self._issuer is not None and token.count(".") == 2 else None
-        return self._unless_expired(await self._find(token, self._stored(self._store.principal_of_token)))
+        return self._unless_expired(
+            await self._find(token, self._stored(self._store.reading(credentials.principal_of_token)))
+        )
 
     async def of_attempt(self, token: str) -> AttemptCaller | None:
         """Whose it is, or was a few seconds ago; None: it is not the token of an attempt that goes on. What a report
@@ -100,7 +104,7 @@ class Authenticator:
         digest, now_mono = hash_of(token), time.monotonic()
         known = self._attempts.get(digest)
         if known is None or now_mono - known.read_mono > _CACHE_S:
-            found = await run_in_threadpool(self._store.attempt_of_token, token)
+            found = await run_in_threadpool(self._store.reading(supervisor_links.attempt_of_token), token)
             known = self._attempts[digest] = _KnownAttempt(found, now_mono)
             self._attempts.move_to_end(digest)
             if len(self._attempts) > _MAX_CACHED:
@@ -114,7 +118,7 @@ class Authenticator:
     async def note(self, deed: Deed, outcome: str) -> None:
         """In the audit. Never raises: what was asked is answered already."""
         try:
-            await run_in_threadpool(self._store.note_refusal, deed, outcome)
+            await run_in_threadpool(self._store.writing(audit.record_refusal), deed, outcome)
         except StoreUnavailable:
             _log.warning("access.not_audited", extra={"operation": deed.operation, "actor": deed.actor})
 
@@ -124,7 +128,7 @@ class Authenticator:
         self._written_mono = time.monotonic()
         if used:
             try:
-                await run_in_threadpool(self._store.note_use_of_tokens, used)
+                await run_in_threadpool(self._store.writing(credentials.note_use), used)
             except StoreUnavailable:
                 _log.warning("access.uses_not_written", extra={"tokens": len(used)})
 

@@ -22,7 +22,8 @@ from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.core.access.roles import Permission, refusal_of
 from shoal_service.home import AttemptCaller
-from shoal_service.store.access.audit import CURRENT
+from shoal_service.store import job_deletion
+from shoal_service.store.audit import CURRENT
 from shoal_service.store.errors import JobNotFound
 
 
@@ -135,7 +136,7 @@ async def require_visible(request: Request, job_id: str) -> None:
     principal = principal_of(request)
     if principal.projects is None:
         return
-    project = await run_in_threadpool(request.app.state.store.project_of, job_id)
+    project = await run_in_threadpool(request.app.state.store.reading(job_deletion.project_of), job_id)
     if not principal.sees(project):
         raise JobNotFound(job_id)
 

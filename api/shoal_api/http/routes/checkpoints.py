@@ -13,6 +13,7 @@ from starlette.responses import Response
 from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context, JobId
 from shoal_service.core.access.roles import Permission
+from shoal_service.store import checkpoint_rows
 from shoal_service.store.errors import CheckpointConflict, CheckpointNotFound
 from shoal_service.views import CheckpointState, CheckpointView, VerificationState, VerificationView
 from shoal_workers.contract.marker import CheckpointName
@@ -33,7 +34,7 @@ def routes(context: Context) -> APIRouter:
 
     async def change(job_id: str, name: str, is_pinned: bool) -> Response:
         view = await run_in_threadpool(
-            store.pin_checkpoint, job_id, _parsed(job_id, name), is_pinned=is_pinned, now=context.clock()
+            store.writing(checkpoint_rows.pin), job_id, _parsed(job_id, name), is_pinned=is_pinned, now=context.clock()
         )
         return Response(view.model_dump_json(), media_type="application/json")
 
@@ -75,7 +76,9 @@ def routes(context: Context) -> APIRouter:
         await run_in_threadpool(_require_stored, context, job_id, parsed)
         found = await context.verifications.verify(job_id, context.storage.catalog(job), parsed, wait_s=wait)
         if found.state is VerificationState.DAMAGED:
-            await run_in_threadpool(store.note_damage, job_id, parsed, message=found.message, now=context.clock())
+            await run_in_threadpool(
+                store.writing(checkpoint_rows.note_damage), job_id, parsed, message=found.message, now=context.clock()
+            )
         return Response(found.model_dump_json(), media_type="application/json")
 
     @router.delete(
@@ -86,10 +89,12 @@ def routes(context: Context) -> APIRouter:
         job that has not ended. The list keeps its row, with state `deleted`."""
         parsed = _parsed(job_id, name)
         job = await run_in_threadpool(store.get_job, job_id)
-        await run_in_threadpool(store.check_deletion, job_id, parsed)
+        await run_in_threadpool(store.reading(checkpoint_rows.check_deletion), job_id, parsed)
         catalog = context.storage.catalog(job)
         await context.storage.run(partial(catalog.delete, parsed), within_s=_DELETE_S)
-        view = await run_in_threadpool(store.note_deletion, job_id, parsed, now=context.clock())
+        view = await run_in_threadpool(
+            store.writing(checkpoint_rows.note_deletion), job_id, parsed, now=context.clock()
+        )
         return Response(view.model_dump_json(), media_type="application/json")
 
     return router
@@ -103,7 +108,7 @@ def _parsed(job_id: str, name: str) -> CheckpointName:
 
 
 def _require_stored(context: Context, job_id: str, name: CheckpointName) -> None:
-    for one in context.store.checkpoints(job_id):
+    for one in context.store.reading(checkpoint_rows.read_checkpoints)(job_id):
         if one.name == str(name):
             if one.state not in (CheckpointState.COMMITTED, CheckpointState.DAMAGED):
                 rule = "only one that is in the storage can be verified"

@@ -24,19 +24,14 @@ from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.clusters.snapshot import ClusterSnapshot
-from shoal_service.clusters.wire import (
-    CLUSTER_PATTERN,
-    MAX_ORDERS,
-    ClusterReport,
-    Order,
-    OrderPage,
-    ReportReceipt,
-)
+from shoal_service.clusters.wire import MAX_ORDERS, ClusterReport, Order, OrderPage, ReportReceipt
 from shoal_service.core.access.roles import Permission
 from shoal_service.core.gateways import Incoming
 from shoal_service.home import MAX_WAIT_S
-from shoal_service.store.clusters.methods import StoredReport, orders_of
+from shoal_service.store import archives, cluster_links
+from shoal_service.store.cluster_links import StoredReport, orders_of
 from shoal_service.telemetry.request_metrics import Limit
+from shoal_workers.contract.placing import CLUSTER_PATTERN
 
 _REREAD_S = 0.25
 """What other control planes have written is seen after this time at the latest."""
@@ -77,7 +72,8 @@ def routes(context: Context) -> APIRouter:
                 labels=given.labels,
                 is_last=given.is_last,
             )
-            number, cancelled = store.take_report(cluster, stored, now=context.clock())
+            with store.write() as tx:
+                number, cancelled = cluster_links.take_report(tx, cluster, stored, now=context.clock())
             return ReportReceipt(number=number, cancelled=cancelled)
 
         receipt = await run_in_threadpool(take)
@@ -112,8 +108,8 @@ def routes(context: Context) -> APIRouter:
     async def archive(cluster: ClusterName, sha256: Sha256) -> Response:
         """While the order that names it has no answer."""
         data = None
-        if await run_in_threadpool(store.may_read_archive, cluster, sha256):
-            data = await run_in_threadpool(store.get_code, sha256)
+        if await run_in_threadpool(store.reading(cluster_links.may_read_archive), cluster, sha256):
+            data = await run_in_threadpool(store.reading(archives.get), sha256)
         if data is None:
             raise ProblemError(Kind.NOT_FOUND, "No open order to this cluster names this archive.")
         return Response(data, media_type="application/zip")
@@ -166,6 +162,7 @@ async def _poll(context: Context, request: Request, asked: _Asked, wait_s: float
 
 
 def _read(context: Context, asked: _Asked) -> OrderPage:
-    rows, newest = context.store.open_orders(asked.cluster, asked.life, after=asked.after, limit=MAX_ORDERS)
+    with context.store.read() as tx:
+        rows, newest = cluster_links.open_orders(tx, asked.cluster, asked.life, after=asked.after, limit=MAX_ORDERS)
     items = tuple(Order(number=row.number, epoch=row.epoch, kind=row.kind, arguments=row.arguments) for row in rows)
     return OrderPage(items=items, newest=newest)

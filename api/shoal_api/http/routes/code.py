@@ -19,6 +19,7 @@ from shoal_api.http.problems import ProblemError
 from shoal_service.control.code_archive import CodeArchiveError, check
 from shoal_service.control.submission import check_spec
 from shoal_service.core.access.roles import Permission
+from shoal_service.store import archives
 from shoal_service.telemetry.request_metrics import Limit
 from shoal_workers.contract.checks.spec_errors import SpecError, job_spec_schema
 
@@ -48,7 +49,8 @@ def routes(context: Context) -> APIRouter:
                 await run_in_threadpool(check, sha256, data)
             except CodeArchiveError as error:
                 raise ProblemError(Kind.CODE_MISMATCH, str(error)) from None
-            await run_in_threadpool(context.store.put_code, sha256, data, context.clock())
+            archive = await run_in_threadpool(archives.checked, sha256, data)
+            await run_in_threadpool(context.store.writing(archives.put), archive, now=context.clock())
         stored = CodeStored(sha256=sha256, bytes=len(data))
         return Response(stored.model_dump_json(), status_code=201, media_type="application/json")
 

@@ -19,6 +19,7 @@ from shoal_api.http.long_poll import EventQuery, poll_events
 from shoal_api.http.streams import STREAMED, sse_response, text_response
 from shoal_service.core.access.roles import Permission
 from shoal_service.core.parity import DEFAULT_TOLERANCE
+from shoal_service.store import checkpoint_rows, histories
 from shoal_service.views import CheckpointView, IncidentView, Page, ParityView, WorkerView
 
 After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="Only items after this number.")]
@@ -111,7 +112,7 @@ def routes(context: Context) -> APIRouter:
     )
     async def workers(job_id: JobId) -> Response:
         """Rank, node, pid, generation and state of each worker."""
-        return await _page(Page[WorkerView], store.workers, job_id)
+        return await _page(Page[WorkerView], store.reading(histories.read_workers), job_id)
 
     @router.get(
         "/incidents",
@@ -121,7 +122,7 @@ def routes(context: Context) -> APIRouter:
     )
     async def incidents(job_id: JobId) -> Response:
         """Failures and what they cost, oldest first."""
-        return await _page(Page[IncidentView], store.incidents, job_id)
+        return await _page(Page[IncidentView], store.reading(histories.read_incidents), job_id)
 
     @router.get(
         "/checkpoints",
@@ -131,7 +132,7 @@ def routes(context: Context) -> APIRouter:
     )
     async def checkpoints(job_id: JobId) -> Response:
         """Oldest first; damaged and deleted ones are listed too."""
-        return await _page(Page[CheckpointView], store.checkpoints, job_id)
+        return await _page(Page[CheckpointView], store.reading(checkpoint_rows.read_checkpoints), job_id)
 
     @router.get(
         "/parity",
@@ -157,7 +158,9 @@ def routes(context: Context) -> APIRouter:
         step that differs, and the keys of the specs that may explain it.
         """
         await require_visible(request, against)
-        found = await run_in_threadpool(store.parity, job_id, against, tolerance=tolerance, max_points=max_points)
+        found = await run_in_threadpool(
+            store.reading(histories.parity), job_id, against, tolerance=tolerance, max_points=max_points
+        )
         return Response(found.model_dump_json(), media_type="application/json")
 
     return router

@@ -18,7 +18,7 @@ from shoal_api.http.documents import JSON_TYPES, PATCH_TYPES, YAML_TYPES, read_m
 from shoal_api.http.followers import JobFollower, JobListFollower
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
-from shoal_api.http.query.selection import LABEL_FORMS, MAX_SELECTORS, SEARCH_WORDS, selectors_of
+from shoal_api.http.query.selection import LABEL_FORMS, SEARCH_WORDS, selectors_of
 from shoal_api.http.routes.lifecycle.routes import require_runs_in
 from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_api.http.routes.users import USER_NAME
@@ -27,7 +27,9 @@ from shoal_service.control import submission
 from shoal_service.control.submission import dry_run, submit
 from shoal_service.core.access.roles import Permission
 from shoal_service.core.desired import Desired
+from shoal_service.core.selection.labels import MAX_SELECTORS
 from shoal_service.fleet_views import DryRun
+from shoal_service.store import job_lists, submissions
 from shoal_service.views import JobPatch, JobSummary, JobView, Page
 from shoal_workers.contract.job import JobState
 
@@ -112,7 +114,7 @@ def routes(context: Context) -> APIRouter:
     ) -> Response:
         """Newest first. With `Accept: text/event-stream`: this page, now and after every change."""
         page_of = partial(
-            store.list_jobs,
+            store.reading(job_lists.page),
             states=tuple(state),
             project=project,
             user=user,
@@ -171,7 +173,7 @@ def routes(context: Context) -> APIRouter:
 
     def add_request(verb: str, desired: Desired, summary: str, description: str) -> None:
         async def request_job(job_id: JobId) -> Response:
-            job = await run_in_threadpool(store.request, job_id, desired, now=context.clock())
+            job = await run_in_threadpool(store.writing(submissions.request), job_id, desired, now=context.clock())
             return job_response(job, 202)
 
         router.add_api_route(

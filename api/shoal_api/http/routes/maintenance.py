@@ -17,6 +17,7 @@ from shoal_api.http.problems import ProblemError
 from shoal_service.control.market.maintenance import lead_s
 from shoal_service.core.access.roles import Permission
 from shoal_service.fleet_views import MaintenanceWindow, WindowRequest, WindowView
+from shoal_service.store import node_records
 from shoal_service.views import Page
 
 WindowId = Annotated[str, Path(pattern=r"^mw-[0-9a-f]{8}$", description="Id of a window.")]
@@ -27,10 +28,12 @@ def routes(context: Context) -> APIRouter:
     store = context.store
 
     def view(window: MaintenanceWindow) -> WindowView:
-        return WindowView(**window.model_dump(), drains_at=window.begins_at - lead_s(store.drain_times()))
+        return WindowView(
+            **window.model_dump(), drains_at=window.begins_at - lead_s(store.reading(node_records.read_drain_times)())
+        )
 
     def views() -> tuple[WindowView, ...]:
-        return tuple(view(window) for window in store.windows())
+        return tuple(view(window) for window in store.reading(node_records.windows)())
 
     @router.get(
         "",
@@ -59,7 +62,7 @@ def routes(context: Context) -> APIRouter:
         if wanted.ends_at <= now:
             raise ProblemError(Kind.REQUEST_CONFLICT, "The window has ended already: ends_at is not in the future.")
         window = await run_in_threadpool(
-            store.plan_window,
+            store.writing(node_records.plan_window),
             wanted.nodes,
             begins_at=wanted.begins_at,
             ends_at=wanted.ends_at,
@@ -77,7 +80,7 @@ def routes(context: Context) -> APIRouter:
     )
     async def cancel_window(window_id: WindowId) -> Response:
         """Its nodes are used again, also if the window has begun."""
-        await run_in_threadpool(store.cancel_window, window_id)
+        await run_in_threadpool(store.writing(node_records.cancel_window), window_id)
         return Response(status_code=204)
 
     return router

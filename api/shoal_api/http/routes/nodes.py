@@ -22,6 +22,7 @@ from shoal_api.http.problems import ProblemError
 from shoal_service.core.access.roles import Permission
 from shoal_service.core.nodes import Cordon, DrainSource, Node, cordon_of_cluster, with_drains
 from shoal_service.fleet_views import CordonRequest, DrainRequest, NodeView, NoticeRequest
+from shoal_service.store import cluster_links, histories, node_records
 from shoal_service.views import Page
 
 NodeId = Annotated[
@@ -73,7 +74,9 @@ def routes(context: Context) -> APIRouter:
             raise ProblemError(Kind.REQUEST_CONFLICT, f"Node {node_id} is dead and cannot be drained.")
         now = context.clock()
         deadline = None if drain.deadline_s is None else now + drain.deadline_s
-        await run_in_threadpool(store.drain_node, node_id, reason=drain.reason, deadline=deadline, now=now)
+        await run_in_threadpool(
+            store.writing(node_records.request_drain), node_id, reason=drain.reason, deadline=deadline, now=now
+        )
         return _node_response(await run_in_threadpool(_node, context, node_id), 202)
 
     @router.delete(
@@ -92,7 +95,7 @@ def routes(context: Context) -> APIRouter:
                 Kind.REQUEST_CONFLICT,
                 f"Node {node_id} is drained for a {node.drain.reason.partition(':')[0]}. Cancel that instead.",
             )
-        await run_in_threadpool(store.undo_drain, node_id)
+        await run_in_threadpool(store.writing(node_records.undo_drain), node_id)
         return _node_response(await run_in_threadpool(_node, context, node_id))
 
     @router.post(
@@ -109,7 +112,7 @@ def routes(context: Context) -> APIRouter:
         node = await run_in_threadpool(_node, context, node_id)
         if not node.alive:
             raise ProblemError(Kind.REQUEST_CONFLICT, f"Node {node_id} is dead and cannot be cordoned.")
-        await run_in_threadpool(store.cordon_node, node_id, reason=cordon.reason, now=context.clock())
+        await run_in_threadpool(store.writing(node_records.cordon), node_id, reason=cordon.reason, now=context.clock())
         return _node_response(await run_in_threadpool(_node, context, node_id), 202)
 
     @router.delete(
@@ -121,7 +124,7 @@ def routes(context: Context) -> APIRouter:
     async def undo_cordon(node_id: NodeId) -> Response:
         """Does nothing to a node that is not cordoned. A node stays cordoned while its cluster is."""
         await run_in_threadpool(_node, context, node_id)
-        await run_in_threadpool(store.uncordon_node, node_id)
+        await run_in_threadpool(store.writing(node_records.uncordon), node_id)
         return _node_response(await run_in_threadpool(_node, context, node_id))
 
     @router.post(
@@ -145,7 +148,12 @@ def routes(context: Context) -> APIRouter:
         deadline = now + notice.deadline_s if notice.deadline_at is None else notice.deadline_at
         for node_id in found:
             await run_in_threadpool(
-                store.drain_node, node_id, reason=notice.reason, deadline=deadline, now=now, source=DrainSource.NOTICE
+                store.writing(node_records.request_drain),
+                node_id,
+                reason=notice.reason,
+                deadline=deadline,
+                now=now,
+                source=DrainSource.NOTICE,
             )
         after = await run_in_threadpool(nodes_of, context)
         page = Page[NodeView](items=tuple(one for one in after if one.node_id in found))
@@ -156,9 +164,10 @@ def routes(context: Context) -> APIRouter:
 
 def nodes_of(context: Context) -> tuple[NodeView, ...]:
     """The nodes as the control loop saw them last, with the current drains and cordons."""
-    nodes = with_drains(context.cluster.snapshot().nodes, context.store.drains())
-    num_workers, cordons = context.store.workers_by_node(), context.store.cordons()
-    of_clusters = {one.name: cordon_of_cluster(one.name, one.cordon) for one in context.store.cluster_entries()}
+    with context.store.read() as tx:
+        nodes = with_drains(context.cluster.snapshot().nodes, node_records.drains(tx))
+        num_workers, cordons = histories.read_workers_by_node(tx), node_records.cordons(tx)
+        of_clusters = {one.name: cordon_of_cluster(one.name, one.cordon) for one in cluster_links.entries(tx)}
 
     def cordon_of(node: Node) -> Cordon | None:
         return cordons.get(node.node_id) or of_clusters.get(node.cluster)

@@ -22,6 +22,7 @@ from shoal_api.http.routes.clusters import ClusterName
 from shoal_service.access_views import ClusterTokenRequest, NewToken, TokenView
 from shoal_service.core.access.roles import Permission
 from shoal_service.fleet_views import ClusterPatch, ClusterSummary, CordonRequest
+from shoal_service.store import cluster_links
 from shoal_service.store.errors import ClusterNotFound
 from shoal_service.views import Page
 
@@ -62,7 +63,7 @@ def routes(context: Context) -> APIRouter:
         """Its labels are added to those of its nodes, for `worker.selector`; a node's own take precedence."""
         patch = await read_model(request, ClusterPatch, PATCH_TYPES)
         try:
-            await run_in_threadpool(store.label_cluster, cluster, patch.labels)
+            await run_in_threadpool(store.writing(cluster_links.label), cluster, patch.labels)
         except ValueError as error:
             raise ProblemError(Kind.INVALID_REQUEST, f"labels: {error}") from None
         return await run_in_threadpool(_response, context, cluster)
@@ -81,7 +82,7 @@ def routes(context: Context) -> APIRouter:
         ] = False,
     ) -> Response:
         """Its tokens are revoked, so its gateway ends. It may join again, with a new token."""
-        await run_in_threadpool(store.remove_cluster, cluster, force=force, now=context.clock())
+        await run_in_threadpool(store.writing(cluster_links.remove), cluster, force=force, now=context.clock())
         context.authenticator.forget()
         return Response(status_code=204)
 
@@ -101,7 +102,7 @@ def routes(context: Context) -> APIRouter:
         else:
             await require_no_body(request)
             cordon = CordonRequest()
-        await run_in_threadpool(store.cordon_cluster, cluster, reason=cordon.reason, now=context.clock())
+        await run_in_threadpool(store.writing(cluster_links.cordon), cluster, reason=cordon.reason, now=context.clock())
         return await run_in_threadpool(_response, context, cluster, 202)
 
     @router.delete(
@@ -112,7 +113,7 @@ def routes(context: Context) -> APIRouter:
     )
     async def uncordon_cluster(cluster: ClusterName) -> Response:
         """Does nothing to a cluster that is not cordoned. Cordons of its nodes stay."""
-        await run_in_threadpool(store.uncordon_cluster, cluster)
+        await run_in_threadpool(store.writing(cluster_links.uncordon), cluster)
         return await run_in_threadpool(_response, context, cluster)
 
     @router.post(
@@ -127,7 +128,9 @@ def routes(context: Context) -> APIRouter:
         """For `shoal join`. Only this answer has it; it is listed and revoked as other tokens are."""
         body = await read_model(request, ClusterTokenRequest)
         by = principal_of(request).name
-        made = await run_in_threadpool(store.create_cluster_token, cluster, body, by=by, now=context.clock())
+        made = await run_in_threadpool(
+            store.writing(cluster_links.create_token), cluster, body, by=by, now=context.clock()
+        )
         return Response(made.model_dump_json(), 201, media_type="application/json")
 
     @router.get(
@@ -138,7 +141,9 @@ def routes(context: Context) -> APIRouter:
     )
     async def list_tokens(cluster: ClusterName) -> Response:
         """Newest first, with those that are expired or revoked, without their secrets."""
-        page = Page[TokenView](items=tuple(await run_in_threadpool(store.cluster_tokens, cluster)))
+        page = Page[TokenView](
+            items=tuple(await run_in_threadpool(store.reading(cluster_links.cluster_tokens), cluster))
+        )
         return Response(page.model_dump_json(), media_type="application/json")
 
     return router
@@ -146,7 +151,8 @@ def routes(context: Context) -> APIRouter:
 
 def clusters_of(context: Context) -> tuple[ClusterSummary, ...]:
     """The clusters as the control loop saw them last, with the present labels and cordons; the service's own first."""
-    entries = {one.name: one for one in context.store.cluster_entries()}
+    with context.store.read() as tx:
+        entries, num_jobs = {one.name: one for one in cluster_links.entries(tx)}, cluster_links.num_jobs(tx)
     seen = [one for one in context.cluster.snapshot().clusters if one.name in entries]
     unseen = [
         ClusterSummary(name=name, address=one.address, why_away="its gateway has not reported yet")
@@ -158,7 +164,7 @@ def clusters_of(context: Context) -> tuple[ClusterSummary, ...]:
             update={
                 "labels": dict(entries[one.name].labels),
                 "cordon": entries[one.name].cordon,
-                "num_jobs": entries[one.name].num_jobs,
+                "num_jobs": num_jobs[one.name],
             }
         )
         for one in (*seen, *unseen)

@@ -16,6 +16,7 @@ from shoal_api.http.problem_types import BY_CODE, Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.core.access.roles import Permission
 from shoal_service.fleet_views import ClusterView
+from shoal_service.store import webhook_lanes
 from shoal_service.store.errors import StoreUnavailable
 from shoal_service.telemetry.text_format import compressed
 from shoal_service.views import Page, WebhookView
@@ -57,7 +58,9 @@ def routes(context: Context) -> APIRouter:
         """
         if job is not None:
             await require_visible(request, job)
-        found = await run_in_threadpool(context.store.webhooks, job, limit=limit, visible=visible_projects(request))
+        found = await run_in_threadpool(
+            context.store.reading(webhook_lanes.views), job, limit=limit, visible=visible_projects(request)
+        )
         page = Page[WebhookView](items=tuple(found))
         return Response(page.model_dump_json(), media_type="application/json")
 

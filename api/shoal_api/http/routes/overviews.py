@@ -13,14 +13,16 @@ from shoal_api.http.access.needs import needs, visible_projects
 from shoal_api.http.context import Context, JobId, wants_events
 from shoal_api.http.followers import FleetFollower
 from shoal_api.http.overview_stream import POSITION, OverviewCache, OverviewFollower, Position
-from shoal_api.http.query.selection import LABEL_FORMS, MAX_SELECTORS, SEARCH_WORDS, selectors_of
+from shoal_api.http.query.selection import LABEL_FORMS, SEARCH_WORDS, selectors_of
 from shoal_api.http.routes.nodes import nodes_of
 from shoal_api.http.routes.operated_clusters import clusters_of
 from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_api.http.streams import STREAMED, sse_response
 from shoal_service.core.access.roles import Permission
+from shoal_service.core.selection.labels import MAX_SELECTORS
 from shoal_service.fleet_views import FleetNode, FleetOverview
-from shoal_service.store.overview.fleet import FleetQuery, JobOrder
+from shoal_service.store import histories, job_lists
+from shoal_service.store.job_lists import FleetQuery, JobOrder
 from shoal_service.views import JobOverview, Page, SpecVersion
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.placing import CLUSTER_PATTERN
@@ -101,7 +103,7 @@ def routes(context: Context) -> APIRouter:
             position = Position.parse(last_event_id) if last_event_id else Position()
             follower = OverviewFollower(cache, job_id, position, logs=logs)
             return sse_response(context.changes, job_id, follower, context.pace, min_gap_s=context.pace.refresh_s)
-        found = await run_in_threadpool(store.overview, job_id)
+        found = await run_in_threadpool(store.reading(histories.overview), job_id)
         return Response(found.model_dump_json(), media_type="application/json")
 
     @router.get(
@@ -112,7 +114,7 @@ def routes(context: Context) -> APIRouter:
     )
     async def spec_versions(job_id: JobId) -> Response:
         """Oldest first, with the time of acceptance."""
-        found = await run_in_threadpool(store.spec_versions, job_id)
+        found = await run_in_threadpool(store.reading(histories.spec_versions), job_id)
         page = Page[SpecVersion](items=tuple(found))
         return Response(page.model_dump_json(), media_type="application/json")
 
@@ -120,9 +122,10 @@ def routes(context: Context) -> APIRouter:
 
 
 def _fleet(context: Context, query: FleetQuery) -> FleetOverview:
-    items, total = context.store.fleet(query)
-    num_by_state, goodput, goodput_now = context.store.fleet_accounts(query.visible)
-    on_node = context.store.jobs_by_node(query.visible)
+    with context.store.read() as tx:
+        items, total = job_lists.fleet(tx, query)
+        num_by_state, goodput, goodput_now = job_lists.fleet_accounts(tx, query.visible)
+        on_node = job_lists.jobs_by_node(tx, query.visible)
     nodes = tuple(
         FleetNode.model_construct(**dict(node), jobs=on_node.get(node.node_id, ())) for node in nodes_of(context)
     )

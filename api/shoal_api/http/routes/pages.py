@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from shoal_api.http.access.needs import LOGGED_IN, PUBLIC, require_visible
 from shoal_api.http.context import Context, JobId
+from shoal_service.store import histories
 from shoal_service.store.errors import JobNotFound
 
 _STYLES_OF_PLOTLY = (
@@ -86,7 +87,7 @@ def routes(context: Context) -> APIRouter:
         """The same page for every job. If there is no such job, the page says so and the status is 404."""
         try:
             await require_visible(request, job_id)
-            await run_in_threadpool(context.store.job_version, job_id)
+            await run_in_threadpool(context.store.reading(histories.job_version), job_id)
             status = 200
         except JobNotFound:
             status = 404

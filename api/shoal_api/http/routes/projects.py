@@ -17,6 +17,7 @@ from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
 from shoal_service.core.access.roles import Permission
 from shoal_service.fleet_views import ProjectRules, ProjectView, QueueView
+from shoal_service.store import queueing, quotas
 from shoal_service.store.errors import ProjectNotFound
 from shoal_service.views import Page
 
@@ -40,7 +41,7 @@ def routes(context: Context) -> APIRouter:
         """The queued jobs in the order in which they would start, each with the reason why it waits, the jobs that hold
         what it waits for, and its expected start; running jobs with fewer workers than they may have, and why; and what
         each project uses."""
-        queue = await run_in_threadpool(store.queue, limit=limit, visible=visible_projects(request))
+        queue = await run_in_threadpool(store.reading(queueing.view), limit=limit, visible=visible_projects(request))
         return Response(queue.model_dump_json(), media_type="application/json")
 
     @router.get(
@@ -51,7 +52,9 @@ def routes(context: Context) -> APIRouter:
     )
     async def list_projects(request: Request) -> Response:
         """Those that are defined, and those that have queued jobs or workers, with their quotas and what they use."""
-        page = Page[ProjectView](items=tuple(await run_in_threadpool(store.list_projects, visible_projects(request))))
+        page = Page[ProjectView](
+            items=tuple(await run_in_threadpool(store.reading(quotas.project_views), visible_projects(request)))
+        )
         return Response(page.model_dump_json(), media_type="application/json")
 
     @router.get(
@@ -64,7 +67,7 @@ def routes(context: Context) -> APIRouter:
         """Its quotas, and what its jobs use."""
         if not principal_of(request).sees(name):
             raise ProjectNotFound(name)
-        return _project_response(await run_in_threadpool(store.get_project, name))
+        return _project_response(await run_in_threadpool(store.reading(quotas.project_view), name))
 
     @router.put(
         "/projects/{name}",
@@ -78,7 +81,7 @@ def routes(context: Context) -> APIRouter:
         """Replaces all quotas: a key that is left out gets its default. Running jobs follow by shrinking; nothing is
         ended."""
         rules = await read_model(request, ProjectRules)
-        project, is_new = await run_in_threadpool(store.put_project, name, rules)
+        project, is_new = await run_in_threadpool(store.writing(quotas.put_project), name, rules)
         return _project_response(project, 201 if is_new else 200)
 
     @router.delete(
@@ -89,7 +92,7 @@ def routes(context: Context) -> APIRouter:
     )
     async def delete_project(name: ProjectName) -> Response:
         """The rules of the project `default` then apply to its jobs. A project that is a parent cannot be deleted."""
-        await run_in_threadpool(store.delete_project, name)
+        await run_in_threadpool(store.writing(quotas.remove_project), name)
         return Response(status_code=204)
 
     return router

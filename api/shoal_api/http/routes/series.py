@@ -16,7 +16,7 @@ from shoal_api.http.problems import ProblemError
 from shoal_api.http.routes.series_files import MEDIA_TYPES, SeriesFormat, can_write, columns_of, pieces
 from shoal_service.core.access.roles import Permission
 from shoal_service.core.downsampling import SeriesPoint
-from shoal_service.store import Store
+from shoal_service.store import Store, histories
 from shoal_service.views import Page
 
 _MAX_POINTS = 1000
@@ -58,7 +58,7 @@ def routes(context: Context) -> APIRouter:
         if not can_write(format):
             raise ProblemError(Kind.NOT_ACCEPTABLE, f"{format} needs pyarrow on the server; csv needs nothing.")
         points = await run_in_threadpool(
-            store.series,
+            store.reading(histories.read_series),
             job_id,
             after_step=after_step,
             until_step=until_step,
@@ -79,6 +79,8 @@ def routes(context: Context) -> APIRouter:
 
 def _pages(store: Store, job_id: str, after_step: int, until_step: int) -> Iterator[Sequence[SeriesPoint]]:
     """Every step in parts: the names of metrics are known from the means, which have each name of their steps."""
-    while page := store.series_page(job_id, after_step=after_step, until_step=until_step, limit=_ROWS_AT_ONCE):
+    while page := store.reading(histories.read_series_page)(
+        job_id, after_step=after_step, until_step=until_step, limit=_ROWS_AT_ONCE
+    ):
         yield page
         after_step = page[-1].step

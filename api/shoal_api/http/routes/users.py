@@ -17,6 +17,7 @@ from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
 from shoal_service.core.access.roles import Permission
 from shoal_service.fleet_views import UserRules, UserView
+from shoal_service.store import quotas
 from shoal_service.views import Page
 
 USER_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?$"
@@ -39,13 +40,13 @@ def routes(context: Context) -> APIRouter:
     async def list_users() -> Response:
         """Those with limits of their own, and those with queued jobs or workers. The limits of the user `default`
         apply to each user without own limits."""
-        page = Page[UserView](items=tuple(await run_in_threadpool(store.list_users)))
+        page = Page[UserView](items=tuple(await run_in_threadpool(store.reading(quotas.user_views))))
         return Response(page.model_dump_json(), media_type="application/json")
 
     @router.get("/{name}", dependencies=[needs(Permission.USERS_READ)], response_model=UserView, summary="Show a user")
     async def show_user(name: UserName) -> Response:
         """The limits that apply to the user, and what the user has."""
-        return _user_response(await run_in_threadpool(store.get_user, name))
+        return _user_response(await run_in_threadpool(store.reading(quotas.user_view), name))
 
     @router.put(
         "/{name}",
@@ -58,7 +59,7 @@ def routes(context: Context) -> APIRouter:
     async def put_user(request: Request, name: UserName) -> Response:
         """Replaces both limits: a key that is left out is no limit. Running jobs go on."""
         rules = await read_model(request, UserRules)
-        user, is_new = await run_in_threadpool(store.put_user, name, rules)
+        user, is_new = await run_in_threadpool(store.writing(quotas.put_user), name, rules)
         return _user_response(user, 201 if is_new else 200)
 
     @router.delete(
@@ -69,7 +70,7 @@ def routes(context: Context) -> APIRouter:
     )
     async def delete_user(name: UserName) -> Response:
         """The limits of the user `default` then apply."""
-        await run_in_threadpool(store.delete_user, name)
+        await run_in_threadpool(store.writing(quotas.remove_user), name)
         return Response(status_code=204)
 
     return router

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import ACTIVE
 from shoal_service.core.sweeps.pruning import Rule, rule_of
+from shoal_service.store import sweep_jobs
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.store import Store
 from shoal_workers.contract.spec import JobSpec
@@ -38,8 +39,9 @@ class Pruner:
         for job_id, row in mine.items():
             sweeps[_sweep_of(row.spec)][job_id] = _rule_of(row.spec)
         for (project, sweep), rules in sweeps.items():
-            for job_id, worse in self._store.compare(project, sweep, rules).items():
-                self._store.prune(job_id, sweep, worse, rules[job_id], epoch=epoch, now=now)
+            for job_id, worse in self._store.reading(sweep_jobs.compare)(project, sweep, rules).items():
+                with self._store.write(epoch) as tx:
+                    sweep_jobs.prune(tx, job_id, sweep, worse, rules[job_id], now=now)
 
 
 def _may_be_pruned(row: DriveRow) -> bool:

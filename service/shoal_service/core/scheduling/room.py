@@ -15,7 +15,8 @@ from heapq import heappop, heappush
 from typing import TypeAlias
 
 from shoal_service.core.scheduling.facts import Facts, ShapeKey
-from shoal_service.core.scheduling.market import CapacityKind, MarketJob, MarketNode, Placement, WorkerNeed
+from shoal_service.core.scheduling.market import MarketJob, MarketNode, WorkerNeed
+from shoal_workers.contract.placing import CapacityKind, Placement
 
 EPSILON = 1e-9
 """Ray counts resources in fixed point. A rounding error in a sum of floats must not cost a worker."""

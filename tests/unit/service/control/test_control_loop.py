@@ -7,11 +7,13 @@ from typing import Any
 
 from doubles.control_bench import ControlBench, node
 from doubles.event_loop import run, settle
+from kit.store_calls import replace_call
 from shoal_service.cluster.errors import ClusterUnreachable
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import FIRST_TEST_S
 from shoal_service.reports import SuspectedNode
+from shoal_service.store import histories, submissions, supervisor_links
 from shoal_service.store.store import Store
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
@@ -22,11 +24,11 @@ def test_a_job_that_cannot_be_read_is_quarantined_and_the_next_one_is_started(st
         bench = ControlBench(store)
         bad, good = bench.submit(), bench.submit()
         with store._database.write() as tx:
-            tx.exec_driver_sql("UPDATE job_specs SET document = '{\"shards\": 3}' WHERE job_num = 1")
+            tx.connection.exec_driver_sql("UPDATE job_specs SET document = '{\"shards\": 3}' WHERE job_num = 1")
         async with bench.running():
             assert bench.state(good) is JobState.STARTING and bench.state(bad) is JobState.QUEUED
             await bench.clock.advance(5.0)
-            events = [event.type for event in store.events(bad)]
+            events = [event.type for event in store.reading(histories.read_events)(bad)]
             assert events.count("job.quarantined") == 1
             assert store.get_job(bad).status.reason == "quarantined"
 
@@ -120,10 +122,10 @@ def test_a_lost_lease_ends_the_driving_and_is_taken_again_when_it_is_free(store:
             await bench.clock.advance(9.0)
             store.acquire_lease("other", ttl_s=30.0, now=bench.clock.time())
             num_directives = len(supervisor.directives)
-            store.request(job_id, Desired.PAUSE, now=bench.clock.time())
+            store.writing(submissions.request)(job_id, Desired.PAUSE, now=bench.clock.time())
             await bench.clock.advance(9.0)
             assert len(supervisor.directives) == num_directives, "none is written without the lease"
-            store.request(job_id, Desired.RUN, now=bench.clock.time())
+            store.writing(submissions.request)(job_id, Desired.RUN, now=bench.clock.time())
             store.release_lease("other")
             await bench.clock.advance(3.0)
             assert bench.state(job_id) is JobState.RUNNING
@@ -142,7 +144,7 @@ def test_an_unreachable_head_keeps_the_last_view_and_supervisors_get_directives(
             view = bench.loop.snapshot()
             assert not view.connected and [n.node_id for n in view.nodes] == ["n1"]
             queued = bench.submit()
-            store.request(job_id, Desired.PAUSE, now=bench.clock.time())
+            store.writing(submissions.request)(job_id, Desired.PAUSE, now=bench.clock.time())
             await bench.clock.advance(3.0)
             assert bench.cluster.supervisors[job_id, 1].directives[-1].desired is Desired.PAUSE
             assert bench.state(queued) is JobState.QUEUED, "without the head nothing is started"
@@ -159,17 +161,17 @@ def test_a_failed_driver_is_replaced_in_the_next_pass(store: Store) -> None:
         job_id = bench.submit()
         async with bench.running():
             supervisor = bench.cluster.supervisors[job_id, 1]
-            put, failed = store.put_directive, []
+            failed = []
 
             def fail(*arguments: Any, **named: Any) -> int:
                 failed.append(arguments)
                 raise ValueError("a fault of our own")
 
-            store.put_directive = fail  # type: ignore[method-assign]
-            store.request(job_id, Desired.PAUSE, now=bench.clock.time())
+            undo = replace_call(store, supervisor_links.put_directive, fail)
+            store.writing(submissions.request)(job_id, Desired.PAUSE, now=bench.clock.time())
             await bench.clock.advance(1.5)
             assert failed
-            store.put_directive = put  # type: ignore[method-assign]
+            undo()
             await bench.clock.advance(4.0)
             assert supervisor.directives[-1].desired is Desired.PAUSE
 

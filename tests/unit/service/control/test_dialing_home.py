@@ -14,9 +14,10 @@ from doubles.fake_journal import FakeJournal, JournalStorage
 from shoal_service.core.access.tokens import hash_of
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.home import AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
+from shoal_service.store import supervisor_links
 from shoal_service.store.errors import SupervisorReplaced
 from shoal_service.store.store import Store
-from shoal_service.store.supervisors.methods import Arrived
+from shoal_service.store.supervisor_links import Arrived
 from shoal_service.supervisor.config import Directive, StaleEpoch
 from shoal_service.supervisor.home.dialer import Dialer
 from shoal_service.supervisor.home.link import HomeAway, HomeReplaced
@@ -46,7 +47,7 @@ class Link:
         fault = self.faults.pop(0) if self.faults else ""
         if fault == "away":
             raise HomeAway("no connection")
-        [outcome] = self._store.take_reports([Arrived(self.caller, report, 2.0)])
+        [outcome] = self._store.writing(supervisor_links.take_reports)([Arrived(self.caller, report, 2.0)])
         if fault == "answer lost":
             raise HomeAway("reset")
         if isinstance(outcome, SupervisorReplaced):
@@ -66,7 +67,7 @@ class Bench:
     def __init__(self, store: Store) -> None:
         self.driver = DriverBench(store)
         self.job_id = self.driver.job_id
-        store.keep_attempt_token(self.job_id, 1, TOKEN, epoch=self.driver.epoch)
+        store.writing(supervisor_links.keep_token, self.driver.epoch)(self.job_id, 1, TOKEN)
         self.link = Link(store, self.job_id)
         self.outbox = Outbox(1)
         self.storage = JournalStorage()
@@ -153,6 +154,6 @@ def test_without_a_status_a_supervisor_only_says_that_it_lives(store: Store) -> 
     bench.dial()
     while bench.link.num_reports < 2:
         bench.outbox.pull(bench.outbox.seq, 0.05)
-    [link] = store.supervisor_links().values()
+    [link] = store.reading(supervisor_links.links)().values()
     assert link.life == 1 and link.reported_at == 2.0
     assert store.get_job(bench.job_id).status.state is JobState.STARTING

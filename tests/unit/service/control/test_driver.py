@@ -12,6 +12,7 @@ from shoal_service.cluster.errors import SupervisorGone
 from shoal_service.control.code_archive import pack
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessEnd
+from shoal_service.store import archives, driving, histories, submissions
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.store import Store
 from shoal_service.views import JobPatch, JobStatus
@@ -38,7 +39,7 @@ def test_a_supervisor_is_started_with_what_the_job_and_the_control_plane_say(sto
 def test_the_job_s_own_checkpoint_url_wins_and_its_code_is_uploaded(store: Store, tmp_path: Path) -> None:
     async def main() -> None:
         archive = pack(tmp_path)
-        store.put_code(archive.sha256, archive.data, 1.0)
+        store.writing(archives.put)(archives.checked(archive.sha256, archive.data), now=1.0)
         bench = DriverBench(store, checkpoint={"url": "s3://bucket/run"}, code={"archive": archive.sha256})
         config = (await bench.started()).config
         assert config.checkpoint_root == f"s3://bucket/run/{bench.job_id}"
@@ -130,7 +131,7 @@ def test_a_directive_that_an_unavailable_supervisor_missed_is_sent_again(store: 
         supervisor = await bench.started()
         await settle()
         supervisor.cut_off()
-        store.set_grant(bench.job_id, workers=1, reason="r", epoch=bench.epoch, now=2.0)
+        store.writing(driving.set_grant, bench.epoch)(bench.job_id, workers=1, reason="r", now=2.0)
         bench.driver.update(bench.row, ())
         await bench.clock.advance(1.0)
         assert len(supervisor.directives) == 1
@@ -297,7 +298,7 @@ def test_a_directive_is_sent_when_one_of_its_values_changes_and_only_then(store:
             await settle()
         assert len(supervisor.directives) == 1
         patch = JobPatch.model_validate({"elasticity": {"min_workers": 2}})
-        store.patch_job(bench.job_id, patch, if_match=None, now=3.0)
+        store.writing(submissions.patch)(bench.job_id, patch, if_match=None, now=3.0)
         bench.driver.update(bench.row, ())
         await settle()
         assert supervisor.directives[-1].elasticity.min_workers == 2
@@ -334,7 +335,9 @@ def test_a_supervisor_on_a_silent_host_is_replaced_and_its_successor_is_followed
         await bench.clock.advance(3.0)
         assert bench.supervisor is not first
         assert bench.supervisor.config.home != first.config.home and bench.cluster.avoided[-1] == frozenset({"cut-off"})
-        [moved] = [one.data for one in store.events(bench.job_id) if one.type == "supervisor.moved"]
+        [moved] = [
+            one.data for one in store.reading(histories.read_events)(bench.job_id) if one.type == "supervisor.moved"
+        ]
         assert moved == {"node_id": "cut-off"}
         bench.supervisor.report(event(2))
         await bench.stored(1, 2)

@@ -7,6 +7,7 @@ from doubles.event_loop import run
 from doubles.fake_cluster import FakeSupervisor
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, SupervisorReports
+from shoal_service.store import reporting
 from shoal_service.store.store import Store
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.views import JobStatus
@@ -29,8 +30,8 @@ def test_a_supervisor_that_a_killed_server_has_not_released_is_ended_by_the_next
         assert lease is not None
         end = AttemptEnd(reason=EndReason.FINISHED, message="done", step=4)
         status = JobStatus(state=JobState.RUNNING, step=4)
-        store.apply(
-            job_id, SupervisorReports(attempt=1, seq=1, status=status, end=end), epoch=lease.epoch, now=lease.expires_at
+        store.writing(reporting.apply, lease.epoch)(
+            job_id, SupervisorReports(attempt=1, seq=1, status=status, end=end), now=lease.expires_at
         )
         store.release_lease("killed")
         assert killed.state(job_id) is JobState.SUCCEEDED

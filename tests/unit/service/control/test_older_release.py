@@ -13,8 +13,9 @@ from doubles.event_loop import run
 from doubles.fake_cluster import FakeSupervisor
 from shoal_service.core.access.tokens import hash_of
 from shoal_service.home import AttemptCaller, HomeReport
+from shoal_service.store import histories, supervisor_links
 from shoal_service.store.store import Store
-from shoal_service.store.supervisors.methods import Arrived
+from shoal_service.store.supervisor_links import Arrived
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -38,7 +39,9 @@ def test_an_attempt_that_was_not_drained_is_ended_and_its_job_goes_on_from_its_c
         status = store.get_job(bench.job_id).status
         assert (status.state, status.reason) == (JobState.QUEUED, EndReason.SUPERVISOR_LOST)
         assert "a release whose supervisors do not report by themselves has started it" in status.message
-        [requeued] = [one.data for one in store.events(bench.job_id) if one.data.get("to") == "QUEUED"]
+        [requeued] = [
+            one.data for one in store.reading(histories.read_events)(bench.job_id) if one.data.get("to") == "QUEUED"
+        ]
         assert requeued["message"] == status.message
         assert bench.cluster.reaped == [(bench.job_id, 1)]
 
@@ -48,14 +51,16 @@ def test_an_attempt_that_was_not_drained_is_ended_and_its_job_goes_on_from_its_c
 def test_the_reports_of_an_older_release_are_stored(store: Store) -> None:
     async def main() -> None:
         bench = DriverBench(store)
-        store.keep_attempt_token(bench.job_id, 1, "token", epoch=bench.epoch)
+        store.writing(supervisor_links.keep_token, bench.epoch)(bench.job_id, 1, "token")
         caller = AttemptCaller(bench.job_id, 1, hash_of("token"))
         reports = sent("reports")
-        [receipt] = store.take_reports([Arrived(caller, HomeReport(life=1, after=0, reports=reports), 2.0)])
+        [receipt] = store.writing(supervisor_links.take_reports)(
+            [Arrived(caller, HomeReport(life=1, after=0, reports=reports), 2.0)]
+        )
         assert receipt.released and receipt.acknowledged == reports.seq
         view = store.get_job(bench.job_id)
         assert (view.status.state, view.status.step) == (JobState.SUCCEEDED, 12)
-        assert [incident.worker_ids for incident in store.incidents(bench.job_id)] == [("b",)]
-        assert [point.step for point in store.series(bench.job_id)] == [4]
+        assert [incident.worker_ids for incident in store.reading(histories.read_incidents)(bench.job_id)] == [("b",)]
+        assert [point.step for point in store.reading(histories.read_series)(bench.job_id)] == [4]
 
     run(main())

@@ -13,6 +13,7 @@ from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.explaining import GrowthLimit
 from shoal_service.core.scheduling.market import Decision, MarketState, Preempt, Resize, Start, WorkerNeed
 from shoal_service.reports import PendingEvent
+from shoal_service.store import histories, queueing, submissions
 from shoal_service.store.store import Store
 from shoal_service.store.tables import job_specs, jobs
 from shoal_service.views import ElasticityPatch, JobPatch, JobStatus
@@ -142,7 +143,7 @@ def test_the_reason_of_a_start_is_in_the_history_of_the_job(store: Store) -> Non
         bench = ControlBench(store)
         job_id = bench.submit()
         async with bench.running():
-            [started] = [event for event in store.events(job_id) if event.type == "job.state"]
+            [started] = [event for event in store.reading(histories.read_events)(job_id) if event.type == "job.state"]
             assert (
                 started.data["message"] == "Starts with 2 workers of 1 CPU (1 to 2), which were free."
                 and started.data["workers"] == 2
@@ -169,7 +170,7 @@ def test_a_preempted_attempt_saves_and_ends_and_its_job_returns_to_the_queue(sto
             await bench.clock.advance(2.0)
             preempted = True
             assert supervisor.directives[-1].is_preempted and supervisor.directives[-1].granted == 2
-            events = {event.type: event for event in store.events(job_id)}
+            events = {event.type: event for event in store.reading(histories.read_events)(job_id)}
             assert events["job.preempted"].data == {
                 "workers": 2,
                 "beneficiary": "job-b",
@@ -204,7 +205,7 @@ def test_workers_are_taken_before_they_are_given_and_both_in_one_pass(store: Sto
             await bench.clock.advance(0.25)
             assert bench.cluster.supervisors[first, 1].directives[-1].granted == 1
             assert bench.cluster.supervisors[second, 1].config.granted == 3
-            [granted] = [event for event in store.events(first) if event.type == "job.granted"]
+            [granted] = [event for event in store.reading(histories.read_events)(first) if event.type == "job.granted"]
             assert granted.data == {"from": 4, "to": 1, "reason": "gave 3 workers to another job."}
 
     run(main())
@@ -239,7 +240,7 @@ def test_unmet_demand_is_asked_of_the_autoscaler_once_and_given_back(store: Stor
         async with bench.running():
             await bench.clock.advance(10.0)
             assert bench.cluster.requested == [{RoomKind(WorkerNeed(cpus=1.0)): 2}]
-            store.request(job_id, Desired.CANCEL, now=bench.clock.time())
+            store.writing(submissions.request)(job_id, Desired.CANCEL, now=bench.clock.time())
             await bench.clock.advance(3.0)
             assert bench.cluster.requested == [{RoomKind(WorkerNeed(cpus=1.0)): 2}, {}]
 
@@ -258,15 +259,17 @@ def test_a_scale_up_that_does_not_pay_is_refused_with_the_reason_in_history_stat
                 supervisor.report(PendingEvent(at=0.0, type="generation.formed", data={}))
                 await bench.clock.advance(6.0)
             assert store.get_job(job_id).status.held_back is None, "it has all that it may have"
-            store.patch_job(job_id, JobPatch(elasticity=ElasticityPatch(max_workers=4)), if_match=None, now=0.0)
+            store.writing(submissions.patch)(
+                job_id, JobPatch(elasticity=ElasticityPatch(max_workers=4)), if_match=None, now=0.0
+            )
             await bench.clock.advance(1.0)
             status = store.get_job(job_id).status
             assert status.desired_workers == 1 and status.held_back is not None
             answer = status.held_back
             assert answer.limit is GrowthLimit.PAUSE_COSTS_MORE and "the change pauses it for" in answer.reason
-            [event] = [event for event in store.events(job_id) if event.type == "job.held_back"]
+            [event] = [event for event in store.reading(histories.read_events)(job_id) if event.type == "job.held_back"]
             assert event.message == f"stays at 1 of 4 workers: {event.data['reason']}"
-            assert [one.job_id for one in store.queue().held_back] == [job_id]
+            assert [one.job_id for one in store.reading(queueing.view)().held_back] == [job_id]
 
     run(main())
 

@@ -14,7 +14,8 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.gateways import Incoming
 from shoal_service.reports import PendingEvent
-from shoal_service.store.clusters.methods import StoredReport
+from shoal_service.store import cluster_links, histories, submissions
+from shoal_service.store.cluster_links import StoredReport
 from shoal_service.store.errors import ClusterNotFound
 from shoal_service.store.store import Store
 from shoal_service.views import CheckpointState, CheckpointView, JobPatch, JobStatus, WorkerPatch
@@ -27,7 +28,7 @@ ELASTICITY = {"min_workers": 1, "max_workers": 1, "wait_s": WAIT_S}
 def two(store: Store, **options: Any) -> ControlBench:
     """The own cluster `default` and `west`, with a node each."""
     for name in ("default", "west"):
-        store.take_report(name, _report(), now=1.0)
+        store.writing(cluster_links.take_report)(name, _report(), now=1.0)
     return ControlBench(store, node("d1"), others={"west": [node("w1")]}, **options)
 
 
@@ -66,7 +67,7 @@ async def training(bench: ControlBench, job_id: str, cluster: str = "west") -> F
 
 
 def events(store: Store, job_id: str, kind: str) -> list[dict[str, Any]]:
-    return [event.data for event in store.events(job_id) if event.type == kind]
+    return [event.data for event in store.reading(histories.read_events)(job_id) if event.type == kind]
 
 
 def test_a_job_starts_in_the_cluster_that_it_names_and_is_driven_there(store: Store) -> None:
@@ -132,7 +133,7 @@ def test_a_cluster_that_does_not_answer_keeps_its_jobs_and_others_are_scheduled(
             assert (west.connected, west.why_away) == (False, "the gateway of the cluster is silent")
             await bench.clock.advance(3 * WAIT_S)
             assert bench.state(there) is JobState.RUNNING, "its supervisor reports by itself"
-            store.request(there, Desired.PAUSE, now=bench.clock.time())
+            store.writing(submissions.request)(there, Desired.PAUSE, now=bench.clock.time())
             await bench.clock.advance(2.0)
             assert supervisor.directives[-1].desired is Desired.PAUSE, "it is directed"
 
@@ -145,7 +146,7 @@ def test_a_job_moves_on_request_once_it_has_saved(store: Store) -> None:
         job_id = submit(bench, "west")
         async with bench.running():
             supervisor = await training(bench, job_id)
-            store.move_job(job_id, "default", now=bench.clock.time())
+            store.writing(submissions.move)(job_id, "default", now=bench.clock.time())
             await bench.clock.advance(2.0)
             assert supervisor.directives[-1].is_preempted
             assert bench.cluster.asked_storage == [(f"/checkpoints/{job_id}", "step-000000000007-a1-g1")]
@@ -170,7 +171,7 @@ def test_a_move_waits_with_words_for_a_cluster_that_cannot_have_the_job(store: S
         async with bench.running():
             supervisor = await training(bench, job_id)
             bench.cluster.storage[f"/checkpoints/{job_id}"] = "no such directory"
-            store.patch_job(
+            store.writing(submissions.patch)(
                 job_id, JobPatch(worker=WorkerPatch(cluster="default")), if_match=None, now=bench.clock.time()
             )
             await bench.clock.advance(20.0)
@@ -183,7 +184,7 @@ def test_a_move_waits_with_words_for_a_cluster_that_cannot_have_the_job(store: S
             bench.cluster.storage.clear()
             await bench.clock.advance(20.0)
             assert supervisor.directives[-1].is_preempted, "it is asked again"
-            store.move_job(job_id, "any", now=bench.clock.time())
+            store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
             await bench.clock.advance(2.0)
             assert not supervisor.directives[-1].is_preempted, "and stays, once it may"
 
@@ -197,7 +198,7 @@ def test_a_queued_job_starts_only_where_its_checkpoints_are_known_to_be_readable
         async with bench.running():
             supervisor = await training(bench, job_id)
             of_west(bench).change_nodes()
-            store.move_job(job_id, "default", now=bench.clock.time())
+            store.writing(submissions.move)(job_id, "default", now=bench.clock.time())
             bench.cluster.sees_storage = refuse  # type: ignore[method-assign]
             ended(supervisor, 7)
             await bench.clock.advance(5.0)
@@ -250,7 +251,7 @@ def test_a_job_of_a_lost_cluster_goes_on_elsewhere_and_what_is_left_is_ended_whe
         job_id = submit(bench, "west")
         async with bench.running():
             supervisor = await training(bench, job_id)
-            store.move_job(job_id, "any", now=bench.clock.time())
+            store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
             of_west(bench).cut_off()
             await bench.clock.advance(WAIT_S - 2.0)
             assert bench.state(job_id) is JobState.RUNNING, "not yet"
@@ -282,7 +283,7 @@ def test_a_job_that_names_the_lost_cluster_stays_and_says_so_once(store: Store) 
             [stays] = events(store, job_id, "job.stays_in_cluster")
             assert "worker.cluster is west. `shoal move JOB --to any` lets it go on" in stays["reason"]
             assert store.get_job(job_id).status.note == stays["reason"]
-            store.move_job(job_id, "any", now=bench.clock.time())
+            store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
             await bench.clock.advance(5.0)
             assert (job_id, 2) in bench.cluster.supervisors, "the way out"
             assert supervisor.config.attempt == 1
@@ -296,7 +297,7 @@ def test_a_job_whose_checkpoints_cannot_be_read_elsewhere_stays_and_says_so_once
         job_id = submit(bench, "west")
         async with bench.running():
             await training(bench, job_id)
-            store.move_job(job_id, "any", now=bench.clock.time())
+            store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
             bench.cluster.storage[f"/checkpoints/{job_id}"] = "no such directory"
             of_west(bench).cut_off()
             await bench.clock.advance(3 * WAIT_S)
@@ -316,7 +317,7 @@ def test_jobs_of_a_cluster_that_was_removed_go_on_elsewhere(store: Store) -> Non
         job_id = submit(bench, "west")
         async with bench.running():
             supervisor = await training(bench, job_id)
-            store.move_job(job_id, "any", now=bench.clock.time())
+            store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
             supervisor.cut_off()
             bench.clusters.remove("west")
             await bench.clock.advance(WAIT_S + 5.0)
@@ -332,7 +333,7 @@ def test_a_new_control_plane_waits_anew_and_finds_the_jobs_in_their_clusters(sto
         job_id = submit(bench, "west")
         async with bench.running():
             await training(bench, job_id)
-            store.move_job(job_id, "any", now=bench.clock.time())
+            store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
             of_west(bench).cut_off()
             await bench.clock.advance(WAIT_S - 5.0)
         next_one = two(store, owner="another")

@@ -13,9 +13,10 @@ from shoal_service.core.access.tokens import hash_of
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
 from shoal_service.reports import SupervisorReports
+from shoal_service.store import driving, histories, submissions, supervisor_links
 from shoal_service.store.errors import AttemptTokenRefused, SupervisorReplaced
 from shoal_service.store.store import Store
-from shoal_service.store.supervisors.methods import Arrived
+from shoal_service.store.supervisor_links import Arrived
 from shoal_service.views import JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
@@ -28,10 +29,12 @@ def running(store: Store, number: int) -> list[str]:
     now = time.time()
     lease = store.acquire_lease("me", ttl_s=600, now=now)
     assert lease is not None
-    ids = [store.create_job(parse_spec(SPEC), idempotency_key=None, now=now)[0].id for _ in range(number)]
+    ids = [
+        store.writing(submissions.create)(parse_spec(SPEC), idempotency_key=None, now=now)[0].id for _ in range(number)
+    ]
     for job_id in ids:
-        store.begin_attempt(job_id, workers=1, epoch=lease.epoch, now=now)
-        store.keep_attempt_token(job_id, 1, job_id, epoch=lease.epoch)
+        store.writing(driving.begin_attempt, lease.epoch)(job_id, workers=1, now=now)
+        store.writing(supervisor_links.keep_token, lease.epoch)(job_id, 1, job_id)
     return ids
 
 
@@ -63,7 +66,7 @@ def test_what_arrives_while_one_transaction_is_written_is_the_next_one(store: St
         assert num_writes(store) - before == 2
         for job_id in ids:
             assert store.get_job(job_id).status.step == 2
-            assert [point.step for point in store.series(job_id)] == [1, 2]
+            assert [point.step for point in store.reading(histories.read_series)(job_id)] == [1, 2]
 
     run(main())
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.data.corpus import ShardEntry, Split, Written, file_crc32, load_entry, write_durably, write_shard
+from shoal_workers.data.corpus import ShardEntry, Written, file_crc32, load_entry, write_durably, write_shard
 from shoal_workers.data.documents import Document, Position
-from shoal_workers.data.tokenizer import ByteTokenizer, DocumentEncoder, Lookahead, split_of, token_dtype
+from shoal_workers.data.tokenizer import ByteTokenizer, DocumentEncoder, Lookahead, Split, split_of, token_dtype
 
 
 def _documents(*texts: bytes) -> list[Document]:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from shoal_workers.contract.model import TextDataConfig
 from shoal_workers.data.__main__ import prepare_with_bar
-from shoal_workers.data.corpus import Corpus, Split
+from shoal_workers.data.corpus import Corpus
 from shoal_workers.data.documents import CacheError, EmptyCorpusError, MissingTextError, UndecodableTextError
 from shoal_workers.data.prepare import MIB, PreparePhase, PrepareProgress, prepare_corpus, verify_corpus
-from shoal_workers.data.tokenizer import ByteTokenizer
+from shoal_workers.data.tokenizer import ByteTokenizer, Split
 
 ConfigOf = Callable[..., TextDataConfig]
 SHARD_BYTES = 8192

@@ -40,10 +40,10 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.process.warm_memory import return_freed_memory
 from shoal_workers.engine.state.device_state import CopiedState, DeviceState, StepLog
 from shoal_workers.engine.state.training_state import StateView, parameters_of
-from shoal_workers.engine.step.double_buffered_adamw import ParameterBuffers
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.update import Update
 from shoal_workers.snapshot_store.live.live_slots import LiveSlot
+from shoal_workers.snapshot_store.log.adamw import ParameterBuffers
 from shoal_workers.snapshot_store.log.rules import keep_tensors
 from shoal_workers.snapshot_store.slots.shape import with_rooms
 from shoal_workers.snapshot_store.slots.slot import Stamp

@@ -26,7 +26,8 @@ from shoal_workers.engine.state.training_state import Recent, apply_extra, grown
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.task.data_identity import DataChange, RankData, change_since, difference, differing_rank
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
-from shoal_workers.snapshot_store.store import Loaded, SnapshotStore
+from shoal_workers.snapshot_store.store import SnapshotStore
+from shoal_workers.snapshot_store.transfer.loading import Loaded
 
 _NOTE_EVERY_S = 0.5
 

@@ -13,7 +13,7 @@ from shoal_service.core.quantities import count_text
 
 if TYPE_CHECKING:
     from shoal_service.settings import Settings
-    from shoal_service.store.backup.check import Contents
+    from shoal_service.store.backup import Contents
 
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="Directory of the server's state.")]
 DatabaseUrl = Annotated[str | None, typer.Option("--database-url", help="As of `shoal serve`.")]
@@ -30,8 +30,7 @@ def backup(
     Checkpoints are not part of it. PostgreSQL needs the program pg_dump.
     """
     with command(DEFAULT_URL, as_json) as session:
-        from shoal_service.store.backup.files import back_up
-        from shoal_service.store.backup.mark import mark_backup
+        from shoal_service.store.backup import back_up, mark_backup
 
         settings = _settings(state_dir, database_url)
         contents = back_up(settings.database_url, file)
@@ -52,7 +51,7 @@ def restore(
     """
     with command(DEFAULT_URL, as_json) as session:
         from shoal_service.state_lock import StateLock
-        from shoal_service.store.backup.files import restore as restore_file
+        from shoal_service.store.backup import restore as restore_file
 
         settings = _settings(state_dir, database_url)
         with StateLock.take(settings.state_dir):

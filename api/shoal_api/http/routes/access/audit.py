@@ -12,7 +12,8 @@ from shoal_api.http.access.needs import needs
 from shoal_api.http.context import MAX_SEQ, Context
 from shoal_service.access_views import AuditPage
 from shoal_service.core.access.roles import Permission
-from shoal_service.store.access.audit import AuditQuery
+from shoal_service.store import audit
+from shoal_service.store.audit import AuditQuery
 
 
 def routes(context: Context) -> APIRouter:
@@ -29,7 +30,7 @@ def routes(context: Context) -> APIRouter:
         """Every change through the API, and every one that was refused with 403, newest first: who, what, from where. A
         change and its record are one transaction. Nothing changes or deletes a record."""
         query = AuditQuery(before=before, job_id=job, actor=actor, limit=limit)
-        found = await run_in_threadpool(store.audit_events, query)
+        found = await run_in_threadpool(store.reading(audit.read), query)
         page = AuditPage(items=tuple(found), next_before=found[-1].number if len(found) == limit else None)
         return Response(page.model_dump_json(), media_type="application/json")
 

@@ -16,7 +16,8 @@ from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
 from shoal_service.access_views import SessionLink, SessionRequest, Whoami
 from shoal_service.core.access.roles import PERMISSIONS, Permission, Principal, refusal_of
-from shoal_service.store.access.audit import CURRENT
+from shoal_service.store import credentials
+from shoal_service.store.audit import CURRENT
 
 _LINK_S = 120.0
 
@@ -48,7 +49,7 @@ def routes(context: Context) -> APIRouter:
         if body.token:
             principal = await shown(request.scope, context.authenticator.of_bearer(body.token), INVALID_TOKEN)
         else:
-            finding = run_in_threadpool(store.take_link, body.code, now=now)
+            finding = run_in_threadpool(store.writing(credentials.take_link), body.code, now=now)
             reason = "The link has been used, or is too old. `shoal open` makes a new one."
             principal = await shown(request.scope, finding, reason)
         deed = CURRENT.get()
@@ -56,7 +57,7 @@ def routes(context: Context) -> APIRouter:
             deed.by(principal)
         secret = secrets.token_urlsafe(32)
         ends_at = min(now + context.session_s, principal.expires_at or now + context.session_s)
-        await run_in_threadpool(store.begin_session, secret, principal, now=now, ends_at=ends_at)
+        await run_in_threadpool(store.writing(credentials.begin_session), secret, principal, now=now, ends_at=ends_at)
         view = _whoami(principal, csrf_token_of(secret))
         response = Response(view.model_dump_json(), 201, media_type="application/json")
         set_session(response, request.scope, secret, max_age_s=ends_at - now)
@@ -67,7 +68,7 @@ def routes(context: Context) -> APIRouter:
         """Ends the session of the cookie. Without a cookie it does nothing."""
         secret = session_of(dict(request.scope["headers"]))
         if secret is not None:
-            await run_in_threadpool(store.end_session, secret)
+            await run_in_threadpool(store.writing(credentials.end_session), secret)
             context.authenticator.forget()
         response = Response(status_code=204)
         clear_session(response, request.scope)
@@ -84,7 +85,12 @@ def routes(context: Context) -> APIRouter:
         """Valid once, for two minutes. The session is that of the token which made the link."""
         code, now = secrets.token_urlsafe(32), context.clock()
         await run_in_threadpool(
-            store.begin_session, code, principal_of(request), now=now, ends_at=now + _LINK_S, is_link=True
+            store.writing(credentials.begin_session),
+            code,
+            principal_of(request),
+            now=now,
+            ends_at=now + _LINK_S,
+            is_link=True,
         )
         link = SessionLink(path=f"/login#code={code}", code=code, expires_at=now + _LINK_S)
         return Response(link.model_dump_json(), 201, media_type="application/json")

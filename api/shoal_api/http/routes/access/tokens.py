@@ -15,6 +15,7 @@ from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
 from shoal_service.access_views import NewToken, TokenRequest, TokenView
 from shoal_service.core.access.roles import Permission
+from shoal_service.store import credentials
 from shoal_service.views import Page
 
 TokenId = Annotated[str, Path(pattern=r"^[0-9a-z]{8}$", description="The id of a token: 8 characters after shoal_.")]
@@ -36,7 +37,7 @@ def routes(context: Context) -> APIRouter:
         """Only this answer has the token; the service keeps its SHA-256."""
         body = await read_model(request, TokenRequest)
         by = principal_of(request).name
-        made = await run_in_threadpool(store.create_token, body, by=by, now=context.clock())
+        made = await run_in_threadpool(store.writing(credentials.create_token), body, by=by, now=context.clock())
         return Response(made.model_dump_json(), 201, media_type="application/json")
 
     @router.get(
@@ -47,7 +48,7 @@ def routes(context: Context) -> APIRouter:
     )
     async def list_tokens() -> Response:
         """Newest first, with those that are expired or revoked, without their secrets."""
-        page = Page[TokenView](items=tuple(await run_in_threadpool(store.list_tokens)))
+        page = Page[TokenView](items=tuple(await run_in_threadpool(store.reading(credentials.list_tokens))))
         return Response(page.model_dump_json(), media_type="application/json")
 
     @router.delete(
@@ -58,7 +59,7 @@ def routes(context: Context) -> APIRouter:
     )
     async def revoke_token(token_id: TokenId) -> Response:
         """At once here, and within 5 seconds on other control planes. Its sessions end with it. Idempotent."""
-        view = await run_in_threadpool(store.revoke_token, token_id, now=context.clock())
+        view = await run_in_threadpool(store.writing(credentials.revoke_token), token_id, now=context.clock())
         context.authenticator.forget()
         return Response(view.model_dump_json(), media_type="application/json")
 

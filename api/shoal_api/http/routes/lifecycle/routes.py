@@ -16,6 +16,7 @@ from shoal_api.http.context import Context, IfMatch, JobId
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
 from shoal_service.core.access.roles import Permission
+from shoal_service.store import submissions
 from shoal_service.store.errors import MoveRefused
 from shoal_service.views import ExtendRequest, JobView, MoveRequest
 from shoal_workers.contract.placing import ANY_CLUSTER
@@ -38,7 +39,7 @@ def routes(context: Context) -> APIRouter:
         boundary; an ended one returns to the queue and goes on from its newest checkpoint. The learning rate follows
         `schedule`, whose decay ends with the new last step unless `schedule.steps` says otherwise."""
         body = await read_model(request, ExtendRequest, JSON_TYPES)
-        job = await run_in_threadpool(store.extend_job, job_id, steps=body.steps, now=context.clock())
+        job = await run_in_threadpool(store.writing(submissions.extend), job_id, steps=body.steps, now=context.clock())
         return job_response(job, 202)
 
     @router.post(
@@ -50,7 +51,7 @@ def routes(context: Context) -> APIRouter:
     )
     async def retry_job(job_id: JobId) -> Response:
         """In place: it returns to the queue, goes on from its newest checkpoint, and has its retry budget again."""
-        job = await run_in_threadpool(store.retry_job, job_id, now=context.clock())
+        job = await run_in_threadpool(store.writing(submissions.retry), job_id, now=context.clock())
         return job_response(job, 202)
 
     @router.post(
@@ -68,7 +69,9 @@ def routes(context: Context) -> APIRouter:
         body = await read_model(request, MoveRequest, JSON_TYPES)
         job = await run_in_threadpool(store.get_job, job_id)
         await require_runs_in(context, job, body.to)
-        change = partial(store.move_job, job_id, body.to, if_match=spec_tags(if_match), now=context.clock())
+        change = partial(
+            store.writing(submissions.move), job_id, body.to, if_match=spec_tags(if_match), now=context.clock()
+        )
         return job_response(await run_in_threadpool(change), 202)
 
     return router

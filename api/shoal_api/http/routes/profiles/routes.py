@@ -15,6 +15,7 @@ from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.core.access.roles import Permission
+from shoal_service.store import profile_requests
 from shoal_service.views import Page, ProfileBody, ProfileView
 from shoal_workers.contract.profiles import TRACE_FILE
 
@@ -43,7 +44,7 @@ def routes(context: Context) -> APIRouter:
         meanwhile, the profile fails with a reason, and training goes on.
         """
         body = await _body(request)
-        view = await run_in_threadpool(store.request_profile, job_id, body, now=context.clock())
+        view = await run_in_threadpool(store.writing(profile_requests.create), job_id, body, now=context.clock())
         return Response(view.model_dump_json(), status_code=201, media_type="application/json")
 
     @router.get(
@@ -51,7 +52,7 @@ def routes(context: Context) -> APIRouter:
     )
     async def list_profiles(job_id: JobId) -> Response:
         """Oldest first, each with the table of where the time of its steps went. The newest 8 are kept."""
-        views = await run_in_threadpool(store.profiles, job_id)
+        views = await run_in_threadpool(store.reading(profile_requests.views), job_id)
         page = Page[ProfileView].model_construct(items=tuple(views))
         return Response(page.model_dump_json(), media_type="application/json")
 
@@ -60,7 +61,7 @@ def routes(context: Context) -> APIRouter:
     )
     async def get_profile(job_id: JobId, number: Number) -> Response:
         """Its state, the table of where the time of its steps went, and its files."""
-        view = await run_in_threadpool(store.profile, job_id, number)
+        view = await run_in_threadpool(store.reading(profile_requests.view), job_id, number)
         return Response(view.model_dump_json(), media_type="application/json")
 
     @router.get(
@@ -75,7 +76,7 @@ def routes(context: Context) -> APIRouter:
         as it is; `memory-...` is the timeline of what tensors took. Read from the storage of the job.
         """
         job = await run_in_threadpool(store.get_job, job_id)
-        view = await run_in_threadpool(store.profile, job_id, number)
+        view = await run_in_threadpool(store.reading(profile_requests.view), job_id, number)
         known = {file.name for file in view.files}
         found = await context.storage.profile_file(job, number, name) if name in known else None
         if found is None:

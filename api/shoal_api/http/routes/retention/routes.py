@@ -15,7 +15,8 @@ from shoal_api.http.context import Context, JobId
 from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_service.core.access.roles import Permission
 from shoal_service.fleet_views import DeletionView, GcView
-from shoal_service.store.retention.deletions import DeletionRequest
+from shoal_service.store import job_deletion
+from shoal_service.store.job_deletion import DeletionRequest
 from shoal_service.views import Page
 
 _GC_S = 20.0
@@ -45,13 +46,15 @@ def routes(context: Context) -> APIRouter:
         """With its history; this cannot be undone. Refused for a job that has not ended: cancel it first. Pinned
         checkpoints stay in the storage; `kept` names them. A deletion that was interrupted is continued by the control
         plane that holds the lease, or by the same request again. Idempotent."""
-        known = await run_in_threadpool(store.deletion, job_id)
+        known = await run_in_threadpool(store.reading(job_deletion.find), job_id)
         if known is None:
             job = await run_in_threadpool(store.get_job, job_id)
             wanted = DeletionRequest(
                 root=context.storage.root(job), with_checkpoints=checkpoints, by=principal_of(request).name
             )
-            known = await run_in_threadpool(partial(store.begin_deletion, job_id, wanted, now=context.clock()))
+            known = await run_in_threadpool(
+                partial(store.writing(job_deletion.begin), job_id, wanted, now=context.clock())
+            )
         done = await context.retention.deleter.advance(known)
         status = 200 if done.finished_at is not None else 202
         return Response(done.model_dump_json(), status, media_type="application/json")
@@ -69,7 +72,7 @@ def routes(context: Context) -> APIRouter:
     ) -> Response:
         """Newest first; also those that are not complete yet."""
         items = await run_in_threadpool(
-            partial(store.deletions, project=project, limit=limit, visible=visible_projects(request))
+            partial(store.reading(job_deletion.newest), project=project, limit=limit, visible=visible_projects(request))
         )
         return Response(Page[DeletionView](items=tuple(items)).model_dump_json(), media_type="application/json")
 

@@ -22,6 +22,7 @@ from shoal_service.control.sweeps import specs_of, submit_sweep, with_name
 from shoal_service.core.access.roles import Permission
 from shoal_service.core.sweeps.grid import InvalidGrid
 from shoal_service.fleet_views import SweepSummary, SweepView
+from shoal_service.store import sweep_jobs
 from shoal_service.store.errors import SweepNotFound
 from shoal_service.views import Page, SweepRequest
 from shoal_workers.contract.spec import SWEEP_NAME, JobSpec
@@ -65,7 +66,9 @@ def routes(context: Context) -> APIRouter:
     ) -> Response:
         """Newest first, with the numbers of their jobs by state."""
         visible = visible_projects(request)
-        read = partial(store.list_sweeps, project=project, name=name, visible=visible, limit=limit, cursor=cursor)
+        read = partial(
+            store.reading(sweep_jobs.page), project=project, name=name, visible=visible, limit=limit, cursor=cursor
+        )
         page = await run_in_threadpool(read)
         return Response(page.model_dump_json(), media_type="application/json")
 
@@ -78,7 +81,7 @@ def routes(context: Context) -> APIRouter:
     async def show_sweep(request: Request, project: ProjectName, name: SweepName) -> Response:
         """Its rules, and its jobs with their values as labels, the best first."""
         _require_visible(request, project, name)
-        return _answer(await run_in_threadpool(store.get_sweep, project, name))
+        return _answer(await run_in_threadpool(store.reading(sweep_jobs.view), project, name))
 
     @router.post(
         "/{project}/{name}/cancel",
@@ -91,8 +94,8 @@ def routes(context: Context) -> APIRouter:
         """Cancels all of its jobs that have not ended. Their checkpoints are kept. The answer has the jobs that this
         request has cancelled."""
         _require_visible(request, project, name)
-        cancelled = await run_in_threadpool(store.cancel_sweep, project, name, now=context.clock())
-        view = await run_in_threadpool(store.get_sweep, project, name, cancelled)
+        cancelled = await run_in_threadpool(store.writing(sweep_jobs.cancel), project, name, now=context.clock())
+        view = await run_in_threadpool(store.reading(sweep_jobs.view), project, name, cancelled)
         return _answer(view if cancelled else view.model_copy(update={"jobs": ()}), 202)
 
     return router
@@ -120,4 +123,4 @@ def _owned(wanted: SweepRequest, request: Request) -> list[OwnedSpec]:
 def _submit(context: Context, name: str, owned: list[OwnedSpec]) -> tuple[SweepView, bool]:
     jobs = [(one.spec, context.surroundings(one.note)) for one in owned]
     ids, created = submit_sweep(context.store, name, jobs, context.clock())
-    return context.store.get_sweep(owned[0].spec.project, name, ids), created
+    return context.store.reading(sweep_jobs.view)(owned[0].spec.project, name, ids), created

@@ -10,7 +10,6 @@ from shoal_service.clusters.snapshot import RoomKind
 from shoal_service.control.market.demand import MAX_WORKERS, demand
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (
-    CapacityKind,
     ClusterState,
     Decision,
     MarketJob,
@@ -24,6 +23,7 @@ from shoal_service.core.scheduling.market import (
     Wait,
     WorkerNeed,
 )
+from shoal_workers.contract.placing import CapacityKind
 
 CPU_NEED, GPU_NEED = WorkerNeed(cpus=1.0), WorkerNeed(cpus=4.0, gpus=1.0)
 CPU, GPU = RoomKind(CPU_NEED), RoomKind(GPU_NEED)

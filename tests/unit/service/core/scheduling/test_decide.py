@@ -7,7 +7,6 @@ from dataclasses import replace
 from kit.market import CPU, NOW, carried_out, grants, job, market, nodes, reasons
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (
-    CapacityKind,
     Decision,
     MarketNode,
     MarketState,
@@ -20,6 +19,7 @@ from shoal_service.core.scheduling.market import (
     Wait,
     WorkerNeed,
 )
+from shoal_workers.contract.placing import CapacityKind
 
 NODE = [MarketNode(node_id="n1", cpus=8.0)]
 

@@ -18,7 +18,6 @@ from shoal_service.core.scheduling.decide import after, decide
 from shoal_service.core.scheduling.explaining import held_back
 from shoal_service.core.scheduling.facts import MAX_OVERTAKEN_S
 from shoal_service.core.scheduling.market import (
-    CapacityKind,
     Decision,
     MarketJob,
     MarketNode,
@@ -31,6 +30,7 @@ from shoal_service.core.scheduling.market import (
     User,
     Wait,
 )
+from shoal_workers.contract.placing import CapacityKind
 
 EXAMPLES, MANY_EXAMPLES = 60, 500
 Change = Start | Resize | Preempt

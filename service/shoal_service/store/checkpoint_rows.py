@@ -1,0 +1,227 @@
+"""Checkpoints of a job: what people do with them (pin, delete, note damage), and which other jobs still need them.
+
+The rows themselves come from supervisors (store/reporting.py). A job that goes on from another job's checkpoint, and
+has none of its own yet, holds that one (`jobs.held`): the hold ends with its first own checkpoint, or with the job. No
+storage is touched here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, select, update
+
+from shoal_service.core.events.checkpoints import (
+    CheckpointDamaged,
+    CheckpointDeleted,
+    CheckpointPinned,
+    CheckpointUnpinned,
+)
+from shoal_service.core.lifecycle.continuing import NoSuchCheckpoint, choose
+from shoal_service.core.retention.checkpoints import why_kept
+from shoal_service.store.database import Transaction
+from shoal_service.store.edit import RELEASED, JobEdit
+from shoal_service.store.errors import (
+    CheckpointConflict,
+    CheckpointKept,
+    CheckpointNotFound,
+    JobNotFound,
+    RequestConflict,
+)
+from shoal_service.store.records import JobRecord, load, num_of, pins_of, read_status
+from shoal_service.store.tables import checkpoints, jobs
+from shoal_service.views import CheckpointState, CheckpointView
+from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.spec import JobSpec
+
+
+def read_checkpoints(tx: Transaction, job_id: str) -> list[CheckpointView]:
+    key = (checkpoints.c.step, checkpoints.c.attempt, checkpoints.c.generation)
+    query = select(checkpoints.c.document).where(checkpoints.c.job_num == num_of(tx, job_id)).order_by(*key)
+    found = [CheckpointView.model_validate_json(text) for text in tx.execute(query).scalars()]
+    return with_pins(tx, jobs.c.id == job_id, found)
+
+
+def with_pins(tx: Transaction, of_job: ColumnElement[bool], found: Sequence[CheckpointView]) -> list[CheckpointView]:
+    """The checkpoints of a job, with the marks that are not a part of their rows: pinned, and among the best."""
+    row = tx.execute(select(jobs.c.pins, jobs.c.status).where(of_job)).one()
+    pins, standing = pins_of(row.pins), read_status(row.status).best
+    ranked = {} if standing is None else {score.step: (n, score.value) for n, score in enumerate(standing.best, 1)}
+    return [one.model_copy(update=_marks(one, pins, ranked)) for one in found]
+
+
+def pin(tx: Transaction, job_id: str, name: CheckpointName, *, is_pinned: bool, now: float) -> CheckpointView:
+    """Retention does not delete the checkpoint while it is pinned. Raises JobNotFound, CheckpointNotFound,
+    CheckpointConflict; RequestConflict: the job is being deleted."""
+    job = load(tx, job_id, lock=True)
+    view = _find(tx, job_id, name)
+    if job.deleting:
+        raise RequestConflict(job_id, job.state, "change: it is being deleted")
+    if is_pinned and view.state is not CheckpointState.COMMITTED:
+        raise CheckpointConflict(job_id, str(name), view.state, "only a committed one can be pinned")
+    if is_pinned != (str(name) in job.pins):
+        pins = {*job.pins, str(name)} if is_pinned else {*job.pins} - {str(name)}
+        edit = JobEdit(tx, job, now)
+        edit.set(pins=json.dumps(sorted(pins)))
+        step = name.step
+        edit.event(
+            CheckpointPinned(name=str(name), step=step) if is_pinned else CheckpointUnpinned(name=str(name), step=step)
+        )
+        edit.save()
+    tx.publish(job_id)
+    return view.model_copy(update={"pinned": is_pinned})
+
+
+def check_deletion(tx: Transaction, job_id: str, name: CheckpointName) -> CheckpointView:
+    """The checkpoint, if it may be deleted. Raises JobNotFound, CheckpointNotFound, CheckpointConflict,
+    CheckpointKept."""
+    return _deletable(tx, load(tx, job_id), name)
+
+
+def note_deletion(
+    tx: Transaction, job_id: str, name: CheckpointName, *, now: float, reason: str = ""
+) -> CheckpointView:
+    """The storage does not have it any more; `reason`: why, if no user asked. Raises JobNotFound,
+    CheckpointNotFound."""
+    job = load(tx, job_id, lock=True)
+    view = _find(tx, job_id, name)
+    tx.publish(job_id)
+    if view.state is CheckpointState.DELETED:
+        return view  # retention was faster, or the request is repeated
+    edit = JobEdit(tx, job, now)
+    edit.event(CheckpointDeleted(name=str(name), step=name.step, reason=reason))
+    left = [one.step for one in _committed(tx, job_id) if one != name]
+    if edit.status.checkpoint_step == name.step and name.step not in left:
+        edit.describe(checkpoint_step=max(left, default=None))
+    edit.save()
+    return _store(tx, job, view.model_copy(update={"state": CheckpointState.DELETED, "pinned": False}))
+
+
+def note_damage(tx: Transaction, job_id: str, name: CheckpointName, *, message: str, now: float) -> CheckpointView:
+    """A verification has found damage. Ignored unless the checkpoint counts as good. Raises JobNotFound,
+    CheckpointNotFound."""
+    job = load(tx, job_id, lock=True)
+    view = _find(tx, job_id, name)
+    tx.publish(job_id)
+    if view.state is not CheckpointState.COMMITTED:
+        return view
+    edit = JobEdit(tx, job, now)
+    edit.event(CheckpointDamaged(name=str(name), message=message))
+    edit.save()
+    return _store(tx, job, view.model_copy(update={"state": CheckpointState.DAMAGED, "message": message}))
+
+
+def resolved(tx: Transaction, spec: JobSpec) -> JobSpec:
+    """The spec with step, name and URL of the checkpoint that it goes on from.
+
+    Raises:
+        SpecError: there is no such job, or no such checkpoint.
+    """
+    wanted = spec.continue_from
+    if wanted is None:
+        return spec
+    if tx.execute(select(jobs.c.deleting).where(jobs.c.id == wanted.job)).scalar_one_or_none():
+        raise _refused("continue_from.job", f"continue_from.job: job {wanted.job} is being deleted.")
+    try:
+        found = [one for one in read_checkpoints(tx, wanted.job) if one.state is CheckpointState.COMMITTED]
+    except JobNotFound as error:
+        raise _refused("continue_from.job", f"continue_from.job: {error}") from None
+    by_name = {CheckpointName(one.step, one.attempt, one.generation): one for one in found}
+    try:
+        chosen = choose(wanted, by_name, spec.stop)
+    except NoSuchCheckpoint as error:
+        raise _refused("continue_from", error.message) from None
+    update = {"step": chosen.step, "checkpoint": str(chosen), "url": by_name[chosen].url}
+    return spec.model_copy(update={"continue_from": wanted.model_copy(update=update)})
+
+
+def hold_columns(spec: JobSpec) -> dict[str, str | None]:
+    """Columns of a job's row: the checkpoint of another job that it holds from now on."""
+    origin = spec.continue_from
+    if origin is None or origin.checkpoint is None:
+        return RELEASED
+    return {"held": f"{origin.job}/{origin.checkpoint}"}
+
+
+def held(tx: Transaction) -> dict[str, tuple[str, ...]]:
+    """By job id: the names of its checkpoints that other jobs still need, sorted."""
+    names: defaultdict[str, set[str]] = defaultdict(set)
+    for text in tx.execute(select(jobs.c.held).where(jobs.c.held.is_not(None))).scalars():
+        job_id, _, name = text.partition("/")
+        names[job_id].add(name)
+    return {job_id: tuple(sorted(found)) for job_id, found in names.items()}
+
+
+def holders(tx: Transaction, job_id: str) -> dict[str, list[str]]:
+    """By checkpoint of this job: the ids of the jobs that still need it."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    own = jobs.c.held.startswith(f"{job_id}/", autoescape=True)
+    for row in tx.execute(select(jobs.c.id, jobs.c.held).where(own).order_by(jobs.c.num)):
+        found[row.held.partition("/")[2]].append(row.id)
+    return dict(found)
+
+
+def _deletable(tx: Transaction, job: JobRecord, name: CheckpointName) -> CheckpointView:
+    view = _find(tx, job.id, name)
+    if view.state not in (CheckpointState.COMMITTED, CheckpointState.DAMAGED):
+        raise CheckpointConflict(job.id, str(name), view.state, "only one that is in the storage can be deleted")
+    pinned = [parsed for pin in job.pins if (parsed := CheckpointName.parse(pin)) is not None]
+    reason = why_kept(name, _committed(tx, job.id), pinned=pinned, is_over=job.state.ended)
+    needed_by = holders(tx, job.id).get(str(name), [])
+    if needed_by and not reason:
+        reason = (
+            f"job {needed_by[0]} goes on from it, and has no checkpoint of its own yet. Wait for that, or cancel that "
+            "job"
+        )
+    if reason:
+        raise CheckpointKept(job.id, str(name), reason)
+    return view
+
+
+def _find(tx: Transaction, job_id: str, name: CheckpointName) -> CheckpointView:
+    for view in read_checkpoints(tx, job_id):
+        if view.name == str(name):
+            return view
+    raise CheckpointNotFound(job_id, str(name))
+
+
+def _committed(tx: Transaction, job_id: str) -> list[CheckpointName]:
+    return [
+        CheckpointName(one.step, one.attempt, one.generation)
+        for one in read_checkpoints(tx, job_id)
+        if one.state is CheckpointState.COMMITTED
+    ]
+
+
+def _store(tx: Transaction, job: JobRecord, view: CheckpointView) -> CheckpointView:
+    """Pins and scores are not a part of the row."""
+    row: dict[str, Any] = {
+        "state": view.state.value,
+        "document": view.model_copy(update={"pinned": False, "best": None, "score": None}).model_dump_json(),
+    }
+    key = (
+        checkpoints.c.job_num == job.num,
+        checkpoints.c.step == view.step,
+        checkpoints.c.attempt == view.attempt,
+        checkpoints.c.generation == view.generation,
+    )
+    tx.execute(update(checkpoints).where(*key).values(row))
+    return view
+
+
+def _refused(path: str, message: str) -> SpecError:
+    return SpecError((SpecProblem(path=path, message=message),))
+
+
+def _marks(
+    one: CheckpointView, pins: Sequence[str], ranked: Mapping[int, tuple[int, float]]
+) -> dict[str, bool | int | float]:
+    marks: dict[str, bool | int | float] = {"pinned": True} if one.name in pins else {}
+    if one.state is CheckpointState.COMMITTED and one.step in ranked:
+        rank, value = ranked[one.step]
+        marks |= {"best": rank, "score": value}
+    return marks

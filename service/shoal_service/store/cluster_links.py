@@ -1,0 +1,411 @@
+"""Clusters that have joined: what their gateways report, the orders to them, and what operators see and change.
+
+    write_order     the control plane with the lease; the number rises under the lock of the cluster's row, so that a
+                    gateway which has seen number N has seen every lower one that was ever committed
+    open_orders     a gateway: orders of the newest lease epoch without an answer
+    take_report     a gateway: its report, and answers, of which the first one of each order counts
+    answers_of      whoever wrote the orders
+
+Subscribers of `orders_of(cluster)` and `reports_of(cluster)` are notified after each commit. Neither is a change of a
+job, so no other subscriber is. Orders and reports are JSON texts of `shoal_service.clusters`, and are not looked into.
+
+A cluster is known from its first token on, before its gateway has reported. It is removed with its orders and its
+tokens in one transaction: a gateway that shows one of them is refused from then on, and ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlalchemy import Row, delete, func, select, update
+
+from shoal_service.access_views import ClusterTokenRequest, NewToken, TokenView
+from shoal_service.core.access.roles import BOOTSTRAP
+from shoal_service.core.gateways import Incoming, Speaker, Verdict, admit, is_of_another
+from shoal_service.core.job_machine import ATTEMPT_STATES
+from shoal_service.core.nodes import Cordon
+from shoal_service.store import credentials
+from shoal_service.store.database import Transaction, insert_on_conflict
+from shoal_service.store.errors import ClusterConflict, ClusterNameTaken, ClusterNotFound, GatewayRefused
+from shoal_service.store.tables import attempt_tokens, cluster_orders, clusters, jobs, lease
+from shoal_workers.contract.placing import check_labels
+
+
+def orders_of(cluster: str) -> str:
+    """What `Store.subscribe` takes in place of a job's id: an order to the cluster was written or cancelled."""
+    return f"orders of cluster {cluster}"
+
+
+def reports_of(cluster: str) -> str:
+    """The same: the cluster's gateway has reported or answered."""
+    return f"reports of cluster {cluster}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredReport:
+    """A report as it is written. Texts are JSON."""
+
+    sender: Incoming
+    address: str
+    error: str
+    snapshot: str | None
+    """None: as it was."""
+    answers: Sequence[tuple[int, str]] = ()
+    """By number of the order."""
+    running: Collection[int] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Merged by name into those of the cluster with the first report of a life."""
+    is_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRow:
+    """What is known of a cluster."""
+
+    life: str
+    report: int
+    reported_at: float
+    address: str
+    error: str
+    snapshot: str
+    """Empty: there is none of this life."""
+    snapshot_report: int
+    """Number of the report that it came with."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderRow:
+    number: int
+    epoch: int
+    kind: str
+    arguments: str
+
+
+_SPEAKS_S = 5.0
+"""A gateway that has reported within this time is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterEntry:
+    """A cluster that has joined, or for which a token was made."""
+
+    name: str
+    created_at: float
+    """When its first token was made."""
+    reported_at: float | None
+    """Time of the gateway's newest report; None: none has come."""
+    address: str
+    error: str
+    """Why Ray does not answer the gateway; empty: it does."""
+    labels: Mapping[str, str]
+    cordon: Cordon | None
+
+
+def create_token(tx: Transaction, cluster: str, request: ClusterTokenRequest, *, by: str, now: float) -> NewToken:
+    """A token for the gateway of a cluster, which then may join. Only this answer has it."""
+    _make(tx, cluster, now)
+    return credentials.create_token(tx, request.of(cluster), by=by, now=now, cluster=cluster)
+
+
+def adopt_token(tx: Transaction, cluster: str, token: str, *, by: str, now: float) -> TokenView:
+    """Make a token that exists already, in a file, that of the gateway of a cluster. If its id is known, the answer
+    says whose it is, and nothing changes: a revoked one stays revoked."""
+    _make(tx, cluster, now)
+    return credentials.adopt_token(tx, token, ClusterTokenRequest().of(cluster), by=by, now=now, cluster=cluster)
+
+
+def take_report(tx: Transaction, cluster: str, report: StoredReport, *, now: float) -> tuple[int, tuple[int, ...]]:
+    """The number of the newest report that is stored, and those of `running` that the service no longer waits for.
+
+    Raises:
+        GatewayRefused: another gateway speaks for the cluster, or the cluster was removed; nothing is stored.
+        ClusterNameTaken: another Ray cluster has this name; nothing is stored.
+    """
+    sender = report.sender
+    mine = select(clusters).where(clusters.c.name == cluster).with_for_update()
+    row = tx.execute(mine).one_or_none()
+    if row is None:
+        # a control plane knows for some seconds a token that another one has revoked
+        if credentials.is_revoked(tx, sender.token_id):
+            raise GatewayRefused(cluster, f"The cluster {cluster!r} was removed, and its tokens with it.")
+        _make(tx, cluster, now)
+        row = tx.execute(mine).one()
+    speaker = Speaker(row.life, row.token_id, row.report, row.reported_at, row.ray_cluster)
+    if is_of_another(speaker, sender):
+        speaker = replace(speaker, jobs_reported_at=_jobs_reported_at(tx, cluster))
+    admission = admit(cluster, speaker, sender, now)
+    if admission.verdict is Verdict.BARRED:
+        raise ClusterNameTaken(cluster, admission.reason)
+    if admission.verdict is Verdict.REFUSED:
+        raise GatewayRefused(cluster, admission.reason)
+    newest = row.report
+    if admission.verdict is not Verdict.REPEATED:
+        newest = sender.number
+        values = {
+            "life": "" if report.is_last else sender.life,
+            "token_id": sender.token_id,
+            "report": sender.number,
+            "reported_at": now,
+            "address": report.address,
+            "error": report.error,
+            "ray_cluster": sender.ray_cluster or row.ray_cluster,
+        }
+        if report.snapshot is not None or admission.verdict is Verdict.NEW_LIFE:
+            values |= {"snapshot": report.snapshot or "", "snapshot_report": sender.number}
+        if report.labels and admission.verdict is Verdict.NEW_LIFE:
+            values["labels"] = json.dumps({**json.loads(row.labels), **report.labels})
+        tx.execute(update(clusters).where(clusters.c.name == cluster).values(values))
+    for number, answer in report.answers:
+        tx.execute(
+            update(cluster_orders)
+            .where(
+                cluster_orders.c.cluster == cluster,
+                cluster_orders.c.number == number,
+                cluster_orders.c.answer.is_(None),
+            )
+            .values(answer=answer, answered_at=now, arguments="")  # they may hold the token of an attempt
+        )
+    cancelled = _without_order(tx, cluster, report.running)
+    tx.announce(reports_of(cluster))
+    return newest, cancelled
+
+
+def open_orders(tx: Transaction, cluster: str, life: str, *, after: int, limit: int) -> tuple[list[OrderRow], int]:
+    """Orders without an answer above a number, and the highest number that an order has had. Those of a lease that
+    is over are void.
+
+    Raises:
+        GatewayRefused: another gateway speaks for the cluster.
+    """
+    of_cluster = cluster_orders.c.cluster == cluster
+    query = (
+        select(cluster_orders.c.number, cluster_orders.c.epoch, cluster_orders.c.kind, cluster_orders.c.arguments)
+        .where(of_cluster, cluster_orders.c.number > after, cluster_orders.c.answer.is_(None))
+        .where(cluster_orders.c.epoch == select(lease.c.epoch).scalar_subquery())
+        .order_by(cluster_orders.c.number)
+        .limit(limit)
+    )
+    row = tx.execute(select(clusters.c.life, clusters.c.last_order).where(clusters.c.name == cluster)).one_or_none()
+    if row is None or row.life != life:
+        raise GatewayRefused(cluster, f"Another gateway speaks for the cluster {cluster!r} now.")
+    found = [OrderRow(one.number, one.epoch, one.kind, one.arguments) for one in tx.execute(query)]
+    return found, row.last_order
+
+
+def may_read_archive(tx: Transaction, cluster: str, sha256: str) -> bool:
+    """An order without an answer names this code archive."""
+    query = select(cluster_orders.c.number).where(
+        cluster_orders.c.cluster == cluster, cluster_orders.c.archive == sha256, cluster_orders.c.answer.is_(None)
+    )
+    return tx.execute(query.limit(1)).first() is not None
+
+
+def find(tx: Transaction, name: str) -> ClusterRow | None:
+    """None: no gateway has reported, and no token of the cluster was made."""
+    row = tx.execute(select(clusters).where(clusters.c.name == name)).one_or_none()
+    if row is None:
+        return None
+    return ClusterRow(row.life, row.report, row.reported_at, row.address, row.error, row.snapshot, row.snapshot_report)
+
+
+def newest_report(tx: Transaction, name: str) -> tuple[str, int]:
+    """Life of the gateway, and number of its newest report; two that are equal say that nothing was reported."""
+    row = tx.execute(select(clusters.c.life, clusters.c.report).where(clusters.c.name == name)).one_or_none()
+    return ("", 0) if row is None else (row.life, row.report)
+
+
+def write_order(
+    tx: Transaction, cluster: str, kind: str, arguments: str, *, archive: str | None = None, now: float
+) -> int:
+    """Its number. Raises ClusterNotFound: no gateway has joined under this name."""
+    row = {"epoch": tx.epoch, "kind": kind, "arguments": arguments, "archive": archive, "created_at": now}
+    raised = (
+        update(clusters)
+        .where(clusters.c.name == cluster)
+        .values(last_order=clusters.c.last_order + 1)
+        .returning(clusters.c.last_order)
+    )
+    number: int | None = tx.execute(raised).scalar_one_or_none()
+    if number is None:
+        raise ClusterNotFound(cluster)
+    tx.execute(cluster_orders.insert().values(cluster=cluster, number=number, **row))
+    tx.announce(orders_of(cluster))
+    return number
+
+
+def answers_of(tx: Transaction, cluster: str, numbers: Collection[int]) -> dict[int, str | None]:
+    """By number, of those orders that are there; None: it has no answer yet."""
+    query = select(cluster_orders.c.number, cluster_orders.c.answer).where(
+        cluster_orders.c.cluster == cluster, cluster_orders.c.number.in_(numbers)
+    )
+    return {row.number: row.answer for row in tx.execute(query)}
+
+
+def cancel_orders(tx: Transaction, cluster: str, numbers: Collection[int]) -> None:
+    """The service no longer waits for them. The gateway ends those that it carries out, where it can."""
+    tx.execute(delete(cluster_orders).where(cluster_orders.c.cluster == cluster, cluster_orders.c.number.in_(numbers)))
+    tx.announce(orders_of(cluster))
+
+
+def remove_old_orders(tx: Transaction, cluster: str, *, before: float) -> int:
+    """Those that were answered before that time, and those of leases that were over then; how many."""
+    old = (cluster_orders.c.answered_at < before) | (
+        (cluster_orders.c.epoch < tx.epoch) & (cluster_orders.c.created_at < before)
+    )
+    removed = tx.execute(delete(cluster_orders).where(cluster_orders.c.cluster == cluster, old))
+    return removed.rowcount
+
+
+def entries(tx: Transaction) -> list[ClusterEntry]:
+    """By name. Read in each pass of the control loop."""
+    columns = (clusters.c.name, clusters.c.created_at, clusters.c.reported_at, clusters.c.address, clusters.c.error)
+    query = select(*columns, clusters.c.labels, clusters.c.cordon).order_by(clusters.c.name)
+    return [_entry(row) for row in tx.execute(query)]
+
+
+def num_jobs(tx: Transaction) -> Counter[str]:
+    """Jobs with an attempt, by its cluster. Attempts of the release before, which knew one, are in the oldest."""
+    with_attempt = [state.value for state in ATTEMPT_STATES]
+    query = select(jobs.c.cluster, func.count()).where(jobs.c.state.in_(with_attempt)).group_by(jobs.c.cluster)
+    found = Counter({row[0]: row[1] for row in tx.execute(query)})
+    if "" in found:
+        oldest = select(clusters.c.name).order_by(clusters.c.created_at, clusters.c.name).limit(1)
+        found[tx.execute(oldest).scalar_one_or_none() or ""] += found.pop("")
+    return found
+
+
+def cordon(tx: Transaction, name: str, *, reason: str, now: float) -> None:
+    """No worker is added on its nodes. A repeated request replaces the reason. Raises ClusterNotFound."""
+    _change(tx, name, cordon=json.dumps({"reason": reason, "requested_at": now}))
+
+
+def uncordon(tx: Transaction, name: str) -> None:
+    """Idempotent. Raises ClusterNotFound."""
+    _change(tx, name, cordon="")
+
+
+def label(tx: Transaction, name: str, changes: Mapping[str, str | None]) -> None:
+    """Merges labels by name; None removes one. Raises ClusterNotFound; ValueError: no node can have such a label,
+    or there would be too many."""
+    row = tx.execute(select(clusters.c.labels).where(clusters.c.name == name).with_for_update()).one_or_none()
+    if row is None:
+        raise ClusterNotFound(name)
+    both = {**json.loads(row.labels), **changes}
+    labels = check_labels({key: value for key, value in both.items() if value is not None})
+    tx.execute(update(clusters).where(clusters.c.name == name).values(labels=json.dumps(labels)))
+    tx.publish(f"cluster {name}", is_request=True)
+
+
+def remove(tx: Transaction, name: str, *, force: bool = False, now: float) -> None:
+    """Forgets a cluster with its orders, and revokes its tokens.
+
+    Args:
+        force: although jobs have attempts there. Only once its gateway is gone.
+
+    Raises:
+        ClusterNotFound
+        ClusterConflict: jobs have attempts there, or this service provides its gateway. The message names the way
+            out.
+    """
+    row = tx.execute(select(clusters).where(clusters.c.name == name).with_for_update()).one_or_none()
+    if row is None:
+        raise ClusterNotFound(name)
+    speaks = bool(row.life) and abs(now - row.reported_at) < _SPEAKS_S
+    number = num_jobs(tx)[name]
+    known = [one for one in credentials.list_tokens(tx) if one.cluster == name and one.revoked_at is None]
+    speaker = next((one for one in known if one.id == row.token_id), None)
+    why = _why_kept(name, number, speaks=speaks, force=force, speaker=speaker)
+    if why:
+        raise ClusterConflict(name, why)
+    tx.execute(delete(clusters).where(clusters.c.name == name))
+    for one in known:
+        credentials.revoke_token(tx, one.id, now=now)
+    tx.publish(f"cluster {name}", is_request=True)
+
+
+def cluster_tokens(tx: Transaction, name: str) -> list[TokenView]:
+    """Tokens of the cluster's gateway, newest first, with those that have ended. Raises ClusterNotFound."""
+    found = [one for one in credentials.list_tokens(tx) if one.cluster == name]
+    if not found and not tx.execute(select(clusters.c.name).where(clusters.c.name == name)).first():
+        raise ClusterNotFound(name)
+    return found
+
+
+def _change(tx: Transaction, name: str, **columns: Any) -> None:
+    if not tx.execute(update(clusters).where(clusters.c.name == name).values(columns)).rowcount:
+        raise ClusterNotFound(name)
+    tx.publish(f"cluster {name}", is_request=True)
+
+
+def _make(tx: Transaction, cluster: str, now: float) -> None:
+    row = {
+        "name": cluster,
+        "created_at": now,
+        "life": "",
+        "token_id": "",
+        "report": 0,
+        "reported_at": 0.0,
+        "address": "",
+        "error": "",
+        "snapshot": "",
+        "snapshot_report": 0,
+        "ray_cluster": "",
+        "last_order": 0,
+        "labels": "{}",
+        "cordon": "",
+    }
+    tx.execute(insert_on_conflict(tx, clusters).values(row).on_conflict_do_nothing(index_elements=["name"]))
+
+
+def _jobs_reported_at(tx: Transaction, cluster: str) -> float:
+    """When the supervisor of an attempt there has reported last; 0: none has."""
+    query = (
+        select(func.max(attempt_tokens.c.reported_at))
+        .join(jobs, (jobs.c.num == attempt_tokens.c.job_num) & (jobs.c.attempt == attempt_tokens.c.attempt))
+        .where(jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES)))
+        .where(jobs.c.cluster.in_([cluster, ""]))  # empty: it began before there were several
+    )
+    return tx.execute(query).scalar_one() or 0.0
+
+
+def _without_order(tx: Transaction, cluster: str, running: Collection[int]) -> tuple[int, ...]:
+    if not running:
+        return ()
+    query = select(cluster_orders.c.number).where(
+        cluster_orders.c.cluster == cluster, cluster_orders.c.number.in_(running)
+    )
+    return tuple(sorted({*running} - {*tx.execute(query).scalars()}))
+
+
+def _why_kept(name: str, number: int, *, speaks: bool, force: bool, speaker: TokenView | None) -> str:
+    """Why the cluster is not removed, with the way out; empty: it is."""
+    if speaks and speaker is not None and speaker.created_by == BOOTSTRAP:
+        return (
+            "its gateway shows a token of this service's own state directory or settings. End that gateway first: it "
+            "is the one of `shoal serve` itself, or reads the file of the setting cluster_token_file"
+        )
+    have = f"{number} job has an attempt" if number == 1 else f"{number} jobs have attempts"
+    if number and not force:
+        return (
+            f"{have} there. Move them (`shoal move JOB --to CLUSTER`), or pause or cancel them. If the cluster is gone "
+            f"for good: `shoal clusters remove {name} --force`"
+        )
+    if number and speaks:
+        return f"{have} there, and its gateway reports. End its `shoal join` first, or move the jobs"
+    return ""
+
+
+def _entry(row: Row[*tuple[Any, ...]]) -> ClusterEntry:
+    return ClusterEntry(
+        name=row.name,
+        created_at=row.created_at,
+        reported_at=row.reported_at or None,
+        address=row.address,
+        error=row.error,
+        labels=json.loads(row.labels),
+        cordon=Cordon.model_validate_json(row.cordon) if row.cordon else None,
+    )

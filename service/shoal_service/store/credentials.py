@@ -1,0 +1,201 @@
+"""API tokens and sessions of the page: made, found by what a request shows, listed, ended.
+
+Of tokens and cookies only the SHA-256 is stored. A token that has expired or is revoked stays in the table, so that the
+audit's ids keep their names. A session that a token began is valid as long as the token is; one of a JWT carries its
+principal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Row, bindparam, delete, insert, or_, select, update
+
+from shoal_service.access_views import NewToken, TokenRequest, TokenView
+from shoal_service.core.access.roles import Principal, Role
+from shoal_service.core.access.tokens import hash_of, id_of, new_token
+from shoal_service.store.database import Transaction, insert_on_conflict
+from shoal_service.store.errors import TokenNotFound
+from shoal_service.store.tables import sessions, tokens
+
+
+def create_token(
+    tx: Transaction, request: TokenRequest, *, by: str, now: float, cluster: str | None = None
+) -> NewToken:
+    """Only this answer has the token. `by`: name of the principal that makes it; `cluster`: whose gateway shows it."""
+    made = new_token()
+    row = _token_row(made, request, by=by, now=now, cluster=cluster)
+    tx.execute(insert(tokens), row)
+    return NewToken(token=made, **dict(get_token(tx, row["id"])))
+
+
+def adopt_token(
+    tx: Transaction, token: str, request: TokenRequest, *, by: str, now: float, cluster: str | None = None
+) -> TokenView:
+    """The same for a token that exists already, in a file which several servers may read. If its id is known, nothing
+    changes, a revoked one stays revoked, and the answer says whose it is."""
+    row = _token_row(token, request, by=by, now=now, cluster=cluster)
+    # No index is named: servers that insert the same token at once may meet at that of the hash first.
+    tx.execute(insert_on_conflict(tx, tokens).values(row).on_conflict_do_nothing())
+    return get_token(tx, row["id"])
+
+
+def _token_row(token: str, request: TokenRequest, *, by: str, now: float, cluster: str | None) -> dict[str, Any]:
+    token_id = id_of(token)
+    assert token_id is not None, "not a token"
+    is_admin = request.role is Role.ADMIN
+    return {
+        "id": token_id,
+        "hash": hash_of(token),
+        "name": request.name,
+        "role": request.role.value,
+        "projects": None if request.projects is None else json.dumps(sorted(set(request.projects))),
+        "user": request.user or ("" if is_admin else request.name),
+        "created_at": now,
+        "created_by": by,
+        "expires_at": None if request.expires_in_s is None else now + request.expires_in_s,
+        "cluster": cluster,
+    }
+
+
+def principal_of_token(tx: Transaction, token: str, *, now: float) -> Principal | None:
+    """None: no valid token is this one."""
+    row = tx.execute(select(tokens).where(tokens.c.hash == hash_of(token))).one_or_none()
+    return None if row is None or not _is_valid(row, now) else _principal_of_row(row)
+
+
+def principal_of_id(tx: Transaction, token_id: str, *, now: float) -> Principal | None:
+    """Whose the token is, if it is valid."""
+    row = tx.execute(select(tokens).where(tokens.c.id == token_id)).one_or_none()
+    return None if row is None or not _is_valid(row, now) else _principal_of_row(row)
+
+
+def list_tokens(tx: Transaction) -> list[TokenView]:
+    """Newest first, with those that have ended."""
+    query = select(tokens).order_by(tokens.c.created_at.desc(), tokens.c.id)
+    return [_token_view(row) for row in tx.execute(query)]
+
+
+def get_token(tx: Transaction, token_id: str) -> TokenView:
+    """Raises TokenNotFound."""
+    row = tx.execute(select(tokens).where(tokens.c.id == token_id)).one_or_none()
+    if row is None:
+        raise TokenNotFound(token_id)
+    return _token_view(row)
+
+
+def revoke_token(tx: Transaction, token_id: str, *, now: float) -> TokenView:
+    """Idempotent. Raises TokenNotFound."""
+    still = (tokens.c.id == token_id, tokens.c.revoked_at.is_(None))
+    tx.execute(update(tokens).where(*still).values(revoked_at=now))
+    return get_token(tx, token_id)
+
+
+def is_revoked(tx: Transaction, token_id: str) -> bool:
+    """False: it is valid, has expired, or there is none."""
+    query = select(tokens.c.revoked_at).where(tokens.c.id == token_id)
+    return tx.execute(query).scalar_one_or_none() is not None
+
+
+def note_use(tx: Transaction, used: Mapping[str, float]) -> None:
+    """When tokens were used last, by id."""
+    newer = or_(tokens.c.last_used_at.is_(None), tokens.c.last_used_at < bindparam("at"))
+    statement = update(tokens).where(tokens.c.id == bindparam("token"), newer).values(last_used_at=bindparam("at"))
+    tx.execute(statement, [{"token": token_id, "at": at} for token_id, at in used.items()])
+
+
+def _principal_of_row(row: Row[Any]) -> Principal:
+    return Principal(
+        name=row.name,
+        role=Role(row.role),
+        projects=None if row.projects is None else frozenset(json.loads(row.projects)),
+        user=row.user,
+        token_id=row.id,
+        expires_at=row.expires_at,
+        cluster=row.cluster or "",
+    )
+
+
+def _is_valid(row: Row[Any], now: float) -> bool:
+    return row.revoked_at is None and (row.expires_at is None or now < row.expires_at)
+
+
+def _token_view(row: Row[Any]) -> TokenView:
+    return TokenView(
+        id=row.id,
+        name=row.name,
+        role=Role(row.role),
+        projects=None if row.projects is None else tuple(json.loads(row.projects)),
+        user=row.user,
+        created_at=row.created_at,
+        created_by=row.created_by,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+        last_used_at=row.last_used_at,
+        cluster=row.cluster,
+    )
+
+
+def begin_session(
+    tx: Transaction, secret: str, principal: Principal, *, now: float, ends_at: float, is_link: bool = False
+) -> None:
+    """`secret`: what the cookie holds, or the code of a link. Deletes the sessions that have ended."""
+    tx.execute(delete(sessions).where(sessions.c.expires_at <= now))
+    row = {
+        "hash": hash_of(secret),
+        "token_id": principal.token_id or None,
+        "principal": "" if principal.token_id else _document_of(principal),
+        "is_link": int(is_link),
+        "created_at": now,
+        "expires_at": ends_at,
+    }
+    tx.execute(insert(sessions), row)
+
+
+def principal_of_session(tx: Transaction, secret: str, *, now: float, is_link: bool = False) -> Principal | None:
+    """Whose session it is; None: it has ended, or its token has."""
+    query = select(sessions).where(
+        sessions.c.hash == hash_of(secret), sessions.c.is_link == int(is_link), sessions.c.expires_at > now
+    )
+    row = tx.execute(query).one_or_none()
+    if row is None:
+        return None
+    return principal_of_id(tx, row.token_id, now=now) if row.token_id else _principal_of_document(row.principal)
+
+
+def take_link(tx: Transaction, code: str, *, now: float) -> Principal | None:
+    """Who made the link; it can be used once."""
+    taken = (
+        delete(sessions)
+        .where(sessions.c.hash == hash_of(code), sessions.c.is_link == 1)
+        .returning(sessions.c.token_id, sessions.c.principal, sessions.c.expires_at)
+    )
+    row = tx.execute(taken).one_or_none()
+    if row is None or row.expires_at <= now:
+        return None
+    return principal_of_id(tx, row.token_id, now=now) if row.token_id else _principal_of_document(row.principal)
+
+
+def end_session(tx: Transaction, secret: str) -> None:
+    """Idempotent."""
+    tx.execute(delete(sessions).where(sessions.c.hash == hash_of(secret)))
+
+
+def _document_of(principal: Principal) -> str:
+    document: dict[str, Any] = {"name": principal.name, "role": principal.role.value, "user": principal.user}
+    document["projects"] = None if principal.projects is None else sorted(principal.projects)
+    document["expires_at"] = principal.expires_at
+    return json.dumps(document)
+
+
+def _principal_of_document(document: str) -> Principal:
+    known = json.loads(document)
+    return Principal(
+        name=known["name"],
+        role=Role(known["role"]),
+        projects=None if known["projects"] is None else frozenset(known["projects"]),
+        user=known["user"],
+        expires_at=known["expires_at"],
+    )

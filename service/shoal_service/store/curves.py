@@ -1,0 +1,377 @@
+"""What a job has done over time: roll-ups of its series, and samples of its accounts with the cluster's goodput.
+
+    level 4096   |===============================|
+    level  512   |===|===|===|===|===|===|===|===|===|===|
+    level   64                                           |=|=|=|
+    level    8                                                 |.|.|
+    series                                                         ....      a read takes the coarse level first, and
+                                                                             goes down for what is not rolled up yet
+
+Roll-ups are means over 8, 64, 512 ... steps, so that a view reads some thousand rows at any length. A bucket is written
+when its last step is stored, from the eight buckets below it. After a rollback the buckets of the steps that are
+computed again are written again when their last step is. store/reporting.py calls `roll_up`.
+
+The cluster's goodput, by ten minutes, is a running sum: each sample adds what its job has booked since its sample
+before. So it costs nothing to read, with any number of jobs. `edit.save_all` writes the samples.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import Column, ColumnElement, bindparam, func, select
+
+from shoal_service.core.downsampling import BIN_S, SeriesPoint, bin_of, bucket_steps, downsample
+from shoal_service.core.goodput import Category
+from shoal_service.fleet_views import ClusterGoodput
+from shoal_service.store.database import Transaction, insert_on_conflict, upsert
+from shoal_service.store.tables import fleet_goodput, job_samples, job_specs, jobs, series, series_rollups
+from shoal_service.views import JobStatus, SampleColumns
+from shoal_workers.contract.job import JobState
+
+_FACTOR = 8
+WIDTHS = tuple(_FACTOR**n for n in range(1, 7))
+"""Steps per bucket of each level."""
+_MAX_ROWS = 4_000
+"""Rows of the coarsest level that a read takes, before it makes means of them."""
+_ROWS_AT_ONCE = 5_000
+_VALUES = (
+    "step",
+    "at",
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens_per_s",
+    "step_s",
+    "world_size",
+    "generation",
+    "val_loss",
+    "metrics",
+    "val_metrics",
+)  # fmt: skip - a list of names
+_POINTS = select(*(series.c[name] for name in _VALUES))
+_ROLLED = select(*(series_rollups.c[name] for name in _VALUES))
+
+_NEWEST_BUCKET = select(func.max(series_rollups.c.bucket)).where(
+    series_rollups.c.job_num == bindparam("of_job"), series_rollups.c.width == bindparam("of_width")
+)
+_NEWEST_BUCKETS = select(
+    jobs.c.num,
+    select(func.max(series_rollups.c.bucket))
+    .where(series_rollups.c.job_num == jobs.c.num, series_rollups.c.width == bindparam("of_width"))
+    .scalar_subquery()
+    .label("bucket"),
+).where(jobs.c.num.in_(bindparam("of_jobs", expanding=True)))
+"""Each by a query of its own, for which an index has the answer at its end."""
+
+
+class Extent(NamedTuple):
+    """Steps of a job that were stored just now, without a gap."""
+
+    job_num: int
+    first_step: int
+    last_step: int
+
+
+def roll_up(tx: Transaction, stored: Sequence[Extent]) -> None:
+    """After steps of different jobs were stored: writes each bucket that they complete, and those that are missing
+    before."""
+    for width in WIDTHS:
+        # if no bucket of this width ends here, none of a larger one does
+        stored = [one for one in stored if one.last_step // width > (one.first_step - 1) // width]
+        if not stored:
+            return
+        of_jobs = [one.job_num for one in stored]
+        found = tx.execute(_NEWEST_BUCKETS, {"of_jobs": of_jobs, "of_width": width})
+        known: dict[int, int | None] = {row.num: row.bucket for row in found}
+        rows: list[dict[str, Any]] = []
+        for one in stored:
+            newest = known[one.job_num]
+            begin = min((one.first_step - 1) // width, 0 if newest is None else newest + 1)
+            rows += _buckets(tx, one.job_num, width, begin, one.last_step // width)
+        upsert(tx, series_rollups, rows)
+
+
+def read_curve(
+    tx: Transaction, job_num: int, *, after_step: int, until_step: int | None, max_points: int
+) -> list[SeriesPoint]:
+    """The steps after `after_step` up to `until_step`; means over equal buckets if they are more than `max_points`."""
+    within = (series.c.job_num == job_num) & (series.c.step > after_step)
+    if until_step is not None:
+        within &= series.c.step <= until_step
+    first, last = _ends(tx, series.c.step, within)
+    rolled = _rolled_extent(tx, job_num, after_step, until_step)
+    # Retention deletes whole buckets. A job that goes on from another one's checkpoint begins within a bucket.
+    is_pruned = rolled is not None and (first is None or -(-rolled[0] // _FACTOR) * _FACTOR < first)
+    if rolled is not None and is_pruned:
+        first, last = rolled[0], rolled[1] if last is None else last
+    if first is None:
+        return []
+    num_steps = last - first + 1
+    levels = [width for width in WIDTHS if num_steps > _MAX_ROWS and num_steps // width >= max_points]
+    coarsest = next((width for width in levels if num_steps // width <= _MAX_ROWS), levels[-1] if levels else 0)
+    points = _pyramid(tx, job_num, first, last, max(coarsest, _FACTOR) if is_pruned else coarsest)
+    if num_steps <= max_points:
+        return list(points)
+    return downsample(points, first_step=first, width=bucket_steps(first, last, max_points))
+
+
+def _ends(tx: Transaction, column: Column[int], within: ColumnElement[bool]) -> tuple[Any, Any]:
+    """Smallest and largest value, None if there is none. Each by a query of its own: SQLite uses an index for one of
+    them alone, and reads a million rows for both together."""
+    lowest, highest = (select(of(column)).where(within).scalar_subquery() for of in (func.min, func.max))
+    first, last = tx.execute(select(lowest, highest)).one()
+    return first, last
+
+
+def _rolled_extent(tx: Transaction, job_num: int, after_step: int, until_step: int | None) -> tuple[int, int] | None:
+    """First and last step of the buckets of the finest level in that range. Retention deletes the steps below them."""
+    within = (series_rollups.c.job_num == job_num) & (series_rollups.c.width == _FACTOR)
+    within &= series_rollups.c.bucket >= max(0, after_step) // _FACTOR
+    if until_step is not None:
+        within &= series_rollups.c.bucket < until_step // _FACTOR
+    first, last = _ends(tx, series_rollups.c.bucket, within)
+    return None if first is None else (max(first * _FACTOR, after_step) + 1, (last + 1) * _FACTOR)
+
+
+def rolled_until(tx: Transaction, job_num: int) -> int:
+    """The steps up to this one are in roll-ups of the finest level, so that a curve can do without them."""
+    bucket = tx.execute(_NEWEST_BUCKET, {"of_job": job_num, "of_width": _FACTOR}).scalar_one()
+    return 0 if bucket is None else (bucket + 1) * _FACTOR
+
+
+def _pyramid(tx: Transaction, job_num: int, first: int, last: int, coarsest: int) -> Iterator[SeriesPoint]:
+    """The steps of [first, last], by the coarsest level where it is written, and by finer ones after that."""
+    done = first - 1
+    for width in sorted((width for width in WIDTHS if width <= coarsest), reverse=True):
+        query = _ROLLED.where(
+            series_rollups.c.job_num == job_num,
+            series_rollups.c.width == width,
+            series_rollups.c.bucket >= done // width,  # the first one may begin before
+            series_rollups.c.bucket < last // width,
+        ).order_by(series_rollups.c.bucket)
+        for row in tx.execute(query):
+            done = max(done, row.step)
+            yield point_of(row)
+    query = _POINTS.where(series.c.job_num == job_num, series.c.step > done, series.c.step <= last)
+    for row in tx.execute(query.order_by(series.c.step).execution_options(yield_per=_ROWS_AT_ONCE)):
+        yield point_of(row)
+
+
+def _buckets(tx: Transaction, job_num: int, width: int, begin: int, end: int) -> Iterator[dict[str, Any]]:
+    """Rows of the buckets [begin, end) of one level, from the level below."""
+    points = _below(tx, job_num, width, begin, end)
+    for point in downsample(points, first_step=begin * width + 1, width=width):
+        yield row_of(point, job_num=job_num, width=width, bucket=(point.step - 1) // width)
+
+
+_POINTS_BETWEEN = (
+    _POINTS.where(
+        series.c.job_num == bindparam("of_job"),
+        series.c.step > bindparam("after_step"),
+        series.c.step <= bindparam("until_step"),
+    )
+    .order_by(series.c.step)
+    .execution_options(yield_per=_ROWS_AT_ONCE)
+)
+_ROLLED_BETWEEN = (
+    _ROLLED.where(
+        series_rollups.c.job_num == bindparam("of_job"),
+        series_rollups.c.width == bindparam("of_width"),
+        series_rollups.c.bucket >= bindparam("from_bucket"),
+        series_rollups.c.bucket < bindparam("to_bucket"),
+    )
+    .order_by(series_rollups.c.bucket)
+    .execution_options(yield_per=_ROWS_AT_ONCE)
+)
+
+
+def _below(tx: Transaction, job_num: int, width: int, begin: int, end: int) -> Iterable[SeriesPoint]:
+    if width == _FACTOR:
+        between = {"of_job": job_num, "after_step": begin * width, "until_step": end * width}
+        found = tx.execute(_POINTS_BETWEEN, between)
+    else:
+        buckets = {"from_bucket": begin * _FACTOR, "to_bucket": end * _FACTOR}
+        found = tx.execute(_ROLLED_BETWEEN, {"of_job": job_num, "of_width": width // _FACTOR, **buckets})
+    return map(point_of, found)
+
+
+def point_of(row: Any) -> SeriesPoint:
+    """From a row of the series or of its roll-ups; without validation, since there are many."""
+    return SeriesPoint.model_construct(
+        step=row.step,
+        at=row.at,
+        loss=math.nan if row.loss is None else row.loss,
+        grad_norm=math.nan if row.grad_norm is None else row.grad_norm,
+        lr=row.lr,
+        tokens_per_s=row.tokens_per_s,
+        step_s=row.step_s,
+        world_size=row.world_size,
+        generation=row.generation,
+        val_loss=row.val_loss,
+        metrics=json.loads(row.metrics) if row.metrics else {},
+        val_metrics=json.loads(row.val_metrics) if row.val_metrics else {},
+    )
+
+
+def row_of(point: SeriesPoint, **key: int) -> dict[str, Any]:
+    """The row of a point, or of a mean of points, with the key of its table: NULL for NaN and for no metrics, else
+    metrics as JSON."""
+    return {
+        **key,
+        "step": point.step,
+        "at": _storable(point.at),
+        "loss": _storable(point.loss),
+        "grad_norm": _storable(point.grad_norm),
+        "lr": _storable(point.lr),
+        "tokens_per_s": _storable(point.tokens_per_s),
+        "step_s": _storable(point.step_s),
+        "world_size": point.world_size,
+        "generation": point.generation,
+        "val_loss": _storable(point.val_loss),
+        "metrics": _json(point.metrics) if point.metrics else None,
+        "val_metrics": _json(point.val_metrics) if point.val_metrics else None,
+    }
+
+
+def _storable(value: float | None) -> float | None:
+    return None if value is not None and math.isnan(value) else value
+
+
+def _json(metrics: dict[str, float]) -> str:
+    return json.dumps(metrics, separators=(",", ":"))
+
+
+_MAX_SAMPLES = 250
+"""Samples that a document has at most; the others are left out evenly, but no change of state or world size is."""
+_DAY_S = 86_400.0
+
+
+class Booked(NamedTuple):
+    """Worker-seconds of a job."""
+
+    productive: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    row: dict[str, Any]
+    booked: Booked
+    before: Booked
+    """What was booked at the job's sample before."""
+
+
+def take_sample(
+    job_num: int, *, state: JobState, granted: int, status: JobStatus, before: Booked, now: float
+) -> Sample:
+    goodput = status.goodput
+    seconds = goodput.seconds if goodput is not None else {}
+    shown = {name.value: round(amount, 3) for name, amount in seconds.items() if amount}
+    row = {
+        "job_num": job_num,
+        "at": now,
+        "state": state.value,
+        "step": status.step,
+        "granted": granted,
+        "workers": status.workers,
+        "seconds": json.dumps(shown, separators=(",", ":")),
+    }
+    total = goodput.total if goodput is not None else 0.0
+    return Sample(row, Booked(seconds.get(Category.PRODUCTIVE, 0.0), total), before)
+
+
+def store_samples(tx: Transaction, taken: Sequence[Sample]) -> None:
+    """Stores samples of different jobs. A sample replaces that of the same job at the same time."""
+    upsert(tx, job_samples, [one.row for one in taken])
+    added: dict[float, Booked] = {}
+    for one in taken:
+        if one.booked.total > one.before.total:
+            bin_at = bin_of(one.row["at"])
+            sums = added.get(bin_at, Booked(0.0, 0.0))
+            added[bin_at] = Booked(
+                sums.productive + one.booked.productive - one.before.productive,
+                sums.total + one.booked.total - one.before.total,
+            )
+    for bin_at, more in added.items():
+        statement = insert_on_conflict(tx, fleet_goodput).values(bin_at=bin_at, **more._asdict())
+        tx.execute(
+            statement.on_conflict_do_update(
+                index_elements=["bin_at"],
+                set_={
+                    "productive": fleet_goodput.c.productive + statement.excluded.productive,
+                    "total": fleet_goodput.c.total + statement.excluded.total,
+                },
+            )
+        )
+
+
+def cluster_goodput(tx: Transaction) -> tuple[ClusterGoodput, ...]:
+    """Goodput in the 24 hours before the newest sample."""
+    newest = select(func.max(fleet_goodput.c.bin_at)).scalar_subquery()
+    query = (
+        select(fleet_goodput)
+        .where(fleet_goodput.c.bin_at > newest - _DAY_S + BIN_S / 2)
+        .order_by(fleet_goodput.c.bin_at)
+    )
+    return tuple(ClusterGoodput(at=row.bin_at, productive=row.productive, total=row.total) for row in tx.execute(query))
+
+
+def read_samples(tx: Transaction, job_num: int, *, after: float = 0.0) -> SampleColumns:
+    """The samples after a time, oldest first."""
+    query = select(job_samples).where(job_samples.c.job_num == job_num, job_samples.c.at > after)
+    rows = _thinned(list(tx.execute(query.order_by(job_samples.c.at))))
+    wanted = _wanted(tx, job_num)
+    documents = [json.loads(row.seconds) for row in rows]
+    present = [category for category in Category if any(category.value in document for document in documents)]
+    return SampleColumns(
+        at=tuple(round(row.at, 2) for row in rows),
+        step=tuple(row.step for row in rows),
+        state=tuple(JobState(row.state) for row in rows),
+        wanted=tuple(_wanted_at(wanted, row.at) for row in rows),
+        granted=tuple(row.granted for row in rows),
+        workers=tuple(row.workers for row in rows),
+        seconds={
+            category: tuple(round(document.get(category.value, 0.0), 1) for document in documents)
+            for category in present
+        },
+    )
+
+
+def _thinned(rows: list[Any]) -> list[Any]:
+    if len(rows) <= _MAX_SAMPLES:
+        return rows
+    every = -(-len(rows) // _MAX_SAMPLES)
+    kept = []
+    for index, row in enumerate(rows):
+        before = rows[index - 1] if index else None
+        changed = before is None or (row.state, row.granted, row.workers) != (
+            before.state,
+            before.granted,
+            before.workers,
+        )
+        if changed or index % every == 0 or index == len(rows) - 1:
+            kept.append(row)
+    return kept[-4 * _MAX_SAMPLES :]
+
+
+def _wanted(tx: Transaction, job_num: int) -> list[tuple[float, int]]:
+    """Since when which `elasticity.max_workers` has been in force."""
+    query = (
+        select(job_specs.c.accepted_at, job_specs.c.document)
+        .where(job_specs.c.job_num == job_num)
+        .order_by(job_specs.c.version)
+    )
+    return [
+        (row.accepted_at, int(json.loads(row.document).get("elasticity", {}).get("max_workers", 1)))
+        for row in tx.execute(query)
+    ]
+
+
+def _wanted_at(wanted: list[tuple[float, int]], at: float) -> int:
+    """If the wall clock was set back, the first version holds."""
+    return next((number for since, number in reversed(wanted) if since <= at), wanted[0][1])

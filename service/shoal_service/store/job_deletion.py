@@ -1,0 +1,280 @@
+"""Deletion of jobs, and of what ended jobs leave behind, in bounded transactions.
+
+    begin      jobs.deleting, a row of `deletions`         the job cannot begin again
+    (the files in the storage: control/retention/)
+    remove     rows of the job, a batch in each transaction
+    finish     the job's row, and the rest with it          the row of `deletions` stays, as a record
+
+Every step can be repeated, by any process, so a crash between two of them costs nothing, and none needs the lease. A
+long history must not keep the database from other writers, so its rows go in batches. The storage is never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Column, Exists, Row, Table, delete, exists, func, insert, select, tuple_, update
+
+from shoal_service.core.events.job import JobPruned
+from shoal_service.core.retention.checkpoints import best_names
+from shoal_service.core.retention.ended_jobs import EndedJob, Kind
+from shoal_service.fleet_views import DeletionView
+from shoal_service.store import checkpoint_rows, curves
+from shoal_service.store.database import Transaction, upsert
+from shoal_service.store.errors import JobNotEnded, JobNotFound
+from shoal_service.store.records import document_of, load, pins_of, read_status
+from shoal_service.store.tables import checkpoints, deletions, events, jobs, logs, series, series_rollups
+from shoal_service.views import CheckpointState
+from shoal_workers.contract.marker import CheckpointName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletionRequest:
+    """What is asked for."""
+
+    root: str
+    """URL of the job's directory in the storage; empty: it is not known."""
+    with_checkpoints: bool = True
+    by: str = ""
+    """Who asks."""
+    reason: str = ""
+
+
+def begin(tx: Transaction, job_id: str, request: DeletionRequest, *, now: float) -> DeletionView:
+    """The job, which has ended, cannot begin again; `remove_rows` and `finish` complete it. Answers with the deletion
+    that was begun before, if there is one. Raises JobNotFound, JobNotEnded."""
+    tx.publish(job_id)
+    known = find(tx, job_id)
+    if known is not None:
+        return known
+    job = load(tx, job_id, lock=True)
+    if not job.state.ended:
+        raise JobNotEnded(job_id, job.state, "be deleted")
+    kept = sorted({*job.pins, *checkpoint_rows.holders(tx, job_id)})
+    row = tx.execute(select(jobs.c.project, jobs.c.user).where(jobs.c.num == job.num)).one()
+    view = DeletionView(
+        job_id=job_id,
+        name=job.name,
+        project=row.project,
+        user=row.user,
+        requested_at=now,
+        requested_by=request.by,
+        reason=request.reason,
+        with_checkpoints=request.with_checkpoints,
+        root=request.root,
+        kept=tuple(f"{request.root}/{name}" for name in kept) if request.with_checkpoints else (),
+    )
+    tx.execute(update(jobs).where(jobs.c.num == job.num).values(deleting=True, updated_at=now))
+    _save(tx, view)
+    return view
+
+
+def find(tx: Transaction, job_id: str) -> DeletionView | None:
+    query = select(deletions.c.document).where(deletions.c.job_id == job_id)
+    document = tx.execute(query).scalar_one_or_none()
+    return None if document is None else DeletionView.model_validate_json(document)
+
+
+def project_of(tx: Transaction, job_id: str) -> str:
+    """Project of a job, also of one that is deleted while its deletion is listed. Raises JobNotFound."""
+    project = tx.execute(select(jobs.c.project).where(jobs.c.id == job_id)).scalar_one_or_none()
+    if project is None:
+        gone = select(deletions.c.project).where(deletions.c.job_id == job_id)
+        project = tx.execute(gone).scalar_one_or_none()
+    if project is None:
+        raise JobNotFound(job_id)
+    return str(project)
+
+
+def newest(
+    tx: Transaction, *, project: str | None = None, limit: int = 100, visible: Collection[str] | None = None
+) -> list[DeletionView]:
+    """`visible`: of jobs of these projects alone."""
+    query = select(deletions.c.document).order_by(deletions.c.requested_at.desc()).limit(limit)
+    if project is not None:
+        query = query.where(deletions.c.project == project)
+    if visible is not None:
+        query = query.where(deletions.c.project.in_(sorted(visible)))
+    return [DeletionView.model_validate_json(document) for document in tx.execute(query).scalars()]
+
+
+def unfinished(tx: Transaction, *, limit: int = 100) -> list[DeletionView]:
+    """The oldest first."""
+    query = select(deletions.c.document).where(deletions.c.finished_at.is_(None))
+    documents = tx.execute(query.order_by(deletions.c.requested_at).limit(limit)).scalars()
+    return [DeletionView.model_validate_json(document) for document in documents]
+
+
+def remove_rows(tx: Transaction, job_id: str) -> int:
+    """A batch of the job's rows; 0: there are no more."""
+    try:
+        job = load(tx, job_id, lock=True)
+    except JobNotFound:
+        return 0
+    removed = remove_batch(tx, job.num, Kind.JOB) if job.deleting else 0
+    view = find(tx, job_id)
+    if removed and view is not None:
+        _save(tx, view.model_copy(update={"rows": view.rows + removed}))
+    return removed
+
+
+def finish(tx: Transaction, job_id: str, *, now: float) -> DeletionView:
+    """The job is gone. Raises JobNotFound: its deletion was never begun."""
+    view = find(tx, job_id)
+    if view is None:
+        raise JobNotFound(job_id)
+    tx.execute(delete(jobs).where(jobs.c.id == job_id, jobs.c.deleting))
+    if view.finished_at is None:
+        view = view.model_copy(update={"finished_at": now, "error": ""})
+        _save(tx, view)
+    tx.publish(job_id)
+    return view
+
+
+def note_error(tx: Transaction, job_id: str, error: str) -> DeletionView:
+    """Why it could not be continued. Raises JobNotFound: it was never begun."""
+    view = find(tx, job_id)
+    if view is None:
+        raise JobNotFound(job_id)
+    if view.error != error and view.finished_at is None:
+        view = view.model_copy(update={"error": error})
+        _save(tx, view)
+    return view
+
+
+def _save(tx: Transaction, view: DeletionView) -> None:
+    row = {
+        "job_id": view.job_id,
+        "project": view.project,
+        "requested_at": view.requested_at,
+        "finished_at": view.finished_at,
+        "document": view.model_dump_json(),
+    }
+    upsert(tx, deletions, [row])
+
+
+BATCH_ROWS = 5_000
+"""Deleted in one transaction, about 20 ms of SQLite's lock."""
+_KEYS: dict[str, tuple[tuple[Table, Column[Any]], ...]] = {
+    Kind.LOGS: ((logs, logs.c.seq),),
+    Kind.SERIES: ((series, series.c.step),),
+    Kind.EVENTS: ((events, events.c.seq),),
+    Kind.JOB: (
+        (logs, logs.c.seq),
+        (series, series.c.step),
+        (series_rollups, series_rollups.c.step),
+        (events, events.c.seq),
+    ),
+}
+
+
+def remove_batch(tx: Transaction, job_num: int, kind: Kind, *, limit: int = BATCH_ROWS) -> int:
+    """Deletes the oldest rows; how many. 0: none are left.
+
+    Unless the job goes as a whole, events that tell of deletions stay, and of the series the steps that are in no
+    roll-up: the last ones, seven at most.
+    """
+    for table, key in _KEYS[kind]:
+        chosen = [table.c.job_num == job_num]
+        if kind is Kind.SERIES:
+            chosen.append(key <= curves.rolled_until(tx, job_num))
+        if kind is Kind.EVENTS:
+            chosen.append(events.c.type != JobPruned.type)
+        oldest = select(key).where(*chosen).order_by(key).limit(limit).subquery()
+        last = tx.execute(select(func.max(oldest.c[0]))).scalar_one()
+        if last is not None:
+            return tx.execute(delete(table).where(*chosen, key <= last)).rowcount
+    return 0
+
+
+_COMMITTED = CheckpointState.COMMITTED.value
+Place = tuple[float, int]
+"""Where a page of ended jobs begins: the end and the number of the job before."""
+BEGINNING: Place = (0.0, 0)
+
+
+def ended_jobs(
+    tx: Transaction, *, before: float, after: Place = BEGINNING, limit: int = 200
+) -> tuple[list[EndedJob], Place | None]:
+    """Jobs that ended before that time, the first ones first; where the next page begins, None: there is none."""
+    columns = (
+        jobs.c.num,
+        jobs.c.id,
+        jobs.c.name,
+        jobs.c.ended_at,
+        jobs.c.pins,
+        jobs.c.status,
+        _has(logs).label("logs"),
+        _has_rolled_steps().label("series"),
+        exists(select(1).where(events.c.job_num == jobs.c.num, events.c.type != JobPruned.type)).label("events"),
+    )
+    query = (
+        select(*columns)
+        .where(jobs.c.ended_at < before, ~jobs.c.deleting)
+        .where(tuple_(jobs.c.ended_at, jobs.c.num) > after)
+        .order_by(jobs.c.ended_at, jobs.c.num)
+        .limit(limit)
+    )
+    found = tx.execute(query).all()
+    stored = _stored_checkpoints(tx, [row.num for row in found])
+    needed = checkpoint_rows.held(tx)
+    ended = [_ended(row, stored.get(row.num, []), needed.get(row.id, ())) for row in found]
+    return ended, ((found[-1].ended_at, found[-1].num) if len(found) == limit else None)
+
+
+def remove_part(tx: Transaction, job_id: str, kind: Kind, *, reason: str, before: int, now: float) -> int:
+    """A batch of the job's rows of this kind; 0: there are no more, and an event says so. `before`: how many rows the
+    batches before have removed. Raises JobNotFound."""
+    job = load(tx, job_id, lock=True)
+    removed = 0 if not job.state.ended else remove_batch(tx, job.num, kind)
+    if removed == 0 and before > 0:
+        event = JobPruned(what=kind.value, rows=before, reason=reason)
+        # Not by JobEdit, which writes a line into the log for each event: the log would never stay empty.
+        row = {"job_num": job.num, "seq": job.event_seq + 1, "at": now, "type": event.type}
+        tx.execute(insert(events), row | {"data": document_of(event.data())})
+        values = {"event_seq": job.event_seq + 1, "updated_at": now}
+        tx.execute(update(jobs).where(jobs.c.num == job.num).values(values))
+    tx.publish(job_id)
+    return removed
+
+
+def _has(table: Table) -> Exists:
+    return exists(select(1).where(table.c.job_num == jobs.c.num))
+
+
+def _has_rolled_steps() -> Exists:
+    """Steps that are in a roll-up of the finest level too; see `rows.remove`."""
+    finest = (series_rollups.c.job_num == jobs.c.num) & (series_rollups.c.width == min(curves.WIDTHS))
+    newest = select(func.max(series_rollups.c.step)).where(finest).correlate(jobs).scalar_subquery()
+    return exists(select(1).where(series.c.job_num == jobs.c.num, series.c.step <= newest))
+
+
+def _stored_checkpoints(tx: Transaction, nums: Sequence[int]) -> dict[int, list[tuple[CheckpointName, str]]]:
+    states = (CheckpointState.COMMITTED.value, CheckpointState.DAMAGED.value)
+    query = select(checkpoints).where(checkpoints.c.job_num.in_(nums), checkpoints.c.state.in_(states))
+    found: dict[int, list[tuple[CheckpointName, str]]] = {}
+    for row in tx.execute(query):
+        name = CheckpointName(row.step, row.attempt, row.generation)
+        found.setdefault(row.job_num, []).append((name, row.state))
+    return found
+
+
+def _ended(
+    row: Row[*tuple[object, ...]], stored: Sequence[tuple[CheckpointName, str]], needed: Sequence[str]
+) -> EndedJob:
+    """`needed`: the checkpoints that other jobs go on from. Those of the best validations stay too."""
+    pinned = (CheckpointName.parse(name) for name in (*pins_of(row.pins), *needed))
+    standing, committed = read_status(str(row.status)).best, [name for name, state in stored if state == _COMMITTED]
+    best = best_names(committed, (), standing.kept_steps) if standing is not None else frozenset()
+    return EndedJob(
+        id=row.id,
+        name=row.name,
+        ended_at=row.ended_at,
+        has=frozenset(kind for kind in (Kind.LOGS, Kind.SERIES, Kind.EVENTS) if getattr(row, kind.value)),
+        committed=tuple(committed),
+        damaged=tuple(name for name, state in stored if state == CheckpointState.DAMAGED.value),
+        kept=best | {name for name in pinned if name is not None},
+        is_needed=bool(needed),
+    )

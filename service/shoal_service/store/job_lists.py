@@ -1,0 +1,355 @@
+"""Lists of jobs in SQL: selected by state, project, labels and words, ordered and cut into pages.
+
+`page` is the list of the API, with cursors that are opaque to clients and checked when one comes back. `fleet_page` is
+that of the overview, with any order and a small curve of each job.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, cast, func, or_, select, union_all
+from sqlalchemy.types import JSON, Double
+
+from shoal_service.core.goodput import Category, Goodput
+from shoal_service.core.selection.labels import LabelSelector, search_words
+from shoal_service.fleet_views import ClusterGoodput, FleetJob, NodeJob
+from shoal_service.store import curves
+from shoal_service.store.database import Transaction
+from shoal_service.store.errors import InvalidCursor
+from shoal_service.store.records import SUMMARY_COLUMNS, WAITS_FOR_CAPACITY, summary_of, workers_of
+from shoal_service.store.tables import job_labels, jobs, queue_places
+from shoal_service.views import JobSummary, Page
+from shoal_workers.contract.job import JobState
+
+_PLAIN = re.compile(rb"jobs:([0-9]{1,18})")
+
+
+_SEARCHED = (jobs.c.name, jobs.c.id, jobs.c.project, jobs.c.user)
+
+
+_MAX_CURVE = 32
+_CATEGORIES = frozenset(category.value for category in Category)
+_FROM_STATUS = (
+    "reason",
+    "message",
+    "step",
+    "total_steps",
+    "eta_s",
+    "loss",
+    "val_loss",
+    "tokens_per_s",
+    "workers",
+    "incidents",
+    "steps_lost",
+)
+
+
+_COLUMNS = (
+    *(
+        jobs.c[name]
+        for name in (
+            "num",
+            "id",
+            "name",
+            "state",
+            "project",
+            "user",
+            "cluster",
+            "priority",
+            "granted_workers",
+            "status",
+        )
+    ),
+    *(jobs.c[name] for name in ("created_at", "updated_at", "started_at", "ended_at")),
+    queue_places.c.position.label("queue_position"),
+    queue_places.c.reason.label("waits"),
+)
+
+
+_JobPage = Page[JobSummary]
+
+
+def page(
+    tx: Transaction,
+    *,
+    states: Collection[JobState] = (),
+    project: str | None = None,
+    user: str | None = None,
+    limit: int = 50,
+    cursor: str | None = None,
+    visible: Collection[str] | None = None,
+    labels: Collection[LabelSelector] = (),
+    search: str = "",
+) -> Page[JobSummary]:
+    """Newest first; no `states`: all of them; no `project`, no `user`: of all of them; `visible`: only jobs of
+    these projects, None: of all; only jobs that all of `labels` match and that have every word of `search`.
+    Raises InvalidCursor."""
+    after = None if cursor is None else decode_cursor(cursor)
+    query = select(*SUMMARY_COLUMNS).order_by(jobs.c.num.desc()).limit(limit + 1)
+    if after is not None:
+        query = query.where(jobs.c.num < after)
+    if project is not None:
+        query = query.where(jobs.c.project == project)
+    if user is not None:
+        query = query.where(jobs.c.user == user)
+    if visible is not None:
+        query = query.where(jobs.c.project.in_(sorted(visible)))
+    query = selected(query, labels, search)
+    if states:  # one index range per state, merged: a rare state among many jobs is found without a scan
+        ranges = [query.where(jobs.c.state == state.value).subquery() for state in sorted(set(states))]
+        merged = union_all(*(select(part) for part in ranges)).subquery()
+        query = select(merged).order_by(merged.c.num.desc()).limit(limit + 1)
+    rows = tx.execute(query).all()
+    more = len(rows) > limit
+    return _JobPage(
+        items=tuple(summary_of(row) for row in rows[:limit]),
+        next_cursor=encode_cursor(rows[limit - 1].num) if more else None,
+    )
+
+
+class JobOrder(StrEnum):
+    """By what a list of jobs is ordered."""
+
+    CREATED = "created"
+    UPDATED = "updated"
+    NAME = "name"
+    STATE = "state"
+    PROJECT = "project"
+    USER = "user"
+    PRIORITY = "priority"
+    STEP = "step"
+    LOSS = "loss"
+    SPEED = "tokens_per_s"
+    REMAINING = "eta_s"
+    GOODPUT = "goodput"
+    INCIDENTS = "incidents"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetQuery:
+    """Which jobs, and in what order."""
+
+    search: str = ""
+    """Words, each a part of the name, the id, the project, the user or a label."""
+    states: frozenset[JobState] = frozenset()
+    """Empty: all."""
+    project: str | None = None
+    visible: frozenset[str] | None = None
+    """Only jobs of these projects; None: of all."""
+    labels: tuple[LabelSelector, ...] = ()
+    """All of them."""
+    cluster: str | None = None
+    """Only jobs whose newest attempt has begun there; None: all."""
+    ids: frozenset[str] = frozenset()
+    """Empty: all."""
+    order: JobOrder = JobOrder.CREATED
+    descending: bool = True
+    offset: int = 0
+    limit: int = 50
+
+
+def fleet(tx: Transaction, query: FleetQuery) -> tuple[tuple[FleetJob, ...], int]:
+    """A page of jobs, and how many match."""
+    return fleet_page(tx, query), _count_fleet(tx, query)
+
+
+def fleet_accounts(
+    tx: Transaction, visible: Collection[str] | None = None
+) -> tuple[dict[JobState, int], tuple[ClusterGoodput, ...], Goodput | None]:
+    """Jobs by state, the cluster's goodput of the last day, and the sum of the accounts of today's jobs. `visible`:
+    only jobs of these projects, and nothing about the whole cluster."""
+    of_cluster = curves.cluster_goodput(tx) if visible is None else ()
+    return _num_by_state(tx, visible), of_cluster, _accounts(tx, visible)
+
+
+def _count_fleet(tx: Transaction, query: FleetQuery) -> int:
+    found = tx.execute(_filtered(select(func.count()).select_from(jobs), query)).scalar_one()
+    return int(found)
+
+
+def _num_by_state(tx: Transaction, visible: Collection[str] | None = None) -> dict[JobState, int]:
+    query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
+    rows = tx.execute(_visible(query, visible))
+    return {JobState(state): number for state, number in rows}
+
+
+def fleet_page(tx: Transaction, query: FleetQuery) -> tuple[FleetJob, ...]:
+    """Values that a job does not have come last, in both directions."""
+    rows_of = _filtered(select(*_COLUMNS), query).outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
+    by = _ordered_by(tx, query.order)
+    direction = by.desc() if query.descending else by.asc()
+    newest = jobs.c.num.desc() if query.descending else jobs.c.num.asc()
+    ordered = rows_of.order_by(direction.nulls_last(), newest)
+    rows = tx.execute(ordered.offset(query.offset).limit(query.limit)).all()
+    labels = _labels(tx, [row.num for row in rows])
+    return tuple(_fleet_job(tx, row, labels[row.num]) for row in rows)
+
+
+def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodput | None:
+    """The sum over all jobs that are queued or hold workers; None: there is none."""
+    holding = [state.value for state in JobState if state.holds_workers or state is JobState.QUEUED]
+    documents = tx.execute(_visible(select(jobs.c.status).where(jobs.c.state.in_(holding)), visible)).scalars()
+    seconds: dict[Category, float] = defaultdict(float)
+    total, found = 0.0, False
+    for document in documents:
+        goodput = _document(document).get("goodput") or {}
+        total += goodput.get("total", 0.0)
+        for name, amount in goodput.get("seconds", {}).items():
+            if name in _CATEGORIES:
+                seconds[Category(name)] += amount
+        found = True
+    if not found:
+        return None
+    ratio = seconds[Category.PRODUCTIVE] / total if total else None
+    return Goodput(seconds={name: amount for name, amount in seconds.items() if amount}, total=total, ratio=ratio)
+
+
+def jobs_by_node(tx: Transaction, visible: Collection[str] | None = None) -> dict[str, tuple[NodeJob, ...]]:
+    """What runs on each node, by node id."""
+    holding = [state.value for state in JobState if state.holds_workers]
+    found: dict[str, list[NodeJob]] = defaultdict(list)
+    query = select(jobs.c.id, jobs.c.name, jobs.c.workers).where(jobs.c.state.in_(holding)).order_by(jobs.c.num)
+    for row in tx.execute(_visible(query, visible)):
+        by_node = defaultdict(list)
+        for worker in workers_of(row.workers):
+            by_node[worker.node_id].append(worker.rank)
+        for node_id, ranks in by_node.items():
+            known = tuple(sorted(rank for rank in ranks if rank is not None))
+            found[node_id].append(NodeJob(job_id=row.id, name=row.name, ranks=known, num_workers=len(ranks)))
+    return {node_id: tuple(on_node) for node_id, on_node in found.items()}
+
+
+def _visible(query: Select[Any], visible: Collection[str] | None) -> Select[Any]:
+    return query if visible is None else query.where(jobs.c.project.in_(sorted(visible)))
+
+
+def _filtered(select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
+    if query.states:
+        select_jobs = select_jobs.where(jobs.c.state.in_(sorted(state.value for state in query.states)))
+    if query.ids:
+        select_jobs = select_jobs.where(jobs.c.id.in_(sorted(query.ids)))
+    if query.project is not None:
+        select_jobs = select_jobs.where(jobs.c.project == query.project)
+    if query.cluster is not None:
+        select_jobs = select_jobs.where(jobs.c.cluster == query.cluster)
+    if query.visible is not None:
+        select_jobs = select_jobs.where(jobs.c.project.in_(sorted(query.visible)))
+    return selected(select_jobs, query.labels, query.search)
+
+
+def _ordered_by(tx: Transaction, order: JobOrder) -> ColumnElement[Any]:
+    match order:
+        case JobOrder.CREATED:
+            return jobs.c.num
+        case JobOrder.UPDATED:
+            return jobs.c.updated_at
+        case JobOrder.NAME | JobOrder.STATE | JobOrder.PROJECT | JobOrder.USER | JobOrder.PRIORITY:
+            return jobs.c[order.value]
+        case JobOrder.GOODPUT:
+            return _number(tx, "goodput", "ratio")
+        case _:
+            return _number(tx, order.value)
+
+
+def _number(tx: Transaction, *path: str) -> ColumnElement[Any]:
+    """A number of the status document."""
+    if tx.connection.dialect.name == "sqlite":
+        return func.json_extract(jobs.c.status, "$." + ".".join(path))
+    return cast(func.json_extract_path_text(cast(jobs.c.status, JSON), *path), Double)
+
+
+def _labels(tx: Transaction, nums: Sequence[int]) -> dict[int, dict[str, str]]:
+    found: dict[int, dict[str, str]] = defaultdict(dict)
+    query = select(job_labels).where(job_labels.c.job_num.in_(nums)).order_by(job_labels.c.job_num, job_labels.c.key)
+    for row in tx.execute(query):
+        found[row.job_num][row.key] = row.value
+    return found
+
+
+def _fleet_job(tx: Transaction, row: Row[Any], labels: dict[str, str]) -> FleetJob:
+    status = _document(row.status)
+    known = {key: status[key] for key in _FROM_STATUS if status.get(key) is not None}
+    if row.queue_position is not None:
+        known |= {"reason": WAITS_FOR_CAPACITY, "message": row.waits}
+    elif status.get("note"):
+        known["message"] = " ".join(part for part in (known.get("message", ""), status["note"]) if part)
+    curve = curves.read_curve(tx, row.num, after_step=-1, until_step=None, max_points=_MAX_CURVE)
+    return FleetJob(
+        id=row.id,
+        name=row.name,
+        state=JobState(row.state),
+        project=row.project,
+        user=row.user,
+        cluster=row.cluster,
+        priority=row.priority,
+        labels=labels,
+        queue_position=row.queue_position,
+        desired_workers=row.granted_workers,
+        goodput=(status.get("goodput") or {}).get("ratio"),
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        losses=tuple(float(f"{point.loss:.4g}") if math.isfinite(point.loss) else None for point in curve),
+        world_sizes=tuple(point.world_size for point in curve),
+        **known,
+    )
+
+
+def _document(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def encode_cursor(num: int) -> str:
+    """The cursor of the page after job `num`."""
+    return base64.urlsafe_b64encode(b"jobs:%d" % num).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str) -> int:
+    """Raises InvalidCursor: `encode` did not make it."""
+    try:
+        plain = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidCursor(cursor) from error
+    match = _PLAIN.fullmatch(plain)
+    if match is None:
+        raise InvalidCursor(cursor)
+    return int(match.group(1))
+
+
+def selected(query: Select[Any], labels: Collection[LabelSelector], search: str) -> Select[Any]:
+    """Only the jobs that all of `labels` match, and that have every word of `search`."""
+    for one in labels:
+        with_label = select(job_labels.c.job_num).where(job_labels.c.key == one.name)
+        if one.value is not None:
+            with_label = with_label.where(job_labels.c.value == one.value)
+        found = jobs.c.num.in_(with_label)
+        query = query.where(~found if one.negated else found)
+    for word in search_words(search):
+        places = [column.icontains(word, autoescape=True) for column in _SEARCHED]
+        query = query.where(or_(*places, jobs.c.num.in_(_with_word(word))))
+    return query
+
+
+def _with_word(word: str) -> Select[Any]:
+    """Numbers of the jobs with a label whose name or value holds the word; NAME=VALUE is one label."""
+    name, equals, value = word.partition("=")
+    columns = (job_labels.c.key, job_labels.c.value)
+    anywhere = or_(*(column.icontains(word, autoescape=True) for column in columns))
+    if equals and name:
+        anywhere = or_(anywhere, (job_labels.c.key == name) & job_labels.c.value.icontains(value, autoescape=True))
+    return select(job_labels.c.job_num).where(anywhere)

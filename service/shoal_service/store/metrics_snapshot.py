@@ -1,0 +1,255 @@
+"""The values of /metrics, in a few statements whose answers stay small with any number of jobs.
+
+The database counts: jobs by an index, recoveries and checkpoints into buckets. Only live jobs are read one by one,
+those with an attempt and those that have just ended; queued, paused and ended jobs appear only in the counts. A job's
+row that has not changed yields the same object again, so that it is neither parsed nor rendered twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter
+from sqlalchemy import Column, ColumnElement, Row, Select, and_, case, func, not_, or_, select
+
+from shoal_service.core.job_machine import ATTEMPT_STATES
+from shoal_service.core.scheduling.market import DEFAULT_PROJECT
+from shoal_service.fleet_views import ProjectView
+from shoal_service.store import lease, quotas
+from shoal_service.store.database import Transaction
+from shoal_service.store.driving import SpecCache
+from shoal_service.store.lease import Lease
+from shoal_service.store.records import read_document, read_status
+from shoal_service.store.tables import checkpoints, incidents, jobs
+from shoal_service.store.webhook_lanes import WebhookLag, lags
+from shoal_service.telemetry.metric import Histogram, LiveJob, Metric, NewestCheckpoint, RecoveryPhase, WorkerSample
+from shoal_service.telemetry.service_metrics import (
+    CHECKPOINT_SECONDS,
+    INCIDENT_BYTES_MOVED,
+    INCIDENT_STEPS_LOST,
+    QUEUE_WAIT_SECONDS,
+    RECOVERY_SECONDS,
+)
+from shoal_service.telemetry.step_times import StepTimes
+from shoal_service.views import CheckpointState, CheckpointView
+from shoal_workers.contract.job import IncidentCause, JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    jobs_by_state: dict[JobState, int]
+    live: tuple[LiveJob, ...]
+    incidents_by_cause: dict[IncidentCause, int]
+    """Those that are over: an open one may still get another cause."""
+    open_incidents: dict[IncidentCause, int]
+    recoveries: dict[tuple[IncidentCause, RecoveryPhase], Histogram]
+    steps_lost: dict[IncidentCause, Histogram]
+    bytes_moved: dict[IncidentCause, Histogram]
+    checkpoints: Histogram
+    queue_wait: Histogram
+    """Seconds from the submission to the first start of each job that has started."""
+    queued_since: dict[str, float]
+    """By project: when the job that has been in the queue longest entered it."""
+    projects: tuple[ProjectView, ...]
+    """The defined ones and `default`, which includes the jobs of projects that are not defined."""
+    lease: Lease | None
+    webhooks: dict[str, WebhookLag]
+    """Lag of the hooks that fail now, by name."""
+
+
+def read(tx: Transaction, live: LiveJobs, *, now: float) -> Snapshot:
+    """`live`: what the caller has read before."""
+    counted = tx.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state)).all()
+    return Snapshot(
+        jobs_by_state={JobState(state): count for state, count in counted},
+        live=live.read(tx, now=now),
+        incidents_by_cause=_incidents(tx, is_over=True),
+        open_incidents=_incidents(tx, is_over=False),
+        recoveries=_recoveries(tx),
+        steps_lost=_by_cause(tx, incidents.c.steps_lost, INCIDENT_STEPS_LOST),
+        bytes_moved=_by_cause(tx, incidents.c.bytes_moved, INCIDENT_BYTES_MOVED),
+        checkpoints=_checkpoints(tx),
+        queue_wait=_queue_wait(tx),
+        queued_since=_queued_since(tx, (shown := _projects(tx))),
+        projects=shown,
+        lease=lease.current(tx),
+        webhooks=lags(tx),
+    )
+
+
+def _queue_wait(tx: Transaction) -> Histogram:
+    waited = jobs.c.started_at - jobs.c.created_at
+    under = [func.coalesce(func.sum(case((waited <= bound, 1), else_=0)), 0) for bound in QUEUE_WAIT_SECONDS.buckets]
+    query = select(*under, func.count(), func.coalesce(func.sum(waited), 0.0)).where(jobs.c.started_at.is_not(None))
+    return _histogram(tx.execute(query).one())
+
+
+def _projects(tx: Transaction) -> tuple[ProjectView, ...]:
+    views = quotas.project_views(tx)
+    shown = {one.name: one for one in views if one.is_defined or one.name == DEFAULT_PROJECT}
+    for one in views:
+        if one.name not in shown:
+            rest = shown[DEFAULT_PROJECT]
+            total = {key: getattr(rest, key) + getattr(one, key) for key in ("queued", "running", "workers", "share")}
+            shown[DEFAULT_PROJECT] = rest.model_copy(update=total)
+    return tuple(shown.values())
+
+
+def _incidents(tx: Transaction, *, is_over: bool) -> dict[IncidentCause, int]:
+    """An incident is over when it is closed, and at the latest with its attempt."""
+    states = sorted(state.value for state in ATTEMPT_STATES)
+    is_current = and_(jobs.c.state.in_(states), incidents.c.attempt == jobs.c.attempt)
+    over = or_(incidents.c.closed, not_(is_current))
+    query = (
+        select(incidents.c.cause, func.count())
+        .join(jobs, jobs.c.num == incidents.c.job_num)
+        .where(over if is_over else not_(over))
+        .group_by(incidents.c.cause)
+    )
+    return {IncidentCause(cause): count for cause, count in tx.execute(query)}
+
+
+def _queued_since(tx: Transaction, shown: Sequence[ProjectView]) -> dict[str, float]:
+    since = func.min(func.coalesce(jobs.c.queued_at, jobs.c.created_at))
+    query = select(jobs.c.project, since).where(jobs.c.state == JobState.QUEUED.value).group_by(jobs.c.project)
+    names, found = {one.name for one in shown}, dict[str, float]()
+    for project, at in tx.execute(query):
+        name = project if project in names else DEFAULT_PROJECT
+        found[name] = min(at, found.get(name, at))
+    return found
+
+
+@cache
+def _recoveries_query() -> Select[*tuple[Any, ...]]:
+    """Made once: it has some hundred columns."""
+    bounds = RECOVERY_SECONDS.buckets
+    buckets = [part for phase in RecoveryPhase for part in _buckets(incidents.c[f"{phase.value}_s"], bounds)]
+    return select(incidents.c.cause, *buckets).where(incidents.c.closed).group_by(incidents.c.cause)
+
+
+def _recoveries(tx: Transaction) -> dict[tuple[IncidentCause, RecoveryPhase], Histogram]:
+    phases = list(RecoveryPhase)
+    found: dict[tuple[IncidentCause, RecoveryPhase], Histogram] = {}
+    width = len(RECOVERY_SECONDS.buckets) + 2
+    for cause, *values in tx.execute(_recoveries_query()):
+        for i, phase in enumerate(phases):
+            histogram = _histogram(values[i * width : (i + 1) * width])
+            if histogram.count:
+                found[IncidentCause(cause), phase] = histogram
+    return found
+
+
+@cache
+def _by_cause_query(column: Column[Any], metric: Metric) -> Select[*tuple[Any, ...]]:
+    query = select(incidents.c.cause, *_buckets(column, metric.buckets)).where(incidents.c.closed)
+    return query.group_by(incidents.c.cause)
+
+
+def _by_cause(tx: Transaction, column: Column[Any], metric: Metric) -> dict[IncidentCause, Histogram]:
+    """Histograms of the closed incidents that have a value, by cause."""
+    rows = tx.execute(_by_cause_query(column, metric))
+    found = {IncidentCause(cause): _histogram(values) for cause, *values in rows}
+    return {cause: histogram for cause, histogram in found.items() if histogram.count}
+
+
+@cache
+def _checkpoints_query() -> Select[*tuple[Any, ...]]:
+    buckets = _buckets(checkpoints.c.seconds, CHECKPOINT_SECONDS.buckets)
+    return select(*buckets).where(checkpoints.c.committed_at.is_not(None))
+
+
+def _checkpoints(tx: Transaction) -> Histogram:
+    return _histogram(list(tx.execute(_checkpoints_query()).one()))
+
+
+def _buckets(column: Column[Any], bounds: Sequence[float]) -> list[ColumnElement[Any]]:
+    """For each bound the number of values at or below it, then the number and the sum of all values."""
+    under = [func.coalesce(func.sum(case((column <= bound, 1), else_=0)), 0) for bound in bounds]
+    return [*under, func.count(column), func.coalesce(func.sum(column), 0.0)]
+
+
+def _histogram(values: Sequence[Any]) -> Histogram:
+    *under, count, total = values
+    return Histogram(tuple(int(n) for n in under), int(count), float(total))
+
+
+GRACE_S = 60.0
+"""A job's final values are shown for this long after its end, so that several scrapes see them."""
+_NEWEST_CHECKPOINT = (
+    select(checkpoints.c.document)
+    .where(checkpoints.c.job_num == jobs.c.num, checkpoints.c.state == CheckpointState.COMMITTED.value)
+    .order_by(checkpoints.c.step.desc(), checkpoints.c.attempt.desc(), checkpoints.c.generation.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_LIVE = select(
+    jobs.c.num,
+    jobs.c.id,
+    jobs.c.state,
+    jobs.c.spec_version,
+    jobs.c.attempt,
+    jobs.c.granted_workers,
+    jobs.c.started_at,
+    jobs.c.status,
+    jobs.c.workers,
+    jobs.c.step_times,
+    _NEWEST_CHECKPOINT.label("checkpoint"),
+).order_by(jobs.c.num)
+
+_WORKERS = TypeAdapter(tuple[WorkerSample, ...])
+
+_Known = tuple[Row[*tuple[Any, ...]], LiveJob]
+"""A job, and the row that it was made of."""
+
+
+class LiveJobs:
+    """What one reader of the values has read before. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._specs = SpecCache()
+        self._lock = threading.Lock()
+        self._known: dict[int, _Known] = {}
+
+    def read(self, tx: Transaction, *, now: float) -> tuple[LiveJob, ...]:
+        running = _LIVE.where(jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES)))
+        ended = _LIVE.where(jobs.c.ended_at >= now - GRACE_S, jobs.c.attempt > 0)
+        rows = [row for query in (running, ended) for row in tx.execute(query)]
+        with self._lock:
+            found = {}
+            for row in rows:
+                known = self._known.get(row.num)
+                if known is None or known[0] != row:
+                    known = row, self._job(tx, row, known)
+                found[row.num] = known
+            self._known = found
+        return tuple(job for _, job in found.values())
+
+    def _job(self, tx: Transaction, row: Row[*tuple[Any, ...]], known: _Known | None) -> LiveJob:
+        """Parses only the documents that have changed: with most steps that is the status alone."""
+        before, job = known or (row, None)
+        return LiveJob(
+            job_id=row.id,
+            state=JobState(row.state),
+            spec=self._specs.get(tx, row.num, row.spec_version).value,
+            attempt=row.attempt,
+            granted_workers=row.granted_workers,
+            started_at=row.started_at,
+            status=read_status(row.status),
+            workers=job.workers if job and before.workers == row.workers else _WORKERS.validate_json(row.workers),
+            checkpoint=job.checkpoint if job and before.checkpoint == row.checkpoint else _committed(row.checkpoint),
+            step_times=StepTimes.read(row.step_times),
+        )
+
+
+def _committed(document: str | None) -> NewestCheckpoint | None:
+    if document is None:
+        return None
+    unreadable = CheckpointView(step=0, url="", state=CheckpointState.COMMITTED, attempt=0, generation=0)
+    view = read_document(CheckpointView, document, unreadable).value
+    if view.committed_at is None:
+        return None
+    return NewestCheckpoint(bytes=view.bytes, seconds=view.seconds, committed_at=view.committed_at)

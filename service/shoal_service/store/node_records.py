@@ -1,0 +1,260 @@
+"""Nodes that are not as the others: drains, cordons, maintenance windows and suspicions, and how long drains took.
+
+Rows are keyed by Ray's node id, which is never reused: a machine that returns is a new node without drain or suspicion.
+The jobs with workers on a node get an event about its cordon and its windows.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+
+from sqlalchemy import ColumnElement, delete, func, insert, select, update
+
+from shoal_service.core.events.base import JobEvent
+from shoal_service.core.events.service import MaintenancePlanned, NodeCleared, NodeCordoned
+from shoal_service.core.nodes import Cordon, Drain, DrainSource
+from shoal_service.fleet_views import MaintenanceWindow
+from shoal_service.store import driving
+from shoal_service.store.database import Transaction, insert_on_conflict, upsert
+from shoal_service.store.errors import WindowNotFound
+from shoal_service.store.records import workers_of
+from shoal_service.store.tables import (
+    drain_times,
+    jobs,
+    maintenance_windows,
+    node_cordons,
+    node_drains,
+    node_suspicions,
+)
+from shoal_workers.contract.job import JobState
+
+MAX_REASON_CHARS = 500
+
+
+_MAX_JOBS = 16
+"""Jobs whose evidence against one node is stored; two are enough for probation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """Jobs suspect a node: they place no new worker on it until a test of it passes. `core/nodes.py` decides whether it
+    is on probation."""
+
+    node_id: str
+    reason: str
+    since: float
+    job_id: str
+    """The job that suspected it last; its history gets an event when the node is cleared."""
+    attempt: int
+    probation_s: float
+    """Value of health.probation_s in the job's spec."""
+    next_test_at: float
+    num_tests: int
+    """Failed tests so far."""
+    job_ids: tuple[str, ...]
+    """The jobs that suspect it, oldest evidence first."""
+    avoided_until: float
+    """A test that passes earlier does not clear the node: the job that suspected it avoids it until then."""
+
+
+def request_drain(
+    tx: Transaction,
+    node_id: str,
+    *,
+    reason: str,
+    deadline: float | None,
+    now: float,
+    source: DrainSource = DrainSource.API,
+) -> None:
+    """Jobs are asked to leave the node; the caller checks that it exists. A repeated request replaces reason and
+    deadline, but not the time of the first request."""
+    values = {"reason": reason[:MAX_REASON_CHARS], "deadline": deadline, "source": source.value}
+    statement = insert_on_conflict(tx, node_drains).values(node_id=node_id, requested_at=now, **values)
+    tx.execute(statement.on_conflict_do_update(index_elements=["node_id"], set_=values))
+    tx.publish(f"node {node_id}", is_request=True)
+
+
+def undo_drain(tx: Transaction, node_id: str) -> bool:
+    """False: the node was not drained."""
+    undone = tx.execute(delete(node_drains).where(node_drains.c.node_id == node_id)).rowcount > 0
+    if undone:
+        tx.publish(f"node {node_id}", is_request=True)
+    return undone
+
+
+def drains(tx: Transaction) -> dict[str, Drain]:
+    return {
+        row.node_id: Drain(
+            reason=row.reason, requested_at=row.requested_at, deadline=row.deadline, source=DrainSource(row.source)
+        )
+        for row in tx.execute(select(node_drains))
+    }
+
+
+def suspect(tx: Transaction, suspicion: Suspicion) -> None:
+    """The newest suspicion replaces an older one, and its time starts again; `since` and the jobs are kept."""
+    known = suspicions(tx, suspicion.node_id, lock=True).get(suspicion.node_id)
+    job_ids = tuple(dict.fromkeys((*(known.job_ids if known else ()), *suspicion.job_ids)))[-_MAX_JOBS:]
+    changed = {
+        "reason": suspicion.reason[:MAX_REASON_CHARS],
+        "job_id": suspicion.job_id,
+        "attempt": suspicion.attempt,
+        "probation_s": suspicion.probation_s,
+        "next_test_at": suspicion.next_test_at,
+        "job_ids": json.dumps(job_ids),
+        "avoided_until": suspicion.avoided_until,
+    }
+    statement = insert_on_conflict(tx, node_suspicions).values(
+        node_id=suspicion.node_id, since=suspicion.since, num_tests=suspicion.num_tests, **changed
+    )
+    tx.execute(statement.on_conflict_do_update(index_elements=["node_id"], set_=changed))
+
+
+def suspicions(tx: Transaction, node_id: str | None = None, *, lock: bool = False) -> dict[str, Suspicion]:
+    """By node id: all of them, or that of one node."""
+    query = select(*_SUSPICION)
+    if node_id is not None:
+        query = query.where(node_suspicions.c.node_id == node_id)
+    if lock:
+        query = query.with_for_update()
+    found = {}
+    for row in tx.execute(query):
+        values = row._asdict() | {"job_ids": tuple(json.loads(row.job_ids))}
+        found[row.node_id] = Suspicion(**values)
+    return found
+
+
+def postpone_test(tx: Transaction, node_id: str, *, reason: str, next_test_at: float) -> None:
+    """A test of the node has failed."""
+    tx.execute(
+        update(node_suspicions)
+        .where(node_suspicions.c.node_id == node_id)
+        .values(reason=reason[:MAX_REASON_CHARS], next_test_at=next_test_at, num_tests=node_suspicions.c.num_tests + 1)
+    )
+
+
+def repeat_test(tx: Transaction, suspicion: Suspicion, *, next_test_at: float) -> None:
+    """A test has passed, but the job that suspects the node avoids it for longer."""
+    tx.execute(update(node_suspicions).where(*_same(suspicion)).values(next_test_at=next_test_at))
+
+
+def clear_suspicion(tx: Transaction, suspicion: Suspicion, *, now: float) -> bool:
+    """The node has passed its test; the job that suspected it gets an event. False: the node is no longer suspected, or
+    was suspected again since the test began."""
+    if not tx.execute(delete(node_suspicions).where(*_same(suspicion))).rowcount:
+        return False
+    suspected_s = now - suspicion.since
+    event = NodeCleared(node_id=suspicion.node_id, suspected_s=suspected_s, reason=suspicion.reason)
+    driving.record_event(tx, suspicion.job_id, event, now=now)
+    return True
+
+
+def forget(tx: Transaction, node_ids: frozenset[str]) -> None:
+    """Deletes the rows of nodes that have left the cluster; Ray never reuses their ids."""
+    for table in (node_drains, node_cordons, node_suspicions):
+        tx.execute(delete(table).where(table.c.node_id.in_(sorted(node_ids))))
+
+
+def _same(suspicion: Suspicion) -> tuple[ColumnElement[bool], ...]:
+    return (
+        node_suspicions.c.node_id == suspicion.node_id,
+        node_suspicions.c.num_tests == suspicion.num_tests,
+        node_suspicions.c.next_test_at == suspicion.next_test_at,
+    )
+
+
+_SUSPICION = tuple(node_suspicions.c[field.name] for field in fields(Suspicion))
+
+
+NUM_DRAIN_TIMES = 16
+"""The newest ones are kept."""
+_WINDOW_KEPT_S = 86_400.0
+"""A window is listed for this long after its end."""
+
+
+def cordon(tx: Transaction, node_id: str, *, reason: str, now: float) -> None:
+    """No new worker is placed on the node; the caller checks that it exists. A repeated request replaces the reason."""
+    upsert(tx, node_cordons, [{"node_id": node_id, "reason": reason, "requested_at": now}])
+    _record_on_nodes(tx, {node_id}, NodeCordoned(node_id=node_id, reason=reason), now)
+    tx.publish(f"node {node_id}", is_request=True)
+
+
+def uncordon(tx: Transaction, node_id: str) -> bool:
+    """False: the node was not cordoned."""
+    undone = tx.execute(delete(node_cordons).where(node_cordons.c.node_id == node_id)).rowcount > 0
+    if undone:
+        tx.publish(f"node {node_id}", is_request=True)
+    return undone
+
+
+def cordons(tx: Transaction) -> dict[str, Cordon]:
+    """By node id."""
+    rows = tx.execute(select(node_cordons))
+    return {row.node_id: Cordon(reason=row.reason, requested_at=row.requested_at) for row in rows}
+
+
+def plan_window(
+    tx: Transaction, nodes: Collection[str], *, begins_at: float, ends_at: float, reason: str, now: float
+) -> MaintenanceWindow:
+    """A new window; `nodes`: ids or addresses. Those that ended a day ago are deleted."""
+    tx.execute(delete(maintenance_windows).where(maintenance_windows.c.ends_at < now - _WINDOW_KEPT_S))
+    window = MaintenanceWindow(
+        window_id=f"mw-{secrets.token_hex(4)}",
+        nodes=tuple(nodes),
+        begins_at=begins_at,
+        ends_at=ends_at,
+        reason=reason,
+    )
+    row = {"id": window.window_id, "nodes": json.dumps(window.nodes), "begins_at": begins_at, "ends_at": ends_at}
+    tx.execute(insert(maintenance_windows), row | {"reason": reason})
+    event = MaintenancePlanned(window_id=window.window_id, begins_at=begins_at, ends_at=ends_at, reason=reason)
+    _record_on_nodes(tx, set(nodes), event, now)
+    tx.publish(f"window {window.window_id}", is_request=True)
+    return window
+
+
+def cancel_window(tx: Transaction, window_id: str) -> None:
+    """Raises WindowNotFound."""
+    if not tx.execute(delete(maintenance_windows).where(maintenance_windows.c.id == window_id)).rowcount:
+        raise WindowNotFound(window_id)
+    tx.publish(f"window {window_id}", is_request=True)
+
+
+def windows(tx: Transaction) -> list[MaintenanceWindow]:
+    """Also those that have ended, for a day; the earliest first."""
+    query = select(maintenance_windows).order_by(maintenance_windows.c.begins_at, maintenance_windows.c.id)
+    return [
+        MaintenanceWindow(
+            window_id=row.id,
+            nodes=tuple(json.loads(row.nodes)),
+            begins_at=row.begins_at,
+            ends_at=row.ends_at,
+            reason=row.reason,
+        )
+        for row in tx.execute(query)
+    ]
+
+
+def add_drain_times(tx: Transaction, seconds: Mapping[str, float], *, now: float) -> None:
+    """Adds the seconds that ended drains have taken, by node id."""
+    rows = [{"node_id": node_id, "ended_at": now, "drain_s": drain_s} for node_id, drain_s in seconds.items()]
+    if rows:
+        tx.execute(insert(drain_times), rows)
+        newest = tx.execute(select(func.max(drain_times.c.num))).scalar_one()
+        tx.execute(delete(drain_times).where(drain_times.c.num <= newest - NUM_DRAIN_TIMES))
+
+
+def read_drain_times(tx: Transaction) -> list[float]:
+    return list(tx.execute(select(drain_times.c.drain_s).order_by(drain_times.c.num)).scalars())
+
+
+def _record_on_nodes(tx: Transaction, nodes: Collection[str], event: JobEvent, now: float) -> None:
+    """To the jobs with workers on these nodes, which are ids or addresses."""
+    ended = [state.value for state in JobState if state.ended]
+    query = select(jobs.c.id, jobs.c.workers).where(jobs.c.state.not_in(ended), jobs.c.workers != "[]")
+    for job_id, document in tx.execute(query).all():
+        if any(one.node_id in nodes or one.node_ip in nodes for one in workers_of(document)):
+            driving.record_event(tx, job_id, event, now=now)

@@ -1,0 +1,256 @@
+"""Why jobs wait: the order of the queue, and why running jobs have fewer workers than they may have.
+
+Both are explained by the scheduler's last pass, and stored so that every server can answer. The place of a job is
+deleted when it leaves the queue (`JobEdit.move`).
+
+A change of the spec is a request, so it is answered with an event if the job is held back then. The row of a job
+remembers which version was answered, and outlives its attempts. It is shown as long as the job has the grant that the
+answer is about.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+from sqlalchemy import Row, bindparam, delete, func, select
+
+from shoal_service.core.events.job import JobHeldBack
+from shoal_service.core.job_machine import ATTEMPT_STATES
+from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
+from shoal_service.core.scheduling.market import Wait
+from shoal_service.fleet_views import HeldBackJob, QueuedJob, QueueView
+from shoal_service.store import driving, quotas
+from shoal_service.store.database import Transaction, upsert
+from shoal_service.store.records import GROWTH_COLUMNS, PLACE_COLUMNS, growth_answer_of, place_of
+from shoal_service.store.tables import growth_answers, jobs, queue_places
+from shoal_workers.contract.job import JobState
+
+_MAX_HOLDERS = 16
+MOST_PLACED = 5_000
+"""Places of one transaction: with each start and end of a job, all those behind it move."""
+_SAME_START_S = 1.0
+_SAME_START_SHARE = 0.02
+"""An expected start that differs by less than this, relative to the time until then, is not written again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What differs from the stored order."""
+
+    placed: Sequence[dict[str, Any]]
+    """New rows, of jobs without a place, then those that were not written for longest."""
+    num_left: int
+    """New rows beyond these."""
+    gone: Sequence[int]
+    """Numbers of the jobs that have a place no more."""
+
+
+def differing(tx: Transaction, waits: Sequence[Wait], *, now: float, most: int = MOST_PLACED) -> Changes:
+    """Compares the order of a pass, which may be empty, with the stored one. Jobs that are not queued are left out.
+    `most`: new rows. It is read before the transaction of `save_places`, so others wait only for the rows: nobody else
+    writes places during the same epoch."""
+    known = {job_id: row for job_id, *row in tx.execute(_PLACES)}
+    holders: dict[tuple[str, ...], str] = {}
+    placed = []
+    for wait in waits:
+        if (row := known.pop(wait.job_id, None)) is None:
+            continue  # it has left the queue
+        if (text := holders.get(wait.holders)) is None:
+            text = holders[wait.holders] = json.dumps(wait.holders[:_MAX_HOLDERS])
+        num, position, reason, held_by, expected_at, decided_at = row
+        if (position, reason, held_by) == (wait.position, wait.reason, text) and _is_same(
+            expected_at, wait.expected_at, now
+        ):
+            continue
+        new = {
+            "job_num": num,
+            "position": wait.position,
+            "reason": wait.reason,
+            "holders": text,
+            "expected_at": wait.expected_at,
+            "decided_at": now,
+        }
+        placed.append((decided_at or 0.0, wait.position, new))
+    gone = [row[0] for row in known.values() if row[1] is not None]
+    gone += tx.execute(_LEFT).scalars()
+    placed.sort(key=itemgetter(0, 1))
+    return Changes([new for _, _, new in placed[:most]], max(0, len(placed) - most), gone)
+
+
+def save_places(tx: Transaction, changes: Changes) -> None:
+    """Nobody is notified, since the order may change with every pass. Places of jobs that have left the queue since
+    `differing` are not written."""
+    if not (changes.placed or changes.gone):
+        return
+    nums = set(tx.execute(_QUEUED_NUMS).scalars()) if changes.placed else set()
+    placed = [row for row in changes.placed if row["job_num"] in nums]
+    if changes.gone:
+        gone = [{"gone": num} for num in changes.gone]
+        tx.execute(delete(queue_places).where(queue_places.c.job_num == bindparam("gone")), gone)
+    upsert(tx, queue_places, placed)
+
+
+_QUEUED_NUMS = select(jobs.c.num).where(jobs.c.state == JobState.QUEUED.value)
+_LEFT = (
+    select(queue_places.c.job_num)
+    .join(jobs, jobs.c.num == queue_places.c.job_num)
+    .where(jobs.c.state != JobState.QUEUED.value)
+)
+"""On PostgreSQL a job may leave the queue while its place is written."""
+_PLACES = (
+    select(
+        *(jobs.c.id, jobs.c.num),
+        *(queue_places.c.position, queue_places.c.reason, queue_places.c.holders),
+        *(queue_places.c.expected_at, queue_places.c.decided_at),
+    )
+    .outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
+    .where(jobs.c.state == JobState.QUEUED.value)
+)
+
+
+def view(tx: Transaction, *, limit: int = 1000, visible: Collection[str] | None = None) -> QueueView:
+    """The queue in its order; jobs that no pass has considered yet come last. `visible`: only jobs of these projects,
+    and no ids of others."""
+    query = (
+        select(jobs.c.id, jobs.c.name, jobs.c.project, jobs.c.user, jobs.c.priority, jobs.c.created_at, *PLACE_COLUMNS)
+        .outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
+        .where(jobs.c.state == JobState.QUEUED.value)
+        .order_by(queue_places.c.position.is_(None), queue_places.c.position, jobs.c.priority.desc(), jobs.c.num)
+        .limit(limit)
+    )
+    count = select(func.count()).where(jobs.c.state == JobState.QUEUED.value)
+    if visible is not None:
+        query = query.where(jobs.c.project.in_(sorted(visible)))
+        count = count.where(jobs.c.project.in_(sorted(visible)))
+    items = tuple(_queued_job(row) for row in tx.execute(query))
+    return QueueView(
+        items=items if visible is None else _without_others(tx, items, visible),
+        num_queued=tx.execute(count).scalar_one(),
+        projects=tuple(quotas.project_views(tx, visible)),
+        held_back=tuple(one for one in _held_back(tx, limit=limit) if visible is None or one.project in visible),
+    )
+
+
+def _without_others(tx: Transaction, items: tuple[QueuedJob, ...], visible: Collection[str]) -> tuple[QueuedJob, ...]:
+    """Without the ids of holders that are jobs of other projects."""
+    named = {holder for item in items if item.place is not None for holder in item.place.holders}
+    known = select(jobs.c.id).where(jobs.c.id.in_(sorted(named)), jobs.c.project.in_(sorted(visible)))
+    own = set(tx.execute(known).scalars())
+    found = []
+    for item in items:
+        if item.place is not None:
+            holders = tuple(holder for holder in item.place.holders if holder in own)
+            item = item.model_copy(update={"place": item.place.model_copy(update={"holders": holders})})
+        found.append(item)
+    return tuple(found)
+
+
+def _queued_job(row: Row[*tuple[Any, ...]]) -> QueuedJob:
+    return QueuedJob(
+        job_id=row.id,
+        name=row.name,
+        project=row.project,
+        user=row.user,
+        priority=row.priority,
+        submitted_at=row.created_at,
+        place=place_of(row),
+    )
+
+
+def _is_same(before: float | None, after: float | None, now: float) -> bool:
+    if before is None or after is None:
+        return before is after
+    return abs(after - before) <= max(_SAME_START_S, _SAME_START_SHARE * (after - now))
+
+
+REWRITE_S = 10.0
+"""Words that differ only in their numbers are written again after this time."""
+_NOTHING = {"limit": "", "reason": ""}
+
+
+def save_growth(tx: Transaction, answers: Sequence[HeldBack], versions: Mapping[str, int], *, now: float) -> int:
+    """Why running jobs are held back, as a pass explained it. A job whose spec has changed since the last answer gets
+    an event if it is held back. Returns the number of rows that were written.
+
+    Args:
+        answers: for the jobs that are held back.
+        versions: the version of the spec that the scheduler has considered, of each running job.
+    """
+    held = {answer.job_id: answer for answer in answers}
+    written = []
+    for row in tx.execute(_running()).all():
+        version = versions.get(row.id)
+        if version is None:
+            continue  # it has started since
+        after = _row(row, held.get(row.id), version, now)
+        if after is None or not _differs(row, after, now):
+            continue
+        written.append(after)
+        answer = held.get(row.id)
+        if answer is not None and after["spec_version"] > max(1, row.answered_version or 1):
+            event = JobHeldBack(
+                workers=answer.workers, max_workers=answer.max_workers, limit=answer.limit.value, reason=answer.reason
+            )
+            driving.record_event(tx, row.id, event, now=now)
+    upsert(tx, growth_answers, written)
+    return len(written)
+
+
+def _held_back(tx: Transaction, *, limit: int) -> tuple[HeldBackJob, ...]:
+    """The running jobs that are held back, oldest first."""
+    found = []
+    for row in tx.execute(_running().where(growth_answers.c.limit != "")):
+        answer = growth_answer_of(row)
+        if answer is not None:
+            found.append(
+                HeldBackJob(
+                    job_id=row.id,
+                    name=row.name,
+                    project=row.project,
+                    user=row.user,
+                    priority=row.priority,
+                    workers=row.granted_workers,
+                    answer=answer,
+                )
+            )
+    return tuple(found[:limit])
+
+
+def _running() -> Any:
+    columns = (jobs.c.num, jobs.c.id, jobs.c.name, jobs.c.project, jobs.c.user, jobs.c.priority, jobs.c.granted_workers)
+    return (
+        select(*columns, growth_answers.c.spec_version.label("answered_version"), *GROWTH_COLUMNS)
+        .outerjoin(growth_answers, growth_answers.c.job_num == jobs.c.num)
+        .where(jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES)))
+        .order_by(jobs.c.num)
+    )
+
+
+def _row(row: Row[Any], answer: HeldBack | None, version: int, now: float) -> dict[str, Any] | None:
+    """None: there is nothing to remember of a job whose spec was never changed."""
+    if answer is None and version == 1 and row.answered_version is None:
+        return None
+    if answer is not None and answer.limit is GrowthLimit.SOON:
+        version = row.answered_version or 1  # no answer yet to what was changed
+    words = _NOTHING if answer is None else {"limit": answer.limit.value, "reason": answer.reason}
+    return {
+        "job_num": row.num,
+        "spec_version": version,
+        "workers": row.granted_workers if answer is None else answer.workers,
+        "max_workers": row.granted_workers if answer is None else answer.max_workers,
+        **words,
+        "decided_at": now,
+    }
+
+
+def _differs(row: Row[Any], after: Mapping[str, Any], now: float) -> bool:
+    if row.answered_version is None:
+        return True
+    before = (row.answered_version, row.answered_workers, row.max_workers, row.growth_limit)
+    if before != (after["spec_version"], after["workers"], after["max_workers"], after["limit"]):
+        return True
+    return bool(row.growth_reason != after["reason"] and not 0 <= now - row.growth_decided_at < REWRITE_S)

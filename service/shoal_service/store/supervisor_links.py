@@ -1,0 +1,232 @@
+"""The link between the service and the supervisors of running attempts: tokens, reports, directives.
+
+Reports are fenced by the attempt, its token, the life of the supervisor and the numbers of the items; they need no
+lease, so that any control plane may take them. Tokens and directives are written under the lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sqlalchemy import Row, and_, bindparam, select, update
+
+from shoal_service.core.access.tokens import hash_of
+from shoal_service.core.job_machine import ATTEMPT_STATES
+from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
+from shoal_service.reports import StacksAnswer
+from shoal_service.store import reporting
+from shoal_service.store.database import Transaction, upsert
+from shoal_service.store.errors import AttemptTokenRefused, SupervisorReplaced
+from shoal_service.store.records import JobRecord, load, load_all
+from shoal_service.store.tables import attempt_tokens, directives, jobs
+
+AttemptKey: TypeAlias = tuple[str, int]
+"""Job id, and number of the attempt."""
+
+
+def directives_of(job_id: str) -> str:
+    """What `Store.subscribe` takes in place of a job's id: a directive for the job's supervisor was written."""
+    return f"directives of job {job_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A supervisor's report, as one request has brought it."""
+
+    caller: AttemptCaller
+    report: HomeReport
+    now: float
+    """When it arrived."""
+
+
+Outcome: TypeAlias = ReportReceipt | AttemptTokenRefused | SupervisorReplaced
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorLink:
+    """What is known of the supervisor of an attempt that goes on."""
+
+    has_token: bool
+    """False: the attempt's supervisor was never given one, or the row was lost."""
+    life: int
+    """The highest of the supervisors that have reported; 0: none has."""
+    reported_at: float
+    """When the last report was stored, by the clock of the control plane that took it; 0: none was."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDirective:
+    number: int
+    body: str
+    """JSON of a Directive."""
+
+
+def keep_token(tx: Transaction, job_id: str, attempt: int, token: str) -> None:
+    """From now on it is the one of the attempt, and no other is. Raises JobNotFound."""
+    job = load(tx, job_id, lock=True)
+    of_attempt = and_(attempt_tokens.c.job_num == job.num, attempt_tokens.c.attempt == attempt)
+    if not tx.execute(update(attempt_tokens).where(of_attempt).values(hash=hash_of(token))).rowcount:
+        row = {"job_num": job.num, "attempt": attempt, "hash": hash_of(token), "life": 0, "reported_at": 0.0}
+        upsert(tx, attempt_tokens, [row])
+
+
+def attempt_of_token(tx: Transaction, token: str) -> AttemptCaller | None:
+    """Whose it is; None: it is not the token of an attempt that goes on."""
+    row = tx.execute(_OF_TOKEN, {"hash": hash_of(token)}).one_or_none()
+    return AttemptCaller(row.id, row.attempt, hash_of(token)) if row is not None else None
+
+
+def take_reports(tx: Transaction, arrived: Sequence[Arrived]) -> list[Outcome]:
+    """Stores each item of these reports exactly once, in one transaction: all or, if it raises, none. What comes of
+    each, in their order. PostgreSQL locks the rows of the jobs in the order of their ids.
+
+    It takes few statements, however many the reports are: most of the time of a statement goes into the statement,
+    not into its rows.
+
+    A report whose `after` is below what is stored repeats items, and is not stored: its receipt says from where
+    the supervisor has to go on.
+    """
+    outcomes: dict[int, Outcome] = {}
+    left = dict(enumerate(arrived))
+    while left:  # once, unless two are of one job: then each of them sees what the one before has changed
+        first = {one.caller.job_id: index for index, one in reversed(left.items())}
+        outcomes |= _take(tx, {index: left.pop(index) for index in first.values()})
+    return [outcomes[index] for index in range(len(arrived))]
+
+
+def links(tx: Transaction) -> Mapping[AttemptKey, SupervisorLink]:
+    """Links of all attempts that go on."""
+    return {
+        (row.id, row.attempt): SupervisorLink(row.life is not None, row.life or 0, row.reported_at or 0.0)
+        for row in tx.execute(_LINKS)
+    }
+
+
+def put_directive(tx: Transaction, job_id: str, attempt: int, body: str) -> int:
+    """In place of the last one; its number. `body`: JSON of a Directive. Raises JobNotFound."""
+    job = load(tx, job_id, lock=True)
+    last = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": job.num}).one_or_none()
+    of_attempt = last if last is not None and last.attempt == attempt else None
+    row = {
+        "job_num": job.num,
+        "attempt": attempt,
+        "number": of_attempt.number + 1 if of_attempt is not None else 1,
+        "epoch": tx.epoch,
+        "body": body,
+        "stacks": of_attempt.stacks if of_attempt is not None else "",
+    }
+    upsert(tx, directives, [row])
+    tx.announce(directives_of(job_id))
+    return int(row["number"])
+
+
+def directive(tx: Transaction, job_id: str, attempt: int) -> StoredDirective | None:
+    """The newest one of an attempt that goes on; None: there is none yet. Raises AttemptTokenRefused: the attempt is
+    over."""
+    row = tx.execute(_DIRECTIVE, {"job_id": job_id, "attempt": attempt}).one_or_none()
+    if row is None:
+        raise AttemptTokenRefused(job_id, attempt)
+    return StoredDirective(row.number, row.body) if row.number is not None else None
+
+
+def directive_numbers(tx: Transaction, job_ids: Collection[str]) -> Mapping[str, int]:
+    """Number of the newest directive of each of these jobs that has one, and an attempt that goes on."""
+    return {row.id: row.number for row in tx.execute(_DIRECTIVE_NUMBERS) if row.id in job_ids}
+
+
+def stacks_answer(tx: Transaction, job_id: str, attempt: int, number: int) -> StacksAnswer | None:
+    """The answer to this request; None: it is not there yet."""
+    row = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": load(tx, job_id).num}).one_or_none()
+    if row is None or row.attempt != attempt or not row.stacks:
+        return None
+    answer = StacksAnswer.model_validate_json(row.stacks)
+    return answer if answer.number == number else None
+
+
+def _take(tx: Transaction, arrived: Mapping[int, Arrived]) -> dict[int, Outcome]:
+    """Stores what has arrived for different jobs, and returns the outcome of each, by its index."""
+    outcomes: dict[int, Outcome] = {}
+    incoming: list[reporting.Incoming] = []
+    known = load_all(tx, [one.caller.job_id for one in arrived.values()])
+    # After the rows of the jobs are locked: a token that was made meanwhile is seen.
+    rows = tx.execute(_TOKENS_OF_JOBS, {"job_nums": [job.num for job in known.values()]})
+    tokens = {row.job_num: row for row in rows}
+    reported: list[dict[str, Any]] = []
+    for index, one in arrived.items():
+        job = known.get(one.caller.job_id)
+        outcome = _verdict(job, tokens.get(job.num) if job is not None else None, one)
+        if outcome is not None:
+            outcomes[index] = outcome
+            continue
+        assert job is not None
+        reported.append({"of_job": job.num, "of_life": one.report.life, "at": one.now})
+        reports = one.report.reports
+        if reports is None or one.report.after < job.pulled_seq:
+            outcomes[index] = ReportReceipt(acknowledged=job.pulled_seq)
+            if reports is not None:
+                unstored = reports.model_copy(update={"end": None, "stacks": None})
+                reporting.drop_repeated(tx, reporting.Incoming(job, unstored, one.now))
+            continue
+        if reports.stacks is not None:
+            values = {"of_job": job.num, "answer": reports.stacks.model_dump_json()}
+            tx.execute(_ANSWERED, values)
+        outcomes[index] = ReportReceipt(acknowledged=max(reports.seq, job.pulled_seq), released=reports.end is not None)
+        incoming.append(reporting.Incoming(job, reports, one.now))
+    if reported:
+        tx.execute(_REPORTED, reported)
+    reporting.apply_all(tx, incoming)
+    return outcomes
+
+
+def _verdict(job: JobRecord | None, token: Row[Any] | None, one: Arrived) -> Outcome | None:
+    """Why a report is refused; None: it is not."""
+    caller, reports = one.caller, one.report.reports
+    is_own = (
+        job is not None
+        and token is not None
+        and _goes_on(job, caller.attempt)
+        and (token.attempt, token.hash) == (job.attempt, caller.token_hash)
+    )
+    if not is_own or (reports is not None and reports.attempt != caller.attempt):
+        return AttemptTokenRefused(caller.job_id, caller.attempt)
+    assert token is not None
+    return SupervisorReplaced(one.report.life, token.life) if one.report.life < token.life else None
+
+
+def _goes_on(job: JobRecord, attempt: int) -> bool:
+    return job.attempt == attempt and job.state in ATTEMPT_STATES
+
+
+_STATES = sorted(state.value for state in ATTEMPT_STATES)
+_OF_TOKEN = (
+    select(jobs.c.id, jobs.c.attempt)
+    .join(attempt_tokens, and_(attempt_tokens.c.job_num == jobs.c.num, attempt_tokens.c.attempt == jobs.c.attempt))
+    .where(attempt_tokens.c.hash == bindparam("hash"), jobs.c.state.in_(_STATES))
+)
+_TOKENS_OF_JOBS = select(attempt_tokens).where(attempt_tokens.c.job_num.in_(bindparam("job_nums", expanding=True)))
+_REPORTED = (
+    update(attempt_tokens)
+    .where(attempt_tokens.c.job_num == bindparam("of_job"))
+    .values(life=bindparam("of_life"), reported_at=bindparam("at"))
+)
+_LINKS = (
+    select(jobs.c.id, jobs.c.attempt, attempt_tokens.c.life, attempt_tokens.c.reported_at)
+    .outerjoin(attempt_tokens, and_(attempt_tokens.c.job_num == jobs.c.num, attempt_tokens.c.attempt == jobs.c.attempt))
+    .where(jobs.c.state.in_(_STATES))
+)
+_DIRECTIVE_NUMBERS = (
+    select(jobs.c.id, directives.c.number)
+    .join(directives, directives.c.job_num == jobs.c.num)
+    .where(jobs.c.state.in_(_STATES))
+)
+_DIRECTIVE_OF_JOB = select(directives).where(directives.c.job_num == bindparam("job_num"))
+_DIRECTIVE = (
+    select(directives.c.number, directives.c.body)
+    .select_from(jobs)
+    .outerjoin(directives, and_(directives.c.job_num == jobs.c.num, directives.c.attempt == jobs.c.attempt))
+    .where(jobs.c.id == bindparam("job_id"), jobs.c.attempt == bindparam("attempt"), jobs.c.state.in_(_STATES))
+)
+_ANSWERED = update(directives).where(directives.c.job_num == bindparam("of_job")).values(stacks=bindparam("answer"))
+"""Statements are built once: that takes as long as to run them."""

@@ -1,0 +1,274 @@
+"""Sweeps: their jobs, submitted and cancelled together; how they are listed; the end of one that is worse than others.
+
+What the jobs have reached is read by primary keys: a look costs a few rows for each job of the sweep. Which one ends is
+decided in `core/sweeps/pruning`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Select, func, select, tuple_
+
+from shoal_service.core.desired import Desired
+from shoal_service.core.events.catalogue import describe
+from shoal_service.core.events.job import JobOutperformed, JobRequested
+from shoal_service.core.job_machine import ACTIVE, Requested, step
+from shoal_service.core.selection.labels import LabelSelector
+from shoal_service.core.sweeps.grid import MAX_JOBS
+from shoal_service.core.sweeps.pruning import AVERAGED_STEPS, Measure, Rule, Verdict, rank, step_to_compare, verdict
+from shoal_service.fleet_views import SweepSummary, SweepView
+from shoal_service.store import audit, job_lists, submissions
+from shoal_service.store.database import Transaction
+from shoal_service.store.edit import JobEdit
+from shoal_service.store.errors import (
+    IdempotencyConflict,
+    JobEnded,
+    QueueFull,
+    SweepConflict,
+    SweepNotFound,
+    SweepTooLarge,
+)
+from shoal_service.store.records import load, load_spec
+from shoal_service.store.tables import events, job_labels, jobs, series, series_rollups
+from shoal_service.views import Page
+from shoal_workers.contract.job import JobState
+from shoal_workers.contract.spec import SWEEP_LABEL, JobSpec
+
+PRUNED = "pruned"
+"""Reason of a job that was ended because others of its sweep are better."""
+
+
+MAX_COMPARED = 500
+"""The newest jobs of the sweep."""
+
+
+def create(tx: Transaction, name: str, jobs: Sequence[tuple[JobSpec, str]], *, now: float) -> tuple[list[str], bool]:
+    """All jobs of a sweep, or none. `jobs`: their specs, all of one project, and the notes of their statuses. Returns
+    their ids in this order, and whether one is new: a job has a key of project, sweep and number. Raises SweepConflict,
+    SweepTooLarge; SpecError, as `submissions.create`."""
+    ids, is_new = [], False
+    for number, (spec, note) in enumerate(jobs, 1):
+        key = f"sweep/{spec.project}/{name}/{number}"
+        try:
+            view, created = submissions.create(tx, spec, idempotency_key=key, now=now, note=note)
+        except IdempotencyConflict as error:
+            raise SweepConflict(spec.project, name, number, error.job_id) from None
+        except QueueFull as error:
+            raise SweepTooLarge(error.name, error.queued, error.max_queued, error.is_user) from None
+        ids.append(view.id)
+        is_new = is_new or created
+    audit.made(f"/v1/sweeps/{jobs[0][0].project}/{name}")
+    return ids, is_new
+
+
+def cancel(tx: Transaction, project: str, name: str, *, now: float) -> list[str]:
+    """Ends those of its jobs that have not ended; their ids. Raises SweepNotFound."""
+    cancelled = []
+    for job_id in _job_ids(tx, project, name):
+        try:
+            changed = submissions.requested(tx, job_id, Desired.CANCEL, now=now)
+        except JobEnded:
+            continue
+        if changed:
+            cancelled.append(job_id)
+    return cancelled
+
+
+def page(
+    tx: Transaction,
+    *,
+    project: str | None = None,
+    name: str | None = None,
+    visible: Collection[str] | None = None,
+    limit: int = 100,
+    cursor: str | None = None,
+) -> Page[SweepSummary]:
+    """The newest first, by their first jobs. None: of all. Raises InvalidCursor."""
+    first = func.min(jobs.c.num)
+    query = _members(first.label("first"), func.min(jobs.c.created_at).label("created_at"))
+    if project is not None:
+        query = query.where(jobs.c.project == project)
+    if name is not None:
+        query = query.where(job_labels.c.value == name)
+    if visible is not None:
+        query = query.where(jobs.c.project.in_(sorted(visible)))
+    query = query.group_by(jobs.c.project, job_labels.c.value)
+    if cursor is not None:
+        query = query.having(first < job_lists.decode_cursor(cursor))
+    rows = tx.execute(query.order_by(first.desc()).limit(limit + 1)).all()
+    shown = rows[:limit]
+    states = _num_by_state(tx, [(row.project, row.value) for row in shown])
+    items = tuple(
+        SweepSummary(
+            name=row.value,
+            project=row.project,
+            num_jobs=states[row.project, row.value].total(),
+            num_by_state=dict(states[row.project, row.value]),
+            created_at=row.created_at,
+        )
+        for row in shown
+    )
+    return Page[SweepSummary](
+        items=items, next_cursor=job_lists.encode_cursor(shown[-1].first) if len(rows) > limit else None
+    )
+
+
+def view(tx: Transaction, project: str, name: str, order: Sequence[str] = ()) -> SweepView:
+    """Its jobs, the best first; `order`: only those with these ids, in this order. Raises SweepNotFound."""
+    found = page(tx, project=project, name=name, limit=1).items
+    if not found:
+        raise SweepNotFound(project, name)
+    query = job_lists.FleetQuery(
+        project=project,
+        labels=(LabelSelector(SWEEP_LABEL, name),),
+        ids=frozenset(order),
+        descending=False,
+        limit=MAX_JOBS,
+    )
+    items = job_lists.fleet_page(tx, query)
+    if order:
+        place = {job_id: number for number, job_id in enumerate(order)}
+        items = tuple(sorted(items, key=lambda job: place[job.id]))
+    else:
+        items = tuple(sorted(items, key=lambda job: rank(job.val_loss, job.loss)))
+    newest = _members(jobs.c.num, jobs.c.spec_version).where(jobs.c.project == project, job_labels.c.value == name)
+    last = tx.execute(newest.order_by(jobs.c.num.desc()).limit(1)).one()
+    rules = load_spec(tx, last.num, last.spec_version).sweep
+    return SweepView(
+        **dict(found[0]),
+        limit=rules.limit if rules is not None else None,
+        prune=rules.prune if rules is not None else None,
+        warmup_steps=rules.warmup_steps if rules is not None else None,
+        jobs=items,
+    )
+
+
+def compare(tx: Transaction, project: str, sweep: str, rules: dict[str, Rule]) -> dict[str, Verdict]:
+    """Which of these jobs of a sweep are worse than the others, by their ids."""
+    found: dict[str, Verdict] = {}
+    nums = _nums_by_id(tx, project, sweep)
+    for measure in {rule.measure for rule in rules.values()}:
+        reached = _reached(tx, nums, measure)
+        for job_id, rule in rules.items():
+            at = step_to_compare(job_id, reached, rule) if rule.measure is measure else None
+            if at is not None and (worse := verdict(job_id, at, _values(tx, nums, at, measure))):
+                found[job_id] = worse
+    return found
+
+
+def prune(tx: Transaction, job_id: str, sweep: str, worse: Verdict, rule: Rule, *, now: float) -> bool:
+    """End a job that others of its sweep outperform; False: it has ended, or a user has asked for something else.
+    Raises JobNotFound."""
+    job = load(tx, job_id, lock=True)
+    after = step(job.standing, Requested(Desired.CANCEL))
+    if job.state not in ACTIVE or job.standing.desired is not Desired.RUN or after is None:
+        return False
+    edit = JobEdit(tx, job, now)
+    event = JobOutperformed(
+        sweep=sweep,
+        measure=rule.measure.value,
+        step=worse.step,
+        value=None if math.isnan(worse.value) else worse.value,
+        median=worse.median,
+        num_others=worse.num_others,
+    )
+    edit.event(event)
+    edit.move(after, PRUNED, event.words())
+    edit.save()
+    tx.publish(job_id, is_request=True)
+    return True
+
+
+def why_pruned(tx: Transaction, job_num: int) -> str:
+    """Why the job was asked to end, if it was not a user who said so."""
+    asked = (JobOutperformed.type, JobRequested.type)
+    query = select(events.c.type, events.c.data).where(events.c.job_num == job_num, events.c.type.in_(asked))
+    newest = tx.execute(query.order_by(events.c.seq.desc()).limit(1)).one_or_none()
+    if newest is None or newest.type != JobOutperformed.type:
+        return ""
+    return describe(newest.type, json.loads(newest.data)).message
+
+
+def _num_by_state(tx: Transaction, sweeps: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Counter[JobState]]:
+    found: dict[tuple[str, str], Counter[JobState]] = {sweep: Counter() for sweep in sweeps}
+    if not found:
+        return found
+    query = _members(jobs.c.state, func.count().label("number"))
+    query = query.where(tuple_(jobs.c.project, job_labels.c.value).in_(list(found)))
+    for row in tx.execute(query.group_by(jobs.c.project, job_labels.c.value, jobs.c.state)):
+        found[row.project, row.value][JobState(row.state)] = row.number
+    return found
+
+
+def _members(*columns: Any) -> Select[Any]:
+    """Query for the jobs of all sweeps: project, name of the sweep (`value`), and these columns."""
+    return (
+        select(jobs.c.project, job_labels.c.value, *columns)
+        .join(job_labels, job_labels.c.job_num == jobs.c.num)
+        .where(job_labels.c.key == SWEEP_LABEL)
+    )
+
+
+def _nums_by_id(tx: Transaction, project: str, name: str) -> dict[str, int]:
+    """Numbers of the jobs of a sweep by their ids."""
+    query = (
+        select(jobs.c.id, jobs.c.num)
+        .join(job_labels, job_labels.c.job_num == jobs.c.num)
+        .where(job_labels.c.key == SWEEP_LABEL, job_labels.c.value == name, jobs.c.project == project)
+        .order_by(jobs.c.num.desc())
+        .limit(MAX_COMPARED)
+    )
+    return {row.id: row.num for row in tx.execute(query)}
+
+
+def _reached(tx: Transaction, nums: dict[str, int], measure: Measure) -> dict[str, int]:
+    """The last step of each job for which it has a value; jobs without one are left out."""
+    found: dict[str, int] = {}
+    for job_id, num in nums.items():
+        if measure is Measure.VALIDATION:
+            query = select(series.c.step).where(series.c.job_num == num, series.c.val_loss.is_not(None))
+            step = tx.execute(query.order_by(series.c.step.desc()).limit(1)).scalar_one_or_none()
+        else:
+            newest = select(func.max(series_rollups.c.bucket)).where(
+                series_rollups.c.job_num == num, series_rollups.c.width == AVERAGED_STEPS
+            )
+            bucket = tx.execute(newest).scalar_one()
+            step = None if bucket is None else (bucket + 1) * AVERAGED_STEPS
+        if step is not None:
+            found[job_id] = step
+    return found
+
+
+def _values(tx: Transaction, nums: dict[str, int], step: int, measure: Measure) -> dict[str, float]:
+    """Values of the jobs that have one at this step."""
+    ids = {num: job_id for job_id, num in nums.items()}
+    if measure is Measure.VALIDATION:
+        query = select(series.c.job_num, series.c.val_loss).where(
+            series.c.job_num.in_(ids), series.c.step == step, series.c.val_loss.is_not(None)
+        )
+    else:
+        query = select(series_rollups.c.job_num, series_rollups.c.loss).where(
+            series_rollups.c.job_num.in_(ids),
+            series_rollups.c.width == AVERAGED_STEPS,
+            series_rollups.c.bucket == step // AVERAGED_STEPS - 1,
+        )
+    return {ids[num]: math.nan if value is None else value for num, value in tx.execute(query)}
+
+
+def _job_ids(tx: Transaction, project: str, name: str) -> list[str]:
+    """Ids of all jobs of a sweep, oldest first. Raises SweepNotFound."""
+    query = (
+        select(jobs.c.id)
+        .join(job_labels, job_labels.c.job_num == jobs.c.num)
+        .where(job_labels.c.key == SWEEP_LABEL, job_labels.c.value == name, jobs.c.project == project)
+        .order_by(jobs.c.num)
+    )
+    found = list(tx.execute(query).scalars())
+    if not found:
+        raise SweepNotFound(project, name)
+    return found
