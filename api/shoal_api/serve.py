@@ -56,7 +56,7 @@ from shoal_service.control.webhooks.delivery import WebhookDelivery
 from shoal_service.control.webhooks.lane import WebhookConfig
 from shoal_service.control.webhooks.notifier import MISSING, is_installed
 from shoal_service.control.webhooks.secrets import Secrets
-from shoal_service.core.access.claims import ClaimRules
+from shoal_service.core.access import ClaimRules
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from shoal_service.core.quantities import count_text
 from shoal_service.process_memory import hide_process

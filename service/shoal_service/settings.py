@@ -16,15 +16,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shoal_service.clusters.wire import CLUSTER_PATTERN
-from shoal_service.core.access.roles import Role
+from shoal_service.core.access import Role
 from shoal_service.core.attempt.large_groups import AGENTS_FROM
 from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT, probation_limit
-from shoal_service.core.retention.ended_jobs import (
-    DEFAULT_EVERY_S,
-    DEFAULT_RULES,
-    LEAST_AUDIT_DAYS,
-    RetentionRules,
-)
+from shoal_service.core.retention import DEFAULT_EVERY_S, DEFAULT_RULES, LEAST_AUDIT_DAYS, RetentionRules
 from shoal_service.core.webhooks.rules import ANY, WebhookRules
 from shoal_service.core.webhooks.selection import ServiceWebhook, unknown_patterns
 from shoal_workers.contract.checks.places import DEFAULT_PATHS, DEFAULT_PROTOCOLS, AllowedPlaces, PipSource, absolute

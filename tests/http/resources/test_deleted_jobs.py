@@ -15,7 +15,7 @@ from shoal_service.clock import SystemClock
 from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
 from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.retention.ended_jobs import Kind
+from shoal_service.core.retention import Kind
 from shoal_service.reports import SupervisorReports
 from shoal_service.store.retention.deletions import DeletionRequest
 from shoal_service.telemetry.removal_tallies import RemovalTallies

@@ -32,7 +32,7 @@ from shoal_service.clusters.wire import (
     OrderPage,
     ReportReceipt,
 )
-from shoal_service.core.access.roles import Permission
+from shoal_service.core.access import Permission
 from shoal_service.core.gateways import Incoming
 from shoal_service.home import MAX_WAIT_S
 from shoal_service.store.clusters.methods import StoredReport, orders_of

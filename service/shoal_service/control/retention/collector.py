@@ -1,7 +1,7 @@
 """RetentionCollector: deletes what ended jobs leave behind once it is old enough, in small steps.
 
     deletions that were begun      ->  continued
-    ended jobs, page by page       ->  core/retention/ended_jobs.py::due  ->  one removal after the other
+    ended jobs, page by page       ->  core/retention.py::due             ->  one removal after the other
     archives that no job names     ->  deleted
     packages that no worker uses   ->  deleted from the nodes
 
@@ -24,7 +24,7 @@ from shoal_service.control.protocols import PackageStores
 from shoal_service.control.retention.deleter import JobDeleter
 from shoal_service.control.storage.job_storage import JobStorage, StorageAway
 from shoal_service.core.quantities import size_text
-from shoal_service.core.retention.ended_jobs import DEFAULT_EVERY_S, DEFAULT_RULES, Kind, Removal, RetentionRules, due
+from shoal_service.core.retention import DEFAULT_EVERY_S, DEFAULT_RULES, Kind, Removal, RetentionRules, due
 from shoal_service.fleet_views import GcView, RemovalView
 from shoal_service.store.errors import Conflict, NotFound, StoreError
 from shoal_service.store.lease import Lease

@@ -11,7 +11,7 @@ from functools import partial
 
 from shoal_service.clock import Clock
 from shoal_service.control.storage.job_storage import JobStorage, StorageAway
-from shoal_service.core.retention.ended_jobs import Kind
+from shoal_service.core.retention import Kind
 from shoal_service.fleet_views import DeletionView
 from shoal_service.store.store import Store
 from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog

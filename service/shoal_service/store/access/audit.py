@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, func, insert, select
 
 from shoal_service.access_views import AuditEvent
-from shoal_service.core.access.roles import Principal
+from shoal_service.core.access import Principal
 from shoal_service.store.access.tables import audit
 
 DONE = "done"

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from sqlalchemy import select
 
 from shoal_service.access_views import AuditEvent, NewToken, TokenRequest, TokenView
-from shoal_service.core.access.roles import Principal
-from shoal_service.core.access.tokens import hash_of, new_token
+from shoal_service.core.access import Principal, hash_of, new_token
 from shoal_service.store.access import audit, sessions, tokens
 from shoal_service.store.database import Database
 from shoal_service.store.errors import JobNotFound

@@ -10,8 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
 
-from shoal_service.core.access.roles import Principal, Role
-from shoal_service.core.access.tokens import hash_of
+from shoal_service.core.access import Principal, Role, hash_of
 from shoal_service.store.access import tokens
 from shoal_service.store.access.tables import sessions
 

@@ -13,8 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, bindparam, or_, select, update
 
 from shoal_service.access_views import TokenRequest, TokenView
-from shoal_service.core.access.roles import Principal, Role
-from shoal_service.core.access.tokens import hash_of, id_of
+from shoal_service.core.access import Principal, Role, hash_of, id_of
 from shoal_service.store.access.tables import tokens
 from shoal_service.store.database import insert
 from shoal_service.store.errors import TokenNotFound

@@ -7,13 +7,13 @@ from typing import Any
 
 from sqlalchemy import Connection, update
 
-from shoal_service.core.events.checkpoints import (
+from shoal_service.core.events.training import (
     CheckpointDamaged,
     CheckpointDeleted,
     CheckpointPinned,
     CheckpointUnpinned,
 )
-from shoal_service.core.retention.checkpoints import why_kept
+from shoal_service.core.retention import why_kept
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import CheckpointConflict, CheckpointKept, CheckpointNotFound, RequestConflict
 from shoal_service.store.lifecycle import continuing

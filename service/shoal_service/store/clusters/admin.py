@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, func, select, update
 
 from shoal_service.access_views import TokenView
-from shoal_service.core.access.roles import BOOTSTRAP
+from shoal_service.core.access import BOOTSTRAP
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.nodes import Cordon
 from shoal_service.store.access import tokens

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from sqlalchemy import Connection, delete, func, select, update
 
 from shoal_service.access_views import ClusterTokenRequest, NewToken, TokenView
-from shoal_service.core.access.tokens import new_token
+from shoal_service.core.access import new_token
 from shoal_service.core.gateways import Incoming, Speaker, Verdict, admit, is_of_another
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.nodes import Cordon

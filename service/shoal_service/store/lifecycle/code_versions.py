@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from sqlalchemy import insert, select
 
-from shoal_service.core.events.code import CodeRefused, CodeRolledBack
+from shoal_service.core.events.job import CodeRefused, CodeRolledBack
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.reports import PendingEvent
 from shoal_service.store.edit import JobEdit

@@ -10,7 +10,7 @@ from collections import defaultdict
 
 from sqlalchemy import Connection, select
 
-from shoal_service.core.lifecycle.continuing import NoSuchCheckpoint, choose
+from shoal_service.core.lifecycle import NoSuchCheckpoint, choose
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.reads.history import read_checkpoints
 from shoal_service.store.tables import jobs

@@ -8,7 +8,7 @@ from sqlalchemy import insert as plain_insert
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.job import JobExtended, JobRetried
 from shoal_service.core.job_machine import Reopened, step
-from shoal_service.core.lifecycle.reopening import Answer, Course, extension, retrial
+from shoal_service.core.lifecycle import Answer, Training, extension, retrial
 from shoal_service.store.access import audit
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import LifecycleConflict, RequestConflict
@@ -28,7 +28,7 @@ def extend(connection: Connection, job_id: str, *, steps: int, now: float) -> Jo
     if job.state is JobState.CANCELLING:
         raise RequestConflict(job_id, job.state, "be extended")
     spec = _readable(connection, job)
-    answer = _granted(job, extension(_course(connection, job, spec), steps))
+    answer = _granted(job, extension(_training(connection, job, spec), steps))
     after = spec.model_copy(update={"stop": StopSpec(steps=steps)})
     version = job.spec_version + 1
     row = {"job_num": job.num, "version": version, "accepted_at": now, "document": after.model_dump_json()}
@@ -48,7 +48,7 @@ def retry(connection: Connection, job_id: str, *, now: float) -> JobView:
     """A failed job tries again in place. Raises JobNotFound, LifecycleConflict, RequestConflict, QueueFull."""
     job = load(connection, job_id, lock=True)
     spec = _readable(connection, job)
-    _granted(job, retrial(_course(connection, job, spec)))
+    _granted(job, retrial(_training(connection, job, spec)))
     edit = JobEdit(connection, job, now)
     retried = JobRetried(done=job.status.step, reason=job.status.reason, **audit.by())
     _reopen(edit, spec, retried, "Tried again on request.")
@@ -79,10 +79,10 @@ def _readable(connection: Connection, job: JobRecord) -> JobSpec:
     return stored.value
 
 
-def _course(connection: Connection, job: JobRecord, spec: JobSpec) -> Course:
+def _training(connection: Connection, job: JobRecord, spec: JobSpec) -> Training:
     own = any(one.state is CheckpointState.COMMITTED for one in read_checkpoints(connection, job.id))
     has_origin = spec.continue_from is not None
-    return Course(state=job.state, step=job.status.step, stop=spec.stop, has_checkpoint=own or has_origin)
+    return Training(state=job.state, step=job.status.step, stop=spec.stop, has_checkpoint=own or has_origin)
 
 
 def _granted(job: JobRecord, answer: Answer) -> Answer:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, select, update
 
-from shoal_service.core.retention.ended_jobs import Kind
+from shoal_service.core.retention import Kind
 from shoal_service.fleet_views import DeletionView
 from shoal_service.store.database import upsert
 from shoal_service.store.errors import JobNotEnded, JobNotFound

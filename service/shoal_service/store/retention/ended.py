@@ -20,8 +20,7 @@ from sqlalchemy import (
 )
 
 from shoal_service.core.events.job import JobPruned
-from shoal_service.core.retention.checkpoints import best_names
-from shoal_service.core.retention.ended_jobs import EndedJob, Kind
+from shoal_service.core.retention import EndedJob, Kind, best_names
 from shoal_service.store.database import json_text
 from shoal_service.store.lifecycle import continuing
 from shoal_service.store.overview import rollups

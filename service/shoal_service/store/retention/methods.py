@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from shoal_service.core.retention.ended_jobs import EndedJob, Kind
+from shoal_service.core.retention import EndedJob, Kind
 from shoal_service.fleet_views import DeletionView
 from shoal_service.store.database import Database
 from shoal_service.store.hub import Hub

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Column, Connection, Table, delete, func, select
 
 from shoal_service.core.events.job import JobPruned
-from shoal_service.core.retention.ended_jobs import Kind
+from shoal_service.core.retention import Kind
 from shoal_service.store.overview import rollups
 from shoal_service.store.tables import events, logs, series, series_rollups
 

@@ -10,8 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, func, select, tuple_
 
 from shoal_service.core.selection.labels import LabelSelector
-from shoal_service.core.sweeps.grid import MAX_JOBS
-from shoal_service.core.sweeps.pruning import rank
+from shoal_service.core.sweeps import MAX_JOBS, rank
 from shoal_service.fleet_views import SweepSummary, SweepView
 from shoal_service.store.errors import SweepNotFound
 from shoal_service.store.overview import fleet

@@ -12,7 +12,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.events.catalogue import describe
 from shoal_service.core.events.job import JobOutperformed, JobRequested
 from shoal_service.core.job_machine import ACTIVE, Requested, step
-from shoal_service.core.sweeps.pruning import Rule, Verdict, step_to_compare, verdict
+from shoal_service.core.sweeps import Rule, Verdict, step_to_compare, verdict
 from shoal_service.fleet_views import SweepSummary, SweepView
 from shoal_service.store import lease as leases
 from shoal_service.store.database import Database

@@ -6,7 +6,7 @@ import math
 
 from sqlalchemy import Connection, func, select
 
-from shoal_service.core.sweeps.pruning import AVERAGED_STEPS, Measure
+from shoal_service.core.sweeps import AVERAGED_STEPS, Measure
 from shoal_service.store.errors import SweepNotFound
 from shoal_service.store.tables import job_labels, jobs, series, series_rollups
 from shoal_workers.contract.spec import SWEEP_LABEL
