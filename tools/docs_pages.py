@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from shoal_service.core.access.roles import PERMISSIONS, ROLE_MEANINGS, Role
+from shoal_service.core.access import PERMISSIONS, ROLE_MEANINGS, Role
 from shoal_service.core.attempt.faults import FAULTS, Budget
 from shoal_service.core.attempt.state.stages import TRANSITIONS, Stage
 from shoal_service.core.events.base import JobEvent
@@ -80,7 +80,7 @@ _DIAGRAM_BEGIN = (
 _DIAGRAM_END = "<!-- end of stages -->"
 
 
-_PERMISSIONS_BEGIN = "<!-- permissions: made from core/access/roles.py by tools/docs_pages.py; run `make docs` -->\n"
+_PERMISSIONS_BEGIN = "<!-- permissions: made from core/access.py by tools/docs_pages.py; run `make docs` -->\n"
 _PERMISSIONS_END = "<!-- end of permissions -->"
 _FAULTS_BEGIN = "<!-- faults: made by tools/docs_pages.py from FAULTS in core/attempt/faults.py; run `make docs` -->"
 _FAULTS_END = "<!-- end of faults -->"

@@ -52,7 +52,7 @@ from shoal_service.control.token_files import (
     register_cluster_token,
 )
 from shoal_service.control.webhooks import MISSING, Secrets, WebhookConfig, WebhookDelivery, is_installed
-from shoal_service.core.access.claims import ClaimRules
+from shoal_service.core.access import ClaimRules
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from shoal_service.core.quantities import count_text
 from shoal_service.process_memory import hide_process

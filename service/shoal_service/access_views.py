@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from shoal_service.core.access.roles import Permission, Role
+from shoal_service.core.access import Permission, Role
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.placing import is_label, is_user
 

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from shoal_service.core.goodput import Goodput
 from shoal_service.core.nodes import Cordon, Drain, Node
-from shoal_service.core.retention.ended_jobs import Kind
+from shoal_service.core.retention import Kind
 from shoal_service.views import (
     GrowthAnswer,
     QueuePlace,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from doubles.event_loop import Hangs
-from shoal_service.core.retention.checkpoints import best_names, choose_deletions
+from shoal_service.core.retention import best_names, choose_deletions
 from shoal_service.supervisor.protocols import ANYBODY, Deleter, Found
 from shoal_workers.checkpoint.commit import marker_of
 from shoal_workers.checkpoint.errors import AttemptFollowed, CommitConflict, DamagedCheckpoint, StorageUnusable

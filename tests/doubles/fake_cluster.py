@@ -13,7 +13,7 @@ from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
 from shoal_service.control.supervisor_reports import Reception
-from shoal_service.core.access.tokens import hash_of
+from shoal_service.core.access import hash_of
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed

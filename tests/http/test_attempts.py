@@ -11,7 +11,7 @@ import pytest
 from pydantic_core import to_json
 
 from kit.attempt_reports import reported
-from shoal_service.core.access.tokens import new_attempt_token
+from shoal_service.core.access import new_attempt_token
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.home import HomeReport
 from shoal_service.store import driving, submissions, supervisor_links

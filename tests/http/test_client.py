@@ -18,7 +18,7 @@ import pytest
 
 from shoal_api.client import Client, Disconnected, NotFound, Unauthenticated, WaitTimeout
 from shoal_api.client.transport import RetryPolicy
-from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
+from shoal_service.core.access import ADMIN_TOKEN_FILE
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 QUICK = RetryPolicy(num_retries=3, first_s=0.01, most_s=0.02)

@@ -21,7 +21,7 @@ from schemathesis.transport.requests import REQUESTS_TRANSPORT
 
 from shoal_api.http.openapi import _MODELS
 from shoal_service.access_views import TokenRequest
-from shoal_service.core.access.roles import PERMISSIONS, Role
+from shoal_service.core.access import PERMISSIONS, Role
 from shoal_service.store import credentials
 from shoal_workers.version import VERSION
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal_service.core.access.tokens import hash_of
+from shoal_service.core.access import hash_of
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.home import AttemptCaller, HomeReport
 from shoal_service.reports import SupervisorReports

@@ -4,44 +4,11 @@ from __future__ import annotations
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.checkpoints import (
-    CheckpointCommitted,
-    CheckpointDamaged,
-    CheckpointDeleted,
-    CheckpointFailed,
-    CheckpointFallback,
-    CheckpointPinned,
-    CheckpointRetentionFailed,
-    CheckpointRetried,
-    CheckpointUnpinned,
-    StorageAway,
-)
-from shoal_service.core.events.code import CodeRefused, CodeRolledBack, CodeUpdated, CodeUpdating
-from shoal_service.core.events.former import SupervisorRefusedCall
-from shoal_service.core.events.generations import (
-    GenerationData,
-    GenerationFormed,
-    GenerationForming,
-    GenerationSettings,
-    GenerationSwitching,
-    LayoutMeasured,
-    LayoutProven,
-    LayoutRefused,
-    NonFiniteStepRolledBack,
-    NonFiniteStepSkipped,
-    StoppedEarly,
-    SwitchLossy,
-    Validated,
-    ValidationNotJudged,
-)
-from shoal_service.core.events.incidents import (
-    IncidentClosed,
-    IncidentOpened,
-    IncidentSuspected,
-    SnapshotsLacking,
-    SnapshotsRecovering,
-)
 from shoal_service.core.events.job import (
+    CodeRefused,
+    CodeRolledBack,
+    CodeUpdated,
+    CodeUpdating,
     JobCreated,
     JobExtended,
     JobGranted,
@@ -57,8 +24,10 @@ from shoal_service.core.events.job import (
     JobStateChanged,
     JobStaysInCluster,
     JobWaiting,
+    ProfileFailed,
+    ProfileRequested,
+    ProfileTaken,
 )
-from shoal_service.core.events.profiles import ProfileFailed, ProfileRequested, ProfileTaken
 from shoal_service.core.events.service import (
     JournalDamaged,
     MaintenancePlanned,
@@ -67,14 +36,46 @@ from shoal_service.core.events.service import (
     NodeCordoned,
     NodeSuspected,
     SupervisorMoved,
+    SupervisorRefusedCall,
     SupervisorRekeyed,
     SupervisorRestarted,
     SupervisorStartFailed,
     WebhookGaveUp,
 )
+from shoal_service.core.events.training import (
+    CheckpointCommitted,
+    CheckpointDamaged,
+    CheckpointDeleted,
+    CheckpointFailed,
+    CheckpointFallback,
+    CheckpointPinned,
+    CheckpointRetentionFailed,
+    CheckpointRetried,
+    CheckpointUnpinned,
+    GenerationData,
+    GenerationFormed,
+    GenerationForming,
+    GenerationSettings,
+    GenerationSwitching,
+    LayoutMeasured,
+    LayoutProven,
+    LayoutRefused,
+    NonFiniteStepRolledBack,
+    NonFiniteStepSkipped,
+    StoppedEarly,
+    StorageAway,
+    SwitchLossy,
+    Validated,
+    ValidationNotJudged,
+)
 from shoal_service.core.events.workers import (
+    IncidentClosed,
+    IncidentOpened,
+    IncidentSuspected,
     NodeAnswers,
     NodeSilent,
+    SnapshotsLacking,
+    SnapshotsRecovering,
     StacksTaken,
     StepsSlow,
     StragglerFound,

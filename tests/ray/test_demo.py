@@ -24,7 +24,7 @@ from kit.processes.server import until
 from kit.requirements import missing
 from shoal_api.demo.prometheus import start_prometheus
 from shoal_api.demo.spec import MIN_STEPS, TOLERANCE
-from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
+from shoal_service.core.access import ADMIN_TOKEN_FILE
 
 _MAIN = "from shoal_api.cli.main import main; main()"
 _SHORT = ("--steps", str(MIN_STEPS + 10))

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal_service.control.token_files import ensure_admin_token
-from shoal_service.core.access.roles import Role
-from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE, new_token
+from shoal_service.core.access import ADMIN_TOKEN_FILE, Role, new_token
 from shoal_service.store import Store, credentials
 
 _SERVERS = 4

@@ -9,7 +9,7 @@ import pytest
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.events.checkpoints import CheckpointCommitted
+from shoal_service.core.events.training import CheckpointCommitted
 from shoal_service.reports import PendingEvent, PendingLog
 from shoal_service.store import Lease, Store, checkpoint_rows, driving, edit, histories, submissions
 from shoal_service.store import reporting as outboxes

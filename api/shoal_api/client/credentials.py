@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from shoal_api.client.errors import UntrustedServer
 from shoal_api.client.listeners import owner_of_port
-from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
+from shoal_service.core.access import ADMIN_TOKEN_FILE
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PORTS = {"http": 80, "https": 443}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal_service.core.downsampling import SeriesPoint
-from shoal_service.core.events.generations import GenerationFormed
+from shoal_service.core.events.training import GenerationFormed
 from shoal_service.core.quantities import count_text
 from shoal_service.views import EventView, IncidentView
 from shoal_workers.contract.job import JobState

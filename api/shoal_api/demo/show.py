@@ -40,7 +40,7 @@ from shoal_api.demo.prometheus import PrometheusProcess, start_prometheus
 from shoal_api.demo.ready import await_ready
 from shoal_api.demo.report import Run, report
 from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, Scenario, Script, script_of
-from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
+from shoal_service.core.access import ADMIN_TOKEN_FILE
 from shoal_service.core.quantities import count_text
 from shoal_service.views import CheckpointState, JobPatch, JobView
 from shoal_workers.contract.spec import StopSpec

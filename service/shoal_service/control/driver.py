@@ -26,7 +26,7 @@ from shoal_service.control.market.build import is_preempted
 from shoal_service.control.protocols import Cluster, Clusters
 from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.core import supervisor_starts
-from shoal_service.core.access.tokens import new_attempt_token
+from shoal_service.core.access import new_attempt_token
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent

@@ -23,8 +23,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 from joserfc.jws import extract_compact
 
-from shoal_service.core.access.claims import ClaimRules, ClaimsRefused, principal_of
-from shoal_service.core.access.roles import Principal
+from shoal_service.core.access import ClaimRules, ClaimsRefused, Principal, principal_of
 
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 _KEPT_S = 3600.0

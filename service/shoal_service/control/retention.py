@@ -1,7 +1,7 @@
 """Deletes what ended jobs leave behind once it is old enough, in small steps.
 
     deletions that were begun      ->  continued by JobDeleter: the files, then the rows, then the job's row
-    ended jobs, page by page       ->  core/retention/ended_jobs.py::due  ->  one removal after the other
+    ended jobs, page by page       ->  core/retention.py::due             ->  one removal after the other
     archives that no job names     ->  deleted
     packages that no worker uses   ->  deleted from the nodes of all clusters (NodePackages)
 
@@ -24,7 +24,7 @@ from shoal_service.clusters.snapshot import UnusedPackages
 from shoal_service.control.job_storage import JobStorage, StorageAway
 from shoal_service.control.protocols import Clusters, PackageStores
 from shoal_service.core.quantities import size_text
-from shoal_service.core.retention.ended_jobs import DEFAULT_EVERY_S, DEFAULT_RULES, Kind, Removal, RetentionRules, due
+from shoal_service.core.retention import DEFAULT_EVERY_S, DEFAULT_RULES, Kind, Removal, RetentionRules, due
 from shoal_service.fleet_views import DeletionView, GcView, RemovalView
 from shoal_service.store import archives, audit, checkpoint_rows, job_deletion
 from shoal_service.store.errors import Conflict, NotFound, StoreError

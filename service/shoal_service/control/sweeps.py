@@ -14,7 +14,7 @@ from typing import Any
 
 from shoal_service.control.spec_io import SpecFormat, decode
 from shoal_service.control.submission import Surroundings, accepted
-from shoal_service.core.sweeps.grid import InvalidGrid, combinations, document_of, labels_of, words
+from shoal_service.core.sweeps import InvalidGrid, combinations, document_of, labels_of, words
 from shoal_service.store import Store, sweep_jobs
 from shoal_service.views import SweepRequest
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec

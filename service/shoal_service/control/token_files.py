@@ -16,8 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest
-from shoal_service.core.access.roles import BOOTSTRAP, Role
-from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE, GATEWAY_TOKEN_FILE, id_of, new_token
+from shoal_service.core.access import ADMIN_TOKEN_FILE, BOOTSTRAP, GATEWAY_TOKEN_FILE, Role, id_of, new_token
 from shoal_service.store import cluster_links, credentials
 from shoal_service.store.store import Store
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, delete, insert, select
 
-from shoal_service.core.events.code import CodeRefused, CodeRolledBack
+from shoal_service.core.events.job import CodeRefused, CodeRolledBack
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.reports import PendingEvent
 from shoal_service.store.database import Transaction, insert_on_conflict, json_text

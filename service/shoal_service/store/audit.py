@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Row, delete, func, insert, select
 
 from shoal_service.access_views import AuditEvent
-from shoal_service.core.access.roles import Principal
+from shoal_service.core.access import Principal
 from shoal_service.store.database import Transaction
 from shoal_service.store.tables import audit
 

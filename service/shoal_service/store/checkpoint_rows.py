@@ -14,14 +14,14 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, select, update
 
-from shoal_service.core.events.checkpoints import (
+from shoal_service.core.events.training import (
     CheckpointDamaged,
     CheckpointDeleted,
     CheckpointPinned,
     CheckpointUnpinned,
 )
-from shoal_service.core.lifecycle.continuing import NoSuchCheckpoint, choose
-from shoal_service.core.retention.checkpoints import why_kept
+from shoal_service.core.lifecycle import NoSuchCheckpoint, choose
+from shoal_service.core.retention import why_kept
 from shoal_service.store.database import Transaction
 from shoal_service.store.edit import RELEASED, JobEdit
 from shoal_service.store.errors import (

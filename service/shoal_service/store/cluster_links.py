@@ -24,7 +24,7 @@ from typing import Any
 from sqlalchemy import Row, delete, func, select, update
 
 from shoal_service.access_views import ClusterTokenRequest, NewToken, TokenView
-from shoal_service.core.access.roles import BOOTSTRAP
+from shoal_service.core.access import BOOTSTRAP
 from shoal_service.core.gateways import Incoming, Speaker, Verdict, admit, is_of_another
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.nodes import Cordon

@@ -14,8 +14,7 @@ from typing import Any
 from sqlalchemy import Row, bindparam, delete, insert, or_, select, update
 
 from shoal_service.access_views import NewToken, TokenRequest, TokenView
-from shoal_service.core.access.roles import Principal, Role
-from shoal_service.core.access.tokens import hash_of, id_of, new_token
+from shoal_service.core.access import Principal, Role, hash_of, id_of, new_token
 from shoal_service.store.database import Transaction, insert_on_conflict
 from shoal_service.store.errors import TokenNotFound
 from shoal_service.store.tables import sessions, tokens

@@ -18,8 +18,7 @@ from typing import Any
 from sqlalchemy import Column, Exists, Row, Table, delete, exists, func, insert, select, tuple_, update
 
 from shoal_service.core.events.job import JobPruned
-from shoal_service.core.retention.checkpoints import best_names
-from shoal_service.core.retention.ended_jobs import EndedJob, Kind
+from shoal_service.core.retention import EndedJob, Kind, best_names
 from shoal_service.fleet_views import DeletionView
 from shoal_service.store import checkpoint_rows, curves
 from shoal_service.store.database import Transaction, upsert

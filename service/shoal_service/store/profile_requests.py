@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from sqlalchemy import delete, func, select
 
-from shoal_service.core.events.profiles import ProfileFailed, ProfileRequested, ProfileTaken
+from shoal_service.core.events.job import ProfileFailed, ProfileRequested, ProfileTaken
 from shoal_service.core.job_machine import ACTIVE
 from shoal_service.store.database import Transaction, upsert
 from shoal_service.store.edit import JobEdit

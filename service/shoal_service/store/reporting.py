@@ -19,7 +19,7 @@ from sqlalchemy import func, select
 
 from shoal_service.core.endings import AttemptEnd, FailureRecord, RetryDecision, decide_retry
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptEnded, Reported, step
-from shoal_service.core.lifecycle.reopening import is_outdated_end
+from shoal_service.core.lifecycle import is_outdated_end
 from shoal_service.core.nodes import FIRST_TEST_S
 from shoal_service.core.quantities import count_text
 from shoal_service.reports import SupervisorReports

@@ -25,7 +25,7 @@ from shoal_service.core.events.job import (
 )
 from shoal_service.core.goodput import Goodput
 from shoal_service.core.job_machine import ATTEMPT_STATES, Reopened, Requested, step
-from shoal_service.core.lifecycle.reopening import Answer, Course, extension, retrial
+from shoal_service.core.lifecycle import Answer, Training, extension, retrial
 from shoal_service.store import archives, audit, checkpoint_rows, quotas, webhook_lanes
 from shoal_service.store.checkpoint_rows import read_checkpoints
 from shoal_service.store.database import Transaction, insert_on_conflict
@@ -213,7 +213,7 @@ def extend(tx: Transaction, job_id: str, *, steps: int, now: float) -> JobView:
     if job.state is JobState.CANCELLING:
         raise RequestConflict(job_id, job.state, "be extended")
     spec = _readable(tx, job)
-    answer = _granted(job, extension(_course(tx, job, spec), steps))
+    answer = _granted(job, extension(_training(tx, job, spec), steps))
     after = spec.model_copy(update={"stop": StopSpec(steps=steps)})
     version = job.spec_version + 1
     row = {"job_num": job.num, "version": version, "accepted_at": now, "document": after.model_dump_json()}
@@ -234,7 +234,7 @@ def retry(tx: Transaction, job_id: str, *, now: float) -> JobView:
     """A failed job tries again in place. Raises JobNotFound, LifecycleConflict, RequestConflict, QueueFull."""
     job = load(tx, job_id, lock=True)
     spec = _readable(tx, job)
-    _granted(job, retrial(_course(tx, job, spec)))
+    _granted(job, retrial(_training(tx, job, spec)))
     edit = JobEdit(tx, job, now)
     retried = JobRetried(done=job.status.step, reason=job.status.reason, **audit.by())
     _reopen(edit, spec, retried, "Tried again on request.")
@@ -361,10 +361,10 @@ def _readable(tx: Transaction, job: JobRecord) -> JobSpec:
     return stored.value
 
 
-def _course(tx: Transaction, job: JobRecord, spec: JobSpec) -> Course:
+def _training(tx: Transaction, job: JobRecord, spec: JobSpec) -> Training:
     own = any(one.state is CheckpointState.COMMITTED for one in read_checkpoints(tx, job.id))
     has_origin = spec.continue_from is not None
-    return Course(state=job.state, step=job.status.step, stop=spec.stop, has_checkpoint=own or has_origin)
+    return Training(state=job.state, step=job.status.step, stop=spec.stop, has_checkpoint=own or has_origin)
 
 
 def _granted(job: JobRecord, answer: Answer) -> Answer:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import Row, and_, bindparam, select, update
 
-from shoal_service.core.access.tokens import hash_of
+from shoal_service.core.access import hash_of
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
 from shoal_service.reports import StacksAnswer

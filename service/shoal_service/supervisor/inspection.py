@@ -30,7 +30,7 @@ from shoal_service.core.culprit.links import Ends, whose_link
 from shoal_service.core.culprit.slow_steps import Pace, SlowDown, step_done
 from shoal_service.core.culprit.standstill import whom_do_they_wait_for
 from shoal_service.core.events.workers import StacksTaken, StepsSlow, StragglerFound
-from shoal_service.core.profiles.decide import (
+from shoal_service.core.profiles import (
     GroupFacts,
     Looked,
     ProfileEvent,

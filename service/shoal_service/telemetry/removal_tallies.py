@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_service.core.retention.ended_jobs import Kind
+from shoal_service.core.retention import Kind
 from shoal_service.telemetry.tallies import Count
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from shoal_api.client import Client, Forbidden
 from shoal_service.access_views import TokenRequest
-from shoal_service.core.access.roles import Role
+from shoal_service.core.access import Role
 from shoal_service.core.desired import Desired
 from shoal_service.store import JobEnded, Store, audit, submissions
 from shoal_service.store.audit import CURRENT, AuditQuery, Deed

@@ -19,8 +19,7 @@ from shoal_api.http.app import create_app
 from shoal_api.http.problems import ProblemError
 from shoal_service.access_views import TokenRequest
 from shoal_service.control.token_files import ensure_admin_token
-from shoal_service.core.access.roles import Role
-from shoal_service.core.access.token_bucket import Rate, TokenBuckets
+from shoal_service.core.access import Rate, Role, TokenBuckets
 from shoal_service.store import Store, credentials
 from shoal_service.telemetry.request_metrics import RequestMetrics
 

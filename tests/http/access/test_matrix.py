@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest
-from shoal_service.core.access.roles import PERMISSIONS, Permission, Role
+from shoal_service.core.access import PERMISSIONS, Permission, Role
 from shoal_service.store import cluster_links, credentials, submissions
 from shoal_workers.contract.checks.spec_errors import parse_spec
 

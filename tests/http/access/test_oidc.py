@@ -24,8 +24,7 @@ from shoal_api.client.credentials import find_token
 from shoal_api.http.app import create_app
 from shoal_service.control.oidc import Issuer, IssuerAway, IssuerConfig, JwtRefused
 from shoal_service.control.token_files import ensure_admin_token
-from shoal_service.core.access.claims import ClaimRules
-from shoal_service.core.access.roles import Principal, Role
+from shoal_service.core.access import ClaimRules, Principal, Role
 from shoal_service.store import Store
 
 RULES = ClaimRules(

@@ -10,7 +10,7 @@ import pytest
 
 from shoal_api.client import Client, Forbidden, NotFound
 from shoal_service.access_views import TokenRequest
-from shoal_service.core.access.roles import Role
+from shoal_service.core.access import Role
 from shoal_service.fleet_views import ProjectRules
 from shoal_service.store import credentials, driving, submissions
 from shoal_workers.contract.checks.spec_errors import parse_spec

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from shoal_service.access_views import TokenRequest
-from shoal_service.core.access.roles import Role
+from shoal_service.core.access import Role
 from shoal_service.store import credentials
 
 

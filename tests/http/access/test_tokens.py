@@ -13,8 +13,7 @@ import pytest
 from shoal_api.client import Client, NotFound, Unauthenticated
 from shoal_service.access_views import TokenRequest
 from shoal_service.control.token_files import ensure_admin_token
-from shoal_service.core.access.roles import Role
-from shoal_service.core.access.tokens import hash_of
+from shoal_service.core.access import Role, hash_of
 from shoal_service.store import Store, credentials
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from shoal_service.access_views import TokenRequest
 from shoal_service.control.code_archive import pack
-from shoal_service.core.access.roles import Role
+from shoal_service.core.access import Role
 from shoal_service.store import archives, credentials
 from shoal_service.views import CheckpointView, JobStatus
 from shoal_workers.contract.job import EndReason, JobState

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal_service.control.token_files import ensure_admin_token
-from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE, id_of
+from shoal_service.core.access import ADMIN_TOKEN_FILE, id_of
 
 
 @pytest.fixture

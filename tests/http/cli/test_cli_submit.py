@@ -10,7 +10,7 @@ from typing import Any
 from shoal_api.cli.follow import follow_job
 from shoal_api.cli.render.progress import PlainScreen
 from shoal_api.client import Client
-from shoal_service.core.events.generations import GenerationFormed
+from shoal_service.core.events.training import GenerationFormed
 from shoal_service.reports import PendingEvent
 from shoal_service.store import archives, histories
 from shoal_service.views import JobStatus

@@ -10,7 +10,7 @@ import pytest
 from kit.processes.server import until
 from shoal_api.client import ApiError
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest
-from shoal_service.core.access.roles import Role
+from shoal_service.core.access import Role
 from shoal_service.fleet_views import ClusterSummary, NodeView
 from shoal_service.store import cluster_links, driving
 

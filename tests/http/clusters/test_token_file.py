@@ -15,8 +15,7 @@ from doubles.running_gateway import RunningGateway, until
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 from shoal_service.control.joined_clusters import JoinedCluster
 from shoal_service.control.token_files import ClusterTokenError, register_cluster_token
-from shoal_service.core.access.roles import Role
-from shoal_service.core.access.tokens import new_token
+from shoal_service.core.access import Role, new_token
 from shoal_service.gateway.link import LinkRefused
 from shoal_service.store import Store, cluster_links, credentials
 

@@ -15,7 +15,7 @@ from shoal_service.clock import SystemClock
 from shoal_service.control.job_storage import JobStorage
 from shoal_service.control.retention import RetentionCollector, RetentionConfig
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.retention.ended_jobs import Kind
+from shoal_service.core.retention import Kind
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import driving, histories, job_deletion, reporting, submissions
 from shoal_service.store.job_deletion import DeletionRequest

@@ -14,7 +14,7 @@ import pytest
 from shoal_api.client import Client, Forbidden, NotFound
 from shoal_service.access_views import TokenRequest
 from shoal_service.control.code_archive import CodeArchiveError, pack
-from shoal_service.core.access.roles import Role
+from shoal_service.core.access import Role
 from shoal_service.store import archives, driving
 from shoal_workers.contract.checks.places import AllowedPlaces
 

@@ -11,7 +11,7 @@ import pytest
 from shoal_api.client import Client, Forbidden
 from shoal_api.client.errors import ApiError, InvalidSpec
 from shoal_service.access_views import TokenRequest
-from shoal_service.core.access.roles import Role
+from shoal_service.core.access import Role
 from shoal_service.core.webhooks import Retries, WebhookRules
 from shoal_service.store import credentials, webhook_lanes
 from shoal_service.store.webhook_lanes import Failure

@@ -15,7 +15,7 @@ from typing import Any
 
 from kit.guard.guard import Guard
 from shoal_api.client import Client
-from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
+from shoal_service.core.access import ADMIN_TOKEN_FILE
 
 NUM_CPUS = 8
 """CPUs of the session's cluster."""

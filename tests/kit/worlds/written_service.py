@@ -15,12 +15,11 @@ from kit.served_app import served
 from shoal_api.client import Client
 from shoal_api.http.app import create_app
 from shoal_service.control.token_files import ensure_admin_token
-from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
+from shoal_service.core.access import ADMIN_TOKEN_FILE
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.events.checkpoints import CheckpointCommitted
-from shoal_service.core.events.generations import GenerationFormed
-from shoal_service.core.events.incidents import IncidentOpened
+from shoal_service.core.events.training import CheckpointCommitted, GenerationFormed
+from shoal_service.core.events.workers import IncidentOpened
 from shoal_service.fleet_views import NodeView
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports
 from shoal_service.store import Store, driving, reporting, submissions

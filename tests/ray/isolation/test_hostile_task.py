@@ -21,7 +21,7 @@ import pytest
 from kit.processes.other_users import NOBODY, needs_root, open_directory, reachable_python
 from kit.processes.server import _MAIN, SECRET, SERVICE_SECRETS, Server, until
 from kit.reach import ROWS, expected
-from shoal_service.core.access.tokens import new_token
+from shoal_service.core.access import new_token
 from shoal_workers.contract.job import JobState
 
 TASKS = Path(__file__).parents[2] / "kit" / "ray_tasks"

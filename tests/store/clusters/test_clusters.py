@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from shoal_service.access_views import ClusterTokenRequest
-from shoal_service.core.access.roles import Role
-from shoal_service.core.access.tokens import hash_of, new_attempt_token
+from shoal_service.core.access import Role, hash_of, new_attempt_token
 from shoal_service.core.gateways import JOBS_SILENT_S, Incoming
 from shoal_service.home import AttemptCaller, HomeReport
 from shoal_service.reports import SupervisorReports

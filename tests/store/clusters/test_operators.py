@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal_service.access_views import ClusterTokenRequest
-from shoal_service.core.access.roles import BOOTSTRAP
+from shoal_service.core.access import BOOTSTRAP
 from shoal_service.core.gateways import Incoming
 from shoal_service.core.nodes import Cordon
 from shoal_service.store import Lease, Store, audit, cluster_links, credentials, driving

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.code import CodeRefused, CodeRolledBack
+from shoal_service.core.events.job import CodeRefused, CodeRolledBack
 from shoal_service.reports import PendingEvent
 from shoal_service.store import Store, histories, submissions
 from shoal_service.store.errors import RequestConflict

@@ -10,7 +10,7 @@ import pytest
 from shoal_service.clock import SystemClock
 from shoal_service.control.job_storage import JobStorage
 from shoal_service.control.retention import RetentionCollector, RetentionConfig
-from shoal_service.core.retention.ended_jobs import RetentionRules
+from shoal_service.core.retention import RetentionRules
 from shoal_service.settings import SettingsError, load_settings
 from shoal_service.store import Store, audit
 from shoal_service.store.audit import AuditQuery, Deed

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import func, select
 
 from shoal_service.core.desired import Desired
-from shoal_service.core.retention.ended_jobs import Kind
+from shoal_service.core.retention import Kind
 from shoal_service.store import Store, checkpoint_rows, job_deletion, submissions
 from shoal_service.store.errors import JobNotEnded, JobNotFound, RequestConflict
 from shoal_service.store.job_deletion import DeletionRequest

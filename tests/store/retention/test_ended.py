@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from shoal_service.core.retention.ended_jobs import Kind
+from shoal_service.core.retention import Kind
 from shoal_service.store import Store, archives, checkpoint_rows, histories, job_deletion
 from shoal_service.store.job_deletion import BEGINNING
 from shoal_workers.contract.marker import CheckpointName

@@ -11,7 +11,7 @@ from shoal_service.cluster.errors import ClusterUnreachable
 from shoal_service.clusters.snapshot import UnusedPackages
 from shoal_service.control.job_storage import JobStorage
 from shoal_service.control.retention import RetentionCollector, RetentionConfig
-from shoal_service.core.retention.ended_jobs import RetentionRules
+from shoal_service.core.retention import RetentionRules
 from shoal_service.fleet_views import GcView
 from shoal_service.store import Store
 from shoal_service.telemetry.removal_tallies import RemovalTallies

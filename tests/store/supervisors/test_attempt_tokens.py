@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import event
 
 from kit.attempt_reports import reported, sent, take
-from shoal_service.core.access.tokens import hash_of
+from shoal_service.core.access import hash_of
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.goodput import Goodput
 from shoal_service.home import AttemptCaller, ReportReceipt

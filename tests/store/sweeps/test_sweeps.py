@@ -11,7 +11,7 @@ from shoal_service.control.market.pruner import Pruner
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.sweeps.pruning import Measure, Rule
+from shoal_service.core.sweeps import Measure, Rule
 from shoal_service.store import Lease, Store, driving, histories, submissions, sweep_jobs
 from shoal_workers.contract.job import EndReason, JobState
 

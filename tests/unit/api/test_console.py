@@ -11,8 +11,8 @@ import pytest
 from shoal_api.console import JobConsole
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.events.checkpoints import CheckpointCommitted
-from shoal_service.core.events.incidents import IncidentOpened
+from shoal_service.core.events.training import CheckpointCommitted
+from shoal_service.core.events.workers import IncidentOpened
 from shoal_service.reports import PendingEvent, SupervisorReports
 from shoal_service.store import driving, reporting, submissions
 from shoal_service.store.store import Store

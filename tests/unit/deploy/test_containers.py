@@ -15,7 +15,7 @@ import yaml
 
 import control_plane_requirements
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
-from shoal_service.core.access.tokens import id_of
+from shoal_service.core.access import id_of
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"

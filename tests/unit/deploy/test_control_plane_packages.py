@@ -13,8 +13,7 @@ import pytest
 
 from kit.processes.server import until
 from shoal_api.client import Client
-from shoal_service.core.access.roles import Role
-from shoal_service.core.access.tokens import new_token
+from shoal_service.core.access import Role, new_token
 from shoal_workers.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[3]

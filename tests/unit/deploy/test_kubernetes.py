@@ -16,7 +16,7 @@ import yaml
 from kit.deploy.ray_cluster_fields import NEWEST, mistakes
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
 from shoal_service.control.token_files import ensure_admin_token
-from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE, new_token
+from shoal_service.core.access import ADMIN_TOKEN_FILE, new_token
 from shoal_service.store import Store, credentials
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"

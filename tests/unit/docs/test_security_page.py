@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from docs_pages import DOCS, with_permissions
 from kit.reach import table
-from shoal_service.core.access.roles import Permission
+from shoal_service.core.access import Permission
 from shoal_service.settings import Settings
 
 PAGE = DOCS / "security.md"

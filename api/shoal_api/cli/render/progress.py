@@ -18,7 +18,7 @@ from shoal_api.cli.render.live.panel import doing, job_panel
 from shoal_api.cli.render.narrate import narrate, style
 from shoal_api.cli.render.tables import clock, number, unit_of
 from shoal_service.core.downsampling import SeriesPoint
-from shoal_service.core.events.incidents import IncidentClosed, IncidentOpened
+from shoal_service.core.events.workers import IncidentClosed, IncidentOpened
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.views import EventView, JobView
 

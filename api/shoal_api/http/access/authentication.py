@@ -27,8 +27,7 @@ from shoal_api.http.access.limits import LIMITER, Limiter
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError, problem_response
 from shoal_service.control.oidc import Issuer, IssuerAway, JwtRefused
-from shoal_service.core.access.roles import Principal
-from shoal_service.core.access.tokens import hash_of, id_of, is_attempt_token
+from shoal_service.core.access import Principal, hash_of, id_of, is_attempt_token
 from shoal_service.home import AttemptCaller
 from shoal_service.store import Store, audit, credentials, supervisor_links
 from shoal_service.store.audit import CURRENT, DONE, Deed

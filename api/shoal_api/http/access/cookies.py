@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from starlette.responses import Response
 from starlette.types import Scope
 
-from shoal_service.core.access.tokens import hash_of
+from shoal_service.core.access import hash_of
 
 _NAME = "shoal-session"
 

@@ -21,8 +21,7 @@ from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.control.code_archive import MAX_ARCHIVE_BYTES
 from shoal_service.control.spec_io import MAX_SPEC_BYTES
-from shoal_service.core.access.roles import Principal
-from shoal_service.core.access.token_bucket import Rate, TokenBuckets
+from shoal_service.core.access import Principal, Rate, TokenBuckets
 from shoal_service.home import AttemptCaller
 from shoal_service.telemetry.request_metrics import Limit, RequestMetrics
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
-from shoal_service.core.access.roles import Principal, Role
+from shoal_service.core.access import Principal, Role
 from shoal_workers.contract.spec import JobSpec
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context, JobId
-from shoal_service.core.access.roles import Permission
+from shoal_service.core.access import Permission
 from shoal_service.store import checkpoint_rows
 from shoal_service.store.errors import CheckpointConflict, CheckpointNotFound
 from shoal_service.views import CheckpointState, CheckpointView, VerificationState, VerificationView

@@ -25,7 +25,7 @@ from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.clusters.snapshot import ClusterSnapshot
 from shoal_service.clusters.wire import MAX_ORDERS, ClusterReport, Order, OrderPage, ReportReceipt
-from shoal_service.core.access.roles import Permission
+from shoal_service.core.access import Permission
 from shoal_service.core.gateways import Incoming
 from shoal_service.home import MAX_WAIT_S
 from shoal_service.store import archives, cluster_links

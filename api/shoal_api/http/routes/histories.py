@@ -17,7 +17,7 @@ from shoal_api.http.context import MAX_SEQ, Context, JobId, wants_events
 from shoal_api.http.followers import EventFollower, LogFollower, LogSelection, plain_line, read_lines
 from shoal_api.http.long_poll import EventQuery, poll_events
 from shoal_api.http.streams import STREAMED, sse_response, text_response
-from shoal_service.core.access.roles import Permission
+from shoal_service.core.access import Permission
 from shoal_service.core.parity import DEFAULT_TOLERANCE
 from shoal_service.store import checkpoint_rows, histories
 from shoal_service.views import CheckpointView, IncidentView, Page, ParityView, WorkerView

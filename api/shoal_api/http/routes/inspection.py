@@ -13,7 +13,7 @@ from shoal_api.http.context import Context, JobId
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.cluster.errors import SupervisorUnavailable
-from shoal_service.core.access.roles import Permission
+from shoal_service.core.access import Permission
 from shoal_service.store.errors import RequestConflict
 from shoal_workers.contract.messages import Stacks
 

@@ -25,7 +25,7 @@ from shoal_api.http.routes.users import USER_NAME
 from shoal_api.http.streams import STREAMED, sse_response
 from shoal_service.control import submission
 from shoal_service.control.submission import dry_run, submit
-from shoal_service.core.access.roles import Permission
+from shoal_service.core.access import Permission
 from shoal_service.core.desired import Desired
 from shoal_service.core.selection.labels import MAX_SELECTORS
 from shoal_service.fleet_views import DryRun

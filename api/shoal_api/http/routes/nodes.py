@@ -19,7 +19,7 @@ from shoal_api.http.documents import JSON_TYPES, read_model, require_no_body
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
-from shoal_service.core.access.roles import Permission
+from shoal_service.core.access import Permission
 from shoal_service.core.nodes import Cordon, DrainSource, Node, cordon_of_cluster, with_drains
 from shoal_service.fleet_views import CordonRequest, DrainRequest, NodeView, NoticeRequest
 from shoal_service.store import cluster_links, histories, node_records

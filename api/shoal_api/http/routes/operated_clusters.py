@@ -20,7 +20,7 @@ from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_api.http.routes.clusters import ClusterName
 from shoal_service.access_views import ClusterTokenRequest, NewToken, TokenView
-from shoal_service.core.access.roles import Permission
+from shoal_service.core.access import Permission
 from shoal_service.fleet_views import ClusterPatch, ClusterSummary, CordonRequest
 from shoal_service.store import cluster_links
 from shoal_service.store.errors import ClusterNotFound

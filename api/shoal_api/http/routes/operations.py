@@ -14,7 +14,7 @@ from shoal_api.http.access.needs import PUBLIC, needs, require_visible, visible_
 from shoal_api.http.context import Context
 from shoal_api.http.problem_types import BY_CODE, Kind
 from shoal_api.http.problems import ProblemError
-from shoal_service.core.access.roles import Permission
+from shoal_service.core.access import Permission
 from shoal_service.fleet_views import ClusterView
 from shoal_service.store import webhook_lanes
 from shoal_service.store.errors import StoreUnavailable

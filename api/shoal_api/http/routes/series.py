@@ -14,7 +14,7 @@ from shoal_api.http.context import MAX_SEQ, Context, JobId
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_api.http.routes.series_files import MEDIA_TYPES, SeriesFormat, can_write, columns_of, pieces
-from shoal_service.core.access.roles import Permission
+from shoal_service.core.access import Permission
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.store import Store, histories
 from shoal_service.views import Page

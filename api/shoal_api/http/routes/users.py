@@ -15,7 +15,7 @@ from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
-from shoal_service.core.access.roles import Permission
+from shoal_service.core.access import Permission
 from shoal_service.fleet_views import UserRules, UserView
 from shoal_service.store import quotas
 from shoal_service.views import Page

@@ -1,6 +1,6 @@
 """Pruner: ends the jobs of sweeps that are worse than the others. Looks again when one of them has trained on.
 
-Called by the control loop in each pass, on a worker thread. The rule is `core/sweeps/pruning`.
+Called by the control loop in each pass, on a worker thread. The rule is `core/sweeps`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import ACTIVE
-from shoal_service.core.sweeps.pruning import Rule, rule_of
+from shoal_service.core.sweeps import Rule, rule_of
 from shoal_service.store import sweep_jobs
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.store import Store

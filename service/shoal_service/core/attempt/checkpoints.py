@@ -22,7 +22,7 @@ from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.persistent import IntMap
 from shoal_service.core.attempt.state.stages import FallingBack, Opening, Search, Stage, Starting
 from shoal_service.core.attempt.turn import Turn
-from shoal_service.core.events.checkpoints import (
+from shoal_service.core.events.training import (
     CheckpointCommitted,
     CheckpointDamaged,
     CheckpointFailed,

@@ -27,7 +27,7 @@ from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.attempt.verdict import Outcome, OutcomeDecision
-from shoal_service.core.events.code import CodeRefused, CodeRolledBack, CodeUpdated, CodeUpdating
+from shoal_service.core.events.job import CodeRefused, CodeRolledBack, CodeUpdated, CodeUpdating
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.ids import next_generation, worker_name
 from shoal_workers.contract.job import IncidentCause

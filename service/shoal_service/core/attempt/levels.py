@@ -20,7 +20,7 @@ from shoal_service.core.attempt.plan_layout import PlannedLayout
 from shoal_service.core.attempt.state.attempt import Attempt, History, LevelTime
 from shoal_service.core.attempt.state.stages import Running
 from shoal_service.core.attempt.turn import Turn
-from shoal_service.core.events.generations import LayoutMeasured
+from shoal_service.core.events.training import LayoutMeasured
 from shoal_workers.contract.layout import Layout
 
 _CLEARLY_FASTER = 0.97

@@ -32,7 +32,7 @@ from shoal_service.core.attempt.state.stages import Stage, Waiting
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.desired import Desired
-from shoal_service.core.events.incidents import SnapshotsLacking, SnapshotsRecovering
+from shoal_service.core.events.workers import SnapshotsLacking, SnapshotsRecovering
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.ids import life_of
 from shoal_workers.contract.job import IncidentCause

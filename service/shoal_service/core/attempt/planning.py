@@ -19,8 +19,12 @@ from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.attempt.verdict import Outcome
 from shoal_service.core.desired import Desired
-from shoal_service.core.events.checkpoints import CheckpointDamaged, CheckpointRetried
-from shoal_service.core.events.generations import NonFiniteStepRolledBack, SwitchLossy
+from shoal_service.core.events.training import (
+    CheckpointDamaged,
+    CheckpointRetried,
+    NonFiniteStepRolledBack,
+    SwitchLossy,
+)
 from shoal_service.core.events.workers import WorkerLost
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.exception_causes import LAYOUT_REFUSED

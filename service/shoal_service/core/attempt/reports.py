@@ -22,7 +22,7 @@ from shoal_service.core.attempt import (
 )
 from shoal_service.core.attempt.state.stages import Running, Stage
 from shoal_service.core.attempt.turn import Turn
-from shoal_service.core.events.generations import (
+from shoal_service.core.events.training import (
     GenerationData,
     GenerationFormed,
     GenerationSettings,

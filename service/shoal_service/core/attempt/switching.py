@@ -18,7 +18,7 @@ from shoal_service.core.attempt.state.stages import PlanInputs, Running, Switchi
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.desired import Desired
-from shoal_service.core.events.generations import GenerationSwitching
+from shoal_service.core.events.training import GenerationSwitching
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.spec import changes
 

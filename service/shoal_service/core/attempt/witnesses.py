@@ -34,7 +34,7 @@ from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage, Switching
 from shoal_service.core.attempt.state.worker import LeftOut, Worker
 from shoal_service.core.attempt.turn import Decision, Turn
-from shoal_service.core.events.checkpoints import CheckpointFailed
+from shoal_service.core.events.training import CheckpointFailed
 from shoal_service.core.events.workers import NodeAnswers, NodeSilent, WorkerLost
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ExitKind, WorkerExit

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from shoal_service.core.attempt import checkpoints, suspicion, witnesses
 from shoal_service.core.attempt.turn import Turn
-from shoal_service.core.events.generations import NonFiniteStepSkipped
+from shoal_service.core.events.training import NonFiniteStepSkipped
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.worker_reports import (
     ReplayMismatch,

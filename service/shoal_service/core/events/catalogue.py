@@ -13,28 +13,25 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shoal_service.core.events import checkpoints, code, former, generations, incidents, job, profiles, service, workers
+from shoal_service.core.events import job, service, training, workers
 from shoal_service.core.events.base import JobEvent, Severity
 
 
 def _declared_in(topic: ModuleType) -> tuple[type[JobEvent], ...]:
-    """The events of a module, in the order of the file."""
+    """The events of a module that are still emitted, in the order of the file."""
     found = (value for value in vars(topic).values() if isinstance(value, type) and issubclass(value, JobEvent))
-    return tuple(event for event in found if event.__module__ == topic.__name__)
+    return tuple(event for event in found if event.__module__ == topic.__name__ and event.type not in _FORMER)
 
 
+_FORMER = {service.SupervisorRefusedCall.type: service.SupervisorRefusedCall}
 FORMER = "Earlier releases"
-"""The topic of events that are not emitted any more."""
+"""The topic of events that are not emitted any more: releases before this one have stored them, and they are read."""
 TOPICS: dict[str, tuple[type[JobEvent], ...]] = {
     "The job": _declared_in(job),
-    "Workers": _declared_in(workers),
-    "Generations": _declared_in(generations),
-    "Code": _declared_in(code),
-    "Incidents": _declared_in(incidents),
-    "Checkpoints": _declared_in(checkpoints),
-    "Profiles": _declared_in(profiles),
-    "The service": _declared_in(service),
-    FORMER: _declared_in(former),
+    "Workers and incidents": _declared_in(workers),
+    "Training and checkpoints": _declared_in(training),
+    "The service and the nodes": _declared_in(service),
+    FORMER: tuple(_FORMER.values()),
 }
 CATALOGUE: dict[str, type[JobEvent]] = {event.type: event for events in TOPICS.values() for event in events}
 

@@ -1,4 +1,7 @@
-"""The job as a whole: accepted, changed by its user, moved between states, granted workers."""
+"""The job as a whole: accepted, changed by its user, moved between states, granted workers, its code and its profiles.
+
+A version of the code is named by the SHA-256 of its archive; empty: it is not known.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import ClassVar, Literal
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.base import JobEvent, Severity
-from shoal_service.core.quantities import count_text
+from shoal_service.core.quantities import count_text, duration_text
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.placing import ANY_CLUSTER
 from shoal_workers.contract.spec import ParallelismSpec
@@ -314,3 +317,125 @@ class JobPruned(JobEvent):
 
     def words(self) -> str:
         return f"{self.what} deleted ({count_text(self.rows, 'row')}): {self.reason}"
+
+
+class CodeUpdating(JobEvent):
+    """Workers with the new code start beside those that train."""
+
+    type: ClassVar[str] = "code.updating"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    version: str
+    before: str
+    """The version that trains."""
+
+    def words(self) -> str:
+        return f"workers with code {_short(self.version)} start beside those that train with {_short(self.before)}"
+
+
+class CodeUpdated(JobEvent):
+    """The new code has trained its first steps, and stays. The workers with the code before end."""
+
+    type: ClassVar[str] = "code.updated"
+    severity: ClassVar[Severity] = Severity.SUCCESS
+
+    version: str
+    before: str
+    step: int
+    """Completed steps when it took over: the next one was the first with the new code."""
+    pause_s: float | None
+    """From the last step with the code before until the group with the new code had formed; null: not measured."""
+    step_s: float | None
+    """Median seconds of its first steps, the very first left out; null: the job ended before."""
+    step_s_before: float | None
+    """Median seconds of the last steps with the code before; null: there were too few."""
+
+    def words(self) -> str:
+        pause = f", after a pause of {self.pause_s:.2f} s" if self.pause_s is not None else ""
+        return f"code {_short(self.version)} trains since step {self.step + 1}{pause}"
+
+
+class CodeRolledBack(JobEvent):
+    """The new code failed, computed a value that is not finite, or was slower: the code before trains again."""
+
+    type: ClassVar[str] = "code.rolled_back"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    version: str
+    """The one that was rolled back."""
+    before: str
+    step: int
+    """The code before goes on from the state after this step."""
+    reason: str
+
+    def words(self) -> str:
+        goes_on = f"{_short(self.before)} goes on from step {self.step}"
+        return f"code {_short(self.version)} is rolled back, and {goes_on}: {self.reason}"
+
+
+class CodeRefused(JobEvent):
+    """The new code cannot take over. The group has trained on with its own."""
+
+    type: ClassVar[str] = "code.refused"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    version: str
+    before: str
+    """The version that trains on."""
+    reason: str
+
+    def words(self) -> str:
+        return f"code {_short(self.version)} is refused, and {_short(self.before)} trains on: {self.reason}"
+
+
+def _short(version: str) -> str:
+    return version[:12] or "the code before"
+
+
+class ProfileRequested(JobEvent):
+    """A user has requested a profile of one rank."""
+
+    type: ClassVar[str] = "profile.requested"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    number: int
+    rank: int
+    steps: int
+
+    def words(self) -> str:
+        return f"profile {self.number} requested: rank {self.rank}, {count_text(self.steps, 'step')}"
+
+
+class ProfileTaken(JobEvent):
+    """A profile is complete: its table and its files can be read."""
+
+    type: ClassVar[str] = "profile.taken"
+    severity: ClassVar[Severity] = Severity.SUCCESS
+
+    number: int
+    rank: int
+    first_step: int
+    last_step: int
+    step_s: float
+    """Mean length of the profiled steps."""
+    held_s: float
+    """Seconds in which the worker did not train because of it."""
+
+    def words(self) -> str:
+        steps = f"steps {self.first_step} to {self.last_step}, {duration_text(self.step_s)} each"
+        held = f"training was held up for {duration_text(self.held_s)}"
+        return f"profile {self.number} of rank {self.rank} taken: {steps}; {held}"
+
+
+class ProfileFailed(JobEvent):
+    """A requested profile could not be taken; training is not touched."""
+
+    type: ClassVar[str] = "profile.failed"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    number: int
+    rank: int
+    reason: str
+
+    def words(self) -> str:
+        return f"profile {self.number} of rank {self.rank} failed: {self.reason}"

@@ -15,7 +15,7 @@ import logging
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from shoal_service.core.retention.checkpoints import best_names, choose_deletions
+from shoal_service.core.retention import best_names, choose_deletions
 from shoal_service.supervisor.protocols import ANYBODY, Deleter, Found
 from shoal_workers.checkpoint import beginnings
 from shoal_workers.checkpoint.commit import checkpoint_names, commit_in, marker_in, marker_of

@@ -21,7 +21,7 @@ from shoal_service.core.attempt.events import (
     StorageUnusable,
 )
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.events.checkpoints import CheckpointRetentionFailed
+from shoal_service.core.events.training import CheckpointRetentionFailed
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.protocols import Catalog, Deleter, Found, World
 from shoal_service.supervisor.reporting.reporter import Reporter

@@ -13,10 +13,9 @@ from shoal_service.core.attempt.commands import Emit, End, ShowIncident, Suspect
 from shoal_service.core.attempt.state.attempt import Attempt, Incident
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
-from shoal_service.core.events.generations import GenerationForming, Validated
-from shoal_service.core.events.incidents import IncidentSuspected
 from shoal_service.core.events.service import NodeSuspected
+from shoal_service.core.events.training import CheckpointCommitted, CheckpointFailed, GenerationForming, Validated
+from shoal_service.core.events.workers import IncidentSuspected
 from shoal_service.reports import PendingEvent, PendingLog, SuspectedNode
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.reporting.outbox import Outbox

@@ -11,7 +11,7 @@ import pytest
 
 from doubles.driver_bench import DriverBench, event
 from doubles.fake_journal import FakeJournal, JournalStorage
-from shoal_service.core.access.tokens import hash_of
+from shoal_service.core.access import hash_of
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.home import AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
 from shoal_service.store import supervisor_links

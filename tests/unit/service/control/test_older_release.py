@@ -11,7 +11,7 @@ from typing import Any
 from doubles.driver_bench import DriverBench
 from doubles.event_loop import run
 from doubles.fake_cluster import FakeSupervisor
-from shoal_service.core.access.tokens import hash_of
+from shoal_service.core.access import hash_of
 from shoal_service.home import AttemptCaller, HomeReport
 from shoal_service.store import histories, supervisor_links
 from shoal_service.store.store import Store

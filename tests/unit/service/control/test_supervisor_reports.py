@@ -9,7 +9,7 @@ from typing import Any
 from doubles.event_loop import run
 from shoal_service.clock import SystemClock
 from shoal_service.control.supervisor_reports import ReportWriter
-from shoal_service.core.access.tokens import hash_of
+from shoal_service.core.access import hash_of
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
 from shoal_service.reports import SupervisorReports

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal_api.cli.session import DEFAULT_URL, JsonFlag, UrlOption, command
-from shoal_service.core.access.roles import Role
+from shoal_service.core.access import Role
 
 if TYPE_CHECKING:
     from shoal_api.client import Client

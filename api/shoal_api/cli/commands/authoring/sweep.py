@@ -79,7 +79,7 @@ def request_of(
 
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.spec_file import load_spec
-    from shoal_service.core.sweeps.grid import InvalidGrid, parse_axis
+    from shoal_service.core.sweeps import InvalidGrid, parse_axis
     from shoal_service.views import SweepRequest
 
     if not grid:
@@ -106,7 +106,7 @@ def request_of(
 def _try(session: Session, client: Client, request: SweepRequest) -> None:
     from shoal_api.cli.errors import CliError
     from shoal_service.control.sweeps import members, specs_of, with_name
-    from shoal_service.core.sweeps.grid import InvalidGrid, words
+    from shoal_service.core.sweeps import InvalidGrid, words
 
     named = with_name(request)
     try:
@@ -120,7 +120,7 @@ def _try(session: Session, client: Client, request: SweepRequest) -> None:
 
 
 def _submit(session: Session, client: Client, request: SweepRequest) -> None:
-    from shoal_service.core.sweeps.grid import label_names, words
+    from shoal_service.core.sweeps import label_names, words
 
     view = client.submit_sweep(request)
     names = list(label_names(list(request.grid)).values())

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from shoal_api.http.access.needs import needs
 from shoal_api.http.context import MAX_SEQ, Context
 from shoal_service.access_views import AuditPage
-from shoal_service.core.access.roles import Permission
+from shoal_service.core.access import Permission
 from shoal_service.store import audit
 from shoal_service.store.audit import AuditQuery
 

@@ -15,7 +15,7 @@ from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
 from shoal_service.access_views import SessionLink, SessionRequest, Whoami
-from shoal_service.core.access.roles import PERMISSIONS, Permission, Principal, refusal_of
+from shoal_service.core.access import PERMISSIONS, Permission, Principal, refusal_of
 from shoal_service.store import credentials
 from shoal_service.store.audit import CURRENT
 

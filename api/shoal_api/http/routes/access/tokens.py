@@ -14,7 +14,7 @@ from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
 from shoal_service.access_views import NewToken, TokenRequest, TokenView
-from shoal_service.core.access.roles import Permission
+from shoal_service.core.access import Permission
 from shoal_service.store import credentials
 from shoal_service.views import Page
 

@@ -15,7 +15,7 @@ from shoal_api.http.conditional import job_response, spec_tags
 from shoal_api.http.context import Context, IfMatch, JobId
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
-from shoal_service.core.access.roles import Permission
+from shoal_service.core.access import Permission
 from shoal_service.store import submissions
 from shoal_service.store.errors import MoveRefused
 from shoal_service.views import ExtendRequest, JobView, MoveRequest

@@ -14,7 +14,7 @@ from shoal_api.http.documents import JSON_TYPES, read_model, require_no_body
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
-from shoal_service.core.access.roles import Permission
+from shoal_service.core.access import Permission
 from shoal_service.store import profile_requests
 from shoal_service.views import Page, ProfileBody, ProfileView
 from shoal_workers.contract.profiles import TRACE_FILE

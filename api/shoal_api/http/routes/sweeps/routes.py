@@ -19,8 +19,8 @@ from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_api.http.routes.projects import PROJECT_NAME, ProjectName
 from shoal_service.control.sweeps import specs_of, submit_sweep, with_name
-from shoal_service.core.access.roles import Permission
-from shoal_service.core.sweeps.grid import InvalidGrid
+from shoal_service.core.access import Permission
+from shoal_service.core.sweeps import InvalidGrid
 from shoal_service.fleet_views import SweepSummary, SweepView
 from shoal_service.store import sweep_jobs
 from shoal_service.store.errors import SweepNotFound

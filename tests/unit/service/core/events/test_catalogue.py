@@ -14,14 +14,12 @@ from hypothesis import strategies as st
 from kit.event_examples import EXAMPLES
 from shoal_service.core.events.base import JobEvent, Severity
 from shoal_service.core.events.catalogue import CATALOGUE, FORMER, TOPICS, describe, read
-from shoal_service.core.events.checkpoints import (
-    CheckpointFailed,
-)
 from shoal_service.core.events.job import (
     JobGranted,
     JobPatched,
     JobStateChanged,
 )
+from shoal_service.core.events.training import CheckpointFailed
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import ParallelismSpec
 

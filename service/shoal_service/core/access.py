@@ -1,14 +1,28 @@
-"""Roles, permissions, principals, and the one function that decides whether a principal may do something.
+"""Who may do what: roles, permissions and principals, the principal of a JWT, the form of tokens, and rate limits.
 
 `PERMISSIONS` is the table: docs/security.md shows it, every route names one of its rows, and tests/http/access asks
 every operation of the API as each role. A permission that is not bound to projects is refused to a principal that is.
+
+An API token is `shoal_`, an id of 8 letters and digits, `_`, and a secret of 256 bits. The token of an attempt is
+`shoal-attempt_` and such a secret. The id names an API token everywhere and is no secret. Of a whole token the service
+keeps only the SHA-256: the secret is random and long, so that a slow hash would add nothing.
+
+The HTTP edge, the store and the clients call it. Pure: it reads no clock, no file and no environment, never sees a
+stored token, and gets a JWT's claims only after the signature was verified.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
+import secrets
+from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
+
+from shoal_workers.contract.placing import is_label, is_user
 
 BOOTSTRAP = "bootstrap"
 """Name of the principal whose token `shoal serve` writes into its state directory."""
@@ -159,3 +173,103 @@ def refusal_of(principal: Principal, permission: Permission) -> Refusal | None:
             "token without projects."
         )
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRules:
+    """Which claims say what."""
+
+    user_claim: str = "sub"
+    role_claim: str = "roles"
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    """Value of the role claim -> role; the highest one counts."""
+    projects_claim: str = ""
+    """Empty: tokens of the issuer are not bound to projects."""
+
+
+class ClaimsRefused(ValueError):
+    """The token is genuine, and its claims give no access; the message says which."""
+
+
+def principal_of(claims: Mapping[str, Any], rules: ClaimRules) -> Principal:
+    """Raises ClaimsRefused."""
+    user = claims.get(rules.user_claim)
+    if not isinstance(user, str) or not is_user(user):
+        raise ClaimsRefused(f"its claim {rules.user_claim!r} is not the name of a user.")
+    found = [rules.roles[value] for value in _texts(claims.get(rules.role_claim)) if value in rules.roles]
+    if not found:
+        raise ClaimsRefused(f"no value of its claim {rules.role_claim!r} gives a role (SHOAL_OIDC_ROLES).")
+    role = max(found, key=list(Role).index)
+    projects = None
+    if rules.projects_claim and role is not Role.ADMIN:
+        projects = frozenset(value for value in _texts(claims.get(rules.projects_claim)) if is_label(value))
+        if not projects:
+            raise ClaimsRefused(f"its claim {rules.projects_claim!r} names no project.")
+    return Principal(name=user, role=role, projects=projects, user=user, expires_at=float(claims["exp"]))
+
+
+def _texts(value: Any) -> list[str]:
+    """The texts of a list, or the words of one text with spaces between them, as the claim `scope` has them."""
+    if isinstance(value, str):
+        return value.split()
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+ADMIN_TOKEN_FILE = "admin-token"
+"""Name of the file in the state directory that has the token of the server's owner."""
+GATEWAY_TOKEN_FILE = "gateway-token"
+"""The same, after the name of a cluster and a hyphen: the token of the gateway that the server starts."""
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_FORM = re.compile(r"shoal_([0-9a-z]{8})_[A-Za-z0-9_-]{43}")
+_ATTEMPT_PREFIX = "shoal-attempt_"
+
+
+def new_token() -> str:
+    token_id = "".join(secrets.choice(_ALPHABET) for _ in range(8))
+    return f"shoal_{token_id}_{secrets.token_urlsafe(32)}"
+
+
+def new_attempt_token() -> str:
+    """The token of one attempt, for its supervisor."""
+    return f"{_ATTEMPT_PREFIX}{secrets.token_urlsafe(32)}"
+
+
+def is_attempt_token(token: str) -> bool:
+    """Whether it has the form of one."""
+    return token.startswith(_ATTEMPT_PREFIX)
+
+
+def id_of(token: str) -> str | None:
+    """The id of a token; None: it does not have the form of one."""
+    found = _FORM.fullmatch(token)
+    return found.group(1) if found else None
+
+
+def hash_of(secret: str) -> str:
+    """What is stored of a token, or of a session's cookie."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    per_s: float
+    burst: float
+
+
+class TokenBuckets:
+    """One bucket per key; the keys that were used last are kept. A key that was forgotten has a full bucket."""
+
+    def __init__(self, rate: Rate, *, most_keys: int = 10_000) -> None:
+        self._rate = rate
+        self._most = most_keys
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def wait_s(self, key: str, now_mono: float) -> float:
+        """Takes one: 0. Or, if there is none, seconds until there is one again; then nothing is taken."""
+        left, at = self._buckets.pop(key, (self._rate.burst, now_mono))
+        left = min(self._rate.burst, left + max(0.0, now_mono - at) * self._rate.per_s)
+        wait = 0.0 if left >= 1.0 else (1.0 - left) / self._rate.per_s
+        self._buckets[key] = (left - 1.0 if not wait else left), now_mono
+        if len(self._buckets) > self._most:
+            self._buckets.popitem(last=False)
+        return wait

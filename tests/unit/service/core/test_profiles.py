@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.profiles.decide import (
+from shoal_service.core.profiles import (
     GRACE_S,
     WAIT_S,
     WRITE_S,

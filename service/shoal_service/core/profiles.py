@@ -6,7 +6,8 @@
         |  the group has no such rank       |  the worker is lost
         `---------------> ended <-----------'  its steps are done, and no report follows within WRITE_S
 
-Every request ends, with a result or with a reason. It is not repeated in another generation.
+Every request ends, with a result or with a reason. It is not repeated in another generation. Called by the supervisor's
+ProfileTaker on its loop.
 """
 
 from __future__ import annotations
