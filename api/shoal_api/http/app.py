@@ -50,7 +50,7 @@ from shoal_api.http.routes.sweeps import routes as sweeps
 from shoal_api.http.streams import DEFAULT_PACE, Pace
 from shoal_service.clock import SystemClock
 from shoal_service.control.access.oidc import Issuer
-from shoal_service.control.planning.process import PlanningProcesses
+from shoal_service.control.planning import PlanningProcesses
 from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
 from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.control.supervisors.reception import Reception

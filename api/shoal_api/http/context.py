@@ -12,7 +12,7 @@ from fastapi import Header, Path, Request
 from shoal_api.http.access.authentication import Authenticator
 from shoal_api.http.changes import Changes
 from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
-from shoal_service.control.planning.process import PlanningProcesses
+from shoal_service.control.planning import PlanningProcesses
 from shoal_service.control.retention.collector import RetentionCollector
 from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.control.storage.verifications import Verifications

@@ -17,7 +17,7 @@ from shoal_api.http.problem_types import Kind
 from shoal_service.access_views import ClusterTokenRequest, SessionRequest, TokenRequest
 from shoal_service.change_views import SweepRequest
 from shoal_service.clusters.wire import ClusterReport
-from shoal_service.control.planning.request import PlanRequest
+from shoal_service.control.planning import PlanRequest
 from shoal_service.node_views import ClusterPatch, CordonRequest, NoticeRequest, WindowRequest
 from shoal_service.profile_views import ProfileBody
 from shoal_service.queue_views import ProjectRules, UserRules

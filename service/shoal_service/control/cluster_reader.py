@@ -19,8 +19,8 @@ from contextlib import suppress
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterError
 from shoal_service.clusters.snapshot import AttemptKey, ClusterSnapshot, Reservation
-from shoal_service.control.market import maintenance
-from shoal_service.control.market.foreign import ForeignUse
+from shoal_service.control.market import capacity
+from shoal_service.control.market.capacity import ForeignUse
 from shoal_service.control.protocols import Cluster, Clusters, JoinedAs
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.nodes import Cordon, Drain, Node, NodeSuspicion
@@ -143,7 +143,7 @@ class ClusterReader:
             for s in suspicions.values()
         }
         windows = store.windows()
-        lead = maintenance.lead_s(store.drain_times() if windows else ())
+        lead = capacity.lead_s(store.drain_times() if windows else ())
         found: dict[str, tuple[Node, ...]] = {}
         gone: set[str] = set()
         for name, one in self._readings.items():
@@ -155,15 +155,15 @@ class ClusterReader:
         if gone and lease is not None:
             store.forget_nodes(frozenset(gone), epoch=lease.epoch)
         all_nodes = tuple(node for nodes in found.values() for node in nodes)
-        self._window_drains = maintenance.window_drains(all_nodes, windows, lead, now, self._window_drains)
-        drains = maintenance.combined(requested, self._window_drains)
+        self._window_drains = capacity.window_drains(all_nodes, windows, lead, now, self._window_drains)
+        drains = capacity.combined(requested, self._window_drains)
         for name, nodes in found.items():
             reading = self._readings[name]
             if reading.why_away:
                 continue
             shown = node_rules.described(nodes, drains, suspected, self._max_probation)
             if windows:
-                shown = maintenance.with_windows(shown, windows, lead, now)
+                shown = capacity.with_windows(shown, windows, lead, now)
             reading.nodes = tuple(_view_of(node, reading.foreign) for node in shown)
 
     def _show(self, joined: Mapping[str, JoinedAs], lease: Lease | None, num_jobs: Mapping[str, int]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shoal_service.control.market.curves import curve_of, sizes_of
+from shoal_service.control.market.build import curve_of, sizes_of
 from shoal_service.control.profile_store import measured_profile
 from shoal_service.core.scheduling.facts import duration, verdict
 from shoal_service.core.scheduling.market import MarketJob, WorkerNeed

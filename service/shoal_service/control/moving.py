@@ -11,7 +11,7 @@ said once, in the job's status and history.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +19,6 @@ from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterError
 from shoal_service.clusters.snapshot import AttemptKey
 from shoal_service.control.cluster_reader import ClusterReader
-from shoal_service.control.lost_clusters import LostClusters
 from shoal_service.control.market.build import Whereabouts, market_nodes, named_cluster, requested
 from shoal_service.control.protocols import Clusters
 from shoal_service.control.storage.reachable import ReachableStorage, needs_storage
@@ -36,6 +35,9 @@ from shoal_service.store.store import Store
 from shoal_service.views import JobView
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.placing import ANY_CLUSTER
+
+_PASS_S = 2.0
+"""More than this between two passes counts as this much: the process may have been suspended."""
 
 
 class Moving:
@@ -56,7 +58,7 @@ class Moving:
         self._links = links
         self._clock = clock
         self._storage = ReachableStorage(store, clusters, clock, checkpoint_url)
-        self._lost = LostClusters(clock)
+        self._lost = _Silences(clock)
         self._begun: set[AttemptKey] = set()
         """Attempts that are directed to save and end. They stay directed, whatever becomes of the other cluster."""
         self._said: dict[str, str] = {}
@@ -275,3 +277,38 @@ def _row_of(job: JobView) -> DriveRow:
         status=status,
         cluster=status.cluster,
     )
+
+
+class _Silences:
+    """For how long clusters and the supervisors in them are silent, while this process is awake.
+
+    A control plane that was suspended, or has just taken over, has seen no silence.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._looked_mono = clock.monotonic()
+        self._clusters: dict[str, float] = {}
+        """Seconds of silence."""
+        self._supervisors: dict[AttemptKey, tuple[float, float]] = {}
+        """When each has reported last, and seconds of silence since."""
+
+    def observe(self, away: Collection[str], reported_at: Mapping[AttemptKey, float]) -> None:
+        """With each pass.
+
+        Args:
+            away: clusters that do not answer.
+            reported_at: of the attempts in these clusters, when their supervisors have reported last.
+        """
+        now_mono = self._clock.monotonic()
+        passed_s = min(_PASS_S, now_mono - self._looked_mono)
+        self._looked_mono = now_mono
+        self._clusters = {name: self._clusters.get(name, -passed_s) + passed_s for name in away}
+        before, self._supervisors = self._supervisors, {}
+        for key, at in reported_at.items():
+            known_at, silent_s = before.get(key, (at, -passed_s))
+            self._supervisors[key] = (at, silent_s + passed_s if known_at == at else 0.0)
+
+    def silent_s(self, cluster: str, key: AttemptKey) -> tuple[float, float]:
+        """Seconds of silence: of the cluster, and of the supervisor."""
+        return self._clusters.get(cluster, 0.0), self._supervisors.get(key, (0.0, 0.0))[1]

@@ -18,7 +18,7 @@ from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.service import NodeCleared
 from shoal_service.core.nodes import Drain, DrainSource
 from shoal_service.core.parity import DEFAULT_TOLERANCE
-from shoal_service.core.selection.labels import LabelSelector
+from shoal_service.core.selection import LabelSelector
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import archives, driving, nodes, submissions
 from shoal_service.store import lease as leases

@@ -16,7 +16,7 @@ from sqlalchemy import insert as plain_insert
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.job import JobCreated, JobMoveRequested, JobPatched, JobRequested
 from shoal_service.core.job_machine import ATTEMPT_STATES, Requested, step
-from shoal_service.core.selection.labels import LabelSelector
+from shoal_service.core.selection import LabelSelector
 from shoal_service.store.access import audit
 from shoal_service.store.database import insert
 from shoal_service.store.edit import JobEdit

@@ -11,7 +11,7 @@ import pytest
 
 from shoal_service.core.downsampling import bucket_steps, downsample
 from shoal_service.core.goodput import Category
-from shoal_service.core.selection.labels import LabelSelector
+from shoal_service.core.selection import LabelSelector
 from shoal_service.store import Store
 from shoal_service.store.overview.fleet import FleetQuery, JobOrder
 from shoal_service.views import Goodput, SeriesPoint, WorkerView

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from shoal_service.control.market.pruner import Pruner
+from shoal_service.control.sweeps import Pruner
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.sweeps.pruning import Measure, Rule

@@ -50,7 +50,7 @@ def plan(
         from shoal_api.cli.errors import CliError
         from shoal_api.cli.render.plan_page import plan_page
         from shoal_api.cli.spec_file import load_spec
-        from shoal_service.control.planning.request import PlanRequest, answer
+        from shoal_service.control.planning import PlanRequest, answer
         from shoal_service.control.profile_store import load_profiles
 
         document = load_spec(spec, assignments or ())

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, cast, func, selec
 from sqlalchemy.types import JSON, Double
 
 from shoal_service.core.goodput import Category
-from shoal_service.core.selection.labels import LabelSelector
+from shoal_service.core.selection import LabelSelector
 from shoal_service.overview_views import FleetJob, NodeJob
 from shoal_service.store.overview import rollups
 from shoal_service.store.reads.selection import selected

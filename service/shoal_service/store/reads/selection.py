@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Select, or_, select
 
-from shoal_service.core.selection.labels import LabelSelector, search_words
+from shoal_service.core.selection import LabelSelector, search_words
 from shoal_service.store.tables import job_labels, jobs
 
 _SEARCHED = (jobs.c.name, jobs.c.id, jobs.c.project, jobs.c.user)

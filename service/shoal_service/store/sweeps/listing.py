@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, func, select, tuple_
 
-from shoal_service.core.selection.labels import LabelSelector
+from shoal_service.core.selection import LabelSelector
 from shoal_service.core.sweeps.grid import MAX_JOBS
 from shoal_service.core.sweeps.pruning import rank
 from shoal_service.overview_views import SweepSummary, SweepView
