@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal_api.client import ApiError
-from shoal_service.control.market.maintenance import FIRST_LEAD_S
+from shoal_service.control.market.capacity import FIRST_LEAD_S
 from shoal_service.fleet_views import DrainView, NodeView, WindowRequest
 from shoal_service.store import node_records
 

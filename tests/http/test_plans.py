@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from shoal_api.client import ApiError
-from shoal_service.control.planning.process import PlanningProcesses
-from shoal_service.control.planning.request import PlanRequest, answer
+from shoal_service.control.planning import PlanningProcesses, PlanRequest, answer
 from shoal_service.planner.gpus import PROFILES
 from shoal_workers.contract.checks.spec_errors import SpecError
 
@@ -124,4 +123,4 @@ def _planners() -> list[int]:
     """The planning processes of this one that live."""
     children = [pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
     lines = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children if Path(f"/proc/{pid}").exists()}
-    return [pid for pid, line in lines.items() if b"shoal_service.control.planning.process" in line]
+    return [pid for pid, line in lines.items() if b"shoal_service.control.planning" in line]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal_service.core.desired import Desired
-from shoal_service.core.selection.labels import LabelSelector
+from shoal_service.core.selection import LabelSelector
 from shoal_service.store import (
     IdempotencyConflict,
     InvalidCursor,

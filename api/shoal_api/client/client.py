@@ -50,7 +50,7 @@ from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
 
 if TYPE_CHECKING:
-    from shoal_service.control.planning.request import PlanAnswer
+    from shoal_service.control.planning import PlanAnswer
 
 DEFAULT_URL = "http://127.0.0.1:8470"
 _LONG_POLL_S = 30.0
@@ -172,10 +172,7 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
         Raises:
             InvalidSpec: the spec is not valid; the error lists every problem.
         """
-        from shoal_service.control.planning.request import (  # loads numpy, which no other verb needs
-            PlanAnswer,
-            PlanRequest,
-        )
+        from shoal_service.control.planning import PlanAnswer, PlanRequest  # loads numpy, which no other verb needs
 
         request = PlanRequest(
             spec=_document_of(spec)[0],

@@ -51,7 +51,7 @@ from shoal_api.http.streams import DEFAULT_PACE, Pace
 from shoal_service.clock import SystemClock
 from shoal_service.control.job_storage import JobStorage
 from shoal_service.control.oidc import Issuer
-from shoal_service.control.planning.process import PlanningProcesses
+from shoal_service.control.planning import PlanningProcesses
 from shoal_service.control.retention import RetentionCollector, RetentionConfig
 from shoal_service.control.supervisor_reports import Reception
 from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules

@@ -13,7 +13,7 @@ from shoal_api.http.access.authentication import Authenticator
 from shoal_api.http.changes import Changes
 from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
 from shoal_service.control.job_storage import JobStorage, Verifications
-from shoal_service.control.planning.process import PlanningProcesses
+from shoal_service.control.planning import PlanningProcesses
 from shoal_service.control.retention import RetentionCollector
 from shoal_service.control.submission import Surroundings
 from shoal_service.control.supervisor_reports import Reception

@@ -16,7 +16,7 @@ from shoal_api.http.access.needs import Declarations
 from shoal_api.http.problem_types import Kind
 from shoal_service.access_views import ClusterTokenRequest, SessionRequest, TokenRequest
 from shoal_service.clusters.wire import ClusterReport
-from shoal_service.control.planning.request import PlanRequest
+from shoal_service.control.planning import PlanRequest
 from shoal_service.fleet_views import (
     ClusterPatch,
     CordonRequest,

@@ -19,8 +19,8 @@ from contextlib import suppress
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterError
 from shoal_service.clusters.snapshot import AttemptKey, ClusterSnapshot, Reservation
-from shoal_service.control.market import maintenance
-from shoal_service.control.market.foreign import ForeignUse
+from shoal_service.control.market import capacity
+from shoal_service.control.market.capacity import ForeignUse
 from shoal_service.control.protocols import Cluster, Clusters, JoinedAs
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.nodes import Cordon, Drain, Node, NodeSuspicion
@@ -141,7 +141,7 @@ class ClusterReader:
         with store.read() as tx:
             requested, suspicions = node_records.drains(tx), node_records.suspicions(tx)
             cordons, windows = node_records.cordons(tx), node_records.windows(tx)
-            lead = maintenance.lead_s(node_records.read_drain_times(tx) if windows else ())
+            lead = capacity.lead_s(node_records.read_drain_times(tx) if windows else ())
         suspected = {
             s.node_id: NodeSuspicion(s.reason, s.since, s.next_test_at, s.job_ids, s.num_tests)
             for s in suspicions.values()
@@ -158,15 +158,15 @@ class ClusterReader:
             with store.write(lease.epoch) as tx:
                 node_records.forget(tx, frozenset(gone))
         all_nodes = tuple(node for nodes in found.values() for node in nodes)
-        self._window_drains = maintenance.window_drains(all_nodes, windows, lead, now, self._window_drains)
-        drains = maintenance.combined(requested, self._window_drains)
+        self._window_drains = capacity.window_drains(all_nodes, windows, lead, now, self._window_drains)
+        drains = capacity.combined(requested, self._window_drains)
         for name, nodes in found.items():
             reading = self._readings[name]
             if reading.why_away:
                 continue
             shown = node_rules.described(nodes, drains, suspected, self._max_probation)
             if windows:
-                shown = maintenance.with_windows(shown, windows, lead, now)
+                shown = capacity.with_windows(shown, windows, lead, now)
             reading.nodes = tuple(_view_of(node, reading.foreign) for node in shown)
 
     def _show(self, joined: Mapping[str, JoinedAs], lease: Lease | None, num_jobs: Mapping[str, int]) -> None:

@@ -31,16 +31,13 @@ from shoal_service.control.driver import Driver
 from shoal_service.control.errands import Errands
 from shoal_service.control.leftovers import Leftovers
 from shoal_service.control.market.build import MarketBuilder, Whereabouts, market_nodes, standing_of
-from shoal_service.control.market.cramped import without_room
-from shoal_service.control.market.demand import demand
-from shoal_service.control.market.drain_times import DrainTimes
-from shoal_service.control.market.forecast import forecast
-from shoal_service.control.market.freed import freed_places
-from shoal_service.control.market.pruner import Pruner
+from shoal_service.control.market.capacity import DrainTimes
+from shoal_service.control.market.outlook import demand, forecast, freed_places, without_room
 from shoal_service.control.moving import Moving
 from shoal_service.control.ownership import LeaseWatch, acquired
 from shoal_service.control.protocols import Clusters
 from shoal_service.control.supervisor_reports import SupervisorLinks
+from shoal_service.control.sweeps import Pruner
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.scheduling.decide import decide

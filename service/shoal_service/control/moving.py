@@ -13,7 +13,7 @@ stands in the way is said once, in the job's status and history.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
@@ -23,7 +23,6 @@ from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.clusters.snapshot import AttemptKey
 from shoal_service.control.cluster_reader import ClusterReader
 from shoal_service.control.errands import Errands
-from shoal_service.control.lost_clusters import LostClusters
 from shoal_service.control.market.build import Whereabouts, market_nodes, named_cluster, requested
 from shoal_service.control.protocols import Clusters
 from shoal_service.control.supervisor_reports import SupervisorLinks
@@ -53,6 +52,9 @@ _AT_ONCE = 4
 _Key: TypeAlias = tuple[str, str, int, bool]
 """Cluster, job, attempt (the next one may have saved something), and whether the attempt will save."""
 
+_PASS_S = 2.0
+"""More than this between two passes counts as this much: the process may have been suspended."""
+
 
 class Moving:
     """Made by the control loop. Raises LeaseLost."""
@@ -72,7 +74,7 @@ class Moving:
         self._links = links
         self._clock = clock
         self._storage = ReachableStorage(store, clusters, clock, checkpoint_url)
-        self._lost = LostClusters(clock)
+        self._lost = _Silences(clock)
         self._begun: set[AttemptKey] = set()
         """Attempts that are directed to save and end. They stay directed, whatever becomes of the other cluster."""
         self._said: dict[str, str] = {}
@@ -381,3 +383,38 @@ class ReachableStorage:
 def needs_storage(row: DriveRow) -> bool:
     """The job may go on from a checkpoint."""
     return row.attempt > 0 or row.spec.continue_from is not None
+
+
+class _Silences:
+    """For how long clusters and the supervisors in them are silent, while this process is awake.
+
+    A control plane that was suspended, or has just taken over, has seen no silence.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._looked_mono = clock.monotonic()
+        self._clusters: dict[str, float] = {}
+        """Seconds of silence."""
+        self._supervisors: dict[AttemptKey, tuple[float, float]] = {}
+        """When each has reported last, and seconds of silence since."""
+
+    def observe(self, away: Collection[str], reported_at: Mapping[AttemptKey, float]) -> None:
+        """With each pass.
+
+        Args:
+            away: clusters that do not answer.
+            reported_at: of the attempts in these clusters, when their supervisors have reported last.
+        """
+        now_mono = self._clock.monotonic()
+        passed_s = min(_PASS_S, now_mono - self._looked_mono)
+        self._looked_mono = now_mono
+        self._clusters = {name: self._clusters.get(name, -passed_s) + passed_s for name in away}
+        before, self._supervisors = self._supervisors, {}
+        for key, at in reported_at.items():
+            known_at, silent_s = before.get(key, (at, -passed_s))
+            self._supervisors[key] = (at, silent_s + passed_s if known_at == at else 0.0)
+
+    def silent_s(self, cluster: str, key: AttemptKey) -> tuple[float, float]:
+        """Seconds of silence: of the cluster, and of the supervisor."""
+        return self._clusters.get(cluster, 0.0), self._supervisors.get(key, (0.0, 0.0))[1]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from shoal_service.control.code_archive import CodeArchive, CodeArchiveError, pack
 from shoal_service.control.hardware_profiles import measured_profile
-from shoal_service.control.market.curves import curve_of, sizes_of
+from shoal_service.control.market.build import curve_of, sizes_of
 from shoal_service.control.webhooks import check_webhooks
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.facts import duration, verdict

@@ -1,4 +1,7 @@
-"""Sets values in a document by dotted paths of keys, as `--set` and the grid of a sweep name them. Pure."""
+"""Sets values in a document by dotted paths of keys, as `--set` and the grid of a sweep name them. Pure.
+
+The command line and `sweeps` refuse the same paths in the same words, since both call this.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
 
 A supervisor that reports is never given up: it dials the service by itself, and its job trains. The old attempt may
 train on behind a network that is cut; its storage fences it (`shoal_workers/checkpoint/beginnings.py`). Called by
-`control/lost_clusters.py`, which measures the silences.
+`control/moving.py`, which measures the silences.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from sqlalchemy import ColumnElement, Row, Select, cast, func, or_, select, unio
 from sqlalchemy.types import JSON, Double
 
 from shoal_service.core.goodput import Category, Goodput
-from shoal_service.core.selection.labels import LabelSelector, search_words
+from shoal_service.core.selection import LabelSelector, search_words
 from shoal_service.fleet_views import ClusterGoodput, FleetJob, NodeJob
 from shoal_service.store import curves
 from shoal_service.store.database import Transaction

@@ -18,7 +18,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.events.catalogue import describe
 from shoal_service.core.events.job import JobOutperformed, JobRequested
 from shoal_service.core.job_machine import ACTIVE, Requested, step
-from shoal_service.core.selection.labels import LabelSelector
+from shoal_service.core.selection import LabelSelector
 from shoal_service.core.sweeps import AVERAGED_STEPS, MAX_JOBS, Measure, Rule, Verdict, rank, step_to_compare, verdict
 from shoal_service.fleet_views import SweepSummary, SweepView
 from shoal_service.store import audit, job_lists, submissions

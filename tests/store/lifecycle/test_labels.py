@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from shoal_service.core.desired import Desired
-from shoal_service.core.selection.labels import LabelSelector
+from shoal_service.core.selection import LabelSelector
 from shoal_service.store import Store, histories, job_deletion, job_lists, submissions
 from shoal_service.store.errors import RequestConflict
 from shoal_service.store.job_deletion import DeletionRequest

@@ -11,7 +11,7 @@ import pytest
 
 from shoal_service.core.downsampling import SeriesPoint, bucket_steps, downsample
 from shoal_service.core.goodput import Category, Goodput
-from shoal_service.core.selection.labels import LabelSelector
+from shoal_service.core.selection import LabelSelector
 from shoal_service.store import Store, histories, job_lists
 from shoal_service.store.job_lists import FleetQuery, JobOrder
 from shoal_service.views import WorkerView

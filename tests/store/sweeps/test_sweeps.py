@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from kit.store_calls import replace_call
-from shoal_service.control.market.pruner import Pruner
+from shoal_service.control.sweeps import Pruner
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd

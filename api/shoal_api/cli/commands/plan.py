@@ -51,7 +51,7 @@ def plan(
         from shoal_api.cli.render.plan_page import plan_page
         from shoal_api.cli.spec_file import load_spec
         from shoal_service.control.hardware_profiles import load_profiles
-        from shoal_service.control.planning.request import PlanRequest, answer
+        from shoal_service.control.planning import PlanRequest, answer
 
         document = load_spec(spec, assignments or ())
         if workers is not None and gpus is not None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
-from shoal_service.core.selection.labels import MAX_SELECTORS as MAX_SELECTORS
-from shoal_service.core.selection.labels import InvalidSelector, LabelSelector
+from shoal_service.core.selection import MAX_SELECTORS as MAX_SELECTORS
+from shoal_service.core.selection import InvalidSelector, LabelSelector
 
 LABEL_FORMS = (
     "Only jobs whose labels match: `NAME`, `!NAME`, `NAME=VALUE` or `NAME!=VALUE`. May be repeated; all must match."

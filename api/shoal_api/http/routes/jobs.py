@@ -27,7 +27,7 @@ from shoal_service.control import submission
 from shoal_service.control.submission import dry_run, submit
 from shoal_service.core.access import Permission
 from shoal_service.core.desired import Desired
-from shoal_service.core.selection.labels import MAX_SELECTORS
+from shoal_service.core.selection import MAX_SELECTORS
 from shoal_service.fleet_views import DryRun
 from shoal_service.store import job_lists, submissions
 from shoal_service.views import JobPatch, JobSummary, JobView, Page

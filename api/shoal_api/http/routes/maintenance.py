@@ -14,7 +14,7 @@ from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
-from shoal_service.control.market.maintenance import lead_s
+from shoal_service.control.market.capacity import lead_s
 from shoal_service.core.access import Permission
 from shoal_service.fleet_views import MaintenanceWindow, WindowRequest, WindowView
 from shoal_service.store import node_records

@@ -19,7 +19,7 @@ from shoal_api.http.routes.operated_clusters import clusters_of
 from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_api.http.streams import STREAMED, sse_response
 from shoal_service.core.access import Permission
-from shoal_service.core.selection.labels import MAX_SELECTORS
+from shoal_service.core.selection import MAX_SELECTORS
 from shoal_service.fleet_views import FleetNode, FleetOverview
 from shoal_service.store import histories, job_lists
 from shoal_service.store.job_lists import FleetQuery, JobOrder

@@ -11,7 +11,7 @@ from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.edge import CLIENT_GONE
 from shoal_api.http.long_poll import while_connected
 from shoal_api.http.openapi import body_of
-from shoal_service.control.planning.request import PlanAnswer, PlanRequest
+from shoal_service.control.planning import PlanAnswer, PlanRequest
 from shoal_service.core.access import Permission
 
 

@@ -1,4 +1,4 @@
-"""What the scheduling policy knows of real jobs: `build` the state, `foreign` others' use, `curves`, `measured`.
+"""What the scheduling policy knows of real jobs: `build` its state, `capacity` of nodes, and the `outlook` beside it.
 
 Called by the control loop in each pass. It reads neither the store nor the cluster, and decides nothing.
 """

@@ -1,20 +1,26 @@
 """MarketBuilder: rows of the store, nodes of the cluster and measurements as the MarketState of a policy.
 
-A job keeps its value as long as its row does not change, so a pass in which little happened costs little.
+A job keeps its value as long as its row does not change, so a pass in which little happened costs little. It hides how
+a throughput curve comes about: the planner predicts it (`CurveBook`), and what running jobs show of their speed and of
+the cost of a start and a change corrects it (`Measurements`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shoal_service.control.market.curves import CurveBook, by_partition, corrected
-from shoal_service.control.market.measured import JobMeasured, Measurements, served_s
+from shoal_service.control.hardware_profiles import measured_profile
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.desired import Desired
+from shoal_service.core.goodput import Category
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.facts import facts_of
 from shoal_service.core.scheduling.market import (
+    START_S,
+    SWITCH_S,
     ClusterState,
     MarketJob,
     MarketNode,
@@ -24,8 +30,9 @@ from shoal_service.core.scheduling.market import (
     User,
     WorkerNeed,
 )
-from shoal_service.planner import HardwareProfile
+from shoal_service.planner import HardwareProfile, rank
 from shoal_service.store.driving import DriveRow
+from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.placing import ANY_CLUSTER, MARKET_TYPE_LABEL, SPOT
 from shoal_workers.contract.spec import JobSpec
@@ -33,6 +40,25 @@ from shoal_workers.contract.spec import JobSpec
 _PREDICTIONS_PER_PASS = 8
 _NOTHING = WorkerNeed()
 _NOWHERE: frozenset[str] = frozenset()
+_SETTLED_STEPS = 3
+"""The first steps of a group are slower than those that follow."""
+_NEWEST = 0.5
+"""Weight of the newest measurement."""
+_SERVED = (
+    Category.PRODUCTIVE,
+    Category.RECOMPUTED,
+    Category.CHECKPOINT_STALL,
+    Category.RECOVERING,
+    Category.RESIZING,
+)
+_DECIDES = {"task", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic"}
+"""The keys of a spec that a prediction depends on, besides the world sizes."""
+_FEW = 8
+"""Up to this world size, each size is predicted."""
+_REMEMBERED = 4096
+_LEAST_GAIN = 1.01
+_DOUBLING = 0.95
+"""Speed-up of a doubling of the workers, relative to the ideal one, that is assumed of a task of unknown sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,3 +226,195 @@ def _placed(job: MarketJob, where: Whereabouts) -> MarketJob:
     if (cluster, is_leaving) == (job.cluster, job.is_leaving):
         return job
     return replace(job, cluster=cluster, is_leaving=is_leaving)
+
+
+@dataclass(slots=True)
+class JobMeasured:
+    """What was measured of one job."""
+
+    step_s: dict[int, float] = field(default_factory=dict)
+    """Seconds of a step, by the number of workers."""
+    switch_s: float | None = None
+    start_s: float | None = None
+    moved_at: float | None = None
+    """When its grant was seen to change last."""
+    granted: int | None = None
+    group: tuple[int, int] = (0, 0)
+    """Attempt and generation that are measured now."""
+    group_step: int = 0
+    """Step of that generation when it was seen first."""
+    resizing_s: float = 0.0
+    """Seconds spent on changes of size until the last one was measured."""
+    starting_s: float = 0.0
+    """Seconds spent on starts until the last one was measured."""
+
+
+class Measurements:
+    """What the running jobs show of their speed, and of what a start and a change of size cost them.
+
+    Fed with the rows of every pass, which hold what the supervisors have reported last. Kept in memory only: a new
+    control plane starts with the predictions, and has measured again after some steps of each job.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, JobMeasured] = {}
+        self._switch_s = SWITCH_S
+        self._start_s = START_S
+
+    def observe(self, row: DriveRow, now: float) -> JobMeasured:
+        """What is known of the job by now. Call it with every new row."""
+        job = self._jobs.setdefault(row.id, JobMeasured())
+        if job.granted != row.granted_workers:
+            if job.granted is not None:
+                job.moved_at = now
+            job.granted = row.granted_workers
+        if row.status.state is JobState.RUNNING and row.status.workers:
+            self._observe_group(job, row)
+        return job
+
+    def switch_s(self, job: JobMeasured) -> float:
+        """Seconds without training at a change of its size; of other jobs if it had none."""
+        return job.switch_s if job.switch_s is not None else self._switch_s
+
+    def start_s(self, job: JobMeasured) -> float:
+        """Seconds from its grant to its first step."""
+        return job.start_s if job.start_s is not None else self._start_s
+
+    def forget_all_but(self, job_ids: Collection[str]) -> None:
+        self._jobs = {job_id: job for job_id, job in self._jobs.items() if job_id in job_ids}
+
+    def _observe_group(self, job: JobMeasured, row: DriveRow) -> None:
+        status, group = row.status, (row.attempt, row.status.generation)
+        if group != job.group:
+            self._observe_pause(job, row)
+            job.group, job.group_step = group, status.step
+        step_s = seconds_per_step(status)
+        if step_s is not None and status.step - job.group_step >= _SETTLED_STEPS:
+            job.step_s[status.workers] = step_s
+
+    def _observe_pause(self, job: JobMeasured, row: DriveRow) -> None:
+        """A new group runs: what its start, or the change of size before it, has cost."""
+        booked = row.status.goodput
+        if booked is None:
+            return
+        asked = max(1, row.spec.elasticity.max_workers)  # all categories are booked for this many workers
+        resizing_s = booked.seconds.get(Category.RESIZING, 0.0) / asked
+        starting_s = booked.seconds.get(Category.STARTING, 0.0) / asked
+        if job.group == (0, 0) and row.status.step > 0 and row.status.generation > 1:
+            pass  # it trained before this control plane saw it: the sums are those of several changes
+        elif row.attempt != job.group[0]:
+            if (took_s := starting_s - job.starting_s) > 0:
+                job.start_s = _mean(job.start_s, took_s)
+                self._start_s = _mean(self._start_s, took_s)
+        elif (took_s := resizing_s - job.resizing_s) > 0:
+            job.switch_s = _mean(job.switch_s, took_s)
+            self._switch_s = _mean(self._switch_s, took_s)
+        job.resizing_s, job.starting_s = resizing_s, starting_s
+
+
+def seconds_per_step(status: JobStatus) -> float | None:
+    """The supervisor's moving average; None: nothing was measured yet."""
+    left = (status.total_steps or 0) - status.step
+    if status.eta_s is not None and left > 0:
+        return status.eta_s / left or None
+    if status.tokens_per_s and status.tokens and status.step:
+        return status.tokens / status.step / status.tokens_per_s
+    return None
+
+
+def served_s(status: JobStatus) -> float:
+    """Worker-seconds that the job has received."""
+    booked = status.goodput
+    return 0.0 if booked is None else sum(booked.seconds.get(one, 0.0) for one in _SERVED)
+
+
+def _mean(before: float | None, newest: float) -> float:
+    return newest if before is None else (1 - _NEWEST) * before + _NEWEST * newest
+
+
+class CurveBook:
+    """The throughput curve of each job, as the planner predicts it. Not thread-safe: one pass at a time asks.
+
+        predicted   the planner's best layout at some world sizes; without it (a user task) the batch's partition
+        corrected   at a size that was measured, its measurement; at the others, the prediction times what the nearest
+                    measured size was off by
+
+    A predicted curve rises by at least 1 % per worker: what no other job needs is used even if the planner sees no
+    gain, since it may be wrong. A measured curve may fall. A prediction takes about 3 ms per size, so only a few jobs
+    are predicted per pass, and jobs of equal specs share one.
+    """
+
+    def __init__(self, profiles: tuple[HardwareProfile, ...]) -> None:
+        self._profiles = profiles
+        self._predicted: OrderedDict[str, ThroughputCurve] = OrderedDict()
+
+    def predicted(self, spec: JobSpec, *, may_compute: bool) -> ThroughputCurve | None:
+        """None: it has to be computed, and `may_compute` forbids that now."""
+        key = f"{spec.elasticity.max_workers} {spec.model_dump_json(include=_DECIDES)}"
+        if key in self._predicted:
+            self._predicted.move_to_end(key)
+            return self._predicted[key]
+        if not may_compute:
+            return None
+        profile = measured_profile(self._profiles, has_gpu=spec.worker.gpus > 0)
+        self._predicted[key] = predict(spec, profile)
+        if len(self._predicted) > _REMEMBERED:
+            self._predicted.popitem(last=False)
+        return self._predicted[key]
+
+
+def predict(spec: JobSpec, profile: HardwareProfile | None = None) -> ThroughputCurve:
+    """Samples per second by world size, as the planner expects them."""
+    rates = {}
+    for size in sizes_of(spec.elasticity.max_workers):
+        best = rank(spec, size, profile, 1).predictions
+        if not best:
+            continue  # no layout uses exactly this many workers, or the sizes of the model are unknown
+        rates[size] = spec.batch.global_size / best[0].step_s
+    return curve_of(rising(rates)) if rates else by_partition(spec)
+
+
+def by_partition(spec: JobSpec) -> ThroughputCurve:
+    """For a task of which the planner knows nothing: a step takes as long as the rank with the most micro-batches."""
+    micro_batches = spec.batch.num_micro_batches
+    return curve_of(
+        rising(
+            {
+                size: spec.batch.global_size / math.ceil(micro_batches / size) * _DOUBLING ** math.log2(size)
+                for size in sizes_of(spec.elasticity.max_workers)
+            }
+        )
+    )
+
+
+def rising(rates: Mapping[int, float]) -> dict[int, float]:
+    """The rates, of which none is lower than that of a smaller size, and a bit more per worker."""
+    found: dict[int, float] = {}
+    least, before = 0.0, 0
+    for size in sorted(rates):
+        found[size] = max(rates[size], least * _LEAST_GAIN ** (size - before))
+        least, before = found[size], size
+    return found
+
+
+def corrected(curve: ThroughputCurve, measured: Mapping[int, float]) -> ThroughputCurve:
+    """`measured`: samples per second by world size."""
+    if not measured:
+        return curve
+    off_by = {size: rate / curve.rate(size) for size, rate in measured.items()}
+    rates = dict(measured)
+    for size, rate in zip(curve.sizes, curve.rates, strict=True):
+        nearest = min(off_by, key=lambda known: (abs(math.log(known / size)), known))
+        rates.setdefault(size, rate * off_by[nearest])
+    return curve_of(rates)
+
+
+def curve_of(rates: Mapping[int, float]) -> ThroughputCurve:
+    sizes = sorted(rates)
+    return ThroughputCurve(tuple(sizes), tuple(rates[size] for size in sizes))
+
+
+def sizes_of(most: int) -> list[int]:
+    """The world sizes at which a curve is predicted: small ones, then powers of two, then the largest."""
+    doubled = [1 << bits for bits in range(_FEW.bit_length(), most.bit_length())]
+    return sorted({*range(1, min(most, _FEW) + 1), *doubled, most})

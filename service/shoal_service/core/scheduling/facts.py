@@ -200,9 +200,6 @@ def queue_time_by_deadline(job: MarketJob, latest: float) -> float:
     return latest - DEADLINE_MARGIN_S - SECONDS_PER_PRIORITY * job.priority
 
 
-# A deadline that cannot be met has no weight, here or in the queue: others would give up workers for nothing.
-
-
 def workers_for_deadline(job: MarketJob, now: float) -> int:
     """The smallest size with which the job ends in time; 0 without a deadline, or if no size does."""
     if job.finish_by is None or job.left is None:
@@ -211,6 +208,7 @@ def workers_for_deadline(job: MarketJob, now: float) -> int:
     for size in range(job.min_workers, job.max_workers + 1) if job.max_workers <= 64 else known_sizes(job):
         if seconds_left(job, size) <= most:
             return size
+    # It cannot be met. Then it has no weight, here or in the queue: others would give up workers for nothing.
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.control.market.cramped import without_room
+from shoal_service.control.market.outlook import without_room
 from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.market import MarketNode
 from shoal_service.store.driving import DriveRow

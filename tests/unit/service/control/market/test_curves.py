@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.control.market.curves import CurveBook, by_partition, corrected, predict, rising, sizes_of
+from shoal_service.control.market.build import CurveBook, by_partition, corrected, predict, rising, sizes_of
 from shoal_service.core.scheduling.market import ThroughputCurve
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.spec import JobSpec

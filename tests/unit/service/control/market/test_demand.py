@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from shoal_service.clusters.snapshot import RoomKind
-from shoal_service.control.market.demand import MAX_WORKERS, demand
+from shoal_service.control.market.outlook import MAX_WORKERS, demand
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (
     ClusterState,

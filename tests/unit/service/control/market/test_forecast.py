@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kit.market import NOW, job, market, nodes
-from shoal_service.control.market.forecast import forecast
+from shoal_service.control.market.outlook import forecast
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Project
 from shoal_workers.contract.checks.spec_errors import parse_spec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal_service.clusters.snapshot import ClusterSnapshot, Reservation
-from shoal_service.control.market.foreign import ForeignUse
+from shoal_service.control.market.capacity import ForeignUse
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal_service.clusters.snapshot import Reservation
-from shoal_service.control.market.freed import freed_places
+from shoal_service.control.market.outlook import freed_places
 from shoal_service.core.scheduling.market import Preempt, Resize, Start, WorkerNeed
 
 ONE = WorkerNeed(cpus=1.0)

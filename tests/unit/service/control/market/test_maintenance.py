@@ -1,9 +1,12 @@
+"""When nodes have to be empty for a maintenance window, how early their drain begins, and how long drains take."""
+
 from __future__ import annotations
 
-from shoal_service.control.market.maintenance import (
+from shoal_service.control.market.capacity import (
     FIRST_LEAD_S,
     MAX_LEAD_S,
     MIN_LEAD_S,
+    DrainTimes,
     combined,
     lead_s,
     window_drains,
@@ -65,3 +68,28 @@ def test_a_requested_drain_keeps_its_reason_and_gets_the_earlier_deadline() -> N
     assert both["n2"] == windows["n2"]
     early = {"n1": requested["n1"].model_copy(update={"deadline": 970.0})}
     assert combined(early, windows)["n1"].deadline == 970.0
+
+
+def draining(*, drained: bool, alive: bool = True) -> Node:
+    drain = Drain(reason="r", requested_at=1.0, source="api") if drained else None
+    return Node(node_id="n1", ip="10.0.0.1", alive=alive, cpus=4.0, gpus=0.0, memory_gib=8.0, drain=drain)
+
+
+HERE, GONE = {"job-a": {"n1": 2}}, {"job-a": {"n2": 2}}
+
+
+def test_a_drain_is_measured_until_no_worker_is_left() -> None:
+    times = DrainTimes()
+    assert times.observe([draining(drained=False)], HERE, 1.0) == {}
+    assert times.observe([draining(drained=True)], HERE, 2.0) == {}
+    assert times.observe([draining(drained=True)], HERE, 5.0) == {}
+    assert times.observe([draining(drained=True)], GONE, 6.5) == {"n1": 4.5}
+    assert times.observe([draining(drained=True)], GONE, 9.0) == {}, "once"
+
+
+def test_an_undone_drain_a_dead_node_and_an_empty_one_count_for_nothing() -> None:
+    for last in (draining(drained=False), draining(drained=True, alive=False)):
+        times = DrainTimes()
+        times.observe([draining(drained=True)], HERE, 2.0)
+        assert times.observe([last], GONE, 3.0) == {}
+    assert DrainTimes().observe([draining(drained=True)], GONE, 3.0) == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_service.core.selection.labels import InvalidSelector, LabelSelector, search_words
+from shoal_service.core.selection import InvalidSelector, LabelSelector, search_words
 
 LABELS = {"sweep": "lr", "lr": "3e-4", "empty": ""}
 

@@ -1,4 +1,6 @@
-"""LabelSelector: one condition on the labels of a job, as users write it in `--label` and `label=`.
+"""Which jobs a list holds: conditions on labels (`LabelSelector`) and words to search for, as a user writes them.
+
+The HTTP edge and the command line parse them, and the store makes SQL of them. A condition on a label has four forms:
 
 | text | jobs |
 |---|---|

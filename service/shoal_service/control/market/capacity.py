@@ -1,0 +1,212 @@
+"""What nodes offer to Shoal's jobs: less what others have reserved there (`ForeignUse`), and until when, since
+maintenance windows take nodes away.
+
+    used | drained: jobs leave | window: nothing runs there | used
+         begins_at - lead      begins_at                    ends_at
+
+The lead follows the drains that were measured on this cluster (`DrainTimes`).
+Called by the cluster reader and the control loop in each pass. It reads neither the store nor the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal_service.clusters.snapshot import ClusterSnapshot, Reservation
+from shoal_service.core.nodes import Drain, DrainSource, Node
+from shoal_service.core.scheduling.market import WorkerNeed
+from shoal_service.fleet_views import MaintenanceWindow
+
+_SETTLED_S = 4.0
+"""A killed worker returns its resources within this time, and a new one is seen to have them."""
+_CREATING_S = 120.0
+"""A worker that Ray creates for longer than this has no resources: it waits for them. One that has them is a process
+that starts, which takes some seconds; with 30 s, workers that started on a very busy machine looked like tenants."""
+_NOTHING = WorkerNeed()
+FIRST_LEAD_S = 120.0
+"""As long as no drain was measured."""
+MIN_LEAD_S = 30.0
+MAX_LEAD_S = 3600.0
+_MARGIN = 2.0
+
+
+@dataclass(slots=True)
+class _OwnWorkers:
+    """Shoal's own workers on one node."""
+
+    workers: frozenset[tuple[str, bool]]
+    """Id, and whether it is alive."""
+    since_mono: float
+    """These were there, and no others, since then."""
+
+
+class ForeignUse:
+    """What others than Shoal's jobs have reserved on each node of a shared Ray cluster.
+
+        totals of the node  -  what is free  -  what the workers of Shoal's jobs have reserved  =  what others have
+
+    The three are read one after the other, and Ray reports a reservation some time after it was made or given back. So
+    while workers of Shoal come and go on a node, the last value before that is kept: a worker that has just ended must
+    not look like another tenant, and one that starts must not hide one.
+    Made by the control loop; fed with each new snapshot of the cluster.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, WorkerNeed] = {}
+        """By node id: the newest reading that was sure."""
+        self._own: dict[str, _OwnWorkers] = {}
+        self._created_mono: dict[str, float] = {}
+        """When each worker that is being created was seen first, by its id."""
+
+    def observe(self, snapshot: ClusterSnapshot, job_ids: Collection[str], mono: float) -> dict[str, WorkerNeed]:
+        """What others have reserved, by node id; without the nodes on which they have nothing.
+
+        Args:
+            job_ids: jobs with an attempt. Workers of any other job are another service's, or are about to be ended.
+        """
+        creating = {one.worker_id for one in snapshot.reservations if not one.is_alive}
+        self._created_mono = {one: self._created_mono.get(one, mono) for one in creating}
+        starting = {one for one, since in self._created_mono.items() if mono - since < _CREATING_S}
+        own = [r for r in snapshot.reservations if r.job_id in job_ids and (r.is_alive or r.worker_id in starting)]
+        reading = reserved_by_others(snapshot.nodes, snapshot.free, own)
+        self._observe_own(snapshot, mono)
+        busy = {r.node_id for r in own if not r.is_alive}
+        for node_id in snapshot.free:
+            is_settled = node_id not in busy and mono - self._own[node_id].since_mono >= _SETTLED_S
+            if is_settled or node_id not in self._known:
+                self._known[node_id] = reading.get(node_id, _NOTHING)
+        self._known = {node_id: self._known[node_id] for node_id in snapshot.free}
+        return {node_id: used for node_id, used in self._known.items() if used != _NOTHING}
+
+    def _observe_own(self, snapshot: ClusterSnapshot, mono: float) -> None:
+        by_node: dict[str, set[tuple[str, bool]]] = {node_id: set() for node_id in snapshot.free}
+        for one in snapshot.reservations:
+            by_node.setdefault(one.node_id, set()).add((one.worker_id, one.is_alive))
+        before, self._own = self._own, {}
+        for node_id, found in by_node.items():
+            workers, known = frozenset(found), before.get(node_id)
+            if known is None:
+                self._own[node_id] = _OwnWorkers(workers, mono - _SETTLED_S)
+            else:
+                self._own[node_id] = known if known.workers == workers else _OwnWorkers(workers, mono)
+
+
+def reserved_by_others(
+    nodes: Sequence[Node], free: Mapping[str, WorkerNeed], own: Sequence[Reservation]
+) -> dict[str, WorkerNeed]:
+    """At this moment, by node id. Nothing is known of a node that has not reported what is free."""
+    held: dict[str, list[WorkerNeed]] = {}
+    for reservation in own:
+        held.setdefault(reservation.node_id, []).append(reservation.need)
+    found = {}
+    for node in nodes:
+        if node.alive and node.node_id in free:
+            left, mine = free[node.node_id], held.get(node.node_id, [])
+            used = WorkerNeed(
+                cpus=_rest(node.cpus, left.cpus, [need.cpus for need in mine]),
+                gpus=_rest(node.gpus, left.gpus, [need.gpus for need in mine]),
+                memory_gib=_rest(node.memory_gib, left.memory_gib, [need.memory_gib for need in mine]),
+            )
+            if used != _NOTHING:
+                found[node.node_id] = used
+    return found
+
+
+def _rest(total: float, free: float, own: list[float]) -> float:
+    """Rounded as Ray counts, in units of 0.0001: a sum of floats must not cost a worker."""
+    return max(0.0, round(total - free - sum(own), 4))
+
+
+def lead_s(measured: Sequence[float]) -> float:
+    """Seconds before a window at which the drain begins: twice the longest of these drains.
+
+    Args:
+        measured: seconds that recent drains took, from the order until no worker was left.
+    """
+    if not measured:
+        return FIRST_LEAD_S
+    return min(MAX_LEAD_S, max(MIN_LEAD_S, _MARGIN * max(measured)))
+
+
+def window_drains(
+    nodes: Sequence[Node],
+    windows: Sequence[MaintenanceWindow],
+    lead: float,
+    now: float,
+    begun: Mapping[str, Drain] | None = None,
+) -> dict[str, Drain]:
+    """By node id: the drains for windows that have begun or begin within the lead.
+
+    `begun`: the answer of the last pass. A drain that has begun goes on: it may be the first one that was measured, and
+    the lead that follows from it is shorter than the one that it had.
+    """
+    found: dict[str, Drain] = {}
+    for window in sorted(windows, key=lambda one: (one.begins_at, one.window_id)):
+        if now >= window.ends_at:
+            continue
+        drain = Drain(
+            reason=f"maintenance window {window.window_id}: {window.reason}",
+            requested_at=window.begins_at - lead,
+            deadline=window.begins_at,
+            source=DrainSource.WINDOW,
+        )
+        for node in nodes:
+            known = (begun or {}).get(node.node_id)
+            if known is not None and known.reason == drain.reason:
+                found.setdefault(node.node_id, known)
+            elif now >= drain.requested_at and covers(window, node):
+                found.setdefault(node.node_id, drain)
+    return found
+
+
+def combined(requested: Mapping[str, Drain], windows: Mapping[str, Drain]) -> dict[str, Drain]:
+    """The drains of both kinds. A node with both keeps the requested one, with the earlier deadline."""
+    found = dict(windows)
+    for node_id, drain in requested.items():
+        deadlines = [one for one in (drain.deadline, windows[node_id].deadline if node_id in windows else None) if one]
+        found[node_id] = drain.model_copy(update={"deadline": min(deadlines, default=None)})
+    return found
+
+
+def with_windows(
+    nodes: Sequence[Node], windows: Sequence[MaintenanceWindow], lead: float, now: float
+) -> tuple[Node, ...]:
+    """The nodes with the time at which the drain for their next window begins."""
+    return tuple(
+        node.model_copy(
+            update={
+                "maintenance_at": min(
+                    (one.begins_at - lead for one in windows if one.begins_at - lead > now and covers(one, node)),
+                    default=None,
+                )
+            }
+        )
+        for node in nodes
+    )
+
+
+def covers(window: MaintenanceWindow, node: Node) -> bool:
+    return node.node_id in window.nodes or node.ip in window.nodes
+
+
+class DrainTimes:
+    """How long nodes take to become empty after a drain begins. Times are of the monotonic clock.
+
+    A drain that is undone, a node that dies, and a node that had no worker count for nothing.
+    """
+
+    def __init__(self) -> None:
+        self._began: dict[str, float] = {}
+
+    def observe(self, nodes: Sequence[Node], workers: Mapping[str, Mapping[str, int]], mono: float) -> dict[str, float]:
+        """Seconds of the drains that have ended since the last call, by node id.
+
+        Args:
+            workers: those that are alive, by job and node.
+        """
+        used = {node_id for on_nodes in workers.values() for node_id, count in on_nodes.items() if count}
+        drained = {node.node_id for node in nodes if node.alive and node.drain is not None}
+        ended = {id_: mono - began for id_, began in self._began.items() if id_ in drained and id_ not in used}
+        self._began = {id_: self._began.get(id_, mono) for id_ in drained & used}
+        return ended

@@ -1,0 +1,212 @@
+"""What follows from a market beside the decisions: questions of the control loop to which each pass has the answer.
+
+    demand          what to ask of each cluster's autoscaler: room for what jobs have, and for the minima of those
+                    that wait
+    forecast        what the policy would do with a job that is not submitted
+    without_room    running jobs whose workers could not be replaced now
+    freed_places    where the workers of a started job will come free
+
+Pure; nothing is stored or carried out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from shoal_service.clusters.snapshot import Reservation, RoomKind
+from shoal_service.control.market.build import MarketBuilder, requested
+from shoal_service.core.desired import Desired
+from shoal_service.core.scheduling.admission import limit_in_the_way
+from shoal_service.core.scheduling.facts import facts_of
+from shoal_service.core.scheduling.market import (
+    ClusterState,
+    Decision,
+    MarketJob,
+    MarketNode,
+    MarketState,
+    Policy,
+    Preempt,
+    Resize,
+    Start,
+    Wait,
+)
+from shoal_service.core.scheduling.plan import Entry, Plan
+from shoal_service.core.scheduling.room import Room, count
+from shoal_service.fleet_views import StartForecast
+from shoal_service.planner import HardwareProfile
+from shoal_service.store.driving import DriveRow
+from shoal_service.views import JobStatus
+from shoal_workers.contract.ids import index_of_worker
+from shoal_workers.contract.job import JobState
+from shoal_workers.contract.placing import label_selector
+from shoal_workers.contract.spec import JobSpec
+
+MAX_WORKERS = 2_000
+"""More are not asked of a cluster at a time: Ray gets one entry per worker."""
+THIS_JOB = "this job"
+"""Its id in the words of the decision."""
+
+
+def demand(state: MarketState, decisions: Sequence[Decision]) -> dict[str, dict[RoomKind, int]]:
+    """How many workers of each kind each cluster should have room for, after these decisions; one entry for each known
+    cluster, by name. If none is known, the one entry is of the empty name. Nodes beyond that may be released. The
+    control loop sends the answer, if `scale_out` is on.
+
+    A waiting job counts only if it could start beside the others that are asked for: nodes do not help against a limit
+    of its project, of a project above it, of its user or of its sweep. One that may start in any of several clusters
+    counts in one of them, so that not every autoscaler adds nodes for it: where the nodes that it may use have room for
+    most such workers while they are empty, which is as a rule where the least is missing. That changes with nodes only,
+    not with the jobs on them, so a request does not wander from one autoscaler to another. Clusters of equal room are
+    taken by name. To have another one grow, the job names it (`worker.cluster`).
+    """
+    granted = {job.job_id: job.granted for job in state.jobs}
+    granted |= {one.job_id: one.workers for one in decisions if isinstance(one, Start | Resize)}
+    clusters = _Clusters(state, decisions)
+    plan = Plan(replace(state, nodes=()), now=0.0)  # limits depend neither on the nodes nor on the time
+    entries = {entry.job.job_id: entry for entry in (*plan.leaving, *plan.running, *plan.queued)}
+    waiting = [entries[one.job_id] for one in sorted(_waits(decisions), key=lambda wait: wait.position)]
+    found = {name: Counter[RoomKind]() for name in clusters.names}
+    running = [entry for job_id, entry in entries.items() if granted[job_id]]
+    for entry in running:
+        of_cluster = found.setdefault(clusters.of(entry.job), Counter())
+        _ask(plan, of_cluster, entry, min(granted[entry.job.job_id], entry.job.min_workers))
+    for entry in waiting:
+        name = clusters.for_waiting(entry.job)
+        if name is not None and limit_in_the_way(plan, entry, entry.job.min_workers) is None:
+            _ask(plan, found.setdefault(name, Counter()), entry, entry.job.min_workers)
+    for entry in running:  # workers above a minimum are given to a job that waits, where a limit has no room for both
+        above = granted[entry.job.job_id] - entry.charged
+        _ask(plan, found[clusters.of(entry.job)], entry, int(min(above, max(0, entry.share.room()))))
+    return {name: dict(of_cluster) for name, of_cluster in found.items()}
+
+
+class _Clusters:
+    """Chooses the cluster in which a job counts."""
+
+    def __init__(self, state: MarketState, decisions: Sequence[Decision]) -> None:
+        self._room = Room(state.nodes, now=0.0)  # also nodes that are about to end: others will come in their place
+        closed = {name for name, one in state.clusters.items() if one is not ClusterState.OPEN}
+        self.names = sorted({*self._room.clusters, *state.clusters}) or [""]
+        self._open = [name for name in self.names if name not in closed]
+        self._starts = {one.job_id: one.cluster for one in decisions if isinstance(one, Start)}
+
+    def of(self, job: MarketJob) -> str:
+        """Cluster of a job that has workers, or starts."""
+        return self._starts.get(job.job_id, "") or job.cluster or self.names[0]
+
+    def for_waiting(self, job: MarketJob) -> str | None:
+        """None: none that it may start in takes jobs."""
+        names = [name for name in self._open if name not in job.excluded_clusters and job.cluster in ("", name)]
+        if len(names) < 2:
+            return names[0] if names else None
+        room = {shape.cluster: shape.ever for shape in self._room.choices(job, facts_of(job))}
+        return max(names, key=lambda name: room.get(name, 0))  # of equal ones the first
+
+
+def _ask(plan: Plan, found: Counter[RoomKind], entry: Entry, workers: int) -> None:
+    if found.total() + workers <= MAX_WORKERS and workers:
+        labels = label_selector(entry.job.selector, entry.job.capacity)
+        found[RoomKind(entry.job.need, tuple(sorted(labels.items())))] += workers
+        plan.charge(entry, entry.charged + workers)
+
+
+def _waits(decisions: Sequence[Decision]) -> list[Wait]:
+    return [one for one in decisions if isinstance(one, Wait) and not one.waits_for_limit]
+
+
+def forecast(
+    market: MarketState, spec: JobSpec, profiles: tuple[HardwareProfile, ...], policy: Policy, now: float
+) -> StartForecast:
+    """Whether the job would start now, or wait, and until when: the present market with one job more, and the policy
+    that decides about real jobs. For `submit --dry-run`. Blocks for a decision, and for the prediction of the job's
+    throughput."""
+    row = DriveRow(
+        id=THIS_JOB,
+        spec=spec,
+        spec_version=1,
+        state=JobState.QUEUED,
+        desired=Desired.RUN,
+        attempt=0,
+        granted_workers=0,
+        pulled_seq=0,
+        created_at=now,
+        priority=spec.priority,
+        status=JobStatus(),
+    )
+    [job] = MarketBuilder(profiles).build([row], (), {}, {}, {}, {}, now).jobs
+    for one in policy(replace(market, jobs=[*market.jobs, job]), now):
+        if isinstance(one, Start) and one.job_id == THIS_JOB:
+            return StartForecast(workers=one.workers, reason=one.reason, expected_at=now)
+        if isinstance(one, Wait) and one.job_id == THIS_JOB:
+            return StartForecast(
+                position=one.position, reason=one.reason, holders=one.holders, expected_at=one.expected_at
+            )
+    raise AssertionError("the policy decides about each queued job")
+
+
+def without_room(
+    rows: Sequence[DriveRow], nodes: Sequence[MarketNode], workers: Mapping[str, Mapping[str, int]], now: float
+) -> frozenset[str]:
+    """The jobs whose granted workers do not all fit on the nodes of their cluster that they may use: one that has to
+    leave its node cannot be replaced now.
+
+    Workers stay where they are. Then the missing ones are placed, of jobs of higher priority first, then of older ones.
+
+    Args:
+        nodes: those that no worker has to leave.
+        workers: those that each job really has, by job and node.
+    """
+    room = Room(nodes, now)
+    jobs = [
+        replace(requested(row), cluster=row.cluster)
+        for row in sorted(rows, key=lambda row: (-row.priority, row.created_at, row.id))
+    ]
+    shapes = [room.shape(job, facts_of(job)) for job in jobs]
+    known = {node.node_id for node in nodes}
+    missing = []
+    for job, shape in zip(jobs, shapes, strict=True):
+        there = {node_id: num for node_id, num in workers.get(job.job_id, {}).items() if node_id in known}
+        staying = min(job.granted, sum(there.values()))
+        missing.append(job.granted - (count(shape.stay(staying, there)) if staying else 0))
+    return frozenset(
+        job.job_id
+        for job, shape, num_missing in zip(jobs, shapes, missing, strict=True)
+        if count(shape.take(num_missing)) < num_missing
+    )
+
+
+def freed_places(
+    changes: Sequence[Start | Resize | Preempt], grants: Mapping[str, int], reservations: Sequence[Reservation]
+) -> dict[str, Counter[str]]:
+    """For each job that starts, the places of the workers that other jobs give back for it: workers by node, at most as
+    many as it starts with. Jobs that get free places are not in it, or with fewer workers.
+
+    A guess, from which processes are started ahead of time: a job that shrinks gives up the workers of its last ranks,
+    which are the newest as a rule.
+
+    Args:
+        grants: of each job before the changes.
+    """
+    places = [place for change in changes for place in _given_up(change, grants, reservations)]
+    found: dict[str, Counter[str]] = {}
+    for change in changes:
+        if isinstance(change, Start) and places:
+            found[change.job_id] = Counter(places[: change.workers])
+            places = places[change.workers :]
+    return found
+
+
+def _given_up(
+    change: Start | Resize | Preempt, grants: Mapping[str, int], reservations: Sequence[Reservation]
+) -> list[str]:
+    """The node of each worker that the job gives up."""
+    if isinstance(change, Start):
+        return []
+    kept = change.workers if isinstance(change, Resize) else 0
+    if kept >= grants.get(change.job_id, 0):
+        return []
+    mine = [one for one in reservations if one.job_id == change.job_id and one.is_alive]
+    oldest_first = sorted(mine, key=lambda one: index_of_worker(one.worker_id))
+    return [one.node_id for one in oldest_first[kept:]]
