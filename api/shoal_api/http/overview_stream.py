@@ -75,7 +75,8 @@ class OverviewCache:
         """By job: the newest one that was read, and the number of that read."""
 
     def version(self, job_id: str) -> tuple[JobState, _Version]:
-        """As `Store.job_version`. Streams that ask at the same time share a read that has begun after they asked."""
+        """The same as `Store.job_version`. Streams that ask at the same time share a read that has begun after they
+        asked."""
         num_begun = self._num_reads
         with self._version_lock:
             known = self._versions.get(job_id)

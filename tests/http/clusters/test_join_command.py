@@ -19,7 +19,7 @@ from doubles.running_gateway import NODE, RunningGateway, until
 from kit.certificates import make_certificates
 from kit.processes.joined_clusters import Join
 from shoal_api.http.app import create_app
-from shoal_api.http.serving.server import Wire, make_server
+from shoal_api.http.serving import Wire, make_server
 from shoal_service.access_views import ClusterTokenRequest
 from shoal_service.store import Store
 

@@ -15,7 +15,7 @@ from typing import Any
 from doubles.fake_cluster_source import FakeClusterSource
 from shoal_api.client import Client
 from shoal_api.http.app import create_app
-from shoal_api.http.serving.server import make_server
+from shoal_api.http.serving import make_server
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
 from shoal_service.core.endings import AttemptEnd
