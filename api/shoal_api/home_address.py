@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def home_of(settings: Settings, host: str, port: int) -> Home:
-    """Without a token. `host` and `port`: those that the server listens on."""
+    """The home without a token. `host` and `port`: those that the server listens on."""
     if settings.home_url:
         return Home(url=settings.home_url, ca=settings.home_ca.read_text() if settings.home_ca is not None else "")
     ray_host = (settings.ray_address or "").rpartition(":")[0].strip("[]")

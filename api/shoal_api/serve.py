@@ -25,8 +25,7 @@ from shoal_api.console import JobConsole
 from shoal_api.home_address import home_of
 from shoal_api.http.access.limits import Limits
 from shoal_api.http.app import create_app
-from shoal_api.http.serving.listener import ConnectionLimits
-from shoal_api.http.serving.server import Wire, make_server
+from shoal_api.http.serving import ConnectionLimits, Wire, make_server
 from shoal_api.stopping import SavingProgress, StopRequest
 from shoal_service.clock import SystemClock
 from shoal_service.cluster import hardware

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))
 
 from shoal_api.http.app import create_app
-from shoal_api.http.serving.server import make_server
+from shoal_api.http.serving import make_server
 from shoal_service.collector import spare_what_exists
 from shoal_service.control.hardware_profiles import planning_profile
 from shoal_service.fleet_views import ClusterView, StartForecast

@@ -23,8 +23,7 @@ from doubles.fake_cluster import FakeCluster
 from doubles.fake_clusters import FakeClusters
 from shoal_api.http.access.limits import Limits
 from shoal_api.http.app import create_app
-from shoal_api.http.serving.listener import ConnectionLimits
-from shoal_api.http.serving.server import Wire, make_server
+from shoal_api.http.serving import ConnectionLimits, Wire, make_server
 from shoal_service.clock import SystemClock
 from shoal_service.collector import spare_what_exists
 from shoal_service.control.config import ControlConfig

@@ -21,7 +21,7 @@ from shoal_api.client import Client
 from shoal_api.client.credentials import find_token
 from shoal_api.http.app import create_app
 from shoal_api.http.changes import Changes
-from shoal_api.http.serving.server import make_server
+from shoal_api.http.serving import make_server
 from shoal_api.http.streams import Pace
 from shoal_service.control.hardware_profiles import planning_profile
 from shoal_service.control.token_files import ensure_admin_token

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from shoal_api.http.serving.server import make_server
+from shoal_api.http.serving import make_server
 
 
 @contextmanager

@@ -69,7 +69,8 @@ class Session:
         return match_job(reference, client.jobs()).id
 
     def deletable(self, client: Client, reference: str) -> str:
-        """As `job_id`, and the id of a job whose deletion was begun: to delete it again does no harm."""
+        """Finds a job as `job_id` does, and the id of a job whose deletion was begun: to delete it again does no
+        harm."""
         if any(one.job_id == reference for one in client.deletions(limit=1000)):
             return reference
         return self.job_id(client, reference)

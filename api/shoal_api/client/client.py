@@ -339,7 +339,7 @@ def _document_of(spec: JobSpec | Mapping[str, Any] | str | Path) -> tuple[Any, P
 
 
 def _with_archive(document: Any, base: Path, archive_of: Callable[[Path], str]) -> Any:
-    """With the sha256 of the archive of the working directory instead of it, if the document names one."""
+    """Puts in the sha256 of the archive of the working directory instead of it, if the document names one."""
     code = document.get("code") if isinstance(document, dict) else None
     if not isinstance(code, dict) or not isinstance(code.get("working_dir"), str) or code.get("archive"):
         return document

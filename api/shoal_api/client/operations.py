@@ -119,7 +119,7 @@ class Operations(Endpoint):
         return self._get("/v1/webhooks", Page[WebhookView], params).items
 
     def health(self) -> Health:
-        """Whether the server process answers."""
+        """Returns whether the server process answers."""
         return self._get("/healthz", Health)
 
     def ready(self) -> Readiness:

@@ -114,7 +114,7 @@ class _Address:
     state_dir: Path
 
     def client(self) -> Client:
-        """With the token of this server's owner, whatever else is in the environment."""
+        """A client with the token of this server's owner, whatever else is in the environment."""
         return Client(self.url, token=read_token_file(self.state_dir / ADMIN_TOKEN_FILE))
 
 

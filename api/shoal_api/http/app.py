@@ -24,6 +24,7 @@ from shoal_api.http.edge import Edge
 from shoal_api.http.openapi import build_openapi
 from shoal_api.http.other_writers import watch_other_writers
 from shoal_api.http.routes import (
+    access,
     attempts,
     checkpoints,
     clusters,
@@ -31,22 +32,20 @@ from shoal_api.http.routes import (
     histories,
     inspection,
     jobs,
-    maintenance,
+    lifecycle,
     nodes,
     operated_clusters,
     operations,
     overviews,
     pages,
     plans,
-    projects,
+    quotas,
     series,
-    users,
+    sweeps,
 )
-from shoal_api.http.routes.access import audit, sessions, tokens
-from shoal_api.http.routes.lifecycle import routes as lifecycle
-from shoal_api.http.routes.profiles import routes as job_profiles
-from shoal_api.http.routes.retention import routes as retention_routes
-from shoal_api.http.routes.sweeps import routes as sweeps
+from shoal_api.http.routes import (
+    retention as retention_routes,
+)
 from shoal_api.http.streams import DEFAULT_PACE, Pace
 from shoal_service.clock import SystemClock
 from shoal_service.control.job_storage import JobStorage
@@ -164,19 +163,19 @@ def create_app(
         checkpoints.routes(context),
         overviews.routes(context),
         inspection.routes(context),
-        job_profiles.routes(context),
+        inspection.profile_routes(context),
         code.routes(context),
         plans.routes(context),
-        projects.routes(context),
-        users.routes(context),
-        maintenance.routes(context),
-        nodes.routes(context),
+        quotas.project_routes(context),
+        quotas.user_routes(context),
+        nodes.window_routes(context),
+        nodes.node_routes(context),
         operated_clusters.routes(context),
         operations.routes(context),
         retention_routes.routes(context),
-        sessions.routes(context),
-        tokens.routes(context),
-        audit.routes(context),
+        access.session_routes(context),
+        access.token_routes(context),
+        access.audit_routes(context),
     )
     app.router.routes.extend(attempts.direct_routes(context))
     shell = pages.routes(context)

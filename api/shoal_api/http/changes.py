@@ -106,7 +106,7 @@ class Watch:
         self._event.set()
 
     async def wait(self, timeout_s: float) -> bool:
-        """Until the next change after `arm`, the time-out, or the closing of the application. Whether there was a
+        """Waits for the next change after `arm`, the time-out, or the closing of the application. Whether there was a
         change."""
         if self._changes.closing or timeout_s <= 0:
             return self._event.is_set()

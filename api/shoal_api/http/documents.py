@@ -1,5 +1,5 @@
-"""Reads the body of a request: media type, size, encoding, and the resource that it describes; and refuses parameters
-that the route does not have. Called by the routes.
+"""Reads the body of a request: media type, size, encoding, and the resource that it describes; and the parameters
+`label` and `search` of lists. Refuses parameters that the route does not have. Called by the routes.
 
 Hostile requests end early: 415 before anything is read, 413 before too much is read. Job specs are parsed by
 `control/spec_io.py`, for the command line too.
@@ -7,6 +7,7 @@ Hostile requests end early: 415 before anything is read, 413 before too much is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -17,6 +18,8 @@ from shoal_api.http.access.limits import LIMITER, Limiter, SizeLimit
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.control.spec_io import Lines, SpecFormat, decode, parse_document
+from shoal_service.core.selection import MAX_SELECTORS as MAX_SELECTORS
+from shoal_service.core.selection import InvalidSelector, LabelSelector
 from shoal_service.telemetry.request_metrics import Limit
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, unknown_name, validation_problems
 from shoal_workers.contract.spec import JobSpec
@@ -25,6 +28,10 @@ M = TypeVar("M", bound=BaseModel)
 JSON_TYPES = ("application/json",)
 PATCH_TYPES = ("application/json", "application/merge-patch+json")
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
+LABEL_FORMS = (
+    "Only jobs whose labels match: `NAME`, `!NAME`, `NAME=VALUE` or `NAME!=VALUE`. May be repeated; all must match."
+)
+SEARCH_WORDS = "Words, each a part of a name, an id, a project, a user or a label; all must be found."
 
 
 async def read_spec(request: Request) -> JobSpec:
@@ -58,7 +65,7 @@ async def read_model(
 
 
 async def _decoded(request: Request, spec_format: SpecFormat) -> tuple[Any, Lines]:
-    """On a thread, because a large document takes long enough to delay other requests."""
+    """Parses it on a thread, because a large document takes long enough to delay other requests."""
     text = _text_of(await read_body(request, Limit.BODY_BYTES))
     try:
         return await run_in_threadpool(decode, text, spec_format)
@@ -85,7 +92,7 @@ async def read_body(request: Request, limit: SizeLimit) -> bytes:
 
 
 async def read_at_most(request: Request, max_bytes: int) -> bytes:
-    """For a route whose limit is no setting. Raises ProblemError: the body is larger."""
+    """Checks the size for a route whose limit is no setting. Raises ProblemError: the body is larger."""
     found = await _up_to(request, max_bytes)
     if found is None:
         raise ProblemError(Kind.BODY_TOO_LARGE, f"The body has more than {max_bytes} bytes.")
@@ -134,3 +141,11 @@ async def refuse_unknown_query(request: Request) -> None:
     )
     if errors:
         raise ProblemError(Kind.INVALID_REQUEST, "; ".join(error.message for error in errors[:3]), errors)
+
+
+def selectors_of(texts: Sequence[str]) -> tuple[LabelSelector, ...]:
+    """Raises ProblemError."""
+    try:
+        return tuple(LabelSelector.parse(text) for text in texts)
+    except InvalidSelector as error:
+        raise ProblemError(Kind.INVALID_REQUEST, str(error)) from None

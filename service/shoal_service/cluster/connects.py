@@ -1,4 +1,4 @@
-"""Whether a host answers connects, asked for a moment. What an answer means: `core/reachability.py`.
+"""Asks for a moment whether a host answers connects. `core/reachability.py` says what an answer means.
 
 Called by `gateway/ray_cluster.py` about the host of a supervisor that is late. The supervisor watches the
 hosts of its workers all the time, with `supervisor/workers/probes.py`.

@@ -98,7 +98,7 @@ class EmbeddedCluster:
         self._monotonic = monotonic
         self._say = say
         self._lives: dict[int, NodeLife] = {}
-        """By number; not of the head."""
+        """Nodes by number; the head is not among them."""
         self.address = ""
         self._note = EmbeddedNote(address="", pids=(), temp_dir="")
         self._lock = threading.Lock()
@@ -268,8 +268,8 @@ class EmbeddedCluster:
             self._check_up(desired)
 
     def _start_together(self, numbers: list[int], timeout_s: float = _START_TIMEOUT_S) -> None:
-        """Until each node has come up or failed. `ray start` succeeds once its node is registered with the head. After
-        the death of a raylet it would wait for 30 s, so it is not waited for."""
+        """Waits until each node has come up or failed. `ray start` succeeds once its node is registered with the head.
+        After the death of a raylet it would wait for 30 s, so it is not waited for."""
         launched = {number: self._launch(number) for number in numbers}
         starting = dict(launched)
         deadline = time.monotonic() + timeout_s

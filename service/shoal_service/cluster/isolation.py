@@ -105,7 +105,7 @@ class IsolationConfig:
     """Home directory of the workers; made if it is not there."""
     state_dir: Path
     checkpoints: Path | None
-    """Made if it is not there. None: they are not on this machine."""
+    """It is made if it is not there. None: checkpoints are not on this machine."""
     secrets: Mapping[str, Path] = field(default_factory=dict)
     """By the name of the setting: files and directories that these users must not read."""
 
@@ -164,7 +164,7 @@ def account(setting: str, name: str, home: Path, groups: tuple[int, ...] = ()) -
 
 
 def _is_privileged(gid: int) -> bool:
-    """Whether members of the group can become root, or read its files."""
+    """Returns whether members of the group can become root, or read its files."""
     try:
         return grp.getgrgid(gid).gr_name in {"root", "wheel", "sudo", "adm", "disk", "shadow", "docker"}
     except KeyError:
@@ -172,7 +172,8 @@ def _is_privileged(gid: int) -> bool:
 
 
 def _make(setting: str, directory: Path, owner: Account) -> None:
-    """With this owner, if it is not there. What is there keeps its owner: it may have files of others."""
+    """Makes the directory with this owner, if it is not there. What is there keeps its owner: it may have files of
+    others."""
     try:
         directory.mkdir(parents=True, mode=0o755)
     except FileExistsError:

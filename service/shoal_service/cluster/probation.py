@@ -31,7 +31,7 @@ class NodeTester(Protocol):
 
 
 class Probation:
-    """Made by the control loop; at most one test is under way."""
+    """The probation of one cluster's nodes; at most one test is under way."""
 
     def __init__(self, store: Store, tester: NodeTester, clock: Clock) -> None:
         self._store = store

@@ -77,7 +77,7 @@ def free_port() -> int:
 
 
 def _of_session(leader: int) -> Iterator[int]:
-    """With one system call per process. Reading each `stat` file took 20 ms per call, once a second for each node."""
+    """Makes one system call per process. Reading each `stat` file took 20 ms per call, once a second for each node."""
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and os.getsid(int(entry.name)) == leader:

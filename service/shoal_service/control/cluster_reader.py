@@ -74,13 +74,13 @@ class ClusterReader:
             reading.is_expired = True
 
     def nodes_of(self, cluster: str) -> tuple[NodeView, ...]:
-        """Those of one cluster, also if it is away: as they were last."""
+        """Nodes of one cluster as it has reported them last, also if it is away."""
         reading = self._readings.get(cluster or self._clusters.own)
         return () if reading is None else reading.nodes
 
     @property
     def connected_nodes(self) -> tuple[NodeView, ...]:
-        """Those of the clusters that answer."""
+        """Nodes of the clusters that answer."""
         return tuple(node for one in self._readings.values() if not one.why_away for node in one.nodes)
 
     @property
@@ -95,7 +95,7 @@ class ClusterReader:
         return f"no cluster has joined under the name {name!r}" if reading is None else reading.why_away
 
     def attempts(self, cluster: str) -> frozenset[AttemptKey]:
-        """Those that have actors there."""
+        """Attempts that have actors there."""
         snapshot = self._readings[cluster].snapshot
         return frozenset() if snapshot is None else snapshot.attempts
 
@@ -302,7 +302,7 @@ def _retrieve(task: asyncio.Task[ClusterSnapshot]) -> None:
 def _by_job(
     seen: Sequence[tuple[str, ClusterSnapshot]], clusters_of_jobs: Mapping[str, str]
 ) -> dict[str, dict[str, int]]:
-    """Without what is left of an earlier attempt in another cluster."""
+    """Leaves out what is left of an earlier attempt in another cluster."""
     found: dict[str, dict[str, int]] = {}
     for name, snapshot in seen:
         for one in snapshot.reservations:

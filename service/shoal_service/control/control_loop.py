@@ -452,7 +452,7 @@ class ControlLoop:
         return [*held, *(row for row in rows if row.state is JobState.QUEUED and row.id not in held_ids)]
 
     async def _stop_driving(self) -> None:
-        """Without the lease nothing is driven; supervisors go on alone."""
+        """Ends all drivers: nothing is driven without the lease, and supervisors go on alone."""
         self._lease = self._last_market = None
         for probation in self._probations.values():
             probation.stop()
@@ -479,7 +479,7 @@ class ControlLoop:
 
 
 def _of_nodes(wanted: Mapping[RoomKind, int], labels: Mapping[str, str]) -> dict[RoomKind, int]:
-    """Without the labels of the cluster, which its nodes do not have in Ray."""
+    """Removes the labels of the cluster, which its nodes do not have in Ray."""
     found = Counter[RoomKind]()
     for kind, workers in wanted.items():
         own = tuple((name, value) for name, value in kind.labels if labels.get(name) != value)

@@ -50,7 +50,7 @@ _RETRY_S = 0.25
 _AWAY_S = 1.0
 """Pause between two tries to start a supervisor in a cluster that does not answer."""
 _LOOK_S = 0.5
-"""Between two looks at when the supervisor has reported last; it does so at least every second."""
+"""Pause between two looks at when the supervisor has reported last; it does so at least every second."""
 _OVERDUE_S = 1.5
 """Silence for this long, and for as long again and again: is the supervisor there, and does its host answer? A gateway
 that has started it says at once if it could not be created."""
@@ -92,7 +92,7 @@ class _Silence:
         self._silent_s = self._examined_s = 0.0
 
     def seen(self, reported_at: float) -> bool:
-        """With each look: whether a report has come since the one before. The first look tells nothing."""
+        """Call it with each look: whether a report has come since the one before. The first look tells nothing."""
         now_mono = self._clock.monotonic()
         self._silent_s += min(now_mono - self._looked_mono, 2 * _LOOK_S)
         self._looked_mono = now_mono
@@ -103,7 +103,7 @@ class _Silence:
         return True
 
     def overdue_s(self) -> float | None:
-        """For how long, if it is time to look into it; else None."""
+        """Seconds of silence, if it is time to look into it; else None."""
         if self._silent_s - self._examined_s < _OVERDUE_S:
             return None
         self._examined_s = self._silent_s
@@ -188,7 +188,8 @@ class Driver:
         return self._store.subscribe(changed, REQUESTS)
 
     def expect(self, places: Mapping[str, int]) -> None:
-        """Before `run`: how many workers are expected on which node, once others have given these places back."""
+        """Call it before `run`: how many workers are expected on which node, once others have given these places
+        back."""
         self._places = places
 
     @property
@@ -207,7 +208,7 @@ class Driver:
             self._changed.set()
 
     async def run(self) -> None:
-        """Until the attempt's end is stored, or its supervisor is dead and the job is back in the queue."""
+        """Follows the attempt until its end is stored, or its supervisor is dead and the job is back in the queue."""
         with self._requests(self._requested), self._failed_creation():
             while True:
                 try:
@@ -344,7 +345,7 @@ class Driver:
         )
 
     async def _end(self, decision: StartDecision) -> None:
-        """In place of the supervisor, which cannot report its end."""
+        """Ends the attempt in place of its supervisor, which cannot report the end."""
         await self._report_failed_start(decision)
         await self._reap()
         status = (await asyncio.to_thread(self._store.get_job, self._row.id)).status
@@ -461,7 +462,7 @@ class Driver:
 
     @property
     def _last_grant(self) -> int:
-        """While the attempt is preempted: its grant stays as it was, so that it does not shrink before it saves."""
+        """The grant while the attempt is preempted: it stays as it was, so that it does not shrink before it saves."""
         return self._written.granted if self._written is not None else 1
 
     def _supervisor_config(self, home: Home) -> SupervisorConfig:
@@ -493,7 +494,7 @@ class Driver:
         )
 
     def _spec_of_nodes(self, row: DriveRow) -> JobSpec:
-        """Without the labels of the cluster in the selector: the scheduler has followed them, and nodes do not have
+        """Removes the labels of the cluster from the selector: the scheduler has followed them, and nodes do not have
         them in Ray."""
         joined = self._clusters.joined.get(row.cluster or self._clusters.own)
         labels = joined.labels if joined is not None else {}
@@ -503,7 +504,8 @@ class Driver:
         return row.spec.model_copy(update={"worker": row.spec.worker.model_copy(update={"selector": own})})
 
     def _store_code(self, row: DriveRow) -> str | None:
-        """In the cluster, where the workers get it from; its URI. None: the job has none, or it is there already."""
+        """Uploads the code to the cluster, where the workers get it from, and returns its URI. None: the job has none,
+        or it is there already."""
         version = row.spec.code.archive
         if version is None or version == self._stored_code:
             return None

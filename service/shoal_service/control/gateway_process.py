@@ -70,7 +70,7 @@ class GatewayProcess:
         return self._child.pid if self._child is not None and self._child.poll() is None else None
 
     async def run(self) -> None:
-        """Until it is cancelled. Start the child, and another one each time that it has ended."""
+        """Starts the child, and another one each time that it has ended, until it is cancelled."""
         failures = 0
         while True:
             began_mono = time.monotonic()
@@ -84,7 +84,7 @@ class GatewayProcess:
             await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10)))
 
     async def _watch(self, child: subprocess.Popen[bytes]) -> int:
-        """Until it has ended; one that hangs is killed. Its exit status."""
+        """Waits until the child has ended, kills one that hangs, and returns its exit status."""
         ended = asyncio.create_task(asyncio.to_thread(child.wait))
         looked_mono = time.monotonic()
         self._watched = replace(self._watched, report=None, silent_s=0.0, has_reported=False)

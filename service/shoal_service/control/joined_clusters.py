@@ -47,7 +47,7 @@ from shoal_workers.contract.base import Frozen
 STALE_S = 5.0
 """A gateway that has reported nothing for this long is away."""
 _REREAD_S = 0.25
-"""Between two readings while a call waits: another control plane may have stored the answer."""
+"""Pause between two readings while a call waits: another control plane may have stored the answer."""
 _REREAD_IDLE_S = 1.0
 _CLEAN_S = 10.0
 _KEPT_S = 60.0
@@ -68,7 +68,7 @@ class JoinedClusters:
         self._lock = threading.Lock()
         self._started: dict[str, JoinedCluster] = {}
         self._absent: dict[str, JoinedCluster] = {}
-        """Those that were asked for and have not joined."""
+        """Clusters that were asked for and have not joined."""
         self._watchers: list[Callable[[str], None]] = []
         self._joined: Mapping[str, JoinedAs] = {}
         self._is_closed = False

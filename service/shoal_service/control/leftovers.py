@@ -28,7 +28,7 @@ class Leftovers:
         """Attempts of jobs that this store does not have, or cannot read."""
 
     def of(self, found: Collection[AttemptKey], driven: Collection[AttemptKey]) -> list[AttemptKey]:
-        """Those that may be over, of the `found` attempts.
+        """The attempts of `found` that may be over.
 
         Args:
             found: attempts with actors in a cluster.

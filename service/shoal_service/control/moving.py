@@ -106,7 +106,7 @@ class Moving:
         return [row for row in rows if row.id not in gone] if gone else [*rows]
 
     async def whereabouts(self, rows: Sequence[DriveRow], lease: Lease) -> Whereabouts:
-        """For the market; and says what stands in the way of jobs."""
+        """Where jobs may go, for the market; says what stands in the way of jobs."""
         if self._said:
             known = {row.id for row in rows}
             self._said = {job_id: words for job_id, words in self._said.items() if job_id in known}
@@ -306,8 +306,8 @@ class _Answer:
 
 
 class ReachableStorage:
-    """In which clusters the checkpoints of a job can be read. `why_not` has the last answer, which is asked for in the
-    background if it is old."""
+    """Knows in which clusters the checkpoints of a job can be read. `why_not` has the last answer, which is asked for
+    in the background if it is old."""
 
     def __init__(self, store: Store, clusters: Clusters, clock: Clock, default_url: str) -> None:
         """`default_url`: the checkpoint directory of jobs without a `checkpoint.url`."""

@@ -40,7 +40,8 @@ def is_gone(name: str) -> bool:
 
 
 class LeaseWatch:
-    """Whether another owner renews the lease, by this process's own monotonic time: wall clocks differ, and are set.
+    """Watches whether another owner renews the lease, by this process's own monotonic time: wall clocks differ, and are
+    set.
 
     The expiry in the database is a wall-clock time, and decides only about an owner that this process has not seen long
     enough: it is not waited for after a clock was set back, and no clock that was set forward takes a lease from an

@@ -69,7 +69,7 @@ class Clusters(Protocol):
 
     @property
     def joined(self) -> Mapping[str, JoinedAs]:
-        """As of the last `refresh`: the own one first, the others by name."""
+        """The clusters as of the last `refresh`: the own one first, the others by name."""
 
     def of(self, name: str) -> Cluster:
         """The one of this name; empty: the own one. One that has not joined, or was removed, answers no call."""

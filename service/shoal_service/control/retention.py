@@ -312,7 +312,7 @@ class NodePackages:
         """By node id: the cluster, of nodes on which unused packages were found."""
 
     async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
-        """Those of the clusters that answer. Raises ClusterUnreachable: none does."""
+        """The unused packages of the clusters that answer. Raises ClusterUnreachable: none does."""
         joined = self._clusters.joined
         asked = [one.cluster.unused_packages(for_s) for one in joined.values()]
         answers = dict(zip(joined, await asyncio.gather(*asked, return_exceptions=True), strict=True))

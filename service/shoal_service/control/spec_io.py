@@ -59,7 +59,8 @@ class SpecFormat(StrEnum):
 
     @staticmethod
     def of(hint: str) -> SpecFormat:
-        """From a media type or a file name. Anything but JSON is read as YAML, of which JSON is almost a subset."""
+        """Reads the format from a media type or a file name. Anything but JSON is read as YAML, of which JSON is almost
+        a subset."""
         kind = hint.partition(";")[0].strip().lower()
         return SpecFormat.JSON if kind.endswith("json") else SpecFormat.YAML
 
@@ -231,7 +232,7 @@ def _require_text(text: str, place: Link | None) -> None:
 
 
 def _with_line(problem: SpecProblem, lines: Lines) -> SpecProblem:
-    """With the line of the key, or of the nearest enclosing one."""
+    """Adds the line of the key, or of the nearest enclosing one."""
     line = lines.of(problem.path) if problem.path else None
     if line is None:
         return problem

@@ -91,7 +91,7 @@ class Reception:
                 del self._waiting[job_id]
 
     async def _look(self) -> None:
-        """For directives that other processes write, while someone waits."""
+        """Looks for directives that other processes write, while someone waits."""
         known: Counter[str] = Counter()
         while self._waiting and not self._is_closed:
             await self._clock.sleep(_REREAD_S)

@@ -48,7 +48,7 @@ def with_name(request: SweepRequest) -> SweepRequest:
 
 
 def members(request: SweepRequest) -> list[Member]:
-    """In the order of the grid, of a request with a name. Raises InvalidGrid."""
+    """The jobs in the order of the grid; the request must have a name. Raises InvalidGrid."""
     texts = {key: tuple(map(_text, values)) for key, values in request.grid.items()}
     for key, found in texts.items():
         if not found or len(set(found)) < len(found):

@@ -111,7 +111,8 @@ def _register(store: Store, token: str, now: float) -> None:
 
 
 def _write(path: Path, token: str, *, replaces: bool = True) -> None:
-    """In one step, and never readable by others, not for a moment. `replaces`: a file that is there; else it stays."""
+    """Writes the file in one step; others can never read it, not even for a moment. `replaces`: a file that is there is
+    replaced; else it stays."""
     beside = path.with_name(f"{path.name}-{secrets.token_hex(4)}.writing")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

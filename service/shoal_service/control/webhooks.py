@@ -293,7 +293,7 @@ class WebhookConfig:
     rules: WebhookRules
     """What hooks of specs may do."""
     hooks: tuple[ServiceWebhook, ...] = ()
-    """Those of the settings."""
+    """Hooks of the settings."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     answer_s: float = 10.0
     """Time for one attempt, until the status of the answer."""
@@ -594,7 +594,7 @@ class Slots:
         self._healthy = asyncio.Semaphore(limits.healthy)
         self._failing = asyncio.Semaphore(limits.failing)
         self._receivers: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """Those with attempts now."""
+        """Receivers with attempts now."""
 
     @asynccontextmanager
     async def one(self, receiver: str, *, has_failed: bool) -> AsyncIterator[None]:

@@ -71,7 +71,7 @@ class _Life:
 
 
 class Gateway:
-    """Made and run by `process.py`. `say` is given lines for people."""
+    """The three loops of one gateway. `process.py` makes and runs it."""
 
     def __init__(
         self,
@@ -87,6 +87,7 @@ class Gateway:
         """
         Args:
             address: of the Ray cluster.
+            say: called with lines for people.
             connected: called on the loop after each connection to Ray.
             replaces: it may take the name over from another Ray cluster, once that one is silent.
             labels: that the cluster gets with the first report.
@@ -115,7 +116,7 @@ class Gateway:
         self._stands_by = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set. Raises LinkRefused: the service will not have this gateway; RayHangs."""
+        """Runs until `stop` is set. Raises LinkRefused: the service will not have this gateway; RayHangs."""
         loops = [
             asyncio.create_task(one, name=name)
             for name, one in (
@@ -179,7 +180,7 @@ class Gateway:
             self._looks.notify_all()
 
     async def _snapshot(self) -> tuple[ClusterSnapshot | None, str]:
-        """Or why there is none. One call at a time: one that hangs in Ray is waited for again."""
+        """A new snapshot, or why there is none. One call at a time: one that hangs in Ray is waited for again."""
         if self._looking_task is None or self._looking_task.done():
             self._looking_task = asyncio.create_task(asyncio.to_thread(self._ray.snapshot))
         try:

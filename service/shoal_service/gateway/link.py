@@ -51,7 +51,7 @@ class LinkRefused(LinkError):
 
 
 class Link:
-    """To one service, for one cluster. On one event loop; close it after use."""
+    """Requests to one service, for one cluster. Used on one event loop; close it after use."""
 
     def __init__(self, url: str, token: str, cluster: str, verify: ssl.SSLContext | bool = True) -> None:
         self._base = f"/v1/clusters/{cluster}"

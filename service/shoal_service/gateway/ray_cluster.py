@@ -54,7 +54,7 @@ _NODE_LABEL = "ray.io/node-id"
 _FORGET_S = 2.0
 _FREE_S = 5.0
 _NOT_CREATED = "creation task"
-"""In Ray's words for an actor whose constructor raised, or whose class could not be imported."""
+"""Part of Ray's words for an actor whose constructor raised, or whose class could not be imported."""
 _UNANSWERED_S = 5.0
 """A restarted head accepts its old clients within a second or two."""
 
@@ -182,7 +182,7 @@ class RayCluster:
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
     ) -> None:
-        """Also kept off the head's node if there are others, since it should survive the head's death, and off the
+        """Keeps it also off the head's node if there are others, since it should survive the head's death, and off the
         nodes of control planes, which have no CPU to give, may have no torch, and come and go with their server."""
         try:
             stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), config.job_id, config.attempt)
@@ -196,7 +196,7 @@ class RayCluster:
             raise ClusterUnreachable(str(error)) from error
 
     def _addressed(self, home: Home | None) -> Home | None:
-        """With the address of the service, as the nodes of this cluster reach it."""
+        """The home with the address of the service, as the nodes of this cluster reach it."""
         address = self._home_address
         if home is None or address is None:
             return home
@@ -233,7 +233,7 @@ class RayCluster:
         created.add_done_callback(lambda done: self._note_creation(key, actor, done.exception()))
 
     def _note_creation(self, key: tuple[str, int], actor: ActorHandle, error: BaseException | None) -> None:
-        """On a thread of Ray's. One that was killed meanwhile, or is another one by now, has not failed."""
+        """Called on a thread of Ray's. One that was killed meanwhile, or is another one by now, has not failed."""
         if isinstance(error, ActorDiedError) and self._started.get(key) is actor:
             self._failed |= {key}
             self._changed()

@@ -83,7 +83,7 @@ class CodePackage:
         self._packages.put(self._uri, archive)
 
     def restore(self) -> None:
-        """While the head is away nothing is done: no worker can be created either."""
+        """Does nothing while the head is away: no worker can be created either."""
         try:
             if self._packages.keys(self._uri):
                 return

@@ -145,7 +145,7 @@ class Executor:
         return self._state.group.generation
 
     async def run(self) -> None:
-        """Until the attempt has ended and everything that it started is released."""
+        """Runs until the attempt has ended and everything that it started is released."""
         self._loop = asyncio.get_running_loop()
         self._world.node_watch.start(self._nodes_changed)
         self._world.host_watch.start(self._silence_changed, silent_nodes(self._state.pool))
@@ -187,7 +187,7 @@ class Executor:
             self._queue.task_done()
 
     def direct(self, directive: Directive) -> None:
-        """From a Ray thread: what the control plane wants now."""
+        """Passes on what the control plane wants now; called on a Ray thread."""
         self._call_on_loop(self._follow, directive)
 
     def _nodes_changed(self, nodes: NodeTable) -> None:
@@ -199,7 +199,7 @@ class Executor:
         self._call_on_loop(self._post, NodesSilent(silent))
 
     def _watch_hosts(self) -> None:
-        """Those of the workers, and that of Ray's head."""
+        """Watches the hosts of the workers, and that of Ray's head."""
         raylets, head = self._nodes.raylets, self._nodes.head
         nodes = {worker.info.node_id for worker in self._state.pool.workers if worker.info is not None} | {head}
         self._world.host_watch.watch({node_id: raylets[node_id] for node_id in nodes if node_id in raylets}, head)
@@ -375,7 +375,8 @@ class Executor:
         await self._coordinator.remove_torn(self._state)
 
     def _reattach(self) -> None:
-        """After a restart: finds the workers by name, and repeats the orders without an answer. Stops no worker."""
+        """Call it after a restart: finds the workers by name, and repeats the orders without an answer. Stops no
+        worker."""
         workers, orders, dead = (
             self._state.pool.workers,
             dict(self._orders.by_number),

@@ -75,14 +75,14 @@ class Inspection:
         self._metrics = MetricsForwarder(config.spec.metrics.hook, world, reporter, spawn, state)
 
     def consider(self, events: Sequence[Event], commands: Iterable[Command], directive: Directive | None) -> None:
-        """After each turn of the machine, before its commands are performed."""
+        """Called after each turn of the machine, before its commands are performed."""
         self.stacks.consider(commands)
         self._suspects.consider(events)
         self._profiles.consider(events, directive)
         self._metrics.consider()
 
     async def finish(self, end: End | None) -> None:
-        """Before the workers are released. None: the attempt goes on in another supervisor."""
+        """Call it before the workers are released. None: the attempt goes on in another supervisor."""
         if end is not None:
             await self._metrics.finish(end.end.reason)
 
@@ -118,7 +118,7 @@ class StackTaker:
         """The incident whose suspect was found by its stacks."""
 
     def requested(self, rank: int | None, *, native: bool) -> Stacks | None:
-        """From a thread of Ray: what all workers do now, or one rank. None: the attempt is over, or begins."""
+        """What all workers do now, or one rank; called on a thread of Ray. None: the attempt is over, or begins."""
         if self._loop is None or self._loop.is_closed():
             return None
         work = self.take("requested", rank=rank, native=native)
@@ -156,7 +156,7 @@ class StackTaker:
         )
 
     def consider(self, commands: Iterable[Command]) -> None:
-        """After each turn of the machine, before its commands are performed."""
+        """Called after each turn of the machine, before its commands are performed."""
         self._loop, state = asyncio.get_running_loop(), self._state()
         for command in commands:
             match command:
@@ -285,7 +285,8 @@ class ProfileTaker:
         """The request of the newest directive."""
 
     def consider(self, events: Iterable[Event], directive: Directive | None) -> None:
-        """After each turn of the machine. Costs nothing while no profile is requested, however large the group is."""
+        """Called after each turn of the machine. Costs nothing while no profile is requested, however large the group
+        is."""
         wanted = directive.profile if directive is not None else None
         if wanted != self._wanted:
             self._wanted = wanted

@@ -350,7 +350,7 @@ class GcsJournal:
         self._asked = None
 
     def _delete_changes(self) -> None:
-        """Those since the entry before the newest. They are not read again: they name that entry."""
+        """Records since the entry before the newest. They are not read again: they name that entry."""
         with suppress(GcsUnavailable):  # they go with the attempt
             for number in self._records.take_void():
                 self._store.delete(f"{self._root}/change/{self._life:06d}/{number:06d}".encode())
@@ -423,7 +423,7 @@ class UnansweredOrders:
             self.by_number = unanswered(self.by_number, state)
 
     def done(self, number: int) -> None:
-        """For orders whose answer is not in the state."""
+        """Forgets an order whose answer is not in the state."""
         self.by_number.pop(number, None)
 
     def issued(self) -> tuple[IssuedOrder, ...]:
@@ -444,7 +444,7 @@ def _without_source(order: Order) -> Order:
 
 
 def _whole(order: Order, state: Attempt) -> Order:
-    """As it was issued."""
+    """The command as it was issued."""
     if not isinstance(order, Run) or order.assignment.generation != state.group.generation:
         return order
     source = order.assignment.restore_snapshot or state.group.source

@@ -60,7 +60,7 @@ class MetricsForwarder:
         self._is_started = False
 
     def consider(self) -> None:
-        """After each turn of the machine. Costs nothing without a hook."""
+        """Called after each turn of the machine. Costs nothing without a hook."""
         if self._hook is not None and not self._is_started and self._backlog.num_waiting:
             self._is_started = True
             self._spawn(self._forward_forever())
@@ -128,7 +128,8 @@ class MetricsForwarder:
 
 
 def end_words(reason: EndReason) -> str:
-    """For `Hook.end`. Whether a job goes on after an attempt that failed is for the control plane to decide."""
+    """The word for `Hook.end`. Whether a job goes on after an attempt that failed is for the control plane to
+    decide."""
     ending = ENDINGS[reason]
     if ending.retry is Retry.FREE:
         return JobState.QUEUED.value.lower()

@@ -85,8 +85,8 @@ class Fleet(Protocol):
         """Reattach to a worker by its name, after a restart of the supervisor. False: there is none of that name."""
 
     async def adopt(self, index: int, generation: int) -> None:
-        """After a restart, before other calls: the worker leaves every generation later than this one, the newest that
-        is in the journal, and obeys no older supervisor from now on."""
+        """Called after a restart, before other calls: the worker leaves every generation later than this one, the
+        newest that is in the journal, and obeys no older supervisor from now on."""
 
     async def prepare(self, index: int) -> WorkerInfo | ErrorReport: ...
 
@@ -230,7 +230,7 @@ class Catalog(Protocol):
         """Raises StorageUnusable."""
 
     def begin(self, attempt: int) -> None:
-        """Before the attempt searches: what earlier attempts commit from now on never counts, and they delete
+        """Called before the attempt searches: what earlier attempts commit from now on never counts, and they delete
         nothing."""
 
     def commit(self, parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:

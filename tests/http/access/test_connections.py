@@ -17,9 +17,7 @@ import pytest
 from doubles.fake_cluster_source import FakeClusterSource
 from kit.served_app import served
 from shoal_api.http.app import create_app
-from shoal_api.http.serving.listener import ConnectionLimits
-from shoal_api.http.serving.protocol import Patience
-from shoal_api.http.serving.server import Wire
+from shoal_api.http.serving import ConnectionLimits, Patience, Wire
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.store import Store
 from shoal_service.telemetry.request_metrics import RequestMetrics

@@ -12,7 +12,7 @@ from doubles.fake_cluster_source import FakeClusterSource
 from kit.served_app import served
 from shoal_api.client.credentials import find_token
 from shoal_api.http.app import create_app
-from shoal_api.http.serving.server import Wire
+from shoal_api.http.serving import Wire
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.settings import SettingsError, load_settings
 from shoal_service.store import Store

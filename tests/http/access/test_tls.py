@@ -22,7 +22,7 @@ from kit.served_app import served
 from shoal_api.client import Client, Disconnected
 from shoal_api.client.transport import RetryPolicy
 from shoal_api.http.app import create_app
-from shoal_api.http.serving.server import Wire
+from shoal_api.http.serving import Wire
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.settings import SettingsError, load_settings
 from shoal_service.store import Store

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal_api.cli.commands.authoring.init import templates
+from shoal_api.cli.commands.specs import templates
 from shoal_service.fleet_views import ProjectRules, StartForecast
 from shoal_service.store import archives, quotas
 

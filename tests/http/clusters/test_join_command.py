@@ -20,7 +20,7 @@ from kit.certificates import make_certificates
 from kit.processes.joined_clusters import Join
 from kit.served_app import served
 from shoal_api.http.app import create_app
-from shoal_api.http.serving.server import Wire
+from shoal_api.http.serving import Wire
 from shoal_service.access_views import ClusterTokenRequest
 from shoal_service.store import Store, cluster_links, credentials
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal_api.client import ApiError
-from shoal_api.http.routes.series_files import SeriesFormat, columns_of, pieces
+from shoal_api.http.routes.series import SeriesFormat, columns_of, pieces
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState

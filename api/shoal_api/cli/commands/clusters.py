@@ -66,7 +66,7 @@ def label(
 ) -> None:
     """Change labels of a cluster, which its nodes have too: `shoal clusters label west region=eu draft-`."""
     with command(url, as_json) as session:
-        from shoal_api.cli.commands.lifecycle.label import changes_of
+        from shoal_api.cli.commands.control import changes_of
 
         given = changes_of("clusters label", changes or [])
         with session.open_client() as client:

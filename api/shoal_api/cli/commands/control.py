@@ -1,9 +1,15 @@
-"""Commands that change a job or its checkpoints. `scale` and `relayout` print what the change will do, the others the
-state after it."""
+"""Commands that change a job or its checkpoints: scale, relayout, update, extend, retry, label, annotate; pin, verify
+and delete a checkpoint.
+
+`scale` and `relayout` print what the change will do, the others the state after it. Labels and annotations are written
+as for `kubectl`: NAME=VALUE sets, NAME- removes. `several.py` has those that may change many jobs at once.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +24,10 @@ _LOOK_S = 5.0
 """Pause between two lines about the progress of a verification."""
 StepArgument = Annotated[
     int, typer.Argument(metavar="STEP", min=0, help="Step of the checkpoint; `shoal checkpoints` lists them.")
+]
+ChangesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME=VALUE | NAME-]...", help="Set it, or remove it; without any, they are shown."),
 ]
 
 
@@ -178,3 +188,107 @@ def _patch(session: Session, reference: str, patch: JobPatch) -> None:
             except ApiError as error:
                 reason = str(error)  # the change is accepted; only its prediction is missing
     session.output.document(view, lambda: change_page(view, layout, reason))
+
+
+def update(
+    job: JobArgument,
+    code: Annotated[
+        Path, typer.Option("--code", metavar="DIR", exists=True, file_okay=False, help="Directory with the new code.")
+    ],
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Give a job new code while it trains. It takes over at a step boundary, and no step is lost.
+
+    If it raises, is not finite, is slower or builds another model, the job trains on with the code before.
+    """
+    with command(url, as_json) as session:
+        from shoal_api.cli.errors import CliError
+        from shoal_service.control.code_archive import CodeArchiveError
+
+        with session.open_client() as client:
+            try:
+                view = client.update_code(session.job_id(client, job), code)
+            except CodeArchiveError as error:
+                raise CliError(f"--code {code} cannot be packed: {error}") from None
+        version = (view.spec.code.archive or "")[:12]
+        session.output.document(
+            view,
+            lambda: (
+                f"{view.id}  {view.name}  {view.status.state}  code {version}\n"
+                f"`shoal watch {view.id}` shows when it trains, or why it does not"
+            ),
+        )
+
+
+def extend(
+    job: JobArgument,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that it is to complete in all.")],
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Let a job go on to more steps, in place. A running one follows at its next step boundary; an ended one returns to
+    the queue and goes on from its newest checkpoint."""
+    with command(url, as_json) as session:
+        with session.open_client() as client:
+            view = client.extend(session.job_id(client, job), steps)
+        session.output.document(
+            view, lambda: f"{view.id}  {view.name}  {view.status.state}  step {view.status.step} of {steps}"
+        )
+
+
+def retry(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+    """Let a failed job try again, in place, from its newest checkpoint."""
+    with command(url, as_json) as session:
+        with session.open_client() as client:
+            view = client.retry(session.job_id(client, job))
+        session.output.document(
+            view, lambda: f"{view.id}  {view.name}  {view.status.state}  goes on after step {view.status.step}"
+        )
+
+
+def label(
+    job: JobArgument, changes: ChangesArgument = None, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False
+) -> None:
+    """Change labels of a job, also of one that has ended: `shoal label JOB team=speech draft-`."""
+    with command(url, as_json) as session:
+        from shoal_service.views import JobPatch
+
+        given = changes_of("label", changes or [])
+        _change_keys(session, job, JobPatch(labels=given) if given else None, "labels")
+
+
+def annotate(
+    job: JobArgument, changes: ChangesArgument = None, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False
+) -> None:
+    """Change annotations of a job, also of one that has ended: `shoal annotate JOB why="Is 3e-4 too much?"`."""
+    with command(url, as_json) as session:
+        from shoal_service.views import JobPatch
+
+        given = changes_of("annotate", changes or [])
+        _change_keys(session, job, JobPatch(annotations=given) if given else None, "annotations")
+
+
+def changes_of(verb: str, texts: Sequence[str]) -> dict[str, str | None]:
+    """Values by name; None: to be removed. Raises CliError."""
+    from shoal_api.cli.errors import CliError
+
+    found: dict[str, str | None] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals and not text.endswith("-"):
+            raise CliError(f"{text!r} changes nothing", hint=f"shoal {verb} JOB {text}=VALUE, or {text}- to remove it")
+        name = name if equals else text[:-1]
+        if name in found:
+            raise CliError(f"{name!r} is given twice", hint=f"shoal {verb} --help")
+        found[name] = value if equals else None
+    return found
+
+
+def _change_keys(session: Session, reference: str, patch: JobPatch | None, key: str) -> None:
+    with session.open_client() as client:
+        job_id = session.job_id(client, reference)
+        view = client.patch(job_id, patch) if patch is not None else client.job(job_id)
+    held: dict[str, str] = getattr(view.spec, key)
+    words = "\n".join(f"{name}={value}" for name, value in sorted(held.items())) or f"no {key}"
+    session.output.document(view, lambda: f"{view.id}  {view.name}  {view.status.state}\n{words}")

@@ -129,7 +129,7 @@ def verification_line(found: VerificationView) -> str:
 
 
 def nodes_table(nodes: Sequence[NodeView]) -> Table:
-    """By cluster, if there are several."""
+    """Nodes by cluster, if there are several."""
     several = len({node.cluster for node in nodes}) > 1
     table = new_table("node", *(("cluster",) if several else ()), "ip", "state", ">cpus", ">gpus", ">memory", "why")
     for node in sorted(nodes, key=lambda one: one.cluster) if several else nodes:

@@ -4,6 +4,10 @@ A token that is shown and is not valid is refused at once, also for a route that
 valid is ignored. Principals are kept in memory for a few seconds, so that a request costs no query. A token that is
 revoked through this process ends at once, through another one after these seconds. When a token was used last is
 written once a minute.
+
+The cookie of a session is HttpOnly and SameSite=Strict, and Secure under TLS. Browsers send cookies to every port of a
+host, so its name has the port: two servers on one machine do not log each other's users out. The CSRF token is made
+from the cookie's secret, so that nothing more is stored: only a page of this origin can read it.
 """
 
 from __future__ import annotations
@@ -16,13 +20,15 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from http.cookies import CookieError, SimpleCookie
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal_api.http.access.cookies import csrf_token_of, session_of
 from shoal_api.http.access.limits import LIMITER, Limiter
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError, problem_response
@@ -54,9 +60,8 @@ HOW_TO_LOG_IN = (
     "Show a token in the header Authorization: Bearer TOKEN. On the server's machine `shoal` reads it from the state "
     "directory (SHOAL_STATE_DIR, else the default one); elsewhere set SHOAL_TOKEN, or use `shoal login`."
 )
-
-
 _Shown = TypeVar("_Shown", Principal, AttemptCaller)
+_NAME = "shoal-session"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +120,14 @@ class Authenticator:
         self._known.clear()
 
     async def note(self, deed: Deed, outcome: str) -> None:
-        """In the audit. Never raises: what was asked is answered already."""
+        """Writes it into the audit. Never raises: what was asked is answered already."""
         try:
             await run_in_threadpool(self._store.writing(audit.record_refusal), deed, outcome)
         except StoreUnavailable:
             _log.warning("access.not_audited", extra={"operation": deed.operation, "actor": deed.actor})
 
     async def write_uses(self) -> None:
-        """At most once a minute, and when the server stops. Never raises."""
+        """Writes when tokens were used, at most once a minute and when the server stops. Never raises."""
         used, self._used = self._used, {}
         self._written_mono = time.monotonic()
         if used:
@@ -290,3 +295,43 @@ def principal_of(request: Request) -> Principal:
     if found is None:
         raise unauthenticated("This needs a token.")
     return found
+
+
+def session_of(headers: dict[bytes, bytes]) -> str | None:
+    """The secret in the cookie of this server."""
+    cookies = headers.get(b"cookie")
+    if cookies is None:
+        return None
+    try:
+        found = SimpleCookie(cookies.decode("latin-1")).get(_name(headers))
+    except CookieError:
+        return None
+    return found.value if found is not None and found.value else None
+
+
+def set_session(response: Response, scope: Scope, secret: str, *, max_age_s: float) -> None:
+    response.set_cookie(
+        _name(dict(scope["headers"])),
+        secret,
+        max_age=int(max_age_s),
+        httponly=True,
+        secure=scope["scheme"] == "https",
+        samesite="strict",
+    )
+
+
+def clear_session(response: Response, scope: Scope) -> None:
+    name = _name(dict(scope["headers"]))
+    response.delete_cookie(name, httponly=True, secure=scope["scheme"] == "https", samesite="strict")
+
+
+def csrf_token_of(secret: str) -> str:
+    return hash_of(f"csrf:{secret}")[:32]
+
+
+def _name(headers: dict[bytes, bytes]) -> str:
+    try:
+        port = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").port
+    except ValueError:
+        port = None
+    return _NAME if port is None else f"{_NAME}-{port}"

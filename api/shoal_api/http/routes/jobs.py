@@ -14,14 +14,21 @@ from shoal_api.http.access.needs import needs, require_visible, visible_projects
 from shoal_api.http.access.owned_spec import OwnedSpec, of_principal, require_no_directory_of_server
 from shoal_api.http.conditional import is_unchanged, job_response, spec_tags
 from shoal_api.http.context import Context, IfMatch, JobId, wants_events
-from shoal_api.http.documents import JSON_TYPES, PATCH_TYPES, YAML_TYPES, read_model, read_spec
+from shoal_api.http.documents import (
+    JSON_TYPES,
+    LABEL_FORMS,
+    PATCH_TYPES,
+    SEARCH_WORDS,
+    YAML_TYPES,
+    read_model,
+    read_spec,
+    selectors_of,
+)
 from shoal_api.http.followers import JobFollower, JobListFollower
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
-from shoal_api.http.query.selection import LABEL_FORMS, SEARCH_WORDS, selectors_of
-from shoal_api.http.routes.lifecycle.routes import require_runs_in
-from shoal_api.http.routes.projects import PROJECT_NAME
-from shoal_api.http.routes.users import USER_NAME
+from shoal_api.http.routes.lifecycle import require_runs_in
+from shoal_api.http.routes.quotas import PROJECT_NAME, USER_NAME
 from shoal_api.http.streams import STREAMED, sse_response
 from shoal_service.control import submission
 from shoal_service.control.submission import dry_run, submit

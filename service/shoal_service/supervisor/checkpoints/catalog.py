@@ -196,7 +196,7 @@ class CheckpointCatalog:
         return checkpoint_names(open_job_directory(self._root))
 
     def _counting(self) -> list[CheckpointName]:
-        """Without those that an earlier attempt has committed after a later one had begun."""
+        """Leaves out those that an earlier attempt has committed after a later one had begun."""
         root = open_job_directory(self._root)
         newest = beginnings.newest_beginning(root)
         return [name for name in checkpoint_names(root) if newest.counts(name)]

@@ -90,7 +90,7 @@ class CheckpointCoordinator:
             await self._retain(state)
 
     async def remove_torn(self, state: Attempt) -> None:
-        """After the attempt's end and the end of its workers: deletes the checkpoints that were never committed.
+        """Called after the end of the attempt and of its workers: deletes the checkpoints that were never committed.
 
         If head or storage do not answer soon, they are left to the retention of a later attempt.
         """

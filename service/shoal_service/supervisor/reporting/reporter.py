@@ -32,7 +32,7 @@ _EVENT_FILES_S = 10.0
 
 
 class Reporter:
-    """Called on the executor's loop only."""
+    """What one attempt reports. Called on the executor's loop only."""
 
     def __init__(self, outbox: Outbox, config: SupervisorConfig, clock: Clock) -> None:
         self._outbox = outbox
@@ -42,7 +42,7 @@ class Reporter:
         self._shown: tuple[Incident, float | None] | None = None
         """The incident that was shown last, and when it was closed."""
         self._conditions: tuple[Condition, ...] = ()
-        """As they were shown last."""
+        """The conditions that were shown last."""
         self._stacks: dict[int, Stacks] = {}
         self._suspects: dict[int, Suspect] = {}
         """By incident."""
@@ -134,13 +134,13 @@ class Reporter:
         self._outbox.add(line)
 
     def keep_stacks(self, incident_id: int, stacks: Stacks) -> None:
-        """As a part of this incident, from now on."""
+        """Makes it a part of this incident, from now on."""
         self._stacks = {incident_id: stacks}
         if self._shown is not None and self._shown[0].id == incident_id:
             self._show_incident(*self._shown)
 
     def keep_suspect(self, incident_id: int, suspect: Suspect) -> None:
-        """As a part of this incident, from now on; with an event."""
+        """Makes it a part of this incident, from now on, and emits an event."""
         self._suspects = {incident_id: suspect}
         self.event(IncidentSuspected(id=incident_id, suspect=suspect))
         if self._shown is not None and self._shown[0].id == incident_id:

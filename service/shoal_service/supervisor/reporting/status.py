@@ -313,7 +313,7 @@ def _conditions(state: Attempt, readings: Readings, now: float) -> tuple[Conditi
 
 
 def with_since(conditions: tuple[Condition, ...], before: tuple[Condition, ...], now: float) -> tuple[Condition, ...]:
-    """With the time at which each status last changed. `before`: the conditions that were shown last."""
+    """Adds the time at which each status last changed. `before`: the conditions that were shown last."""
     known = {one.type: one for one in before}
     return tuple(one.model_copy(update={"since": _since(one, known.get(one.type), now)}) for one in conditions)
 

@@ -17,7 +17,7 @@ from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
-from shoal_api.http.routes.projects import PROJECT_NAME, ProjectName
+from shoal_api.http.routes.quotas import PROJECT_NAME, ProjectName
 from shoal_service.control.sweeps import specs_of, submit_sweep, with_name
 from shoal_service.core.access import Permission
 from shoal_service.core.sweeps import InvalidGrid

@@ -1,28 +1,43 @@
-"""Routes about the one who asks: who am I, and the session of the page, which begins with a token or a link."""
+"""Routes about access: who one is and the sessions of the page, API tokens, and the audit, which no route changes.
+
+They never answer with a secret that is stored: a token is shown when it is made, and not again.
+"""
 
 from __future__ import annotations
 
 import secrets
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from shoal_api.http.access.authentication import CSRF_TOKEN, INVALID_TOKEN, SESSION_PATH, principal_of, shown
-from shoal_api.http.access.cookies import clear_session, csrf_token_of, session_of, set_session
+from shoal_api.http.access.authentication import (
+    CSRF_TOKEN,
+    INVALID_TOKEN,
+    SESSION_PATH,
+    clear_session,
+    csrf_token_of,
+    principal_of,
+    session_of,
+    set_session,
+    shown,
+)
 from shoal_api.http.access.needs import PUBLIC, needs
-from shoal_api.http.context import Context
+from shoal_api.http.context import MAX_SEQ, Context
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
-from shoal_service.access_views import SessionLink, SessionRequest, Whoami
+from shoal_service.access_views import AuditPage, NewToken, SessionLink, SessionRequest, TokenRequest, TokenView, Whoami
 from shoal_service.core.access import PERMISSIONS, Permission, Principal, refusal_of
-from shoal_service.store import credentials
-from shoal_service.store.audit import CURRENT
+from shoal_service.store import audit, credentials
+from shoal_service.store.audit import CURRENT, AuditQuery
+from shoal_service.views import Page
 
 _LINK_S = 120.0
+TokenId = Annotated[str, Path(pattern=r"^[0-9a-z]{8}$", description="The id of a token: 8 characters after shoal_.")]
 
 
-def routes(context: Context) -> APIRouter:
+def session_routes(context: Context) -> APIRouter:
     router = APIRouter(tags=["access"])
     store = context.store
 
@@ -109,3 +124,69 @@ def _whoami(principal: Principal, csrf_token: str) -> Whoami:
         permissions=tuple(one for one in PERMISSIONS if refusal_of(principal, one) is None),
         csrf_token=csrf_token,
     )
+
+
+def token_routes(context: Context) -> APIRouter:
+    router = APIRouter(prefix="/v1/tokens", tags=["access"])
+    store = context.store
+
+    @router.post(
+        "",
+        dependencies=[needs(Permission.TOKENS_MANAGE)],
+        status_code=201,
+        response_model=NewToken,
+        summary="Make a token",
+        openapi_extra=body_of("TokenRequest", JSON_TYPES),
+    )
+    async def create_token(request: Request) -> Response:
+        """Only this answer has the token; the service keeps its SHA-256."""
+        body = await read_model(request, TokenRequest)
+        by = principal_of(request).name
+        made = await run_in_threadpool(store.writing(credentials.create_token), body, by=by, now=context.clock())
+        return Response(made.model_dump_json(), 201, media_type="application/json")
+
+    @router.get(
+        "",
+        dependencies=[needs(Permission.TOKENS_MANAGE)],
+        response_model=Page[TokenView],
+        summary="List the tokens",
+    )
+    async def list_tokens() -> Response:
+        """Newest first, with those that are expired or revoked, without their secrets."""
+        page = Page[TokenView](items=tuple(await run_in_threadpool(store.reading(credentials.list_tokens))))
+        return Response(page.model_dump_json(), media_type="application/json")
+
+    @router.delete(
+        "/{token_id}",
+        dependencies=[needs(Permission.TOKENS_MANAGE)],
+        response_model=TokenView,
+        summary="Revoke a token",
+    )
+    async def revoke_token(token_id: TokenId) -> Response:
+        """At once here, and within 5 seconds on other control planes. Its sessions end with it. Idempotent."""
+        view = await run_in_threadpool(store.writing(credentials.revoke_token), token_id, now=context.clock())
+        context.authenticator.forget()
+        return Response(view.model_dump_json(), media_type="application/json")
+
+    return router
+
+
+def audit_routes(context: Context) -> APIRouter:
+    router = APIRouter(prefix="/v1/audit", tags=["access"])
+    store = context.store
+
+    @router.get("", dependencies=[needs(Permission.AUDIT_READ)], response_model=AuditPage, summary="Who changed what")
+    async def read_audit(
+        before: Annotated[int | None, Query(ge=1, le=MAX_SEQ, description="Only older ones than this number.")] = None,
+        job: Annotated[str | None, Query(max_length=64, description="Only those about this job.")] = None,
+        actor: Annotated[str | None, Query(max_length=200, description="Only those of this principal.")] = None,
+        limit: Annotated[int, Query(ge=1, le=1000, description="Events per answer.")] = 100,
+    ) -> Response:
+        """Every change through the API, and every one that was refused with 403, newest first: who, what, from where. A
+        change and its record are one transaction. Nothing changes or deletes a record."""
+        query = AuditQuery(before=before, job_id=job, actor=actor, limit=limit)
+        found = await run_in_threadpool(store.reading(audit.read), query)
+        page = AuditPage(items=tuple(found), next_before=found[-1].number if len(found) == limit else None)
+        return Response(page.model_dump_json(), media_type="application/json")
+
+    return router

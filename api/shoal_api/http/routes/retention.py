@@ -12,7 +12,7 @@ from starlette.responses import Response
 from shoal_api.http.access.authentication import principal_of
 from shoal_api.http.access.needs import needs, visible_projects
 from shoal_api.http.context import Context, JobId
-from shoal_api.http.routes.projects import PROJECT_NAME
+from shoal_api.http.routes.quotas import PROJECT_NAME
 from shoal_service.core.access import Permission
 from shoal_service.fleet_views import DeletionView, GcView
 from shoal_service.store import job_deletion
