@@ -11,8 +11,7 @@ from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.training import CheckpointCommitted
 from shoal_service.reports import PendingEvent, PendingLog
-from shoal_service.store import Lease, Store, checkpoint_rows, driving, edit, histories, submissions
-from shoal_service.store import reporting as outboxes
+from shoal_service.store import Lease, Store, checkpoint_rows, driving, edit, histories, reporting, submissions
 from shoal_service.store.reporting import DropReason
 from shoal_service.views import CheckpointView, IncidentView, WorkerView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, UserFailure
@@ -317,7 +316,7 @@ class TestEnds:
         failure = UserFailure(type="E", message="m", traceback="t" * 100_000, phase="forward", ranks=(0,), step=5)
         attempt.report(end=_end(EndReason.USER_ERROR, 5, failure))
         stored = store.get_job(job_id).status.failure
-        assert stored is not None and len(stored.traceback) == outboxes.MAX_TRACEBACK_CHARS
+        assert stored is not None and len(stored.traceback) == reporting.MAX_TRACEBACK_CHARS
         begin(job_id).report(end=_end(EndReason.FINISHED, 100))
         assert store.get_job(job_id).status.failure is None
 

@@ -46,12 +46,8 @@ MAX_LOG_LINES = 20_000
 """Newest lines that are kept of a job."""
 MAX_LOG_LINE_CHARS = 16_384
 _JOB_NUM = "num_of_job"
-
-
 RELEASED: dict[str, str | None] = {"held": None}
 """Columns of a job's row that needs no checkpoint of another job any more."""
-
-
 _ACCOUNTS = {JobState.QUEUED: Category.QUEUED, JobState.STARTING: Category.STARTING}
 
 

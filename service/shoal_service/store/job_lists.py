@@ -32,12 +32,10 @@ from shoal_service.views import JobSummary, Page
 from shoal_workers.contract.job import JobState
 
 _PLAIN = re.compile(rb"jobs:([0-9]{1,18})")
-
-
+"""What a cursor holds."""
 _SEARCHED = (jobs.c.name, jobs.c.id, jobs.c.project, jobs.c.user)
-
-
 _MAX_CURVE = 32
+"""Points of the small curve of a job."""
 _CATEGORIES = frozenset(category.value for category in Category)
 _FROM_STATUS = (
     "reason",
@@ -52,8 +50,6 @@ _FROM_STATUS = (
     "incidents",
     "steps_lost",
 )
-
-
 _COLUMNS = (
     *(
         jobs.c[name]
@@ -74,8 +70,6 @@ _COLUMNS = (
     queue_places.c.position.label("queue_position"),
     queue_places.c.reason.label("waits"),
 )
-
-
 _JobPage = Page[JobSummary]
 
 

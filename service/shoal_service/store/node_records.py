@@ -1,4 +1,4 @@
-"""Nodes that are not as the others: drains, cordons, maintenance windows and suspicions, and how long drains took.
+"""What users and jobs have said of single nodes: drains, cordons, windows of maintenance, suspicions; times of drains.
 
 Rows are keyed by Ray's node id, which is never reused: a machine that returns is a new node without drain or suspicion.
 The jobs with workers on a node get an event about its cordon and its windows.
@@ -32,8 +32,10 @@ from shoal_service.store.tables import (
 from shoal_workers.contract.job import JobState
 
 MAX_REASON_CHARS = 500
-
-
+NUM_DRAIN_TIMES = 16
+"""The newest ones are kept."""
+_WINDOW_KEPT_S = 86_400.0
+"""A window is listed for this long after its end."""
 _MAX_JOBS = 16
 """Jobs whose evidence against one node is stored; two are enough for probation."""
 
@@ -158,23 +160,6 @@ def forget(tx: Transaction, node_ids: frozenset[str]) -> None:
         tx.execute(delete(table).where(table.c.node_id.in_(sorted(node_ids))))
 
 
-def _same(suspicion: Suspicion) -> tuple[ColumnElement[bool], ...]:
-    return (
-        node_suspicions.c.node_id == suspicion.node_id,
-        node_suspicions.c.num_tests == suspicion.num_tests,
-        node_suspicions.c.next_test_at == suspicion.next_test_at,
-    )
-
-
-_SUSPICION = tuple(node_suspicions.c[field.name] for field in fields(Suspicion))
-
-
-NUM_DRAIN_TIMES = 16
-"""The newest ones are kept."""
-_WINDOW_KEPT_S = 86_400.0
-"""A window is listed for this long after its end."""
-
-
 def cordon(tx: Transaction, node_id: str, *, reason: str, now: float) -> None:
     """No new worker is placed on the node; the caller checks that it exists. A repeated request replaces the reason."""
     upsert(tx, node_cordons, [{"node_id": node_id, "reason": reason, "requested_at": now}])
@@ -258,3 +243,14 @@ def _record_on_nodes(tx: Transaction, nodes: Collection[str], event: JobEvent, n
     for job_id, document in tx.execute(query).all():
         if any(one.node_id in nodes or one.node_ip in nodes for one in workers_of(document)):
             driving.record_event(tx, job_id, event, now=now)
+
+
+def _same(suspicion: Suspicion) -> tuple[ColumnElement[bool], ...]:
+    return (
+        node_suspicions.c.node_id == suspicion.node_id,
+        node_suspicions.c.num_tests == suspicion.num_tests,
+        node_suspicions.c.next_test_at == suspicion.next_test_at,
+    )
+
+
+_SUSPICION = tuple(node_suspicions.c[field.name] for field in fields(Suspicion))

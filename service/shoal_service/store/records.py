@@ -28,8 +28,6 @@ from shoal_workers.contract.spec import JobSpec
 
 M = TypeVar("M", bound=BaseModel)
 _ROUNDS = 50
-
-
 _COLUMN_FIELDS = {"state", "attempt", "cluster", "desired_workers", "failure", "held_back"}
 """Fields of JobStatus with their own columns or table; the status document does not hold them."""
 QUARANTINED = "quarantined"

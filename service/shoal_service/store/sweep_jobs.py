@@ -43,7 +43,7 @@ PRUNED = "pruned"
 
 
 MAX_COMPARED = 500
-"""The newest jobs of the sweep."""
+"""Jobs of a sweep that are compared, the newest ones."""
 
 
 def create(tx: Transaction, name: str, jobs: Sequence[tuple[JobSpec, str]], *, now: float) -> tuple[list[str], bool]:

@@ -11,7 +11,7 @@ from shoal_service.core.selection import LabelSelector
 from shoal_service.store import Store, histories, job_deletion, job_lists, submissions
 from shoal_service.store.errors import RequestConflict
 from shoal_service.store.job_deletion import DeletionRequest
-from shoal_service.store.submissions import merged_labels as merged
+from shoal_service.store.submissions import merged_labels
 from shoal_service.views import JobPatch
 
 Submit = Callable[..., str]
@@ -19,7 +19,7 @@ Submit = Callable[..., str]
 
 def test_null_removes_and_what_is_not_named_stays() -> None:
     before = {"a": "1", "b": "2"}
-    assert merged(before, {"b": None, "c": "3", "d": None}) == {"a": "1", "c": "3"}
+    assert merged_labels(before, {"b": None, "c": "3", "d": None}) == {"a": "1", "c": "3"}
     assert before == {"a": "1", "b": "2"}
 
 
