@@ -1,0 +1,71 @@
+"""`make test-versions`, the ranges of pyproject.toml and the table of docs/install.md agree."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+PAGE = (ROOT / "docs" / "install.md").read_text("utf-8")
+PINNED = (ROOT / "constraints.txt").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def tool() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "tools" / "test_versions.py"))
+
+
+@pytest.fixture(scope="module")
+def rows(tool: dict[str, Any]) -> list[list[str]]:
+    """The cells of the table's rows: Python, torch, Ray, tests, day."""
+    text = PAGE.split(tool["BEGIN"])[1].split(tool["END"])[0]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.strip().splitlines()[2:]]
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
+
+
+def _passed(rows: list[list[str]]) -> list[list[str]]:
+    return [row for row in rows if re.fullmatch(r"[1-9]\d* passed", row[3])]
+
+
+def test_the_page_has_a_row_for_each_combination(tool: dict[str, Any], rows: list[list[str]]) -> None:
+    assert [tuple(row[:3]) for row in rows] == [(one.python, one.torch, one.ray) for one in tool["COMBINATIONS"]]
+
+
+@pytest.mark.parametrize(("library", "column"), [("torch", 1), ("ray", 2)])
+def test_the_package_accepts_only_releases_of_which_a_run_passed(
+    rows: list[list[str]], library: str, column: int
+) -> None:
+    [required] = [one for one in PROJECT["dependencies"] if re.match(rf"{library}\b", one)]
+    [(oldest, above)] = re.findall(r">=(\d+\.\d+),<(\d+\.\d+)$", required)
+    accepted = {(_minor(oldest)[0], minor) for minor in range(_minor(oldest)[1], _minor(above)[1])}
+    [pinned] = re.findall(rf"^{library}==([\d.]+)$", PINNED, re.M)  # `make test` runs those
+    assert accepted <= {_minor(pinned), *(_minor(row[column]) for row in _passed(rows))}
+
+
+def test_an_environment_has_other_releases_of_torch_and_ray_only(tool: dict[str, Any]) -> None:
+    oldest = next(one for one in tool["COMBINATIONS"] if one.name == "oldest")
+    pinned, lines = set(PINNED.splitlines()), set(tool["constraints_of"](oldest, PINNED).splitlines())
+    assert {line.split("==")[0] for line in pinned - lines} == {"torch", "ray"}
+    assert lines - pinned == {f"torch=={oldest.torch}", f"ray=={oldest.ray}"}
+    required = tool["requirements_of"](oldest, PROJECT)
+    assert {f"torch=={oldest.torch}", f"ray[default,train]=={oldest.ray}"} == set(required) - {
+        *PROJECT["dependencies"],
+        *(one for extra in PROJECT["optional-dependencies"].values() for one in extra),
+    }
+
+
+def test_a_failure_is_named_in_the_table(tool: dict[str, Any]) -> None:
+    one = tool["COMBINATIONS"][0]
+    result = tool["Result"](combination=one, day="2026-01-31", passed=3, failed=("a::b",), install_s=1.0, tests_s=2.0)
+    assert tool["table"]([result]).splitlines()[2].endswith("| 3 passed, 1 failed: a::b | 2026-01-31 |")
+    page = f"before\n{tool['BEGIN']}\nold\n{tool['END']}\nafter"
+    assert tool["page"](page, [result]) == page.replace("old\n", tool["table"]([result]))
