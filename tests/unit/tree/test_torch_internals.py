@@ -12,12 +12,6 @@ _STANDARD = {"os", "sys", "functools"}
 """Modules of the standard library of which private names are used: `os._exit`, `sys._getframe`."""
 _DOCUMENTED = ("_foreach_",)
 """Prefixes of functions that torch's reference documents under a name with an underscore."""
-_NOT_YET = {
-    "checkpoint/loading/load_plan.py": {"_shard", "_utils"},
-    "checkpoint/reader.py": {"_shard", "_utils"},
-    "checkpoint/save_plan.py": {"_local_tensor", "_spec"},
-}
-"""File -> names that still stand there."""
 
 
 def _widely_used() -> set[str]:
@@ -77,9 +71,7 @@ def test_no_other_module_uses_a_private_name_of_torch() -> None:
         for path in sorted(package.rglob("*.py"))
         if path not in (INTERNALS, INTERNALS.with_name("ray_internals.py")) and (names := _used(path))
     }
-    assert found == _NOT_YET, (
-        "put it into torch_internals.py, with why, what it would cost to do without, and what is public"
-    )
+    assert found == {}, "put it into torch_internals.py, with why, what it would cost to do without, and what is public"
 
 
 def test_the_test_sees_private_names() -> None:

@@ -15,13 +15,12 @@ from threading import local as ThreadLocal
 from typing import Any, TypeVar
 
 import torch
-from torch.distributed._shard._utils import narrow_tensor_by_index
 
 from shoal_workers.checkpoint.commit import marker_in
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.index import ShardIndex, index_name, payload_name
 from shoal_workers.checkpoint.integrity import check_lengths, read_checked, reading
-from shoal_workers.checkpoint.loading.load_plan import ItemRead, Shape, dtype_of, plan_needed
+from shoal_workers.checkpoint.loading.load_plan import ItemRead, Shape, dtype_of, narrowed, plan_needed
 from shoal_workers.checkpoint.storage import Directory, open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CommitMarker
 from shoal_workers.contract.worker_reports import SavedFile
@@ -159,7 +158,7 @@ def _fill(place: Directory, read: ItemRead, scratch: _Scratch) -> None:
     if not direct:
         whole = memory.view(read.dtype).view(item.sizes)
         for fill in read.fills:
-            fill.target.copy_(narrow_tensor_by_index(whole, fill.source_offsets, fill.lengths))
+            fill.target.copy_(narrowed(whole, fill.source_offsets, fill.lengths))
 
 
 def _is_whole(read: ItemRead) -> bool:

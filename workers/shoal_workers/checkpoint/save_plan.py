@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.index import ALIGNMENT_BYTES
+from shoal_workers.torch_internals import local_of, spec_of
 
 REPLICATE = "dp_replicate"
 """Name of the mesh axis along which ranks hold equal shards."""
@@ -72,7 +73,7 @@ def plan_key(state: Mapping[str, torch.Tensor], *, owns_replicated: bool, every_
         if not isinstance(tensor, DTensor):
             layouts.append((fqn, tensor.shape, tensor.dtype))
             continue
-        spec = tensor._spec
+        spec = spec_of(tensor)
         mesh = spec.mesh
         coordinate = coordinates.get(id(mesh))
         if coordinate is None:
@@ -86,7 +87,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
     Avoids `to_local`, which creates that history first; a snapshot calls this for hundreds of tensors.
     """
-    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
+    return (local_of(tensor) if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def _is_writer(fqn: str, tensor: torch.Tensor, owns_replicated: bool, every_replica: bool) -> bool:

@@ -16,7 +16,6 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     TensorProperties,
@@ -175,7 +174,7 @@ def _plan(state: Mapping[str, torch.Tensor], saved: Mapping[str, _Saved], direct
         fills: dict[int, list[Fill]] = defaultdict(list)
         filled = 0
         for box in planner.boxes(tensor, own):
-            target = narrow_tensor_by_index(here, box.target_offsets, box.lengths)
+            target = narrowed(here, box.target_offsets, box.lengths)
             fills[box.number].append(Fill(box.source_offsets, box.lengths, target))
             filled += box.num_elements
         if filled != here.numel():
@@ -257,6 +256,14 @@ def dtype_of(item: IndexItem, rank: int, directory: str) -> torch.dtype:
         problem = f"gives {item.fqn} {item.nbytes} bytes for {item.dtype} of {item.sizes}"
         raise DamagedCheckpoint(directory, index_name(rank), problem)
     return dtype
+
+
+def narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    """The box of a tensor that begins at `offsets`, as a view. Offsets of a scalar, which has no dims, are ignored."""
+    for dim, (offset, length) in enumerate(zip(offsets, lengths, strict=False)):
+        if length < tensor.size(dim):
+            tensor = tensor.narrow(dim, offset, length)
+    return tensor
 
 
 def _refuse_mismatch(state: Mapping[str, torch.Tensor], saved: Mapping[str, _Saved], directory: str) -> None:

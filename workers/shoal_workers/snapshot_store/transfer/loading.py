@@ -34,7 +34,7 @@ import torch
 
 from shoal_workers.checkpoint.errors import CheckpointError
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex, payload_name
-from shoal_workers.checkpoint.loading.load_plan import Fill, ItemRead, Shape, plan_needed
+from shoal_workers.checkpoint.loading.load_plan import Fill, ItemRead, Shape, narrowed, plan_needed
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store.slots.registry import OpenPart, SlotRegistry
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
@@ -254,7 +254,7 @@ class LocalPart:
                     continue
                 item = read.item
                 saved = window.at(start + item.file_offset, item.nbytes).view(read.dtype).view(item.sizes)
-                fill.target.copy_(_narrowed(saved, fill.source_offsets, fill.lengths))
+                fill.target.copy_(narrowed(saved, fill.source_offsets, fill.lengths))
         return num_bytes
 
     def _read_into(self, memory: memoryview, offset: int) -> None:
@@ -380,7 +380,7 @@ def _box(rows: torch.Tensor, item: IndexItem, fill: Fill) -> torch.Tensor:
     if not item.sizes:
         return rows.view(())
     shaped = rows.view(fill.lengths[0], *item.sizes[1:])
-    return _narrowed(shaped, (0, *fill.source_offsets[1:]), fill.lengths)
+    return narrowed(shaped, (0, *fill.source_offsets[1:]), fill.lengths)
 
 
 def _index(index: bytes, extra: bytes, *, rank: int, world: int, generation: int, step: int) -> ShardIndex:
@@ -391,11 +391,3 @@ def _index(index: bytes, extra: bytes, *, rank: int, world: int, generation: int
     except ValueError as error:
         raise PeerRefused(f"its index cannot be read ({error})") from None
     return known.model_copy(update=values)
-
-
-def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-    """The box of a tensor that begins at `offsets`."""
-    for dim, (offset, length) in enumerate(zip(offsets, lengths, strict=False)):
-        if length < tensor.size(dim):
-            tensor = tensor.narrow(dim, offset, length)
-    return tensor
