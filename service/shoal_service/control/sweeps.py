@@ -138,7 +138,7 @@ def _value(key: str, value: Any) -> Any:
 class Pruner:
     """Ends the jobs of sweeps that are worse than the others. Looks again when one of them has trained on.
 
-    Called by the control loop in each pass, on a worker thread. The rule is `core/sweeps/pruning`.
+    Called by the control loop in each pass, on a worker thread. The rule is `core/sweeps.py`.
     """
 
     def __init__(self, store: Store) -> None:

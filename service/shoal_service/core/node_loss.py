@@ -1,6 +1,6 @@
 """What the loss of one worker or one node would cost a job now: the values that status, metrics and incidents show.
 
-`core/attempt/group/node_loss.py` decides them; the supervisor reports them.
+`core/attempt/` decides them; the supervisor reports them.
 """
 
 from __future__ import annotations

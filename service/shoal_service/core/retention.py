@@ -13,7 +13,7 @@ Names, times and facts in, decisions with reasons out; it never touches the stor
 The newest good checkpoint is never deleted, nor is one that is in flight or that a user has pinned. A pinned one
 counts as a newer one for others, so pins never make fewer than `keep` remain.
 
-What an ended job leaves behind is removed by `control/retention/`, by its age:
+What an ended job leaves behind is removed by `control/retention.py`, by its age:
 
     ended_at --- logs_days --- checkpoints_days --- series_days --- events_days --- jobs_days ---> time
                  the log       all checkpoints      the points      its events      the job itself

@@ -1,7 +1,7 @@
 """Sweeps: their jobs, submitted and cancelled together; how they are listed; the end of one that is worse than others.
 
 What the jobs have reached is read by primary keys: a look costs a few rows for each job of the sweep. Which one ends is
-decided in `core/sweeps/pruning`.
+decided in `core/sweeps.py`.
 """
 
 from __future__ import annotations

@@ -374,7 +374,7 @@ class FreeNode:
 class NodePreference:
     """On which node Ray should start each new worker, from what is free in the cluster now.
 
-    Reads the head's tables and remembers what it has chosen since; `core/attempt/group/placement/node_choice.py`
+    Reads the head's tables and remembers what it has chosen since; `core/attempt/node_choice.py`
     decides. Thread-safe: called on the threads that create actors.
     """
 
