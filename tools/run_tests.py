@@ -2,9 +2,9 @@
 
     python tools/run_tests.py [options of pytest]
 
-Most tests that start many processes (tests/chaos, tests/dist, tests/ray) and those in a browser run in the foreground.
-The others run beside them at a lower priority, which takes from them only what they leave; their output follows at the
-end. The exit status is 0 if both succeed. Both end with this process, also if it is killed.
+Tests that need a Ray cluster (tests/chaos, tests/ray, tests/browser) run in the foreground. The others run beside them
+at a lower priority, since they wait less; their output follows at the end, with the slowest tests of both. The exit
+status is 0 if both succeed. Both end with this process, also if it is killed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BESIDE = ("tests/unit", "tests/store", "tests/http", "tests/dist/checkpoint", "tests/dist/parallel")
-_NICENESS = 5
+BESIDE = ("tests/unit", "tests/store", "tests/http", "tests/dist")
+_NICENESS = 3
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    pytest = [sys.executable, "-m", "pytest", *sys.argv[1:]]
+    pytest = [sys.executable, "-m", "pytest", "--durations=20", *sys.argv[1:]]
     ignored = [f"--ignore={folder}" for folder in BESIDE]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryFile() as output:
