@@ -17,7 +17,7 @@ from shoal_api.http.serving import make_server
 def served(app: FastAPI, **options: Any) -> Iterator[str]:
     """The URL; `options` are those of `make_server`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        scheme = "https" if "wire" in options else "http"
+        scheme = options["wire"].scheme if "wire" in options else "http"
         url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"  # before the server takes the socket over
         server = make_server(app, host="127.0.0.1", port=0, **options)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")

@@ -213,8 +213,8 @@ def test_readers_see_only_complete_transactions(store: Store, submit: Submit, be
 
 def test_two_processes_can_open_an_empty_database_at_the_same_time(empty_url: str) -> None:
     program = (
-        "import sys; from shoal_service.store import Store; sys.stdin.readline(); "
-        "s = Store.open(sys.argv[1]); print(s.current_lease(), len(s.list_jobs().items)); s.close()"
+        "import sys; from shoal_service.store import Store, job_lists; sys.stdin.readline(); "
+        "s = Store.open(sys.argv[1]); print(s.current_lease(), len(s.reading(job_lists.page)().items)); s.close()"
     )
     processes = [
         subprocess.Popen(

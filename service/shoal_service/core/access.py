@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from shoal_workers.contract.placing import is_label, is_user
-
 BOOTSTRAP = "bootstrap"
 """Name of the principal whose token `shoal serve` writes into its state directory."""
 
@@ -193,6 +191,9 @@ class ClaimsRefused(ValueError):
 
 def principal_of(claims: Mapping[str, Any], rules: ClaimRules) -> Principal:
     """Raises ClaimsRefused."""
+    # Here, because `shoal --help` shows the roles and must not load pydantic.
+    from shoal_workers.contract.placing import is_label, is_user
+
     user = claims.get(rules.user_claim)
     if not isinstance(user, str) or not is_user(user):
         raise ClaimsRefused(f"its claim {rules.user_claim!r} is not the name of a user.")
