@@ -79,7 +79,7 @@ class RayVerbs(Protocol):
         """False: they were used meanwhile, or the node does not answer."""
 
     def request_room(self, workers: tuple[tuple[RoomKind, int], ...]) -> None:
-        """Ask the cluster's autoscaler for room for so many workers of each kind, in place of the last request."""
+        """Asks the cluster's autoscaler for room for these numbers of workers by kind. Replaces the last request."""
 
 
 class GatewayVerbs(Protocol):

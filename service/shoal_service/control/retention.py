@@ -255,7 +255,7 @@ def _of_packages(one: UnusedPackages, days: float) -> Removal:
 
 
 class JobDeleter:
-    """Carries a deletion of a job out, whoever has begun it. Two processes may delete one job at a time."""
+    """Carries out the deletion of a job, also one that another process has begun. Two processes may work on one job."""
 
     def __init__(self, store: Store, storage: JobStorage, clock: Clock, tallies: RemovalTallies) -> None:
         self._store = store

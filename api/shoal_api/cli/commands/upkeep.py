@@ -74,7 +74,7 @@ def gc(
 
 def _lines(view: DeletionView) -> list[str]:
     if view.finished_at is None:
-        return [f"{view.job_id}  {view.name}  not complete: {view.error}", "the server goes on with it by itself"]
+        return [f"{view.job_id}  {view.name}  not complete: {view.error}", "the server tries again"]
     files = "with its checkpoints" if view.with_checkpoints else f"its files stay in {view.root}"
     return [
         f"{view.job_id}  {view.name}  deleted, {files} ({count_text(view.rows, 'row')})",

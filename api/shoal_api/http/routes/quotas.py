@@ -1,7 +1,7 @@
 """Routes about the queue, and about projects and users with their quotas.
 
-The scheduler explains the queue in each pass, and follows a change of a quota in the next one; limits are checked at
-submit, too.
+The scheduler explains the queue in each pass, and follows a change of a quota in the next one. Limits are also checked
+when a job is submitted.
 
 There are no accounts: a job's user is what its spec names.
 """

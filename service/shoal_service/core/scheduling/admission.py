@@ -514,8 +514,8 @@ class _Preemption:
 
     A job that lost nodes and no longer has its minimum does not train, so it also gives way to a job of its own
     priority. The job that has waited for long (`plan.aged`) displaces others whatever their priority, and no job
-    displaces it. A job that has waited RECLAIM_AFTER_S for what is guaranteed to its project displaces jobs of its own
-    priority, too, if they are of projects that have more than is guaranteed to them. What it gets is not taken back in
+    displaces it. A job that has waited RECLAIM_AFTER_S for what is guaranteed to its project also displaces jobs of its
+    own priority, if their projects have more than is guaranteed to them. What it gets is not taken back in
     the same way, because neither project is then below its guarantee for the jobs of the other.
     """
 
@@ -651,7 +651,7 @@ class _Victim(NamedTuple):
 
 
 def has_waited(job: MarketJob, now: float) -> bool:
-    """Whether the job has waited so long that it may displace borrowers of its own priority."""
+    """Whether the wait of the job has lasted long enough to displace borrowers of its own priority."""
     return now - (job.submitted_at if job.moved_at is None else job.moved_at) >= RECLAIM_AFTER_S
 
 
