@@ -49,6 +49,11 @@ def found(turn: Turn, event: CheckpointFound) -> None:
         return  # the second answer to a repeated request
     for name, message in event.damaged:
         _forget(turn, name, message)
+    known = turn.checkpoints
+    if event.name is not None and (event.name in known.damaged or known.is_distrusted(event.name)):
+        distrust(turn, event.name)  # it was committed, or found damaged, while the search was on its way
+        turn.do(FindCheckpoint(excluding=turn.checkpoints.damaged))
+        return
     remember_newest(turn, event.name)
     newest, damaged = turn.checkpoints.newest, turn.checkpoints.damaged
     has_state = newest is not None or best_source(turn.state) is not None or turn.checkpoints.trusts_seed_only
@@ -236,8 +241,10 @@ def _note_unverified(turn: Turn, name: str) -> None:
 
 
 def distrust(turn: Turn, name: str) -> None:
-    """A committed checkpoint is not read again."""
+    """A committed checkpoint is not read again. Repeating it is harmless."""
     known = turn.checkpoints
+    if name in known.damaged:
+        return
     assert known.distrusted is not None
     message = f"not trusted: the state was found wrong later, and step {known.distrusted[1]} is the last that was not"
     turn.emit(CheckpointDamaged(name=name, message=message))

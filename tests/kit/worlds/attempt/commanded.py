@@ -277,10 +277,8 @@ class Commanded:
 
     def _learn(self, event: Event) -> None:
         match event:
-            case CheckpointFound(name) if name is not None:
-                self.known.add(name)
-            case CheckpointCommitted(name):
-                if self.committed.get(name, True) or name not in self.state.checkpoints.damaged:
+            case CheckpointFound(name) | CheckpointCommitted(name):
+                if name is not None and name not in self.state.checkpoints.damaged:
                     self.known.add(name)
             case WorkerLost(index):
                 self.known_gone.add(index)

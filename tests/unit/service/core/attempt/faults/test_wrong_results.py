@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from shoal_service.core.attempt.commands import KillWorker, Run, SuspectNode
 from shoal_service.core.attempt.events import ReportArrived
 from shoal_service.core.attempt.state.stages import Stage
@@ -241,3 +243,29 @@ def test_a_checkpoint_that_is_committed_after_the_difference_was_found_is_not_tr
     world.deliver_all()
     assert commit.name == "step-000000000008-a1-g1" in world.state.checkpoints.damaged
     assert last_run(world).restore_from.endswith("step-000000000004-a1-g1")
+
+
+@pytest.mark.parametrize("first", ["commit", "find"])
+def test_a_checkpoint_that_is_committed_while_an_older_one_is_searched_is_not_trusted(
+    new_world: NewWorld, first: str
+) -> None:
+    """The search has been told to leave step 8 out, and answers step 12, whose marker was written meanwhile."""
+    world = new_world(workers=3, standby=1, memory=True)
+    world.total_steps = 20
+    world.open(then=9)
+    equal(world, 4)
+    world.train(3)
+    world.deliver_all()
+    assert [commit.name for commit in world.commits] == ["step-000000000012-a1-g1"]
+    differ(world, 1)
+    world.recover()
+    assert world.state.stage is Stage.FALLING_BACK
+    world.answer_commits()
+    world.answer_finds()
+    world.deliver(first)
+    world.deliver_all()
+    recover_from_storage(world)
+    assert world.end is None
+    assert last_run(world).restore_from.endswith("step-000000000004-a1-g1")
+    damaged = ["step-000000000008-a1-g1", "step-000000000012-a1-g1"]
+    assert [event["name"] for event in world.events("checkpoint.damaged")] == damaged
