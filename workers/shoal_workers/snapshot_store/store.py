@@ -21,20 +21,18 @@ import torch
 
 from shoal_workers.checkpoint.save_plan import SavePlan
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotServer, SnapshotSource
-from shoal_workers.snapshot_store.live.live_slots import LiveSlot, LiveSlots
-from shoal_workers.snapshot_store.live.peer_maps import PeerMaps
-from shoal_workers.snapshot_store.log.comparison import Comparison, Difference
-from shoal_workers.snapshot_store.log.entry_slots import EntrySlots
 from shoal_workers.snapshot_store.log.records import LogHead
-from shoal_workers.snapshot_store.log.replay import Replayer
+from shoal_workers.snapshot_store.log.replay import Comparison, Difference, Replayer
 from shoal_workers.snapshot_store.slots import registry
-from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots
+from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, EntrySlots
+from shoal_workers.snapshot_store.slots.live_slots import LiveSlot, LiveSlots
 from shoal_workers.snapshot_store.slots.own_slots import OwnSlots
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry, Sweep
-from shoal_workers.snapshot_store.slots.slot import Stamp
+from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.transfer import loading
 from shoal_workers.snapshot_store.transfer.loading import Loaded
-from shoal_workers.snapshot_store.transfer.log_sender import LogSender
+from shoal_workers.snapshot_store.transfer.log_stream import LogSender
+from shoal_workers.snapshot_store.transfer.peer_maps import PeerMaps
 from shoal_workers.snapshot_store.transfer.requests import Part
 from shoal_workers.snapshot_store.transfer.sender import SendCost, Sender, Sending
 from shoal_workers.snapshot_store.transfer.server import PartServer, snapshot_parts_of

@@ -42,11 +42,10 @@ from shoal_workers.engine.state.device_state import CopiedState, DeviceState, St
 from shoal_workers.engine.state.training_state import StateView, parameters_of
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.update import Update
-from shoal_workers.snapshot_store.live.live_slots import LiveSlot
-from shoal_workers.snapshot_store.log.adamw import ParameterBuffers
-from shoal_workers.snapshot_store.log.rules import keep_tensors
-from shoal_workers.snapshot_store.slots.shape import with_rooms
-from shoal_workers.snapshot_store.slots.slot import Stamp
+from shoal_workers.snapshot_store.log.rules import ParameterBuffers, keep_tensors
+from shoal_workers.snapshot_store.slots.live_slots import LiveSlot
+from shoal_workers.snapshot_store.slots.own_slots import with_rooms
+from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.torch_internals import local_of, set_shard_memory, shard_memory

@@ -28,9 +28,9 @@ from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.update import Update
 from shoal_workers.snapshot_store.log.records import Commit, CommitBlob, LoggedGroup, LogHead, encode, head_of
 from shoal_workers.snapshot_store.log.rules import names_of
-from shoal_workers.snapshot_store.slots.slot import Stamp
+from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore
-from shoal_workers.snapshot_store.transfer.log_sender import LogSender
+from shoal_workers.snapshot_store.transfer.log_stream import LogSender
 
 _PATIENCE_S = 3.0
 """Longest wait for the buddy in a step; then the log is broken."""

@@ -22,7 +22,7 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.state.training_state import StateView
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.update import Update
-from shoal_workers.snapshot_store.slots.slot import Stamp
+from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 

@@ -36,8 +36,8 @@ from shoal_workers.engine.state.device_state import DeviceState
 from shoal_workers.engine.state.training_state import Extra
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.vote import NO_BUDDY, NO_LOG, NOTHING_ARRIVED, Verdict
-from shoal_workers.snapshot_store.log.entry_slots import STEPS_PER_COPY
-from shoal_workers.snapshot_store.slots.slot import Stamp
+from shoal_workers.snapshot_store.slots.buddy_slots import STEPS_PER_COPY
+from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.snapshot_store.transfer.sender import SendCost

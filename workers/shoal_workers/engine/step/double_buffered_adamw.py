@@ -1,6 +1,6 @@
 """AdamW that can write its results to other memory than it reads from, so that the state before a step stays complete.
 
-The operations are in `snapshot_store/log/adamw.py`, because the buddy replays them. The first operation on each tensor
+The operations are in `snapshot_store/log/rules.py`, because the buddy replays them. The first operation on each tensor
 reads the old memory and writes the new; all others stay in the new. A step makes as many passes over memory as one in
 place. Called by `Update`; `DoubleBufferedState` sets the targets.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from shoal_workers.snapshot_store.log.adamw import AdamWGroup, ParameterBuffers, update
+from shoal_workers.snapshot_store.log.rules import AdamWGroup, ParameterBuffers, update
 
 __all__ = ["DoubleBufferedAdamW", "ParameterBuffers", "settings_of"]
 

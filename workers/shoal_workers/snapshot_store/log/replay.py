@@ -9,16 +9,22 @@ Hides which entries lead from which copy to which step.
 
 Reads nothing but files of this node, so any of its processes can do this, also if the process that received them is
 dead. The copy is read before anything else; if it or an entry is overwritten meanwhile, the replay begins again.
-Called by the server for a part that is read, and by the receiver of a log that has no room left.
+
+Now and then a whole copy is compared with the replay of its step (`Comparison`). Two machines made them from the same
+numbers, so all bits must be equal: a difference is corruption. The two alone do not show which of them is wrong.
+
+Called by the server, for a part that is read and after it has received a copy, and by the receiver of a log that has no
+room left.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +44,14 @@ from shoal_workers.snapshot_store.log.records import (
 from shoal_workers.snapshot_store.log.rules import rule_of
 from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, OutdatedCopy
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry
-from shoal_workers.snapshot_store.slots.slot import PartHeader, Regions, SlotFile, Stamp, read_header, read_sequence
+from shoal_workers.snapshot_store.slots.slot_files import (
+    PartHeader,
+    Regions,
+    SlotFile,
+    Stamp,
+    read_header,
+    read_sequence,
+)
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 _TRIES = 3
@@ -352,3 +365,64 @@ def _from(base: int, links: list[Link]) -> Iterator[Link]:
         if link.previous <= step < link.step:
             step = link.step
             yield link
+
+
+COMPARED_EVERY = 8
+"""Copies of one rank: a comparison costs about as many updates as there are steps between two copies."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The copy of a rank's state after a step differs from its replay in these tensors."""
+
+    generation: int
+    rank: int
+    step: int
+    names: tuple[str, ...]
+
+
+class Comparison:
+    """Any thread."""
+
+    def __init__(self, replayer: Replayer) -> None:
+        self._replayer = replayer
+        self._lock = threading.Lock()
+        self._num_copies: Counter[tuple[int, int]] = Counter()
+        self._compared: set[tuple[int, int]] = set()
+        self._found: deque[Difference] = deque()
+
+    @contextmanager
+    def of_copy(self, generation: int, rank: int) -> Iterator[bool]:
+        """Around the receipt of a whole copy: whether it shall be compared. Meanwhile `needs_entries` of this rank."""
+        with self._lock:
+            self._num_copies[generation, rank] += 1
+            is_due = self._num_copies[generation, rank] % COMPARED_EVERY == 2  # the first that follows another one
+            if is_due:
+                self._compared.add((generation, rank))
+        try:
+            yield is_due
+        finally:
+            with self._lock:
+                self._compared.discard((generation, rank))
+
+    def needs_entries(self, generation: int, rank: int) -> bool:
+        """Entries of this rank must not be overwritten now."""
+        return (generation, rank) in self._compared
+
+    def run(self, generation: int, rank: int, step: int, check: Callable[[], None]) -> None:
+        """On a thread of its own, since it may take long; lowers the thread's priority."""
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        try:
+            names = self._replayer.differing(generation, rank, step, check)
+        except ReplayFailed as error:
+            _log.warning("snapshot_store.comparison_failed", extra={"error": str(error)})
+            return
+        if names:
+            self._found.append(Difference(generation, rank, step, names))
+
+    def take(self) -> Difference | None:
+        """The next difference that was found; None: there is none."""
+        return self._found.popleft() if self._found else None

@@ -33,7 +33,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from shoal_workers.snapshot_store.slots.retention import is_outdated
-from shoal_workers.snapshot_store.slots.slot import PartHeader, read_header, read_sequence
+from shoal_workers.snapshot_store.slots.slot_files import PartHeader, read_header, read_sequence
 
 _LOCK = ".lock"
 _OWNER = "owner"

@@ -6,7 +6,7 @@ node has a copy of a part, the part is read here, even if the supervisor named a
 a log is replayed by the process that the supervisor named. If it raises, some of the state's values may have been
 replaced and others not.
 
-    LocalPart    if the file was mapped ahead (live/peer_maps.py), all boxes are copied from the map. Otherwise whole
+    LocalPart    if the file was mapped ahead (`peer_maps`), all boxes are copied from the map. Otherwise whole
                  rows of saved slices are read from the file directly into the target tensor; for other boxes the file
                  is mapped read-only, which costs a page fault per 64 KiB
     RemotePart   whole rows over TCP, in the order of the payload; a box that is not whole rows passes through scratch

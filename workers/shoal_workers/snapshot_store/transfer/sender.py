@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal_workers.contract.snapshots import SnapshotServer
-from shoal_workers.snapshot_store.slots.slot import PartHeader
+from shoal_workers.snapshot_store.slots.slot_files import PartHeader
 from shoal_workers.snapshot_store.transfer.requests import Part, Request, Verb, call, receive_ok
 from shoal_workers.snapshot_store.transfer.wire import SLICE_S, Wire, connect
 

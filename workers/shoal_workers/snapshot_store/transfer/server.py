@@ -20,14 +20,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from shoal_workers.contract.snapshots import SnapshotPart
-from shoal_workers.snapshot_store.log.comparison import Comparison
-from shoal_workers.snapshot_store.log.entry_slots import EntrySlots
-from shoal_workers.snapshot_store.log.replay import Replayer, ReplayFailed
-from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, OutdatedCopy
+from shoal_workers.snapshot_store.log.replay import Comparison, Replayer, ReplayFailed
+from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, EntrySlots, OutdatedCopy
 from shoal_workers.snapshot_store.slots.registry import OpenPart, SlotRegistry
-from shoal_workers.snapshot_store.slots.slot import Regions, Stamp
+from shoal_workers.snapshot_store.slots.slot_files import Regions, Stamp
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
-from shoal_workers.snapshot_store.transfer.log_receiver import LogReceiver
+from shoal_workers.snapshot_store.transfer.log_stream import LogReceiver
 from shoal_workers.snapshot_store.transfer.requests import Answer, Part, Request, Verb
 from shoal_workers.snapshot_store.transfer.wire import CHUNK_BYTES, Wire
 

@@ -27,9 +27,8 @@ import torch
 
 from shoal_workers.checkpoint.save_plan import SavePlan
 from shoal_workers.snapshot_store.slots import retention
-from shoal_workers.snapshot_store.slots.pool import SlotPool, at
-from shoal_workers.snapshot_store.slots.shape import Shape, view_of
-from shoal_workers.snapshot_store.slots.slot import SlotFile, Stamp
+from shoal_workers.snapshot_store.slots.own_slots import Shape, view_of
+from shoal_workers.snapshot_store.slots.slot_files import SlotFile, SlotPool, Stamp, at
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 _log = logging.getLogger(__name__)

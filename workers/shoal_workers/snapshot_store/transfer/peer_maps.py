@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry
-from shoal_workers.snapshot_store.slots.slot import SlotFile
+from shoal_workers.snapshot_store.slots.slot_files import SlotFile
 
 CHECK_S = 5.0
 """Longest time for which the memory of a removed file is kept."""
