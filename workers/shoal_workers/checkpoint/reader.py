@@ -20,7 +20,7 @@ from shoal_workers.checkpoint.commit import marker_in
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.index import ShardIndex, index_name, payload_name
 from shoal_workers.checkpoint.integrity import check_lengths, read_checked, reading
-from shoal_workers.checkpoint.loading.load_plan import ItemRead, Shape, dtype_of, narrowed, plan_needed
+from shoal_workers.checkpoint.load_plan import ItemRead, Shape, dtype_of, narrowed, plan_needed
 from shoal_workers.checkpoint.storage import Directory, open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CommitMarker
 from shoal_workers.contract.worker_reports import SavedFile

@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal_workers.checkpoint.loading.load_plan import Shape
+from shoal_workers.checkpoint.load_plan import Shape
 from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.loss_scale import Scaling

@@ -1,4 +1,4 @@
-"""Fills a state of any layout from a whole snapshot in memory, part by part, as `checkpoint/loading` plans it. Hides
+"""Fills a state of any layout from a whole snapshot in memory, part by part, as `checkpoint/load_plan` plans it. Hides
 where a part lies: in a file on this node, or behind a process on another node.
 
 Each rank reads on its own, without collectives, and opens part 0 and the parts of which it needs something. If this
@@ -34,7 +34,7 @@ import torch
 
 from shoal_workers.checkpoint.errors import CheckpointError
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex, payload_name
-from shoal_workers.checkpoint.loading.load_plan import Fill, ItemRead, Shape, narrowed, plan_needed
+from shoal_workers.checkpoint.load_plan import Fill, ItemRead, Shape, narrowed, plan_needed
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store.slots.registry import OpenPart, SlotRegistry
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StateMismatch
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex, index_name, payload_name
-from shoal_workers.checkpoint.loading.needed_parts import Follower, NeededParts, Wanted
+from shoal_workers.checkpoint.needed_parts import Follower, NeededParts, Wanted
 from shoal_workers.checkpoint.save_plan import local_tensor
 
 
