@@ -37,7 +37,7 @@ class Filled:
     extra: dict[str, Any]
     """The plain values that rank 0 saved."""
     other_extras: tuple[dict[str, Any], ...]
-    """Those of the other ranks whose parts were opened."""
+    """The plain values of the other ranks whose parts were opened."""
     absent: frozenset[str]
     """Optional tensors that the checkpoint lacks: they were not filled."""
     unread: Mapping[str, Shape]
@@ -109,7 +109,7 @@ def read_catalogue(directory: str) -> tuple[dict[str, torch.Tensor], dict[str, A
 
 
 def _files_of(place: Directory, marker: CommitMarker) -> dict[str, SavedFile]:
-    """By name; both files of every rank are among them."""
+    """Returns the files by name; both files of every rank are among them."""
     files = {file.name: file for file in marker.files}
     for rank in range(marker.world_size):
         for name in (payload_name(rank), index_name(rank)):

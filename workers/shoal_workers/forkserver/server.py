@@ -135,7 +135,7 @@ def _serve(listener: socket.socket, raylet_pid: int, children: dict[int, int], r
 
 
 def _wait_for_last(children: dict[int, int], recorder: Recorder) -> None:
-    """Until no worker and nothing that one has left is there any more, or for `_LAST_WAIT_S`."""
+    """Waits until no worker and nothing that one has left is there any more, at most for `_LAST_WAIT_S`."""
     deadline_mono = time.monotonic() + _LAST_WAIT_S
     poll = select.poll()
     for child in children:
@@ -162,14 +162,16 @@ def _fork(connection: socket.socket, request: Request) -> int | None:
 
 
 def _has_hung_up(connection: socket.socket) -> bool:
-    """Without its client a process would register with a raylet that does not expect it."""
+    """Returns whether the client has gone; without it a process would register with a raylet that does not expect
+    it."""
     poll = select.poll()
     poll.register(connection, 0)
     return bool(poll.poll(0))
 
 
 def _become(request: Request) -> None:
-    """In the forked process: sets up what a new interpreter with these arguments would have, and runs the script."""
+    """Runs in the forked process: sets up what a new interpreter with these arguments would have, and runs the
+    script."""
     os.setpgid(0, 0)
     adopt_orphans()
     for number, stream in enumerate(request.streams):
@@ -212,7 +214,8 @@ class Clients:
     """Connections that have not sent their request yet."""
 
     waiting: dict[int, tuple[socket.socket, float]] = field(default_factory=dict)
-    """By file descriptor, oldest first: the connection, and since when by the monotonic clock, in seconds."""
+    """Each connection by its file descriptor, oldest first, and since when it waits, in seconds of the monotonic
+    clock."""
 
     def add(self, connection: socket.socket, now: float) -> None:
         connection.setblocking(False)
@@ -223,7 +226,7 @@ class Clients:
         return self.waiting.pop(number)[0]
 
     def overdue(self, now: float) -> list[int]:
-        """Those to disconnect."""
+        """Returns the connections to close."""
         num_surplus = len(self.waiting) - MAX_WAITING
         waiting = enumerate(self.waiting.items())
         return [number for i, (number, (_, since)) in waiting if i < num_surplus or now - since >= _REQUEST_S]
@@ -240,7 +243,7 @@ class Clients:
 
 
 def receive(connection: socket.socket) -> Request | None:
-    """None: the client has gone, is of another user, or has sent something else than a request."""
+    """Returns None if the client has gone, is of another user, or has sent something else than a request."""
     if not is_of_this_user(connection):
         return None
     try:

@@ -87,14 +87,15 @@ class ExactGradients:
         self._rung = 0
 
     def begin(self) -> None:
-        """Before the first micro-batch of a pass: reset what an earlier pass left, whether it completed or not."""
+        """Called before the first micro-batch of a pass: resets what an earlier pass left, whether it completed or
+        not."""
         self._extremes = []
         for slot in self._slots:
             slot.was_touched = False
 
     @contextmanager
     def collecting(self, *, is_padding: bool) -> Iterator[None]:
-        """Around the forward and backward pass of one micro-batch: takes each gradient as soon as it is complete.
+        """Surrounds the forward and backward pass of one micro-batch: takes each gradient as soon as it is complete.
 
         No hook stays on the model, even if the pass fails. The gradients of padding are dropped.
         """
@@ -117,7 +118,8 @@ class ExactGradients:
                 handle.remove()
 
     def reduce(self, weighted_losses: Sequence[Tensor]) -> ExactSums | None:
-        """After the last micro-batch, all ranks: sets `grad` of every shard that any micro-batch had a gradient for.
+        """Called by all ranks after the last micro-batch: sets `grad` of every shard that any micro-batch had a
+        gradient for.
 
         Args:
             weighted_losses: scalars, of this rank's real micro-batches.
@@ -167,7 +169,7 @@ class ExactGradients:
 
     @torch.no_grad()
     def _received(self, unit: Unit) -> list[Tensor]:
-        """This rank's shard of each of the unit's gradients, in the parameters' type. A collective."""
+        """Returns this rank's shard of each of the unit's gradients, in the parameters' type. A collective."""
         for slot in unit.slots:
             slot.clear_if_untouched()
         sums = unit.sums
@@ -328,7 +330,7 @@ def grid_of(rung: int) -> float:
 
 
 def round_to_grid(values: Tensor, rung: int) -> Tensor:
-    """In place. Float64, each below the rung's limit; to the nearest multiple, halfway to the even one.
+    """Rounds float64 values below the rung's limit in place, each to the nearest multiple; halfway to the even one.
 
     Next to 1.5 x 2**52 of them, float64 has no numbers between the multiples."""
     constant = 1.5 * 2.0**52 * grid_of(rung)

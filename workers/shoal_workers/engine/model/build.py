@@ -172,7 +172,7 @@ class ModelTooLarge(Exception):
 
 @contextmanager
 def refused_if_too_large(available: Callable[[], int]) -> Iterator[None]:
-    """Around code that writes all parameters of a model. `available`: bytes that this process may still take.
+    """Surrounds code that writes all parameters of a model. `available`: bytes that this process may still take.
 
     Workers of one node build at the same time, and each sees what the others have written. Raises ModelTooLarge."""
     created = since = 0
@@ -203,7 +203,8 @@ def refused_if_too_large(available: Callable[[], int]) -> Iterator[None]:
 
 @contextmanager
 def noted(note: Callable[[str], None], *, every_s: float = 0.5) -> Iterator[None]:
-    """Within it, `note` gets the number of parameters that were created, at most once in `every_s` seconds."""
+    """Makes `note` get, within the block, the number of parameters that were created, at most once in `every_s`
+    seconds."""
     created, noted_mono = 0, time.monotonic()
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

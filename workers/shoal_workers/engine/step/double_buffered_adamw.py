@@ -21,16 +21,17 @@ __all__ = ["DoubleBufferedAdamW", "ParameterBuffers", "settings_of"]
 
 
 class DoubleBufferedAdamW(AdamW):
-    """On CPU. After each step the caller must make the parameters and the state refer to the targets that it set."""
+    """An AdamW for tensors on a CPU. After each step the caller must make the parameters and the state refer to the
+    targets that it set."""
 
     targets: Mapping[nn.Parameter, ParameterBuffers] | None = None
     """Targets of the next step; a parameter without a target is updated in place."""
     parameter_targets: Mapping[nn.Parameter, Tensor] | None = None
-    """The same for parameters that have no moments yet. If they get some in the step, these are in new memory."""
+    """Targets of parameters that have no moments yet. If they get some in the step, these are in new memory."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """As torch's; a parameter without a gradient is copied to its target unchanged."""
+        """Updates as torch's AdamW does; a parameter without a gradient is copied to its target unchanged."""
         assert closure is None
         targets, parameter_targets = self.targets or {}, self.parameter_targets or {}
         for group in self.param_groups:

@@ -81,7 +81,7 @@ class Replayable:
 
 
 class Replayer:
-    """Any thread."""
+    """Called from any thread."""
 
     def __init__(self, registry: SlotRegistry, buddies: BuddySlots) -> None:
         self._registry = registry
@@ -89,7 +89,7 @@ class Replayer:
         self._making = threading.Lock()
 
     def replayable(self) -> Iterator[Replayable]:
-        """Every part that can be made from the files of this node, and is not there as a file."""
+        """Yields every part that can be made from the files of this node, and is not there as a file."""
         links = self._links()
         if not links:
             return
@@ -353,7 +353,7 @@ def chain(bases: Collection[int], links: Iterable[Link], wanted: int) -> tuple[i
 
 
 def replayable(bases: Collection[int], links: Iterable[Link]) -> set[int]:
-    """Every step that can be reached from a whole copy by replaying at least one entry, and is none itself."""
+    """Returns every step that can be reached from a whole copy by replaying at least one entry, and is none itself."""
     known = list(links)
     return {link.step for base in bases for link in _from(base, known)} - set(bases)
 
@@ -384,7 +384,7 @@ class Difference:
 
 
 class Comparison:
-    """Any thread."""
+    """Called from any thread."""
 
     def __init__(self, replayer: Replayer) -> None:
         self._replayer = replayer
@@ -395,7 +395,8 @@ class Comparison:
 
     @contextmanager
     def of_copy(self, generation: int, rank: int) -> Iterator[bool]:
-        """Around the receipt of a whole copy: whether it shall be compared. Meanwhile `needs_entries` of this rank."""
+        """Surrounds the receipt of a whole copy; yields whether the copy shall be compared. If so, `needs_entries` is
+        true of this rank meanwhile."""
         with self._lock:
             self._num_copies[generation, rank] += 1
             is_due = self._num_copies[generation, rank] % COMPARED_EVERY == 2  # the first that follows another one
@@ -408,11 +409,11 @@ class Comparison:
                 self._compared.discard((generation, rank))
 
     def needs_entries(self, generation: int, rank: int) -> bool:
-        """Entries of this rank must not be overwritten now."""
+        """Returns whether entries of this rank must not be overwritten now."""
         return (generation, rank) in self._compared
 
     def run(self, generation: int, rank: int, step: int, check: Callable[[], None]) -> None:
-        """On a thread of its own, since it may take long; lowers the thread's priority."""
+        """Compares the copy, which may take long. Runs on a thread of its own, whose priority it lowers."""
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         try:

@@ -40,8 +40,8 @@ class Rule(Protocol):
         ...
 
     def apply(self, commit: Commit, gradients: Mapping[int, Tensor]) -> None:
-        """One update, in place. `gradients`: by number of the parameter. ValueError: the state gets tensors for which
-        the part has no room."""
+        """Makes one update, in place. `gradients`: by number of the parameter. ValueError: the state gets tensors for
+        which the part has no room."""
         ...
 
 
@@ -56,7 +56,7 @@ def names_of(parameter: str) -> tuple[str, str, str]:
 
 
 def state_names(parameter: str, names: Collection[str]) -> dict[str, str]:
-    """By key: the names of a parameter's optimizer state among `names`."""
+    """Returns, by key, the names of a parameter's optimizer state among `names`."""
     prefix = f"optim.{parameter}."
     keys = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
     return {key: name for key, name in keys.items() if "." not in key}
@@ -149,7 +149,7 @@ def describe(optimizer: Optimizer) -> LoggedOptimizer:
 
 
 def rebuild(kind: type[Optimizer], groups: Sequence[dict[str, Any]], defaults: Mapping[str, Any]) -> Optimizer:
-    """Another one of this class. `groups`: with their parameters. Raises what the constructor raises."""
+    """Makes another optimizer of this class. `groups`: with their parameters. Raises what the constructor raises."""
     taken = inspect.signature(kind).parameters
     takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
     return kind(list(groups), **{name: value for name, value in defaults.items() if takes_all or name in taken})
@@ -175,7 +175,7 @@ def settings_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def plain_settings_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The same without the rate: what no step and no schedule may change."""
+    """Returns the settings without the rate: what no step and no schedule may change."""
     return [_settings(group) for group in optimizer.param_groups]
 
 

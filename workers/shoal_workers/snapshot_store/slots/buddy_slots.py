@@ -49,7 +49,8 @@ class BuddySlots:
         return slot
 
     def acquire_another(self, regions: Regions, *, generation: int, rank: int, keep_step: int) -> SlotFile:
-        """As `acquire`, but overwrites an older copy of this rank only if there is no room for another one."""
+        """Acquires a slot as `acquire` does, but overwrites an older copy of this rank only if there is no room for
+        another one."""
         with self._lock:
             self._refuse_outdated(generation)
             empty = [slot for slot in self._idle() if slot.header is None]
@@ -97,7 +98,7 @@ class BuddySlots:
             )
 
     def _of_size(self, free: list[SlotFile], num_bytes: int) -> SlotFile:
-        """One of these, or a new one. SharedMemoryFull."""
+        """Returns one of these, or a new one. SharedMemoryFull."""
         slot = self._pool.take_over(free, num_bytes, headroom_bytes=_HEADROOM_BYTES)
         return self._pool.allocate(num_bytes + _HEADROOM_BYTES) if slot is None else slot
 

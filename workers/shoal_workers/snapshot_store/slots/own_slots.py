@@ -69,7 +69,7 @@ class OwnSlots:
     def write(
         self, state: Mapping[str, torch.Tensor], stamp: Stamp, extra: Mapping[str, Any], *, owns_replicated: bool
     ) -> None:
-        """When it returns, `state` and `extra` may change.
+        """Writes a snapshot. When it returns, `state` and `extra` may change.
 
         SharedMemoryFull; the earlier snapshots are unchanged then.
         """
@@ -268,7 +268,7 @@ class OwnSlots:
         return [slot for slot in self._overwritable(generation) if not slot.fits(num_bytes)]
 
     def _forget(self, slots: Collection[SlotFile]) -> None:
-        """They were resized or removed, and hold no part."""
+        """Forgets slots that were resized or removed, and hold no part."""
         for slot in slots:
             if slot is self._last_sent:
                 self._last_sent = None
@@ -280,7 +280,7 @@ def _headers(slots: Sequence[SlotFile]) -> retention.Headers:
 
 
 def _copy(views: _Views, state: Mapping[str, torch.Tensor], plan: SavePlan) -> None:
-    """With memmove where possible: torch's copy loop writes through the cache, which takes longer."""
+    """Copies with memmove where possible: torch's copy loop writes through the cache, which takes longer."""
     targets, sources = [], []
     for item, view, address in zip(plan.items, views.tensors, views.addresses, strict=True):
         tensor = state[item.fqn]
@@ -314,7 +314,7 @@ class Shape:
         return Shape._with_room(plan, _index_of(plan), extra_bytes)
 
     def with_room(self, extra_bytes: int) -> Shape:
-        """The same layout with more room for the plain values."""
+        """Returns the same layout with more room for the plain values."""
         return Shape._with_room(self.plan, self.index, extra_bytes)
 
     def index_of(self, names: Collection[str]) -> bytes:
@@ -340,7 +340,7 @@ def view_of(payload: torch.Tensor, item: PlannedItem) -> torch.Tensor:
 
 
 def with_rooms(plan: SavePlan, rooms: Mapping[str, int]) -> SavePlan:
-    """The same items further apart: an item named in `rooms` gets at least that many bytes."""
+    """Returns the same items further apart: an item named in `rooms` gets at least that many bytes."""
     items: list[PlannedItem] = []
     end = 0
     for item in plan.items:

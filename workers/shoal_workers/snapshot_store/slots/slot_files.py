@@ -278,7 +278,7 @@ class SlotPool:
         return slot
 
     def take_over(self, free: Iterable[SlotFile], num_bytes: int, *, headroom_bytes: int = 0) -> SlotFile | None:
-        """One of these slots, which may be overwritten: the first that fits, else the closest in size, which is
+        """Returns one of these slots, which may be overwritten: the first that fits, else the closest in size, which is
         resized with the headroom and holds no part afterwards. None: there is none.
 
         If there is no room, the others of these slots are removed for it. SharedMemoryFull."""
@@ -316,7 +316,7 @@ class SlotPool:
 
 
 def fitting(slots: Iterable[SlotFile], num_bytes: int) -> list[SlotFile]:
-    """Those that are large enough for `num_bytes`, and not wastefully large; in the given order."""
+    """Returns those that are large enough for `num_bytes`, and not wastefully large; in the given order."""
     return [slot for slot in slots if slot.fits(num_bytes)]
 
 

@@ -46,7 +46,8 @@ _QUEUE_S = 20.0
 """A server accepts a connection only when it has a free thread: a thousand ranks may want part 0 at once."""
 
 Mapped = Callable[[int, int], mmap.mmap | None]
-"""For a descriptor and a number of bytes: a map of at least these bytes of the file, if this process has one."""
+"""Returns, for a descriptor and a number of bytes, a map of at least these bytes of the file, if this process has
+one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class _Reader:
         self._resources = resources
         self._wire: tuple[SnapshotServer, Wire] | None = None
         self.parts: dict[int, ReadablePart] = {}
-        """By rank."""
+        """The opened parts, by rank."""
         resources.callback(self._hang_up)
 
     def indexes(self, ranks: Sequence[int]) -> list[ShardIndex]:
@@ -300,7 +301,7 @@ def _readable(memory: mmap.mmap) -> torch.Tensor:
 
 
 class RemotePart:
-    """Over a connection that its caller owns, and that is used for the process's other parts, too.
+    """A part that is read over a connection. The caller owns it and uses it for the process's other parts, too.
 
     `connected`: returns it; a new one if it was closed meanwhile."""
 

@@ -44,7 +44,7 @@ class _Message:
     step: int
     parts: tuple[memoryview, ...]
     is_written: bool = False
-    """Only its answer is missing."""
+    """Whether only its answer is missing."""
 
     @property
     def num_bytes(self) -> int:
@@ -86,7 +86,7 @@ class LogSender:
         self._put(_Message(LogKind.GRADIENTS, step, tuple(parts)))
 
     def commit(self, step: int, blob: bytes) -> None:
-        """After `wait`: the vote has accepted the step."""
+        """Called after `wait`: the vote has accepted the step."""
         message = _Message(LogKind.COMMIT, step, (memoryview(blob),))
         with self._changed:
             if self._wire is not None and not self._queue:
@@ -130,7 +130,7 @@ class LogSender:
 
     @property
     def is_alive(self) -> bool:
-        """Its thread has not ended."""
+        """Whether its thread has not ended."""
         return self._thread.is_alive()
 
     def break_off(self) -> None:
@@ -200,7 +200,7 @@ _ELEMENT_BYTES = 4
 
 
 class LogReceiver:
-    """Any number of threads, each with its own connection."""
+    """Serves any number of threads, each with its own connection."""
 
     def __init__(self, entries: EntrySlots, buddies: BuddySlots, replayer: Replayer, comparison: Comparison) -> None:
         self.entries = entries
@@ -268,7 +268,7 @@ class _Log:
         return ""
 
     def take(self, wire: Wire, message: LogMessage) -> str:
-        """One message and what follows it. Returns why the log ends; empty: it goes on."""
+        """Takes one message and what follows it. Returns why the log ends; empty: it goes on."""
         match message.kind:
             case LogKind.GRADIENTS:
                 return self._take_gradients(wire, message)
