@@ -206,7 +206,7 @@ class Trainer:
         generation, spec = self._generation, self._generation.spec
         step = generation.position.step
         self._replay.run(step)
-        self._replicas.begin(step)
+        self._replicas.begin(step)  # sums up beside the passes, which change no parameter
         generation.collectives.begin_step()
         start, waited, data = time.perf_counter(), waited_s(), self._batches.spent_s
         scale = self._scaling.scale
@@ -261,8 +261,9 @@ class Trainer:
             lr=lr_factor(spec.schedule, step, self.total_steps),
         )
         with generation.user_code:
-            self._gradients.balance()
+            self._gradients.balance()  # before the commit, which has all that the step changes beside the update
         self._commit(step + 1, verdict, factors)
+        # Two multiplications, as in the replay: one by the product of both could give other bits.
         gradients.scale(factors.unscale)
         gradients.scale(factors.clip)
         with generation.user_code:

@@ -133,6 +133,7 @@ class ExactGradients:
         loss, num_bad_losses = split_finite(self._stacked(weighted_losses))
         norm, num_bad_norms = split_finite(squares)
         bad = torch.stack([num_bad_losses, num_bad_norms + (own_rung is None)])
+        # One number for each rung, not the rung: the sums over ranks then show the highest one, in the same all-reduce.
         flags = [*(index == own_rung for index in range(NUM_RUNGS)), *(slot.was_touched for slot in self._slots)]
         box = torch.cat([bad, digits_of(loss), digits_of(norm), torch.tensor(flags, device=self._device)])
         dist.all_reduce(box)

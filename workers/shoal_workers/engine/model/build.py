@@ -77,6 +77,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         calls = ModelCalls(task.evaluate, model)
         groups = None
         if generation.layout.pp > 1 and (whole := task.build_optimizer(model, spec.optimizer)) is not None:
+            # Before the model is split: a rank that has some stages only does not see all parameters of a group.
             groups = groups_of(whole, model)
             del whole
         assembly = assemble(model, spec, generation.plan, generation.meshes, task.shard_units)

@@ -99,7 +99,7 @@ def restore(generation: Generation, state: DeviceState, store: SnapshotStore | N
     step, note = apply_extra(extra, state.update, is_own=is_own)
     if note and generation.rank == 0:
         generation.outbox.log_text(note)
-    state.update.fill_tied_copies()
+    state.update.fill_tied_copies()  # a tied weight is saved once, under its first name
     state.settle()
     changed = change_since(extra.get("data"), generation.task.content_hash)
     return Restored(

@@ -349,6 +349,7 @@ class StepBuffers:
             calls[data_rank] = torch.tensor(own, device=device)
         integers = [slot for slot in known if slot.norm is None and not _is_real(slot.home)]
         reals = [slot for slot in known if slot.norm is None and _is_real(slot.home)]
+        # Calls first: what a rank adds to a norm depends on how often the ranks after it have called the norm.
         sums = self._summed([calls, *(_total(slot) for slot in integers)])
         calls, whole = sums[0], sums[1:]
         shares = [_total(slot) for slot in reals]
@@ -390,7 +391,7 @@ class StepBuffers:
             shape = _as_sum(slot.home).shape
             if slot.norm is None:
                 total = torch.zeros_like(values[0])
-                for row in values:
+                for row in values:  # not torch's own sum, whose order depends on the shape and the number of threads
                     total += row
                 change = total / num if total.is_floating_point() else total
                 slot.pending = _after(slot.home, change.view(shape))

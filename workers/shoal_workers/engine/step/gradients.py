@@ -105,7 +105,7 @@ class GradientPass:
             return torch.stack([share.loss for share in shares]).sum() if shares else self._zero()
         self._exact_sums = None
         shares = []
-        while self._exact_sums is None:
+        while self._exact_sums is None:  # the largest gradient, and so the grid, is known only after a pass
             self._exact.begin()
             self._buffers.begin()
             shares = self.passes.shares(step, self._batches, scale)
