@@ -224,7 +224,7 @@ class CollectiveOrder:
                 self._num_calls[id(group)] = self._num_calls.get(id(group), 0) + again
 
     def _after_backward(self, group: Any, *_: object) -> None:
-        """Stands in for FSDP's `post_backward` of a unit."""
+        """Replaces FSDP's `post_backward` of a unit."""
         if not group.reduce_grads or not self.is_whole:
             self._sum(group)
             return
@@ -236,7 +236,7 @@ class CollectiveOrder:
                 self._num_summed += 1
 
     def _end_backward(self, finish: Callable[[], None]) -> None:
-        """Stands in for FSDP's callback at the end of a backward pass."""
+        """Replaces FSDP's callback at the end of a backward pass."""
         if self.is_whole:
             for group in self._groups[self._num_summed :]:
                 if group.reduce_grads:

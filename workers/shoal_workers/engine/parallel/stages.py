@@ -224,7 +224,7 @@ class StageForward:
         return left
 
     def earlier(self, name: str) -> Tensor:
-        """Stands in for a module of an earlier stage."""
+        """Replaces a module of an earlier stage."""
         assert self._received is not None and self._unknown is not None
         if self._has_entered:
             raise TypeError(
@@ -235,7 +235,7 @@ class StageForward:
         return self._received.hidden if name == self._entrance else self._unknown
 
     def later(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Stands in for a module of a later stage: forward ends here."""
+        """Replaces a module of a later stage: forward ends here."""
         assert self._generators is not None
         self._check_grad_mode(name)
         if self._received is not None and not self._has_entered:  # forward left out all blocks of this stage

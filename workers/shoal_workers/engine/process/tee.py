@@ -76,7 +76,7 @@ class LineLog:
 
 
 class Tee:
-    """Stands in for `sys.stdout` or `sys.stderr`. Any thread may write."""
+    """Replaces `sys.stdout` or `sys.stderr`. Any thread may write."""
 
     def __init__(
         self,

@@ -475,7 +475,7 @@ class ParameterGroup:
 
 
 class NoParameters(Optimizer):
-    """Stands in for a task's optimizer where a rank's stages are frozen: torch's own refuse to have no parameter."""
+    """Replaces a task's optimizer where a rank's stages are frozen: torch's own refuse to have no parameter."""
 
     def __init__(self, groups: list[ParameterGroup]) -> None:
         super().__init__([{"params": [], **group.settings} for group in groups], {})

@@ -100,7 +100,7 @@ class _Caught(BaseException):
 
 
 class _Placeholder(nn.Module):
-    """Stands in for a model of which no process has all."""
+    """Replaces a model of which no process has all."""
 
     def __getattr__(self, name: str) -> Any:
         _refuse(name)
