@@ -170,8 +170,8 @@ class DoubleBufferedState:
 
     def settle(self) -> None:
         """Called after an update or a restore, before `finish`: finds the places of the optimizer's state that has
-        appeared, and leaves out of the next part what was dropped. If it has no room and there is no memory for any, the
-        whole state is in private memory afterwards."""
+        appeared, and leaves out of the next part what was dropped. If it has no room and there is no memory for any,
+        the whole state is in private memory afterwards."""
         if not self._slots or self.view.tensors().keys() == self._names:
             return
         if self._has_room():

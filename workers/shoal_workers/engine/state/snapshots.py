@@ -422,7 +422,7 @@ class Pace:
         return self.cost_s / (self._step_s * self.every_steps) if self._step_s else 0.0
 
     def hold(self) -> None:
-        """From now on the work is done in every step, whatever it costs."""
+        """From now on the work is done in every step, at any cost."""
         self.every_steps, self._is_held = 1.0, True
 
     def release(self) -> None:

@@ -122,7 +122,7 @@ class SlotRegistry:
                 yield path, header, start
 
     def scan(self) -> None:
-        """Looks where all parts are: whoever opens several of them need not look for each in all slots of the node."""
+        """Notes where all parts are, so that opening several does not read all slots of the node for each of them."""
         self._paths = {(header.generation, header.rank, header.step): path for path, header in self.parts()}
 
     @contextmanager
