@@ -39,8 +39,8 @@ from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.model import LM_TASK
 from shoal_workers.contract.snapshots import SnapshotServer
 from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost, StepReport
-from shoal_workers.snapshot_store.log.entry_slots import STEPS_PER_COPY
 from shoal_workers.snapshot_store.log.records import Commit, CommitBlob, encode
+from shoal_workers.snapshot_store.slots.buddy_slots import STEPS_PER_COPY
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.snapshot_store.transfer.requests import Part, Request, Verb, call
 from shoal_workers.snapshot_store.transfer.wire import connect

@@ -5,8 +5,8 @@
 Four processes with the real engine and gloo, as two nodes of two on this machine, train a model until every slot of the
 snapshot store has been used. Measured are VmHWM, the kernel's peak of the resident pages of a process with everything
 that it has imported, and RssShmem, those of them in shared memory at the end. From both, the other workers' slots are
-subtracted, which each worker maps to read (`snapshot_store/live/peer_maps.py`), so every page counts once. Predicted
-is what the planner says for one worker. The last line is JSON.
+subtracted, which each worker maps to read (`snapshot_store/transfer/peer_maps.py`), so every page counts once.
+Predicted is what the planner says for one worker. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class WorkerActor:
 
     @ray.method(concurrency_group="train")
     def build_model(self, life: int) -> ModelShape | ErrorReport | Refused:
-        """For an update of the code: the shape of the model that this worker would train, before it does."""
+        """Returns, for an update of the code, the shape of the model that this worker would train, before it does."""
         if refused := self._refused(life):
             return refused
         try:
@@ -303,8 +303,8 @@ class WorkerActor:
         return poll.model_copy(update={"num_refused": self._num_refused, "use": self._meter.latest})
 
     def _refused(self, life: int, assignment: Assignment | None = None) -> Refused | None:
-        """None: the caller is the newest supervisor so far. Its `assignment` then becomes the current one, unless it is
-        older than that."""
+        """Returns None if the caller is the newest supervisor so far. Its `assignment` then becomes the current one,
+        unless it is older than that."""
         with self._life_lock:
             if life < self._life:
                 self._num_refused += 1
@@ -355,7 +355,7 @@ class WorkerActor:
             self._engine.sample_links()
 
     def _read_secrets(self) -> None:
-        """Before the task is imported, which may read them. Idempotent."""
+        """Called before the task is imported, which may read them. Idempotent."""
         found = read_secrets(self._spec.secrets, os.environ)
         self._mask.add(found)
         os.environ.update(found)
@@ -380,7 +380,7 @@ class WorkerActor:
         return Progress(generation=0, phase=Phase.PREPARING, step=0, at=time.time(), note="importing torch")
 
     def _load_engine(self) -> Engine:
-        """On the training thread: importing torch takes seconds, during which the control threads answer."""
+        """Runs on the training thread: importing torch takes seconds, during which the control threads answer."""
         if self._engine is None:
             import torch  # here, not at the top: the supervisor imports this module, and does not need torch
 
@@ -403,7 +403,7 @@ class WorkerActor:
         return self._engine
 
     def _open_snapshot_store(self) -> SnapshotStore | None:
-        """None: the node has no shared memory for snapshots; then the log tells the consequence."""
+        """Returns None if the node has no shared memory for snapshots; the log then says what follows."""
         from shoal_workers.snapshot_store.slots.registry import machine_id
         from shoal_workers.snapshot_store.store import SnapshotStore
 

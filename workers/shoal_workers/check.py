@@ -154,7 +154,7 @@ def _not_tried(spec: JobSpec) -> Iterator[str]:
 
 
 def reduced(spec: JobSpec, directory: Path) -> JobSpec:
-    """The same task, with one micro-batch in a step and three steps, on one rank."""
+    """Returns the same task, with one micro-batch in a step and three steps, on one rank."""
     has_gpu = bool(spec.worker.gpus) and torch.cuda.is_available()
     micro_size = spec.batch.micro_size
     data = spec.data

@@ -83,7 +83,7 @@ class Recorder:
 
 
 def read(raylet_socket: str, pid: int) -> ExitStatus | None:
-    """None: the process lives, or nothing is known of its end."""
+    """Returns None if the process lives, or nothing is known of its end."""
     try:
         status = ExitStatus(**json.loads((_folder(raylet_socket) / str(pid)).read_text(encoding="ascii")))
     except (OSError, ValueError, TypeError):
@@ -96,7 +96,7 @@ def read(raylet_socket: str, pid: int) -> ExitStatus | None:
 
 
 def record_crashes(raylet_socket: str) -> IO[str] | None:
-    """In a worker: if it crashes, its stacks are written beside its exit status. The file must stay open."""
+    """Called in a worker: if it crashes, its stacks are written beside its exit status. The file must stay open."""
     if folder_of(raylet_socket) is None:
         return None
     try:
@@ -108,7 +108,7 @@ def record_crashes(raylet_socket: str) -> IO[str] | None:
 
 
 def folder_of(raylet_socket: str) -> Path | None:
-    """Where the files of a node's workers lie; None: there is no place for them."""
+    """Returns the folder of the files of a node's workers; None if there is no place for them."""
     if not raylet_socket:
         return None
     try:

@@ -79,7 +79,7 @@ def _left_in_groups(proc: Path, cgroups: Path) -> Iterator[int]:
 
 
 def _left(group: Path, limit: str, used: str, droppable: str) -> Iterator[int]:
-    """Nothing if the group is not there or has no limit."""
+    """Yields nothing if the group is not there or has no limit."""
     try:
         limit_text = (group / limit).read_text().strip()
         if limit_text == "max" or int(limit_text) >= _UNLIMITED:

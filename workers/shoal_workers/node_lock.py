@@ -61,7 +61,7 @@ def has_locked(file: IO[bytes], kind: int) -> bool:
 
 
 def shown_to_others(path: Path) -> Say:
-    """For the holder of the lock: writes a progress for the others, some times per second at most."""
+    """Called by the holder of the lock: writes a progress for the others, some times per second at most."""
     shown_mono = float("-inf")
     target, temporary = _progress_file(path), _progress_file(path).with_suffix(".writing")
 
@@ -78,7 +78,7 @@ def shown_to_others(path: Path) -> Say:
 
 
 def progress_of_holder(path: Path) -> str:
-    """Empty: it has shown nothing yet."""
+    """Returns an empty text if it has shown nothing yet."""
     try:
         return _progress_file(path).read_text(encoding="utf-8")
     except OSError:

@@ -72,7 +72,8 @@ def unused(root: Path, *, for_s: float) -> list[PackageSet]:
 
 
 def remove(root: Path, key: str, *, for_s: float) -> bool:
-    """False: a process uses it, or has used it meanwhile. Raises ValueError: `key` is not a valid name of a set."""
+    """Returns False if a process uses it, or has used it meanwhile. Raises ValueError: `key` is not a valid name of a
+    set."""
     if not _KEY.fullmatch(key):
         raise ValueError(f"{key[:80]!r} is not a valid name of a set of packages")
     with _alone(root, key) as is_alone:
@@ -116,7 +117,7 @@ def _look(root: Path, key: str) -> PackageSet | None:
 
 
 def _last_use(root: Path, key: str) -> float | None:
-    """None: there is no set."""
+    """Returns None if there is no set."""
     # a set of an earlier release has no file for it: then the time of its install counts
     for name in (f"{key}.use", key, *(f"{key}{part}" for part in _PARTS[1:])):
         with suppress(FileNotFoundError):

@@ -84,7 +84,7 @@ def _small(fixed: ParallelismSpec, plan: ParallelPlan | None) -> Layout:
 
 
 def prove_layouts(spec: JobSpec, layouts: Iterable[Layout], *, limit_s: float = 120.0) -> Iterator[LayoutProof]:
-    """One proof for each layout. The process must have one thread.
+    """Makes one proof for each layout. The process must have one thread.
 
     Raises:
         TaskFailed: the task's own code raised with the whole model.
@@ -115,7 +115,7 @@ def _proved(spec: JobSpec, layout: Layout, limit_s: float) -> LayoutProof:
 
 
 def _wait(ranks: Sequence[int], deadline_mono: float) -> bool:
-    """Until all have ended. True: they were killed at the deadline."""
+    """Waits until all have ended. Returns True if they were killed at the deadline."""
     left = set(ranks)
     while left:
         for pid in list(left):

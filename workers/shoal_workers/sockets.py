@@ -51,7 +51,8 @@ def shut_down_connections() -> None:
 
 
 def set_up_connection(connection: socket.socket) -> None:
-    """For a connection that lives long and carries small messages: no delay, and it ends if the peer's host is gone."""
+    """Sets up a connection that lives long and carries small messages: no delay, and it ends if the peer's host is
+    gone."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEP_ALIVE:

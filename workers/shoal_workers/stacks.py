@@ -65,7 +65,7 @@ def of_worker(pid: int, *, native: bool = False) -> tuple[Frame, ...] | str:
 
 
 def is_stopped(pid: int) -> bool:
-    """By SIGSTOP, or by a debugger: it runs no instruction until it is continued."""
+    """Returns whether it was stopped by SIGSTOP or a debugger: it runs no instruction until it is continued."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except (OSError, IndexError):

@@ -89,7 +89,7 @@ class TorchrunEnvironment:
         return PrefixStore(f"{job}/{self.restart}/run", store)
 
     def own_address(self) -> str:
-        """This host's address on the route to torchrun's store."""
+        """Returns this host's address on the route to torchrun's store."""
         return address_towards(self.host, self.port or 1) or "127.0.0.1"
 
 

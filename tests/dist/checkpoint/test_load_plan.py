@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StateMismatch
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex
-from shoal_workers.checkpoint.loading.load_plan import ItemRead, plan_load, plan_needed
+from shoal_workers.checkpoint.load_plan import ItemRead, plan_load, plan_needed
 
 pytestmark = pytest.mark.dist
 

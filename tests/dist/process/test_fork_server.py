@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from shoal_workers.forkserver import PRELOAD, idle, launch, preload, py_executable
-from shoal_workers.forkserver.clients import MAX_WAITING
+from shoal_workers.forkserver.server import MAX_WAITING
 
 pytestmark = pytest.mark.dist
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kit.worlds.log_partner import LogPartner, nothing
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
-from shoal_workers.snapshot_store.log.entry_slots import MAX_ENTRIES
+from shoal_workers.snapshot_store.slots.buddy_slots import MAX_ENTRIES
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
 

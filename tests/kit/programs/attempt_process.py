@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry
-from shoal_workers.snapshot_store.slots.slot import Regions, SlotFile, Stamp
+from shoal_workers.snapshot_store.slots.slot_files import Regions, SlotFile, Stamp
 
 REGIONS = Regions.of(index_bytes=0, extra_room=0, num_bytes=100)
 

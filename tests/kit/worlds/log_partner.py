@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from shoal_workers.contract.snapshots import SnapshotServer
 from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW, settings_of
 from shoal_workers.snapshot_store.log.records import Commit, CommitBlob, LoggedGroup, encode, head_of
-from shoal_workers.snapshot_store.slots.slot import Stamp
+from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore
-from shoal_workers.snapshot_store.transfer.log_sender import LogSender
+from shoal_workers.snapshot_store.transfer.log_stream import LogSender
 
 SHAPES = {"embed": (29, 21), "up.weight": (63, 21), "up.bias": (63,), "idle": (7, 3), "odd": (1,)}
 

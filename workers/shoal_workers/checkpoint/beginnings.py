@@ -36,7 +36,7 @@ class Beginning:
     found: frozenset[str] = frozenset()
 
     def counts(self, name: CheckpointName) -> bool:
-        """False: an earlier attempt has committed it after this one had begun."""
+        """False if an earlier attempt has committed it after this one had begun."""
         return name.attempt >= self.attempt or str(name) in self.found
 
 
@@ -50,7 +50,7 @@ def newest_beginning(place: Directory) -> Beginning:
 
 
 def begin(place: Directory, attempt: int, names: Iterable[CheckpointName]) -> None:
-    """Before the attempt restores anything. Can be repeated: the first list stays.
+    """Called before the attempt restores anything. It can be repeated: the first list stays.
 
     Args:
         names: those that have a directory when this is iterated, which happens after the beginning was noted.
@@ -100,7 +100,7 @@ def _name_of(attempt: int) -> str:
 
 
 def _read(place: Directory, attempt: int) -> frozenset[str] | None:
-    """None: it has no list yet, was removed meanwhile, or cannot be read."""
+    """Returns None if it has no list yet, was removed meanwhile, or cannot be read."""
     try:
         found = json.loads(place.read(_name_of(attempt)))["found"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):

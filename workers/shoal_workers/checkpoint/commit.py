@@ -53,7 +53,7 @@ def read_marker(directory: str) -> CommitMarker:
 
 
 def write_marker_in(place: Directory, marker: CommitMarker) -> None:
-    """As `write_marker`, for an open directory."""
+    """Does what `write_marker` does, for an open directory."""
     place.write(MARKER_NAME, [_encode(marker)])
 
 
@@ -71,7 +71,7 @@ def commit_in(place: Directory, marker: CommitMarker) -> CommitMarker:
 
 
 def marker_in(place: Directory) -> CommitMarker:
-    """As `read_marker`, for an open directory."""
+    """Does what `read_marker` does, for an open directory."""
     with reading(place, MARKER_NAME, missing="is missing: the checkpoint was never committed"):
         data = place.read(MARKER_NAME)
     marker = _decode(place.url, data)

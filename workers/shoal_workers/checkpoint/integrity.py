@@ -16,7 +16,8 @@ _CHUNK_BYTES = 8 << 20
 
 
 def check_lengths(place: Directory, marker: CommitMarker) -> None:
-    """With one listing: every file in the marker exists and has the right length. Other files are ignored."""
+    """Checks, with one listing, that every file in the marker exists and has the right length. Other files are
+    ignored."""
     try:
         found = place.files()
     except FileNotFoundError:

@@ -33,7 +33,7 @@ class LocalDirectory:
     base: Path
     below: tuple[str, ...] = ()
     follows_links: bool = False
-    """For directories that no job writes, such as a cache of model weights, whose files are links."""
+    """Set for a directory that no job writes, such as a cache of model weights, whose files are links."""
     is_local: bool = True
 
     @property

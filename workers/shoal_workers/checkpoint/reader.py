@@ -20,7 +20,7 @@ from shoal_workers.checkpoint.commit import marker_in
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.index import ShardIndex, index_name, payload_name
 from shoal_workers.checkpoint.integrity import check_lengths, read_checked, reading
-from shoal_workers.checkpoint.loading.load_plan import ItemRead, Shape, dtype_of, narrowed, plan_needed
+from shoal_workers.checkpoint.load_plan import ItemRead, Shape, dtype_of, narrowed, plan_needed
 from shoal_workers.checkpoint.storage import Directory, open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CommitMarker
 from shoal_workers.contract.worker_reports import SavedFile
@@ -37,7 +37,7 @@ class Filled:
     extra: dict[str, Any]
     """The plain values that rank 0 saved."""
     other_extras: tuple[dict[str, Any], ...]
-    """Those of the other ranks whose parts were opened."""
+    """The plain values of the other ranks whose parts were opened."""
     absent: frozenset[str]
     """Optional tensors that the checkpoint lacks: they were not filled."""
     unread: Mapping[str, Shape]
@@ -109,7 +109,7 @@ def read_catalogue(directory: str) -> tuple[dict[str, torch.Tensor], dict[str, A
 
 
 def _files_of(place: Directory, marker: CommitMarker) -> dict[str, SavedFile]:
-    """By name; both files of every rank are among them."""
+    """Returns the files by name; both files of every rank are among them."""
     files = {file.name: file for file in marker.files}
     for rank in range(marker.world_size):
         for name in (payload_name(rank), index_name(rank)):

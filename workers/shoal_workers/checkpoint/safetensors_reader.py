@@ -40,7 +40,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where one tensor lies."""
+    """The place of one tensor in a file."""
 
     file: str
     dtype: torch.dtype

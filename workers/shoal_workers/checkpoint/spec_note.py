@@ -68,7 +68,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, ...
 
 
 def _known(place: Directory) -> dict[str, Any]:
-    """Empty: there is none, or it cannot be read."""
+    """Returns an empty dict if there is no note, or if it cannot be read."""
     try:
         document = json.loads(place.read(NAME))
     except (FileNotFoundError, ValueError):

@@ -76,8 +76,8 @@ def open_directory(url: str, *, follows_links: bool = False) -> Directory:
 
 
 def open_job_directory(root: str) -> Directory:
-    """As `open_directory`, for the URL of a job's directory: it may be no symbolic link itself, since the code of
-    another job may have put it there."""
+    """Opens a job's directory by its URL, as `open_directory` does. It must not be a symbolic link itself, since the
+    code of another job may have put it there."""
     above, _, job_id = root.rstrip("/").rpartition("/")
     opened = open_directory(root)
     return open_directory(above or "/").child(job_id) if isinstance(opened, LocalDirectory) else opened

@@ -7,6 +7,13 @@ If the storage hangs, so does the writer thread; `abandon` leaves it behind, and
 given up. There are no collectives. Each rank writes only its own part; the checkpoint exists once the supervisor has
 all reports and has written the commit marker. It must never raise for a storage problem: training continues without
 the checkpoint. Called by the engine.
+
+The copy goes to a staging buffer: one persistent block of memory with exactly the bytes that the file will contain.
+Writing new pages takes 10 to 25 times as long as writing pages that were touched before (0.6 and 16 GiB/s were
+measured). The buffer is therefore touched once when it is allocated, and reused for every save; it grows and never
+shrinks. It is page-locked if the state is on a GPU, so that the copy runs at the speed of the bus.
+
+Each byte is read once for both checksums: the file's CRC-32 follows from those of its pieces (`combine`).
 """
 
 from __future__ import annotations
@@ -17,14 +24,13 @@ import time
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 
-from shoal_workers.checkpoint.crc import combine
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex, index_name, jsonable, payload_name
-from shoal_workers.checkpoint.save_plan import SavePlan, plan_key, plan_save
-from shoal_workers.checkpoint.staging import StagingBuffer
+from shoal_workers.checkpoint.save_plan import SavePlan, local_tensor, plan_key, plan_save
 from shoal_workers.checkpoint.storage import Directory, open_directory
 from shoal_workers.contract.worker_reports import SavedFile, SavedPart, SaveFailed
 
@@ -215,3 +221,83 @@ def _remove_files(part: _Part) -> None:
             place.remove(name)
     except Exception:  # storage that cannot write may not delete either; retention does it later
         _log.info("checkpoint.part_not_removed", extra={"directory": part.directory, "rank": part.rank}, exc_info=True)
+
+
+_ALIGNMENT_BYTES = 4096
+
+
+class StagingBuffer:
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._plan = SavePlan((), 0)
+        self._views: list[torch.Tensor] = []
+
+    def prepare(self, plan: SavePlan, *, pinned: bool) -> None:
+        """Allocates and touches memory for a plan; does nothing if the plan is the same object as before."""
+        if plan is self._plan:
+            return
+        if plan.total_bytes > self._memory.numel():
+            self._views, self._memory = (
+                [],
+                torch.empty(0, dtype=torch.uint8),
+            )  # free the old buffer before allocating the new one
+            room = -(-plan.total_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            self._memory = torch.empty(room, dtype=torch.uint8, pin_memory=pinned)
+        self._memory.zero_()  # also the gaps between items, which become part of the file
+        self._views = [
+            self._memory[item.file_offset : item.file_offset + item.nbytes].view(item.dtype).view(item.sizes)
+            for item in plan.items
+        ]
+        self._plan = plan
+
+    def copy_in(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Copies the planned slices; when it returns, the state may change."""
+        with torch.no_grad():
+            sources = [local_tensor(state[item.fqn]) for item in self._plan.items]
+            for view, source in zip(self._views, sources, strict=True):
+                view.copy_(source, non_blocking=True)
+        for device in {source.device for source in sources if source.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+
+    def bytes(self) -> memoryview:
+        """The file's content, without a copy; valid until the next `prepare` or `copy_in`."""
+        return self._memory[: self._plan.total_bytes].numpy().data
+
+
+_POLYNOMIAL = 0xEDB88320
+_ONE = 1 << 31
+_X = 1 << 30
+
+
+def combine(first: int, second: int, second_bytes: int) -> int:
+    """crc32(a + b) from crc32(a), crc32(b) and len(b); around 50 microseconds.
+
+    crc(a + b) = crc(a) * x^(8 * len(b)) + crc(b) over GF(2), modulo the CRC polynomial: the method of zlib's
+    `crc32_combine_op` (Adler, 2022), which Python's zlib does not expose.
+    """
+    return _multiply(_x_to_bits(second_bytes * 8), first) ^ second
+
+
+@lru_cache(maxsize=4096)
+def _x_to_bits(exponent: int) -> int:
+    """x^exponent modulo the polynomial, by repeated squaring."""
+    result, square = _ONE, _X
+    while exponent:
+        if exponent & 1:
+            result = _multiply(square, result)
+        square = _multiply(square, square)
+        exponent >>= 1
+    return result
+
+
+def _multiply(a: int, b: int) -> int:
+    """Product of two polynomials in zlib's reflected representation: the highest bit is x^0."""
+    product = 0
+    bit = _ONE
+    while a:
+        if a & bit:
+            product ^= b
+            a ^= bit
+        b = (b >> 1) ^ _POLYNOMIAL if b & 1 else b >> 1
+        bit >>= 1
+    return product

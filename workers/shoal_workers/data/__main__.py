@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def prepare_with_bar(config: TextDataConfig, console: Console | None = None) -> Corpus:
-    """As `prepare_corpus`, with a bar on standard error (or `console`)."""
+    """Calls `prepare_corpus` and shows a bar on standard error (or `console`)."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console or Console(stderr=True)) as bars:
         bar = bars.add_task("reading", total=None)

@@ -109,7 +109,8 @@ def _pieces(source: SourceFile, start: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _cut(piece: bytes) -> int:
-    """Where to end a piece: after its last line end; without one, before a character that it would split."""
+    """Returns where to end a piece: after its last line end or, if it has none, before a character that would be
+    split."""
     line_end = piece.rfind(b"\n") + 1
     if line_end:
         return line_end
@@ -158,7 +159,7 @@ class SourceFile:
 
 
 def find_sources(config: TextDataConfig) -> list[SourceFile]:
-    """Every file once, in the order of `data.paths` and by name below each of them.
+    """Returns every file once, in the order of `data.paths` and by name below each of them.
 
     Raises:
         MissingTextError: an entry of data.paths names no file.

@@ -175,7 +175,7 @@ class _Preparation:
         self._num_processes = 0
         self._documents: Lookahead | None = None
         self._reached = Position()
-        """Where the next of `_documents` begins."""
+        """The place at which the next of `_documents` begins."""
         total = sum(source.num_bytes for source in work.sources)
         self._total_bytes = min(total, work.config.max_bytes or total)
         self._reported_bytes = 0
@@ -220,7 +220,7 @@ class _Preparation:
         return entry
 
     def _documents_from(self, start: Position) -> Lookahead:
-        """Those of the shard before go on, unless an intact shard was kept meanwhile."""
+        """Continues with the documents after the shard before, unless an intact shard was kept meanwhile."""
         if self._documents is None or self._reached != start:
             documents = read_documents(
                 self._sources,

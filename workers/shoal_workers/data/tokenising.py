@@ -75,8 +75,8 @@ class TokenisingProcesses:
         return [process.pid for process in self._all if process.is_alive]
 
     def encode_all(self, documents: Iterable[Document]) -> Iterator[EncodedDocument]:
-        """As `DocumentEncoder.encode_all`; reads a few batches ahead. An error of `documents` is raised in its place,
-        after the documents before it."""
+        """Encodes as `DocumentEncoder.encode_all` does, and reads a few batches ahead. An error of `documents` is
+        raised in its place, after the documents before it."""
         under_way: deque[tuple[Sequence[Document], Future[list[EncodedText]]]] = deque()
         batches = _batches(documents)
         failed: DataError | None = None
@@ -134,7 +134,7 @@ class _Process:
         return self._process.poll() is None
 
     def encode(self, batch: Sequence[Document]) -> list[EncodedText] | None:
-        """None: the process has ended, or has another tokenizer; it is not asked again."""
+        """Returns None if the process has ended, or has another tokenizer; it is not asked again."""
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None
         assert answers is not None
@@ -155,7 +155,7 @@ class _Process:
         return answer
 
     def end(self) -> None:
-        """Any thread; a thread that waits for an answer gets none."""
+        """Called from any thread; a thread that waits for an answer gets none."""
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)

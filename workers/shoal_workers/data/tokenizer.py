@@ -115,7 +115,7 @@ class Split(StrEnum):
 @dataclass(frozen=True, slots=True)
 class EncodedText:
     tokens: NDArray[Any]
-    """In the dtype of the shards; with the end of the document, if the vocabulary has one."""
+    """Returns the tokens in the dtype of the shards, with the end of the document if the vocabulary has one."""
     split: Split
 
 
@@ -123,7 +123,7 @@ class EncodedText:
 class EncodedDocument:
     text: EncodedText
     end: Position
-    """Where the next document begins."""
+    """The place at which the next document begins."""
 
 
 class DocumentEncoder:
@@ -167,7 +167,7 @@ class Lookahead:
         self._next: EncodedDocument | None = None
 
     def peek(self) -> EncodedDocument | None:
-        """None: there are no more."""
+        """Returns None if there are no more."""
         if self._next is None:
             self._next = next(self._documents, None)
         return self._next

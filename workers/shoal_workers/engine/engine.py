@@ -122,17 +122,17 @@ class Engine:
 
     @property
     def progress(self) -> Progress:
-        """Any thread."""
+        """Called from any thread."""
         return self._position.progress()
 
     def sample_links(self) -> None:
-        """Any thread, every few seconds: what `signs` compares the links with."""
+        """Called from any thread every few seconds: notes what `signs` compares the links with."""
         scope = self._scope
         if scope is not None:
             scope.group.sample_links()
 
     def signs(self) -> tuple[Collective | None, tuple[Link, ...]]:
-        """Any thread: the newest collective of the training thread, and the links to the other nodes."""
+        """Returns, on any thread, the newest collective of the training thread, and the links to the other nodes."""
         scope = self._scope
         return (scope.group.collectives.newest, scope.group.links()) if scope is not None else (None, ())
 
@@ -186,7 +186,7 @@ class Engine:
 
     @property
     def model_shape(self) -> ModelShape | None:
-        """Any thread: of the model that it has trained last; None: it has trained none."""
+        """Returns, on any thread, the shape of the model that was trained last; None if none was."""
         return self._model_shape
 
     def run(self, assignment: Assignment) -> WorkerExit:
@@ -248,7 +248,7 @@ class Engine:
             self._snapshot_store.close()
 
     def _enter(self, assignment: Assignment) -> GenerationScope | None:
-        """None if the generation was fenced before it began."""
+        """Returns None if the generation was fenced before it began."""
         with self._lock:
             assert self._scope is None, "one generation at a time"
             fence = self._fence.of(assignment.generation)

@@ -80,7 +80,7 @@ class Trainer:
         self._num_skipped = 0
         self._standing = generation.assignment.standing
         self._ended = 0.0
-        """When the step before ended."""
+        """The time at which the step before ended."""
         with generation.user_code:
             self._tokens_per_sample = task.tokens_per_sample
         self.total_steps = total_steps(
@@ -112,7 +112,8 @@ class Trainer:
         return replace(restored, frees_source=self._snapshots.mark_restored(restored.step))
 
     def train(self) -> GenerationEnd:
-        """From the position's step on. FINISHED or YIELDED, each with the part that must become durable first."""
+        """Trains from the position's step on. Returns FINISHED or YIELDED, each with the part that must become durable
+        first."""
         self._saved_mono = time.monotonic()
         self._snapshots.start()
         for part in self._runtime.assembly.parts:
@@ -201,11 +202,11 @@ class Trainer:
         return GenerationEnd(ExitKind.FINISHED, pending=pending)
 
     def _step(self) -> Verdict:
-        """One optimizer step, or one that was skipped because its result is not finite."""
+        """Makes one optimizer step, or one that was skipped because its result is not finite."""
         generation, spec = self._generation, self._generation.spec
         step = generation.position.step
         self._replay.run(step)
-        self._replicas.begin(step)
+        self._replicas.begin(step)  # sums up beside the passes, which change no parameter
         generation.collectives.begin_step()
         start, waited, data = time.perf_counter(), waited_s(), self._batches.spent_s
         scale = self._scaling.scale
@@ -260,8 +261,9 @@ class Trainer:
             lr=lr_factor(spec.schedule, step, self.total_steps),
         )
         with generation.user_code:
-            self._gradients.balance()
+            self._gradients.balance()  # before the commit, which has all that the step changes beside the update
         self._commit(step + 1, verdict, factors)
+        # Two multiplications, as in the replay: one by the product of both could give other bits.
         gradients.scale(factors.unscale)
         gradients.scale(factors.clip)
         with generation.user_code:

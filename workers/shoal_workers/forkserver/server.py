@@ -5,13 +5,17 @@
 Without it, a worker needs six seconds of CPU time from Ray's decision until it is warm, nearly all of it for imports. A
 fork has the modules already, and shares their pages with the node's other workers. The server must not train, open a
 device or start a thread, because it forks. It ends with the raylet, or ten minutes after its last forked process ended.
-A client that sends nothing, or something else than a request, neither ends it nor delays the others.
+
+A client sends its request as one message, right after it has connected. If none arrives within `_REQUEST_S`, or
+`MAX_WAITING` newer clients wait, the client is disconnected. A client that sends nothing, or something else than a
+request, neither ends the server nor delays the others.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import json
 import os
 import runpy
 import select
@@ -20,16 +24,20 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from shoal_workers.exit_status import Recorder
-from shoal_workers.forkserver.clients import Clients, Request, receive
 from shoal_workers.forkserver.idle import end_when_idle
-from shoal_workers.forkserver.launch import LISTENER_FD, PRELOAD, warm_marker
+from shoal_workers.forkserver.launch import LARGEST_REQUEST, LISTENER_FD, PRELOAD, is_of_this_user, warm_marker
 from shoal_workers.forkserver.orphans import SWEEP_S, adopt_orphans, end_orphans
 from shoal_workers.ray_internals import WORKER_SCRIPT
 
 _IDLE_S = 600.0
+_REQUEST_S = 10.0
+MAX_WAITING = 64
+_NUM_STREAMS = 3
 _LAST_WAIT_S = 10.0
 """Workers end with their raylet; the server waits this long for them, to end what they leave behind."""
 _MODULES = (
@@ -127,7 +135,7 @@ def _serve(listener: socket.socket, raylet_pid: int, children: dict[int, int], r
 
 
 def _wait_for_last(children: dict[int, int], recorder: Recorder) -> None:
-    """Until no worker and nothing that one has left is there any more, or for `_LAST_WAIT_S`."""
+    """Waits until no worker and nothing that one has left is there any more, at most for `_LAST_WAIT_S`."""
     deadline_mono = time.monotonic() + _LAST_WAIT_S
     poll = select.poll()
     for child in children:
@@ -154,14 +162,16 @@ def _fork(connection: socket.socket, request: Request) -> int | None:
 
 
 def _has_hung_up(connection: socket.socket) -> bool:
-    """Without its client a process would register with a raylet that does not expect it."""
+    """Returns whether the client has gone; without it a process would register with a raylet that does not expect
+    it."""
     poll = select.poll()
     poll.register(connection, 0)
     return bool(poll.poll(0))
 
 
 def _become(request: Request) -> None:
-    """In the forked process: sets up what a new interpreter with these arguments would have, and runs the script."""
+    """Runs in the forked process: sets up what a new interpreter with these arguments would have, and runs the
+    script."""
     os.setpgid(0, 0)
     adopt_orphans()
     for number, stream in enumerate(request.streams):
@@ -187,6 +197,84 @@ def _seed() -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a new process runs. `streams`: file descriptors of its standard input, output and error."""
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    streams: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Clients:
+    """Connections that have not sent their request yet."""
+
+    waiting: dict[int, tuple[socket.socket, float]] = field(default_factory=dict)
+    """Each connection by its file descriptor, oldest first, and since when it waits, in seconds of the monotonic
+    clock."""
+
+    def add(self, connection: socket.socket, now: float) -> None:
+        connection.setblocking(False)
+        self.waiting[connection.fileno()] = connection, now
+
+    def take(self, number: int) -> socket.socket:
+        """The caller closes it."""
+        return self.waiting.pop(number)[0]
+
+    def overdue(self, now: float) -> list[int]:
+        """Returns the connections to close."""
+        num_surplus = len(self.waiting) - MAX_WAITING
+        waiting = enumerate(self.waiting.items())
+        return [number for i, (number, (_, since)) in waiting if i < num_surplus or now - since >= _REQUEST_S]
+
+    def patience_s(self, now: float) -> float | None:
+        """Seconds until one of them is overdue; None: none waits."""
+        oldest = next(iter(self.waiting.values()), None)
+        return None if oldest is None else max(0.0, oldest[1] + _REQUEST_S - now)
+
+    def close(self) -> None:
+        for connection, _ in self.waiting.values():
+            connection.close()
+        self.waiting.clear()
+
+
+def receive(connection: socket.socket) -> Request | None:
+    """Returns None if the client has gone, is of another user, or has sent something else than a request."""
+    if not is_of_this_user(connection):
+        return None
+    try:
+        message, streams, _, _ = socket.recv_fds(connection, LARGEST_REQUEST, _NUM_STREAMS)
+    except OSError:
+        return None
+    try:
+        return parse(message, tuple(streams))
+    except (ValueError, RecursionError):
+        for stream in streams:
+            os.close(stream)
+        return None
+
+
+def parse(message: bytes, streams: tuple[int, ...]) -> Request:
+    """ValueError or RecursionError: not a request."""
+    decoded = json.loads(message)
+    if not isinstance(decoded, dict):
+        raise ValueError("a request is an object")
+    argv, env, cwd = (decoded.get(key) for key in ("argv", "env", "cwd"))
+    if not (isinstance(argv, list) and argv and _are_text(argv)):
+        raise ValueError("argv is a list of texts, and has at least one")
+    if not (isinstance(env, dict) and _are_text([*env.values()])):
+        raise ValueError("env is an object of texts")
+    if not isinstance(cwd, str) or len(streams) != _NUM_STREAMS:
+        raise ValueError("a request has a directory and three streams")
+    return Request(argv, env, cwd, streams)
+
+
+def _are_text(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 if __name__ == "__main__":

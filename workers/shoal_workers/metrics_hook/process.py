@@ -184,7 +184,7 @@ class _Child:
         self._printing.start()
 
     def kill(self) -> None:
-        """Any thread."""
+        """Called from any thread."""
         self._process.kill()
 
     def ask(self, request: dict[str, Any]) -> None:

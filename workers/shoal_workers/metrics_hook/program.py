@@ -73,7 +73,7 @@ def _log(hook: Hook, new_values: NewValues, points: list[MetricPoint]) -> None:
 
 
 def _read(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """On a thread of its own, so that the end of the input also ends a hook that hangs."""
+    """Runs on a thread of its own, so that the end of the input also ends a hook that hangs."""
     for line in sys.stdin:
         requests.put(json.loads(line))
     os._exit(0)

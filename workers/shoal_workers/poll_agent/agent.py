@@ -38,7 +38,7 @@ class PollAgent:
         threading.Thread(target=self._end_when_idle, args=(idle_s,), name="shoal-idle-agent", daemon=True).start()
 
     async def ping(self, life: int) -> int | Refused:
-        """Its pid. It is ready to poll."""
+        """Returns its pid: it is ready to poll."""
         self._idle_checks = 0
         return self._node_polls.refused(life) or os.getpid()
 

@@ -24,7 +24,7 @@ PollWorker = Callable[[PollRequest, int], Awaitable[WorkerAnswer]]
 """Polls one worker for the supervisor of this life. Any exception: the worker has to be polled by the supervisor."""
 _GATHER_S = 0.05
 _GATHER_NEW_S = 0.002
-"""Like `gather_s`, of an answer with something new."""
+"""The same time for an answer with something new."""
 _GRACE_S = 0.1
 """A worker answers a little after the time that its poll may wait."""
 
@@ -76,7 +76,7 @@ class NodePolls:
         return self._collect() if call == self._newest_call else NodePoll()
 
     def refused(self, life: int) -> Refused | None:
-        """None: the caller is the newest supervisor so far. What its predecessor has requested is dropped."""
+        """Returns None if the caller is the newest supervisor so far. What its predecessor has requested is dropped."""
         if life < self._life:
             return Refused(life=self._life)
         if life > self._life:

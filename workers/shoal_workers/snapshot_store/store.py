@@ -21,20 +21,18 @@ import torch
 
 from shoal_workers.checkpoint.save_plan import SavePlan
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotServer, SnapshotSource
-from shoal_workers.snapshot_store.live.live_slots import LiveSlot, LiveSlots
-from shoal_workers.snapshot_store.live.peer_maps import PeerMaps
-from shoal_workers.snapshot_store.log.comparison import Comparison, Difference
-from shoal_workers.snapshot_store.log.entry_slots import EntrySlots
 from shoal_workers.snapshot_store.log.records import LogHead
-from shoal_workers.snapshot_store.log.replay import Replayer
+from shoal_workers.snapshot_store.log.replay import Comparison, Difference, Replayer
 from shoal_workers.snapshot_store.slots import registry
-from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots
+from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, EntrySlots
+from shoal_workers.snapshot_store.slots.live_slots import LiveSlot, LiveSlots
 from shoal_workers.snapshot_store.slots.own_slots import OwnSlots
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry, Sweep
-from shoal_workers.snapshot_store.slots.slot import Stamp
+from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.transfer import loading
 from shoal_workers.snapshot_store.transfer.loading import Loaded
-from shoal_workers.snapshot_store.transfer.log_sender import LogSender
+from shoal_workers.snapshot_store.transfer.log_stream import LogSender
+from shoal_workers.snapshot_store.transfer.peer_maps import PeerMaps
 from shoal_workers.snapshot_store.transfer.requests import Part
 from shoal_workers.snapshot_store.transfer.sender import SendCost, Sender, Sending
 from shoal_workers.snapshot_store.transfer.server import PartServer, snapshot_parts_of
@@ -108,8 +106,8 @@ class SnapshotStore:
         return self._registry.node
 
     def snapshot_parts(self) -> tuple[SnapshotPart, ...]:
-        """Every part in this node's memory: of live and dead processes of this attempt, copies, and parts that can be
-        replayed."""
+        """Returns every part in this node's memory: of live and dead processes of this attempt, copies, and parts that
+        can be replayed."""
         return snapshot_parts_of(self._registry, self._replayer, self._node_id)
 
     def prepare(
@@ -156,9 +154,9 @@ class SnapshotStore:
         return self._live.make(plan, extra_bytes=extra_bytes, restoring=place)
 
     def live_slot_anew(self, slot: LiveSlot, plan: SavePlan, *, extra_bytes: int) -> LiveSlot:
-        """One of the two slots in another layout, because the model's state has other tensors now. No tensor may be in
-        it any more; the other slot stays complete, and becomes the second one. SharedMemoryFull: the slots are as
-        before, and hold no tensors."""
+        """Returns one of the two slots in another layout, because the model's state has other tensors now. No tensor
+        may be in it any more; the other slot stays complete, and becomes the second one. SharedMemoryFull: the slots
+        are as before, and hold no tensors."""
         return self._live.make_anew(slot, plan, extra_bytes=extra_bytes)
 
     def second_live_slot(self, *, keep_restored: bool) -> LiveSlot:
@@ -310,7 +308,7 @@ class SnapshotStore:
         _report_swept(registry.sweep_stale(self._root, Sweep(self._job_id, self._attempt, now)))
 
     def _make_room(self) -> bool:
-        """There is no memory for a slot: attempts without a live process are not kept any longer."""
+        """Frees memory for a slot: attempts without a live process are not kept any longer."""
         had_maps = self._peer_maps.drop()  # of slots that may have been removed
         return _report_swept(registry.sweep_stale(self._root)) or had_maps
 
@@ -319,6 +317,7 @@ class SnapshotStore:
         if self._is_closed:
             return
         self._is_closed = True
+        # The threads end first: they read and write the slots, which are unmapped below.
         self._sender.close()
         for log in self._logs:
             log.break_off()

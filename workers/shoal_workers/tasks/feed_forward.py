@@ -116,7 +116,7 @@ class Experts(nn.Module):
 
 
 def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """Each of G groups of rows times its own matrix: (N, I) sorted by group, (G, I, O), counts (G,) -> (N, O).
+    """Multiplies each of G groups of rows by its own matrix: (N, I) sorted by group, (G, I, O), counts (G,) -> (N, O).
 
     Without padding rows, and in one kernel if torch has one. The gradient of a group without rows is zero.
     """
@@ -298,7 +298,7 @@ def forget_load(model: nn.Module) -> None:
 
 
 def share_of_step(model: nn.Module, share: float) -> None:
-    """Before a micro-batch's forward pass: its loss will be multiplied by `share`, loss scaling included."""
+    """Called before a micro-batch's forward pass: its loss will be multiplied by `share`, loss scaling included."""
     for router in _routers(model):
         router.is_counting = share != 0
         router.loss_scale = share

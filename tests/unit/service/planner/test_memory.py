@@ -16,7 +16,7 @@ from shoal_service.planner.memory import LOG_ENTRIES, BytesPart, Work, host_need
 from shoal_service.planner.shape import shape_of
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Recompute, Schedule, ShardLevel
-from shoal_workers.snapshot_store.log.entry_slots import MAX_ENTRIES, STEPS_PER_COPY
+from shoal_workers.snapshot_store.slots.buddy_slots import MAX_ENTRIES, STEPS_PER_COPY
 
 MODEL: dict[str, Any] = {
     "dim": 8,

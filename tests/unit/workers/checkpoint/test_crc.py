@@ -7,7 +7,7 @@ import zlib
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal_workers.checkpoint.crc import combine
+from shoal_workers.checkpoint.writer import combine
 
 _UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
 """Other processes may use the cores, which must not fail the test."""

@@ -42,11 +42,10 @@ from shoal_workers.engine.state.device_state import CopiedState, DeviceState, St
 from shoal_workers.engine.state.training_state import StateView, parameters_of
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.update import Update
-from shoal_workers.snapshot_store.live.live_slots import LiveSlot
-from shoal_workers.snapshot_store.log.adamw import ParameterBuffers
-from shoal_workers.snapshot_store.log.rules import keep_tensors
-from shoal_workers.snapshot_store.slots.shape import with_rooms
-from shoal_workers.snapshot_store.slots.slot import Stamp
+from shoal_workers.snapshot_store.log.rules import ParameterBuffers, keep_tensors
+from shoal_workers.snapshot_store.slots.live_slots import LiveSlot
+from shoal_workers.snapshot_store.slots.own_slots import with_rooms
+from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.torch_internals import local_of, set_shard_memory, shard_memory
@@ -73,7 +72,7 @@ class DoubleBufferedState:
         self.keeps_restored = True
         self._store: SnapshotStore | None = None
         self._slots: list[LiveSlot] = []
-        """None, or one until the first update, or two."""
+        """The buffers: none, one until the first update, or two."""
         self._is_filled_anew = False
         """The current buffer was read from other memory in this generation's restore."""
         self._current = 0
@@ -170,9 +169,9 @@ class DoubleBufferedState:
                 parameter.copy_to(buffers)
 
     def settle(self) -> None:
-        """After an update or a restore, before `finish`: find the places of the optimizer's state that has appeared,
-        and leave out of the next part what was dropped. If it has no room and there is no memory for any, the whole
-        state is in private memory afterwards."""
+        """Called after an update or a restore, before `finish`: finds the places of the optimizer's state that has
+        appeared, and leaves out of the next part what was dropped. If it has no room and there is no memory for any,
+        the whole state is in private memory afterwards."""
         if not self._slots or self.view.tensors().keys() == self._names:
             return
         if self._has_room():
@@ -261,15 +260,15 @@ class DoubleBufferedState:
         return slot.finish(stamp, extra_json)
 
     def finish_restored(self, stamp: Stamp, extra_json: bytes) -> bool:
-        """After a restore: mark the buffer into which the state was read as complete.
+        """Called after a restore: marks the buffer into which the state was read as complete.
 
         False: it was not read into another buffer. A buffer that holds the step already keeps its mark, because the
         others may hold no other snapshot than that one."""
         return self._is_filled_anew and self.finish(stamp, extra_json)
 
     def holds(self, source: SnapshotSource | None) -> bool:
-        """One of the buffers is this rank's part of the snapshot. Then the optimizer's state must not be materialised:
-        others may read it at this moment."""
+        """Returns whether one of the buffers is this rank's part of the snapshot. Then the optimizer's state must not
+        be materialised: others may read it at this moment."""
         return self._slot_of(source) is not None
 
     def _slot_of(self, source: SnapshotSource | None) -> int | None:
@@ -282,7 +281,7 @@ class DoubleBufferedState:
         return None
 
     def tensors_to_restore(self, source: SnapshotSource | None) -> dict[str, Tensor]:
-        """Before a restore: the tensors that must be overwritten.
+        """Returns, before a restore, the tensors that must be overwritten.
 
         If one of the buffers holds the step to restore, it becomes the current one, and only what was not moved is
         returned. Otherwise all of the state is returned, and the current buffer is marked as incomplete, so that no

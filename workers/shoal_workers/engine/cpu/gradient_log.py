@@ -28,9 +28,9 @@ from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.update import Update
 from shoal_workers.snapshot_store.log.records import Commit, CommitBlob, LoggedGroup, LogHead, encode, head_of
 from shoal_workers.snapshot_store.log.rules import names_of
-from shoal_workers.snapshot_store.slots.slot import Stamp
+from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore
-from shoal_workers.snapshot_store.transfer.log_sender import LogSender
+from shoal_workers.snapshot_store.transfer.log_stream import LogSender
 
 _PATIENCE_S = 3.0
 """Longest wait for the buddy in a step; then the log is broken."""
@@ -47,9 +47,9 @@ class _Logged:
     parameter: Tensor
     """The model's."""
     count: int
-    """Its updates so far; with an optimizer of the task, since the log began."""
+    """The number of its updates so far; with an optimizer of the task, since the log began."""
     counters: dict[str, Tensor]
-    """By key: the single numbers in its optimizer state. None for the built-in AdamW."""
+    """The single numbers in its optimizer state, by key. None for the built-in AdamW."""
 
     def gradient(self) -> Tensor | None:
         gradient = self.parameter.grad
@@ -114,7 +114,7 @@ class GradientLog:
         return step - self._log.acknowledged
 
     def begin(self, step: int, plan: SavePlan) -> None:
-        """With a whole copy of the state after `step`: begin a log, unless one is open. `plan`: of that copy."""
+        """Begins a log, unless one is open, beside a whole copy of the state after `step`. `plan`: the copy's."""
         if self._impossible or (self._log is not None and not self._log.failure) or self._owns_nothing:
             return
         assert self._store is not None
@@ -133,7 +133,7 @@ class GradientLog:
         self._log = self._store.open_log(assignment.buddy, stamp, head)
 
     def append(self, step: int) -> None:
-        """After the backward pass, before the vote: the gradients of the update to `step`."""
+        """Sends the gradients of the update to `step`. Called after the backward pass, before the vote."""
         log = self._open_log()
         if log is None or self._head is None:
             return
@@ -148,7 +148,7 @@ class GradientLog:
         self._cpu_s += time.thread_time() - start_s
 
     def wait(self) -> None:
-        """Before the vote: until the buddy has all that was logged, or the log is broken."""
+        """Waits, before the vote, until the buddy has all that was logged or the log is broken."""
         if self._log is not None:
             self._log.wait(self._generation.check, patience_s=_PATIENCE_S)
 
@@ -245,7 +245,7 @@ class GradientLog:
         return head_of([], rows, commit_room=room, optimizer=logged)
 
     def _state_of(self, name: str, own: nn.Parameter) -> _ParameterState | None:
-        """None: it has no optimizer state yet, although others may have."""
+        """Returns None if it has no optimizer state yet, although others may have."""
         optimizer = self._update.optimizer
         state = optimizer.state.get(own, {})
         if self._update.logged is None:

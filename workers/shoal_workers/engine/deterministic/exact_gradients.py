@@ -87,14 +87,15 @@ class ExactGradients:
         self._rung = 0
 
     def begin(self) -> None:
-        """Before the first micro-batch of a pass: reset what an earlier pass left, whether it completed or not."""
+        """Called before the first micro-batch of a pass: resets what an earlier pass left, whether it completed or
+        not."""
         self._extremes = []
         for slot in self._slots:
             slot.was_touched = False
 
     @contextmanager
     def collecting(self, *, is_padding: bool) -> Iterator[None]:
-        """Around the forward and backward pass of one micro-batch: takes each gradient as soon as it is complete.
+        """Surrounds the forward and backward pass of one micro-batch: takes each gradient as soon as it is complete.
 
         No hook stays on the model, even if the pass fails. The gradients of padding are dropped.
         """
@@ -117,7 +118,8 @@ class ExactGradients:
                 handle.remove()
 
     def reduce(self, weighted_losses: Sequence[Tensor]) -> ExactSums | None:
-        """After the last micro-batch, all ranks: sets `grad` of every shard that any micro-batch had a gradient for.
+        """Called by all ranks after the last micro-batch: sets `grad` of every shard that any micro-batch had a
+        gradient for.
 
         Args:
             weighted_losses: scalars, of this rank's real micro-batches.
@@ -131,6 +133,7 @@ class ExactGradients:
         loss, num_bad_losses = split_finite(self._stacked(weighted_losses))
         norm, num_bad_norms = split_finite(squares)
         bad = torch.stack([num_bad_losses, num_bad_norms + (own_rung is None)])
+        # One number for each rung, not the rung: the sums over ranks then show the highest one, in the same all-reduce.
         flags = [*(index == own_rung for index in range(NUM_RUNGS)), *(slot.was_touched for slot in self._slots)]
         box = torch.cat([bad, digits_of(loss), digits_of(norm), torch.tensor(flags, device=self._device)])
         dist.all_reduce(box)
@@ -167,7 +170,7 @@ class ExactGradients:
 
     @torch.no_grad()
     def _received(self, unit: Unit) -> list[Tensor]:
-        """This rank's shard of each of the unit's gradients, in the parameters' type. A collective."""
+        """Returns this rank's shard of each of the unit's gradients, in the parameters' type. A collective."""
         for slot in unit.slots:
             slot.clear_if_untouched()
         sums = unit.sums
@@ -328,7 +331,7 @@ def grid_of(rung: int) -> float:
 
 
 def round_to_grid(values: Tensor, rung: int) -> Tensor:
-    """In place. Float64, each below the rung's limit; to the nearest multiple, halfway to the even one.
+    """Rounds float64 values below the rung's limit in place, each to the nearest multiple; halfway to the even one.
 
     Next to 1.5 x 2**52 of them, float64 has no numbers between the multiples."""
     constant = 1.5 * 2.0**52 * grid_of(rung)

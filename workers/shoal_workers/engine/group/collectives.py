@@ -159,8 +159,8 @@ def _wait_on_other_thread(plain_wait: PlainWait, work: Work, leave: Callable[[],
 
 @contextmanager
 def interruptible_waits(leave: Callable[[], None] | None, log: CollectiveLog | None = None) -> Iterator[None]:
-    """Within the block, waits of this thread call `leave` after each slice; `leave` may raise to end the wait. Calls of
-    collectives are noted in `log`."""
+    """Makes this thread's waits within the block call `leave` after each slice; `leave` may raise to end the wait.
+    Calls of collectives are noted in `log`."""
     _own.leave = leave
     _own.log = log
     _own.done_by_waiting = {} if leave is not None else None

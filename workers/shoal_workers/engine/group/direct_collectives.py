@@ -48,7 +48,7 @@ class DirectAllGather(DefaultAllGather):
 
 
 class DirectReduceScatter(DefaultReduceScatter):
-    """For FSDPModule.set_custom_reduce_scatter. `max_bytes`: larger tensors go around the ring."""
+    """The collective for FSDPModule.set_custom_reduce_scatter. `max_bytes`: larger tensors go around the ring."""
 
     def __init__(self, max_bytes: int = MAX_SCATTERED_BYTES) -> None:
         self._max_bytes = max_bytes

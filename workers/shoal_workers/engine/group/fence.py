@@ -27,7 +27,7 @@ class Fence:
             self._fenced_to = max(self._fenced_to, generation)
 
     def request_yield(self, generation: int, *, durable: bool) -> None:
-        """Every generation up to this one shall stop at its next step boundary; `durable`: with a checkpoint of it."""
+        """Makes every generation up to this one stop at its next step boundary; `durable`: with a checkpoint of it."""
         with self._lock:
             self._yield_to = max(self._yield_to, generation)
             if durable:

@@ -111,8 +111,8 @@ def _on_helper_thread(construct: Callable[[], None], limits: _Limits) -> None:
 
 @contextmanager
 def bounded_connecting(leave: Callable[[], None], timeout_s: float) -> Iterator[None]:
-    """Within the block, each group that this thread makes takes at most `timeout_s` to connect, then it raises
-    FormFailed; `leave` may raise earlier, to end the wait."""
+    """Gives each group that this thread makes within the block at most `timeout_s` to connect; then it raises
+    FormFailed. `leave` may raise earlier, to end the wait."""
     _own.limits = _Limits(leave, timeout_s)
     try:
         yield
@@ -162,7 +162,7 @@ class GlooSockets:
         return next(self.connections(), None) is None
 
     def describe(self) -> list[str]:
-        """Each open connection: local -> remote address."""
+        """Returns the remote address of each open connection, by local address."""
         found = []
         for connection in self.connections():
             try:

@@ -36,7 +36,7 @@ class Meshes:
     dense: DeviceMesh
     """1-D: shards; or 2-D: replicas x shards."""
     experts: DeviceMesh | None
-    """As `dense`, for the parameters of experts; None if ep is 1: they are split like all other parameters."""
+    """The mesh of the experts' parameters, like `dense`; None if ep is 1: they are split like all other parameters."""
     pp: DeviceMesh | None
     """1-D, like the following; None if the degree is 1."""
     cp: DeviceMesh | None

@@ -20,12 +20,12 @@ _SIOCGIFADDR = 0x8915
 _NAME_SIZE = 16
 _REQUEST_SIZE = 256
 _ADDRESS = slice(20, 24)
-"""In struct ifreq: after the name, and after the family and port of its sockaddr_in."""
+"""The place of the address in struct ifreq: after the name, and after the family and port of its sockaddr_in."""
 _IPV6_TABLE = Path("/proc/net/if_inet6")
 
 
 def choose_interface(store_host: str, store_port: int) -> None:
-    """Any thread, before the first group: gloo reads the variable each time it makes one.
+    """Called from any thread, before the first group: gloo reads the variable each time it makes one.
 
     Works on Linux; on other systems only for loopback. If no interface is found, gloo's default is used."""
     if VARIABLE in os.environ:
@@ -36,7 +36,8 @@ def choose_interface(store_host: str, store_port: int) -> None:
 
 
 def address_towards(host: str, port: int) -> str | None:
-    """This host's own address on the route to another host; None: unknown name, or no route. Sends nothing."""
+    """Returns this host's own address on the route to another host, or None if its name is unknown or there is no
+    route. Sends nothing."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except OSError:

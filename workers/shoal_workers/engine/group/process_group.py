@@ -128,7 +128,7 @@ class Group:
         return self._rendezvous.decide(what, value, decision, timeout_s=limit_s)
 
     def wake(self) -> None:
-        """Any thread: wake the training thread out of the collective or store call that it waits in.
+        """Called from any thread: wakes the training thread out of the collective or store call that it waits in.
 
         One call does not always succeed; call it again until the training thread has left."""
         self._rendezvous.wake()
@@ -138,15 +138,16 @@ class Group:
             abort_nccl()
 
     def connections(self) -> list[str]:
-        """Any thread: the connections that `wake` shuts down and that are still open, as text for people."""
+        """Returns, on any thread, the connections that `wake` shuts down and that are still open, as text for
+        people."""
         return self._sockets.describe()
 
     def sample_links(self) -> None:
-        """Any thread, every few seconds: what `links` compares with."""
+        """Called from any thread every few seconds: notes what `links` compares with."""
         self._links.sample(self._sockets.connections())
 
     def links(self) -> tuple[Link, ...]:
-        """Any thread: the connections to other ranks, by node."""
+        """Returns, on any thread, the connections to other ranks, by node."""
         return self._links.links(self._sockets.connections())
 
     def leave_if_lost(self) -> None:
@@ -161,7 +162,7 @@ class Group:
                 raise
 
     def wait_for_others(self) -> None:
-        """At a clean end, all ranks: no rank closes a connection that another rank still reads from."""
+        """Called by all ranks at a clean end: no rank closes a connection that another rank still reads from."""
         try:
             self._rendezvous.arrive("leaving", timeout_s=_CLEAN_END_S)
         except (EngineError, DistError):  # the others are gone already

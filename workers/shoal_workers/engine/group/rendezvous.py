@@ -104,7 +104,7 @@ class Rendezvous:
         )
 
     def gather(self, what: str, value: str, *, timeout_s: float | None = None) -> list[str]:
-        """Every rank's `value`, by rank, once all ranks have given theirs, with `gather` or `arrive`.
+        """Returns every rank's `value`, by rank, once all ranks have given theirs, with `gather` or `arrive`.
 
         Only where every rank needs every value: rank 0's node sends N values N times. FormFailed names the missing
         ranks.
@@ -112,7 +112,7 @@ class Rendezvous:
         return self._all_ranks(self.store.gather, what, value, timeout_s)
 
     def arrive(self, what: str, value: str = "", *, timeout_s: float | None = None) -> None:
-        """As `gather`, without the values of the others."""
+        """Waits for all ranks as `gather` does, but does not fetch their values."""
         self._all_ranks(self.store.arrive, what, value, timeout_s)
 
     def decide(
@@ -134,7 +134,7 @@ class Rendezvous:
             raise FormFailed(str(error)) from error
 
     def wake(self) -> None:
-        """Any thread: a wait looks at the fence now."""
+        """Called from any thread: makes a wait look at the fence now."""
         store = self._store
         if store is not None:
             store.wake()

@@ -50,7 +50,7 @@ class WrongPass:
     """A computation went wrong."""
 
     rank: int | None
-    """None: it is not known on which rank."""
+    """None if it is not known on which rank."""
 
 
 class NonFiniteCheck:
@@ -119,7 +119,7 @@ class NonFiniteCheck:
 
 
 def find_wrong_pass(passes: Sequence[Sequence[Pass]], *, computes_whole_samples: bool) -> WrongPass | None:
-    """None: the task gives values that are not finite, or other values each time.
+    """Returns None if the task gives values that are not finite, or other values each time.
 
     Args:
         passes: [rank]: the first, and the same step twice again.
@@ -160,5 +160,5 @@ def suspect_of(verdict: Verdict, step: int) -> Suspect | None:
 
 
 def finite(value: float) -> float | None:
-    """None: JSON cannot express it."""
+    """Returns None if JSON cannot express the value."""
     return value if math.isfinite(value) else None

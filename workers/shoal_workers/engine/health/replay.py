@@ -47,7 +47,7 @@ class Replay:
         self._tried = [micro_batches_of_rank(num, o, world_size)[0].index for o in owners] if can_replay else []
 
     def run(self, step: int) -> None:
-        """Before the step that follows `step` completed ones. A collective if a replay is due.
+        """Called before the step that follows `step` completed ones. It is a collective if a replay is due.
 
         Raises:
             ComputesWrong: on all ranks, if a rank was named and the supervisor did not end the generation.
@@ -81,9 +81,9 @@ class Replay:
 
 
 def wait_for_removal(generation: Generation, message: str) -> NoReturn:
-    """On all ranks, once rank 0 has reported one of them: wait for the supervisor's interrupt. The named rank must be
-    gone before the next generation. If this rank left now, that would look like a broken collective, and the group
-    would re-form with the named rank in it.
+    """Called on all ranks once rank 0 has reported one of them: waits for the supervisor's interrupt. The named rank
+    must be gone before the next generation. If this rank left now, that would look like a broken collective, and the
+    group would re-form with the named rank in it.
 
     Raises:
         Fenced: the supervisor has ended the generation.

@@ -66,12 +66,12 @@ class ReplicaCheck:
         self._sums: _Sums | None = None
 
     def begin(self, step: int) -> None:
-        """Between two steps, of which `step` are completed: start to sum up if a comparison is due."""
+        """Starts to sum up if a comparison is due. Called between two steps, when `step` steps are completed."""
         if step and is_due(step, self._every_steps):
             self._sums = self._start()
 
     def finish(self, step: int) -> None:
-        """Before anything is updated: compare what `begin` has begun. A collective if it has.
+        """Compares what `begin` has begun, before anything is updated. It is a collective if `begin` began something.
 
         Raises:
             ComputesWrong: on all ranks, if ranks differ and the supervisor did not end the generation.
@@ -146,8 +146,8 @@ class ReplicaCheck:
 
 
 def groups_of(layout: Layout) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """For sharded tensors, then for those that are whole on tp: the groups of ranks that hold the same values, without
-    groups of one."""
+    """Returns, for sharded tensors and then for those that are whole on tp, the groups of ranks that hold the same
+    values, without groups of one."""
     by_shard: dict[tuple[int, ...], list[int]] = {}
     by_stage: dict[tuple[int, ...], list[int]] = {}
     for rank in range(layout.world_size):
@@ -211,7 +211,7 @@ class _Sums:
             self._thread.start()
 
     def values(self) -> list[int]:
-        """One per list. Waits."""
+        """Returns one sum per list. It waits for the device."""
         if self._thread is None:
             return [combine(int(total) for total in totals) for totals in self._on_device]
         self._thread.join()

@@ -77,6 +77,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         calls = ModelCalls(task.evaluate, model)
         groups = None
         if generation.layout.pp > 1 and (whole := task.build_optimizer(model, spec.optimizer)) is not None:
+            # Before the model is split: a rank that has some stages only does not see all parameters of a group.
             groups = groups_of(whole, model)
             del whole
         assembly = assemble(model, spec, generation.plan, generation.meshes, task.shard_units)
@@ -172,7 +173,7 @@ class ModelTooLarge(Exception):
 
 @contextmanager
 def refused_if_too_large(available: Callable[[], int]) -> Iterator[None]:
-    """Around code that writes all parameters of a model. `available`: bytes that this process may still take.
+    """Surrounds code that writes all parameters of a model. `available`: bytes that this process may still take.
 
     Workers of one node build at the same time, and each sees what the others have written. Raises ModelTooLarge."""
     created = since = 0
@@ -203,7 +204,8 @@ def refused_if_too_large(available: Callable[[], int]) -> Iterator[None]:
 
 @contextmanager
 def noted(note: Callable[[str], None], *, every_s: float = 0.5) -> Iterator[None]:
-    """Within it, `note` gets the number of parameters that were created, at most once in `every_s` seconds."""
+    """Makes `note` get, within the block, the number of parameters that were created, at most once in `every_s`
+    seconds."""
     created, noted_mono = 0, time.monotonic()
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

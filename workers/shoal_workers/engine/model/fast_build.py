@@ -116,9 +116,9 @@ class _SkipFills(TorchDispatchMode):
         self._reached_others = False
         """Something else than a parameter was computed from such a parameter."""
         self._parameters: dict[int, Tensor] = {}
-        """By their memory. They are kept, so that it is not used again."""
+        """Tensors by their memory. They are kept so that the memory is not used again."""
         self._filled: dict[int, Distribution | None] = {}
-        """By their memory: those whose fill was skipped. None: it is no distribution of all elements."""
+        """The tensors whose fill was skipped, by their memory. None: it is no distribution of all elements."""
         self._copies: dict[int, Tensor] = {}
         """Copies of parameters whose fill was skipped, by their memory: `copy.deepcopy` of a module makes parameters
         of them."""
@@ -129,7 +129,7 @@ class _SkipFills(TorchDispatchMode):
             self._parameters.setdefault(_memory(parameter), parameter)
 
     def distribution_of(self, parameter: Tensor) -> Distribution | None:
-        """None: it holds its values."""
+        """Returns None if the tensor holds its values."""
         return self._filled.get(_memory(parameter)) if parameter.layout is torch.strided else None
 
     def truncate(self, tensor: Tensor) -> bool:
@@ -247,7 +247,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _distribution(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Distribution | None:
-    """None: it is none of those that can be drawn by element."""
+    """Returns None if it is none of those that can be drawn by element."""
     first, second = {"aten::normal_": ("mean", "std"), "aten::uniform_": ("from", "to")}.get(name, ("", ""))
     if not first or kwargs.get("generator") is not None:
         return None

@@ -36,7 +36,7 @@ def draw_weights(assembly: Assembly, distributions: Mapping[str, Distribution], 
 
 
 def box_of(tensor: Tensor) -> Box | None:
-    """This rank's part of a tensor. None: it has none."""
+    """Returns this rank's part of a tensor, or None if it has none."""
     if not isinstance(tensor, DTensor):
         return Box(tuple(tensor.shape), (0,) * tensor.ndim, tuple(tensor.shape))
     if tensor.device_mesh.get_coordinate() is None:

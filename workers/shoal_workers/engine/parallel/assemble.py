@@ -158,8 +158,8 @@ def _owners(stages: Sequence[Stage], parameters: Sequence[nn.Parameter]) -> tupl
 
 @torch.no_grad()
 def make_plain(model: nn.Module, line: str) -> None:
-    """In place. Raises ValueError with the name of a parameter that cannot be trained in parts. `line`: of the task,
-    where the model is built."""
+    """Changes the model in place. Raises ValueError with the name of a parameter that cannot be trained in parts.
+    `line`: of the task, where the model is built."""
     named = list(model.named_parameters())
     for name, parameter in named:
         if (what := _refused(parameter)) is not None:

@@ -139,8 +139,8 @@ class Assembly:
             yield from part.buffers()
 
     def reshard(self) -> None:
-        """After forward passes without a backward pass, on all ranks: parameters that stay whole after them are sharded
-        again. Otherwise whatever reads the state would do it, and not on all ranks: the next step of those that have
+        """Shards the parameters again that stay whole after forward passes without a backward pass. Called on all
+        ranks. Otherwise whatever reads the state would do it, and not on all ranks: the next step of those that have
         sharded parameters gathers them, and waits for ever for the others."""
         for part in self.parts:
             for module in part.modules():

@@ -84,8 +84,8 @@ class CollectiveOrder:
         self._num_gathered = self._num_summed = 0
         self._sums: dict[int, Callable[[], None]] = {}
         self._versions: dict[int, tuple[Any, int]] = {}
-        """By id of FSDP's record of a parameter: the record, and the version of the gathered parameter as its unit's
-        first forward in this pass began."""
+        """FSDP's record of a parameter, by the record's id, with the version that the gathered parameter had as its
+        unit's first forward in this pass began."""
         self._used: set[int] = set()
         """Ids of FSDP's records of parameters."""
         self._hook()
@@ -100,7 +100,7 @@ class CollectiveOrder:
             self._passes = _Passes(self._mesh)
 
     def end_generation(self) -> None:
-        """Before the groups are destroyed: drops all references to them."""
+        """Drops all references to the groups. Called before they are destroyed."""
         self._passes = None
 
     def begin_step(self) -> None:
@@ -224,7 +224,7 @@ class CollectiveOrder:
                 self._num_calls[id(group)] = self._num_calls.get(id(group), 0) + again
 
     def _after_backward(self, group: Any, *_: object) -> None:
-        """In place of FSDP's `post_backward` of a unit."""
+        """Replaces FSDP's `post_backward` of a unit."""
         if not group.reduce_grads or not self.is_whole:
             self._sum(group)
             return
@@ -236,7 +236,7 @@ class CollectiveOrder:
                 self._num_summed += 1
 
     def _end_backward(self, finish: Callable[[], None]) -> None:
-        """In place of FSDP's callback at the end of a backward pass."""
+        """Replaces FSDP's callback at the end of a backward pass."""
         if self.is_whole:
             for group in self._groups[self._num_summed :]:
                 if group.reduce_grads:

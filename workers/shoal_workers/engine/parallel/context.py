@@ -163,12 +163,13 @@ class ContextCall:
         """Tokens of the whole sequence in the call that runs."""
 
     def install(self, model: nn.Module) -> None:
-        """Around its forward. Hooks of the task see whole arguments before, and the whole output after it."""
+        """Surrounds the model's forward. The task's hooks see whole arguments before it, and the whole output after
+        it."""
         model.register_forward_pre_hook(lambda _, args, kwargs: self.arguments(args, kwargs), with_kwargs=True)
         model.register_forward_hook(lambda _module, _args, output: self.output(output), prepend=True)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Those of this rank.
+        """Returns this rank's part of the arguments.
 
         Raises:
             ValueError: no tensor has a dim of plan.sequence, or the degree does not divide its length.
@@ -192,7 +193,7 @@ class ContextCall:
         return own_args, own_kwargs
 
     def cut(self, argument: Tensor) -> Tensor:
-        """This rank's part of one of the arguments."""
+        """Returns this rank's part of one of the arguments."""
         cut: Tensor = self._cut(argument)
         return cut
 

@@ -18,7 +18,7 @@ from shoal_workers.torch_internals import concatenate, local_of, replace_dtensor
 
 
 def cut(parameter: nn.Parameter, cuts: Sequence[tuple[DeviceMesh, int]]) -> nn.Parameter:
-    """This rank's part of a parameter that every rank has built whole.
+    """Returns this rank's part of a parameter that every rank has built whole.
 
     A DTensor over the product of 1-D meshes, sharded along one dim over each."""
     part = parameter.detach()

@@ -38,22 +38,23 @@ def gather_sum(part: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
 
 
 def gather_same(part: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-    """As `gather_sum`, for a result from which all ranks compute the same."""
+    """Gathers as `gather_sum` does, for a result from which all ranks compute the same."""
     return _pair(part, partial(_gathered, dim=dim, mesh=mesh), partial(_taken, dim=dim, mesh=mesh))
 
 
 def sum_scatter(summands: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-    """This rank's part along `dim`, which the degree must divide, of the sum over all ranks, computed in fp32."""
+    """Returns this rank's part along `dim`, which the degree must divide, of the sum over all ranks, computed in
+    fp32."""
     return _pair(summands, partial(_sum_scattered, dim=dim, mesh=mesh), partial(_gathered, dim=dim, mesh=mesh))
 
 
 def own_part(whole: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-    """This rank's part along `dim` of a tensor that is the same on all ranks."""
+    """Returns this rank's part along `dim` of a tensor that is the same on all ranks."""
     return _pair(whole, partial(_taken, dim=dim, mesh=mesh), partial(_gathered, dim=dim, mesh=mesh))
 
 
 def copy(whole: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The same tensor; the ranks' gradients are summed."""
+    """Returns the same tensor; the ranks' gradients are summed."""
     return _pair(whole, _same, partial(_all_reduced, mesh=mesh))
 
 
@@ -105,7 +106,7 @@ def _gathered(part: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
 
 
 def _sum_scattered(summands: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-    """In two steps: gloo's reduce-scatter is a whole all-reduce, and NCCL's adds in the dtype of the summands."""
+    """Sums in two steps: gloo's reduce-scatter is a whole all-reduce, and NCCL's adds in the dtype of the summands."""
     rows = summands.movedim(dim, 0).contiguous()
     received = torch.empty_like(rows)
     dist.all_to_all_single(received, rows, group=mesh.get_group())

@@ -170,7 +170,7 @@ def compute_dtype(compute: Precision) -> torch.dtype:
 
 
 def split_by_dtype(module: FSDPModule) -> None:
-    """After fully_shard and its settings of communication, before anything runs."""
+    """Called after fully_shard and its settings of communication, before anything runs."""
     groups: list[FSDPParamGroup] = []
     for group in fsdp_groups(module):
         dtypes = dict.fromkeys(parameter.sharded_param.dtype for parameter in group.fsdp_params)
@@ -230,7 +230,7 @@ def hooked_parameters(model: nn.Module) -> list[HookedParameter]:
 
 
 def places_of(hooked: Sequence[HookedParameter], part: nn.Module) -> dict[Place, tuple[Hook, ...]]:
-    """After all axes but data: where the hooked parameters of a part are.
+    """Returns where the hooked parameters of a part are, once all axes but data are applied.
 
     Raises ValueError for one that has been split."""
     for one in hooked:
@@ -254,7 +254,7 @@ def places_of(hooked: Sequence[HookedParameter], part: nn.Module) -> dict[Place,
 
 
 def move_hooks(places: Mapping[Place, tuple[Hook, ...]], part: nn.Module) -> None:
-    """After the data axis has been applied to the part."""
+    """Called once the data axis has been applied to the part."""
     for module in part.modules():
         if not isinstance(module, FSDPModule):
             continue

@@ -219,7 +219,7 @@ def _unviewed(tensor: Tensor, whole: torch.Size, view: str) -> Tensor:
 
 
 def _elementwise(func: Callable[..., Any], first: SplitOutput, others: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """With numbers only: a tensor might have a gradient of its own, which would be that of a part."""
+    """Calls it with numbers only: a tensor might have a gradient of its own, which would be that of a part."""
     if any(isinstance(one, Tensor) for one in (*others, *kwargs.values())):
         return NotImplemented
     part = func(first.part, *others, **kwargs)

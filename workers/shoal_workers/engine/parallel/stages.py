@@ -207,22 +207,24 @@ class StageForward:
             module._forward_hooks_with_kwargs.clear()
 
     def install_hooks(self, module: nn.Module) -> None:
-        """After all axes: before FSDP's own hook, which then sees what the module really gets."""
+        """Applied after all axes, so that it runs before FSDP's own hook, which then sees what the module really
+        gets."""
         for own in {id(one): one for one in (module.get_submodule(name) for name in self._own)}.values():
             own.register_forward_pre_hook(self._before_own, prepend=True, with_kwargs=True)
 
     def expect(self, generators: Generators, shape: torch.Size, dtype: torch.dtype, received: Handover | None) -> None:
-        """Before each call. `shape`, `dtype`: of what stages hand over; `received`: None for the first stage."""
+        """Called before each call. `shape`, `dtype`: those of what stages hand over; `received`: None for the first
+        stage."""
         self._generators, self._shape, self._dtype, self._received = generators, shape, dtype, received
 
     def handed_over(self) -> Handover:
-        """After a call of a stage that is not the last one."""
+        """Called after a call of a stage that is not the last one."""
         left, self._left = self._left, None
         assert left is not None
         return left
 
     def earlier(self, name: str) -> Tensor:
-        """In the place of a module of an earlier stage."""
+        """Replaces a module of an earlier stage."""
         assert self._received is not None and self._unknown is not None
         if self._has_entered:
             raise TypeError(
@@ -233,7 +235,7 @@ class StageForward:
         return self._received.hidden if name == self._entrance else self._unknown
 
     def later(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """In the place of a module of a later stage: forward ends here."""
+        """Replaces a module of a later stage: forward ends here."""
         assert self._generators is not None
         self._check_grad_mode(name)
         if self._received is not None and not self._has_entered:  # forward left out all blocks of this stage
@@ -377,7 +379,7 @@ def _with_first(args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> tu
 
 
 def _has_nan(values: Any) -> bool:
-    """In this rank's parts. Without a collective: another rank of the stage may have proven its part before."""
+    """Looks in this rank's parts, without a collective: another rank of the stage may have proven its part before."""
     tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor) and value.is_floating_point()]
     parts = [value.part if isinstance(value, SplitOutput) else local_tensor(value) for value in tensors]
     return any(bool(torch.isnan(part.detach()).any()) for part in parts)

@@ -104,7 +104,8 @@ class _Cutter:
         self._mesh = mesh
         self._is_sequential = is_sequential
         self._cut: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
-        """By id of the whole parameter, which is kept so that its id is not reused: tied weights stay one parameter."""
+        """Parts by the id of the whole parameter, so that tied weights stay one parameter. The whole one is kept so
+        that its id is not reused."""
 
     def column(self, module: nn.Linear) -> None:
         self._split(module, "weight", 0)
@@ -197,7 +198,7 @@ def _replace(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
 
 
 def _with_first_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
-    """Before each call change the first argument, whether it is given by position or by name."""
+    """Changes the first argument before each call, whether it is given by position or by name."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if inputs:

@@ -137,7 +137,7 @@ def _way_out(owner: str, alias: str, cuts: Mapping[str, str]) -> str:
 
 
 def _matching_all(model: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]:
-    """As `matching`, with every name of a module that has several."""
+    """Matches as `matching` does, with every name of a module that has several."""
     known = {id(module) for _, module in matching(model, pattern)}
     for name, module in model.named_modules(remove_duplicate=False):
         if id(module) in known:

@@ -40,14 +40,14 @@ class Outbox:
             self._changed.notify_all()
 
     def report(self, report: WorkerReport) -> None:
-        """Any thread."""
+        """Called from any thread."""
         with self._changed:
             self._seq += 1
             self._reports.append((self._seq, report))
             self._changed.notify_all()
 
     def log(self, line: LogLine) -> None:
-        """Any thread."""
+        """Called from any thread."""
         with self._changed:
             self._seq += 1
             self._logs.append((self._seq, line))
@@ -57,7 +57,7 @@ class Outbox:
             self._changed.notify_all()
 
     def log_text(self, text: str) -> None:
-        """Any thread: a line of the engine's own in the job's log."""
+        """Adds a line of the engine's own to the job's log. Called from any thread."""
         self.log(LogLine(at=time.time(), stream=LogStream.SHOAL, text=text))
 
     def poll(

@@ -67,7 +67,7 @@ class Position:
         self._set(now.generation, now.phase, now.step, text)
 
     def progress(self) -> Progress:
-        """Any thread."""
+        """Called from any thread."""
         now, since_mono = self._now
         return now.model_copy(update={"stalled_s": time.monotonic() - since_mono})
 

@@ -76,7 +76,7 @@ class LineLog:
 
 
 class Tee:
-    """In the place of `sys.stdout` or `sys.stderr`. Any thread may write."""
+    """Replaces `sys.stdout` or `sys.stderr`. Any thread may write."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Tee:
             self._lines.end_line()
 
     def pass_on(self) -> None:
-        """In a forked child, whose outbox is not read: from now on it writes to the descriptor."""
+        """Called in a forked child, whose outbox is not read: from now on it writes to the descriptor."""
         self._stream, self._lines = _text(self._descriptor), None
 
     @property
@@ -148,7 +148,8 @@ class CapturedOutput:
         threading.Thread(target=self._read, name="shoal-output", daemon=True).start()
 
     def flush(self) -> None:
-        """Any thread: everything that was written before the call is in the outbox, also a last line without an end."""
+        """Called from any thread: puts everything that was written before the call into the outbox, also a last line
+        without an end."""
         for stream in (sys.__stdout__, sys.__stderr__):
             if stream is not None:
                 stream.flush()
@@ -211,7 +212,7 @@ class _RawOutput:
 
 
 def _text(descriptor: int) -> TextIO:
-    """Without a buffer, so that nothing is lost in a crash or written twice after a fork."""
+    """Writes without a buffer, so that nothing is lost in a crash or written twice after a fork."""
     raw: Any = io.FileIO(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 

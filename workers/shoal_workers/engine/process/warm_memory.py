@@ -45,7 +45,7 @@ _SPREAD = 2
 
 
 def keep_freed_memory(model_bytes: int | None = None) -> None:
-    """Until the next call. `model_bytes`: of the whole model's parameters; None: not known yet."""
+    """Holds until the next call. `model_bytes`: the size of the whole model's parameters; None: not known yet."""
     if platform.libc_ver()[0] != "glibc":
         return
     is_small = model_bytes is not None and model_bytes <= _SMALL_MODEL_BYTES
@@ -56,7 +56,8 @@ def keep_freed_memory(model_bytes: int | None = None) -> None:
 
 
 def return_freed_memory() -> None:
-    """To the kernel, once: what was freed will not be needed again. Blocks that are freed later are kept as before."""
+    """Gives freed memory back to the kernel, once: it will not be needed again. Blocks that are freed later are kept as
+    before."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -138,7 +138,7 @@ class Found:
     kernels: list[Window] = field(default_factory=list)
     """All other kernels."""
     memory: dict[tuple[int, int], list[tuple[float, int, int]]] = field(default_factory=dict)
-    """By device type and number: microseconds, bytes allocated (negative: freed), bytes allocated in all."""
+    """Events by device type and number: microseconds, bytes allocated (negative: freed), bytes allocated in all."""
 
 
 def base_ns(text: str) -> int:
@@ -163,7 +163,7 @@ def events_of(text: str) -> Iterator[dict[str, Any]]:
 
 
 def with_phases(text: str, phases: Iterable[tuple[str, float, float]]) -> str:
-    """The same trace with a lane of the engine's phases. `phases`: name, begin and end in microseconds."""
+    """Returns the same trace with a lane of the engine's phases. `phases`: name, begin and end in microseconds."""
     begin = _EVENTS.search(text)
     assert begin is not None, "events_of comes first"
     added = [

@@ -127,7 +127,7 @@ class Profiling:
         self._writer.start()
 
     def _write(self, recording: Recording, generation: int, rank: int, note: str) -> None:
-        """On the writer thread. The table is kept even if the files cannot be."""
+        """Runs on the writer thread. The table is kept even if the files cannot be."""
         remove_abandoned()
         directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         times, found, notes = tuple(recording.times), None, [note]

@@ -33,7 +33,7 @@ from shoal_workers.version import VERSION
 
 
 def proof_of(generation: Generation, group: Group) -> LayoutProof | None:
-    """None: nothing was demanded.
+    """Returns None if nothing was demanded.
 
     Raises:
         LayoutRefused: the layout trains another model; or it could not be proven, and must be.
@@ -72,7 +72,7 @@ _SECTIONS = {"task", "model", "data", "plan", "batch", "seed"}
 
 
 def _find(spec: JobSpec, layout: Layout) -> LayoutProof | None:
-    """None: it was not proven or refused yet."""
+    """Returns None if it was not proven or refused yet."""
     with suppress(OSError, ValueError):
         file = _file(spec, layout)
         if file is not None:
@@ -82,7 +82,7 @@ def _find(spec: JobSpec, layout: Layout) -> LayoutProof | None:
 
 
 def _keep(spec: JobSpec, proof: LayoutProof) -> None:
-    """Only what is certain is kept."""
+    """Keeps only what is certain."""
     if proof.outcome is ProofOutcome.UNPROVEN:
         return
     with suppress(OSError):
@@ -104,7 +104,7 @@ def _file(spec: JobSpec, layout: Layout) -> Path | None:
 
 
 def key_of(spec: JobSpec, layout: Layout) -> str:
-    """After the task was loaded: the modules that it has imported count as its code."""
+    """Called after the task was loaded: the modules that it has imported count as its code."""
     digest = hashlib.sha256()
     described = spec.model_dump(mode="json", include=_SECTIONS)
     versions = [VERSION, torch.__version__, *_own_version()]

@@ -96,7 +96,8 @@ def prove(generation: Generation) -> LayoutProof:
 
 
 def _apart(generation: Generation, smaller: Shrunk | None) -> Generation:
-    """With a small batch in fp32, and with a position, log and outbox of its own."""
+    """Returns the generation for a proof: with a small batch in fp32, and with a position, log and outbox of its
+    own."""
     layout = generation.layout
     num = 2 if layout.pp > 1 or layout.num_data_ranks > 1 else 1
     spec = spec_of_proof(generation.spec, num)
@@ -244,7 +245,7 @@ class _Proof:
         scalars: Mapping[str, float],
         values: Mapping[str, tuple[float, float]],
     ) -> tuple[str, str]:
-        """One sentence, and the module."""
+        """Returns one sentence that says what differs, and the module."""
         begin = f"{self._name} trains another model than one process"
         if first is not None:
             words = f"{begin}: the output of {first.name!r}{self._role(first.name)}"
@@ -286,7 +287,7 @@ def _aliases(model: nn.Module) -> dict[str, str]:
 
 
 def _cause(error: TaskFailed) -> str:
-    """One line: the innermost cause, because torch's pipeline says only which of its stages failed."""
+    """Returns one line, the innermost cause, because torch's pipeline says only which of its stages failed."""
     cause: BaseException = error.__context__ or error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -318,7 +319,7 @@ class Whole:
     loss: float
     metrics: dict[str, float]
     gradients: dict[str, Tensor | None]
-    """By name, without tied names; None: the step does not reach it."""
+    """The gradients by name, without tied names; None: the step does not reach the parameter."""
 
 
 def run_whole(model: nn.Module, task: LoadedTask, spec: JobSpec, batches: Batches, own: Sequence[int]) -> Whole:
@@ -360,7 +361,7 @@ _DROPOUTS = ("dropout", "drop_prob", "dropout_p", "attention_dropout", "hidden_d
 
 
 def spec_of_proof(spec: JobSpec, num_micro_batches: int) -> JobSpec:
-    """The same task in fp32, so that rounding does not hide or make a difference, with a small global batch."""
+    """Returns the same task in fp32, so that rounding does not hide or make a difference, with a small global batch."""
     micro_size = min(spec.batch.micro_size, _SAMPLES)
     batch = spec.batch.model_copy(update={"micro_size": micro_size, "global_size": micro_size * num_micro_batches})
     return spec.model_copy(

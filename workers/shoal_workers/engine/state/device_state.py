@@ -22,7 +22,7 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.state.training_state import StateView
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.update import Update
-from shoal_workers.snapshot_store.slots.slot import Stamp
+from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 
@@ -53,17 +53,17 @@ class StepLog(Protocol):
         ...
 
     def begin(self, step: int, plan: SavePlan) -> None:
-        """With a whole copy of the state after `step`: begin a log, unless one is open. `plan`: of that copy."""
+        """Begins a log, unless one is open, beside a whole copy of the state after `step`. `plan`: the copy's."""
 
     def append(self, step: int) -> None:
-        """After the backward pass, before the vote: the gradients of the update to `step`."""
+        """Sends the gradients of the update to `step`. Called after the backward pass, before the vote."""
 
     def wait(self) -> None:
-        """Before the vote: until the buddy has all that was logged, or the log is broken."""
+        """Waits, before the vote, until the buddy has all that was logged or the log is broken."""
 
     def commit(self, step: int, factors: Factors, extra_json: bytes) -> None:
-        """Right after the vote, before the update: what the buddy needs to repeat it. Everything else that the step
-        changes must have changed already."""
+        """Sends, right after the vote and before the update, what the buddy needs to repeat the update. Everything else
+        that the step changes must have changed already."""
 
     def abort(self) -> None:
         """The vote refused the step."""
@@ -109,26 +109,26 @@ class DeviceState(Protocol):
         ...
 
     def step(self, lr_factor: float) -> None:
-        """One update."""
+        """Makes one update."""
 
     def settle(self) -> None:
-        """After an update or a restore, before `finish`: the optimizer may have more state, or less."""
+        """Called after an update or a restore, before `finish`: the optimizer may have more state, or less."""
 
     def finish(self, stamp: Stamp, extra_json: bytes) -> bool:
         """Mark the state in shared memory as complete. False: it is not there."""
         ...
 
     def finish_restored(self, stamp: Stamp, extra_json: bytes) -> bool:
-        """After a restore: the same, if it was read into shared memory."""
+        """Does the same after a restore, if the state was read into shared memory."""
         ...
 
     def holds(self, source: SnapshotSource | None) -> bool:
-        """It is this rank's part of the snapshot. Then the optimizer's state must not be materialised: others may read
-        it at this moment."""
+        """Returns whether the state in memory is this rank's part of the snapshot. Then the optimizer's state must not
+        be materialised: others may read it at this moment."""
         ...
 
     def tensors_to_restore(self, source: SnapshotSource | None) -> dict[str, Tensor]:
-        """Before a restore: the tensors that must be overwritten."""
+        """Returns, before a restore, the tensors that must be overwritten."""
         ...
 
     def step_log(self, generation: Generation, store: SnapshotStore | None) -> StepLog:

@@ -48,7 +48,7 @@ class Restored:
     is_own: bool = True
     """The state is of this job, not of the one that it goes on from."""
     frees_source: bool = False
-    """This rank does not need what it was restored from any more, once all ranks say so."""
+    """Whether this rank no longer needs what it was restored from; it is freed once all ranks say so."""
 
     def __str__(self) -> str:
         return f"{self.step} {self.num_bytes} {self.remote_bytes} {int(self.frees_source)}"
@@ -60,7 +60,7 @@ class Restored:
 
 
 def is_restoring(assignment: Assignment) -> bool:
-    """False: the run starts from its seed."""
+    """Returns False if the run starts from its seed."""
     return assignment.restore_snapshot is not None or assignment.restore_from is not None
 
 
@@ -99,7 +99,7 @@ def restore(generation: Generation, state: DeviceState, store: SnapshotStore | N
     step, note = apply_extra(extra, state.update, is_own=is_own)
     if note and generation.rank == 0:
         generation.outbox.log_text(note)
-    state.update.fill_tied_copies()
+    state.update.fill_tied_copies()  # a tied weight is saved once, under its first name
     state.settle()
     changed = change_since(extra.get("data"), generation.task.content_hash)
     return Restored(
@@ -155,7 +155,7 @@ def _noted(generation: Generation) -> Callable[[int], None]:
 
 @dataclass(frozen=True, slots=True)
 class AllRestored:
-    """The same on every rank."""
+    """The outcome of a restore over all ranks, the same on every rank."""
 
     num_bytes: int
     remote_bytes: int

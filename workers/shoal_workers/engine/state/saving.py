@@ -77,7 +77,7 @@ class Saver:
         self._changed = threading.Condition()
         self._in_flight: _Save | None = None
         self._stalled: _Save | None = None
-        """Its writer thread was left behind, and has not returned yet."""
+        """Whether its writer thread was left behind and has not returned yet."""
         self._last: tuple[CheckpointName, SavedPart | SaveFailed] | None = None
         self._committed = (0, 0, "")
         """Generation, step and error of the last commit that was noted."""
@@ -140,7 +140,7 @@ class Saver:
         return outcome
 
     def wait_for_commit(self, name: CheckpointName, timeout_s: float, check: Callable[[], None]) -> None:
-        """After the newest save: wait until the supervisor has committed it, at most `timeout_s` seconds.
+        """Waits after the newest save until the supervisor has committed it, at most `timeout_s` seconds.
 
         Raises:
             StorageFailed: this rank's part or the commit has failed.
@@ -195,7 +195,7 @@ class Saver:
                 self._note(f"writing the checkpoint of step {save.name.step}: {noted / _MIB:,.0f} MiB so far")
 
     def _watch(self, save: _Save) -> None:
-        """On a thread of its own: give the save up once the storage has accepted nothing for too long."""
+        """Runs on a thread of its own: gives the save up once the storage has accepted nothing for too long."""
         error = (
             f"the storage accepted nothing for {self._stall_s:g} s (timeouts.save_s); not saved, and training goes on. "
             "Check checkpoint.url; a slow storage needs a larger timeouts.save_s"
@@ -211,7 +211,7 @@ class Saver:
                 self._end(save, save.failed(error, is_stalled=True))
 
     def _end(self, save: _Save, outcome: SavedPart | SaveFailed) -> None:
-        """On the thread that knows the outcome of a save: the writer's or, if that stalls, first the watch's."""
+        """Runs on the thread that knows the outcome of a save: the writer's or, if that stalls, first the watch's."""
         with self._changed:
             if self._in_flight is save:
                 self._outbox.report(outcome)
@@ -230,7 +230,8 @@ _PART_TIMEOUT = timedelta(seconds=120)
 
 
 class PartCollector:
-    """On every rank `add` announces a part; on rank 0 a thread waits for the other parts and commits, in step order."""
+    """Announces parts with `add` on every rank; on rank 0 a thread waits for the other parts and commits, in step
+    order."""
 
     def __init__(
         self, job_id: str, attempt: int, rank: int, store: Store, *, on_commit: Callable[[int, str], None]

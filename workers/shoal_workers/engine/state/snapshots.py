@@ -36,8 +36,8 @@ from shoal_workers.engine.state.device_state import DeviceState
 from shoal_workers.engine.state.training_state import Extra
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.vote import NO_BUDDY, NO_LOG, NOTHING_ARRIVED, Verdict
-from shoal_workers.snapshot_store.log.entry_slots import STEPS_PER_COPY
-from shoal_workers.snapshot_store.slots.slot import Stamp
+from shoal_workers.snapshot_store.slots.buddy_slots import STEPS_PER_COPY
+from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.snapshot_store.transfer.sender import SendCost
@@ -98,7 +98,7 @@ class Snapshots:
 
     @property
     def arrived_step(self) -> float:
-        """For the ballot, once `take_costs` was called: see vote.Ballot."""
+        """Returns what the ballot needs, once `take_costs` was called; see vote.Ballot."""
         whole, store = self._copies.whole_step, self._store
         holds_whole = whole is None or store is None or store.holds(self._assignment.generation, whole)
         return self._copies.arrived_step(holds_whole=holds_whole)
@@ -109,7 +109,7 @@ class Snapshots:
             self._move_to_shared_memory(self._store, step=0, is_restoring=True)
 
     def mark_restored(self, step: int) -> bool:
-        """After a restore: the state that was read is a part of a snapshot itself, of this generation.
+        """Called after a restore: the state that was read is a part of a snapshot itself, of this generation.
 
         Returns:
             Whether this rank does not need what it was restored from any more, once all ranks say so. With a buddy it
@@ -126,7 +126,8 @@ class Snapshots:
         self._busy_since_s = time.process_time()
 
     def wait_for_buddy(self, step: int) -> None:
-        """Before each vote, `step` steps are complete: until the buddy has what it needs for the newest of them.
+        """Waits before each vote, when `step` steps are complete, until the buddy has what it needs for the newest of
+        them.
 
         In the second step of a generation that is the first whole copy: before the third, the group could still go back
         to the snapshot that it was restored from."""
@@ -138,14 +139,14 @@ class Snapshots:
 
     @property
     def log_lag(self) -> float:
-        """For the ballot, once `wait_for_buddy` and `take_costs` were called."""
+        """Returns what the ballot needs, once `wait_for_buddy` and `take_costs` were called."""
         if self._assignment.buddy is None:
             return NO_BUDDY
         return NO_LOG if self.log.reason(self._copies.arrived_step()) else float(self._lag)
 
     def voted(self, verdict: Verdict, step: int) -> None:
-        """After each vote, before the snapshot of its step: a copy that is sent with it must not replace one of those
-        that have just become whole."""
+        """Called after each vote, before the snapshot of its step: a copy that is sent with it must not replace one of
+        those that have just become whole."""
         self._copies.voted(verdict.arrived_steps, step)
 
     def is_replicating(self, verdict: Verdict, step: int) -> bool:
@@ -177,7 +178,7 @@ class Snapshots:
         return self._decides and self._pace.sends.is_due(step)
 
     def mark_complete(self, step: int) -> None:
-        """After each update, before anything else: mark a buffer in shared memory with the step that it holds.
+        """Called after each update, before anything else: marks a buffer in shared memory with the step that it holds.
 
         Readers take the values that are not tensors from the part of shard 0."""
         if self._state.why_left:
@@ -213,7 +214,8 @@ class Snapshots:
                 self._send(step)
 
     def update(self, verdict: Verdict, step_s: float, step: int) -> None:
-        """After each step: free older snapshots once they are not needed, and (rank 0) adapt the pace to the cost."""
+        """Called after each step: frees older snapshots once they are not needed; rank 0 also adapts the pace to the
+        cost."""
         self._report_difference()
         is_older_needed = self._num_taken <= 2 or self._copies.are_lacking
         if verdict.requests.lacks_memory:
@@ -420,18 +422,18 @@ class Pace:
         return self.cost_s / (self._step_s * self.every_steps) if self._step_s else 0.0
 
     def hold(self) -> None:
-        """From now on it is done every step, whatever it costs."""
+        """From now on the work is done in every step, at any cost."""
         self.every_steps, self._is_held = 1.0, True
 
     def release(self) -> None:
-        """After `hold`: from now on it is done as seldom as the budget requires."""
+        """Ends `hold`: from now on the work is done as seldom as the budget requires."""
         self._is_held = False
 
     def is_due(self, step: int) -> bool:
         return step >= self._due
 
     def done(self, step: int) -> None:
-        """It was done after this step. If it was late by less than a step, the next is not delayed."""
+        """The work was done after this step. If it was late by less than a step, the next is not delayed."""
         self._due = (self._due if 0 <= step - self._due < 1 else step) + self.every_steps
 
     def note_step(self, step_s: float) -> None:
@@ -494,7 +496,8 @@ class BuddyCopies:
         """Newest whole step of which a rank has dropped its own part since."""
 
     def arrived_step(self, *, holds_whole: bool = True) -> float:
-        """For the ballot. `holds_whole`: the memory of this rank still has its own part of the whole step."""
+        """Returns what the ballot needs. `holds_whole`: the memory of this rank still has its own part of the whole
+        step."""
         return self._arrived_step if holds_whole else NOTHING_ARRIVED
 
     @property

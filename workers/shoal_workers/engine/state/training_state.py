@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal_workers.checkpoint.loading.load_plan import Shape
+from shoal_workers.checkpoint.load_plan import Shape
 from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.loss_scale import Scaling
@@ -37,7 +37,8 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def tensors_of(assembly: Assembly, update: Update) -> dict[str, Tensor]:
-    """Every tensor of the run that this rank has a part of, by name. They share the memory of the live tensors.
+    """Returns, by name, every tensor of the run that this rank has a part of. They share the memory of the live
+    tensors.
 
     Tied weights appear once."""
     tensors = {f"model.{name}": value.detach() for name, value in assembly.named_tensors()}
@@ -104,8 +105,8 @@ class Extra:
         return f'{rest[:-1]}, "reports": {self._recent.encoded(also)}}}'.encode()
 
     def encoded_values(self) -> bytes:
-        """As JSON, what other ranks than that of shard 0 have to save: the optimizer's values for their parameters,
-        which another stage of a pipeline does not have."""
+        """Returns, as JSON, what ranks other than that of shard 0 have to save: the optimizer's values for their
+        parameters, which another stage of a pipeline does not have."""
         values = self._update.plain_values()
         return json.dumps({"optimizer_values": values} if values else {}, allow_nan=False).encode()
 
@@ -151,7 +152,7 @@ class StateView:
         self._known: dict[int, _Known] = {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """The same dict as in the last call if its tensors are still the live ones. It shares their memory."""
+        """Returns the same dict as in the last call if its tensors are still the live ones. It shares their memory."""
         live = list(self._live())
         identity = tuple(map(id, live))
         known = self._known.get(self._buffer)

@@ -85,11 +85,11 @@ class _Slot:
     """(micro-batch, V, calls of a norm), of norms, and of all in deterministic mode."""
     pending: Tensor | None = None
     is_missed: bool = False
-    """It was found changed too late to say by which micro-batch."""
+    """Whether it was found changed too late to say by which micro-batch."""
 
     @property
     def is_lendable(self) -> bool:
-        """Not if a change is refused anyway, and noticed without a copy."""
+        """False if a change is refused anyway, and noticed without a copy."""
         return self.is_plain and (self.is_kept or self.is_small)
 
     @property
@@ -129,11 +129,11 @@ class StepBuffers:
         self._slots: list[_Slot] = []
         self._known_places: set[tuple[int, str]] = set()
         self._registered: list[tuple[nn.Module, str]] = []
-        """By the forward pass that runs, beside the buffers that are known."""
+        """Buffers that the running forward pass has registered, beside those that are known."""
         self._num_passes = 0
         self._has_agreed = False
         self.has_met_others = False
-        """For the ballot: a buffer changed that the ranks have not agreed on; the step must be repeated."""
+        """Whether, for the ballot, a buffer changed that the ranks have not agreed on; the step must be repeated."""
         self._caches: dict[str, Tensor] = {}
         self._plain_state = PlainState(generation, assembly)
         self._find(assembly)
@@ -170,7 +170,7 @@ class StepBuffers:
                             slot.norm.slots.append(slot)
 
     def begin(self) -> None:
-        """Before the first micro-batch of a pass: forget what an earlier pass has found, complete or not."""
+        """Called before the first micro-batch of a pass: forgets what an earlier pass has found, complete or not."""
         self._num_passes += 1
         self._plain_state.begin()
         for slot in self._slots:
@@ -178,7 +178,7 @@ class StepBuffers:
 
     @contextmanager
     def forward(self, micro_batch: MicroBatch, part: int = 0) -> Iterator[None]:
-        """Around a micro-batch's forward pass and loss, or that of one part of the model."""
+        """Surrounds a micro-batch's forward pass and loss, or that of one part of the model."""
         slots = [slot for slot in self._slots if part in slot.parts]
         with self._lent(slots):
             with self._plain_state.watched(part):
@@ -189,18 +189,18 @@ class StepBuffers:
 
     @contextmanager
     def backward(self, part: int = 0) -> Iterator[None]:
-        """Around a backward pass, which may run forward passes again."""
+        """Surrounds a backward pass, which may run forward passes again."""
         with self._lent([slot for slot in self._slots if part in slot.parts and slot.has_changed]):
             yield
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Around any other forward pass."""
+        """Surrounds any other forward pass."""
         with self._lent(self._slots):
             yield
 
     def add_up(self) -> None:
-        """After the last micro-batch of a pass, on all ranks: compute the buffers that the step ends with."""
+        """Computes, on all ranks after the last micro-batch of a pass, the buffers that the step ends with."""
         if not self._assembly.has_buffers:
             return
         self._compare_large()
@@ -299,7 +299,8 @@ class StepBuffers:
                 slot.total = change if slot.total is None else slot.total.add_(change)
 
     def _changed(self, slots: Sequence[_Slot], found: dict[int, Tensor | None]) -> list[_Slot]:
-        """Those whose values differ, and those that all ranks exchange in any case. All of a norm, or none."""
+        """Returns the slots whose values differ, and those that all ranks exchange in any case: all of a norm, or
+        none."""
         is_thorough = self._num_passes <= _THOROUGH_PASSES
         compared = [
             slot
@@ -348,6 +349,7 @@ class StepBuffers:
             calls[data_rank] = torch.tensor(own, device=device)
         integers = [slot for slot in known if slot.norm is None and not _is_real(slot.home)]
         reals = [slot for slot in known if slot.norm is None and _is_real(slot.home)]
+        # Calls first: what a rank adds to a norm depends on how often the ranks after it have called the norm.
         sums = self._summed([calls, *(_total(slot) for slot in integers)])
         calls, whole = sums[0], sums[1:]
         shares = [_total(slot) for slot in reals]
@@ -369,8 +371,8 @@ class StepBuffers:
 
     @torch.no_grad()
     def _add_up_by_micro_batch(self, known: Sequence[_Slot]) -> None:
-        """In deterministic mode: each rank fills the rows of its micro-batches, so the sum over ranks is exact, and all
-        add up the rows in their order."""
+        """Sums in deterministic mode: each rank fills the rows of its micro-batches, so the sum over ranks is exact,
+        and all add up the rows in their order."""
         num = self._num_micro_batches
         rows: list[Tensor] = []
         for slot in known:
@@ -389,7 +391,7 @@ class StepBuffers:
             shape = _as_sum(slot.home).shape
             if slot.norm is None:
                 total = torch.zeros_like(values[0])
-                for row in values:
+                for row in values:  # not torch's own sum, whose order depends on the shape and the number of threads
                     total += row
                 change = total / num if total.is_floating_point() else total
                 slot.pending = _after(slot.home, change.view(shape))
@@ -408,7 +410,7 @@ class StepBuffers:
                 slot.lent, slot.is_missed, self.has_met_others = None, True, True
 
     def _summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Over the ranks that have the same part of the model and other samples or tokens."""
+        """Returns the sums over the ranks that have the same part of the model and other samples or tokens."""
         if not tensors or not sum(tensor.numel() for tensor in tensors):
             return list(tensors)
         flat, dense = torch.cat([tensor.reshape(-1) for tensor in tensors]), self._generation.meshes.dense
@@ -526,7 +528,7 @@ class _Fold:
         self._before = 0 if norm.momentum is not None or norm.counter is None else int(norm.counter)
 
     def share(self, slot: _Slot) -> Tensor:
-        """This rank's summand."""
+        """Returns this rank's summand."""
         home, momentum = _as_sum(slot.home), self.norm.momentum
         total = torch.zeros_like(home)
         for _, now, number in sorted(slot.values, key=lambda one: one[0]):

@@ -1,6 +1,6 @@
 """AdamW that can write its results to other memory than it reads from, so that the state before a step stays complete.
 
-The operations are in `snapshot_store/log/adamw.py`, because the buddy replays them. The first operation on each tensor
+The operations are in `snapshot_store/log/rules.py`, because the buddy replays them. The first operation on each tensor
 reads the old memory and writes the new; all others stay in the new. A step makes as many passes over memory as one in
 place. Called by `Update`; `DoubleBufferedState` sets the targets.
 """
@@ -15,22 +15,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from shoal_workers.snapshot_store.log.adamw import AdamWGroup, ParameterBuffers, update
+from shoal_workers.snapshot_store.log.rules import AdamWGroup, ParameterBuffers, update
 
 __all__ = ["DoubleBufferedAdamW", "ParameterBuffers", "settings_of"]
 
 
 class DoubleBufferedAdamW(AdamW):
-    """On CPU. After each step the caller must make the parameters and the state refer to the targets that it set."""
+    """An AdamW for tensors on a CPU. After each step the caller must make the parameters and the state refer to the
+    targets that it set."""
 
     targets: Mapping[nn.Parameter, ParameterBuffers] | None = None
     """Targets of the next step; a parameter without a target is updated in place."""
     parameter_targets: Mapping[nn.Parameter, Tensor] | None = None
-    """The same for parameters that have no moments yet. If they get some in the step, these are in new memory."""
+    """Targets of parameters that have no moments yet. If they get some in the step, these are in new memory."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """As torch's; a parameter without a gradient is copied to its target unchanged."""
+        """Updates as torch's AdamW does; a parameter without a gradient is copied to its target unchanged."""
         assert closure is None
         targets, parameter_targets = self.targets or {}, self.parameter_targets or {}
         for group in self.param_groups:

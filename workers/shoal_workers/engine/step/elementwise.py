@@ -55,7 +55,8 @@ _WHOLE = frozenset({Adafactor, LBFGS, Muon, SparseAdam})
 _LONG_SIDES, _LONG_STEPS = (11, 6, 3, 2), 40
 """Longest sides of small tensors, and steps: some optimizers do something else in every tenth one."""
 _SHORT_SIDES, _SHORT_STEPS = (160, 147, 5, 3), 4
-"""The same of larger ones, which are cut into pieces, too: some optimizers leave small tensors alone."""
+"""Longest sides of larger tensors, and steps; these are cut into pieces, too, because some optimizers leave small
+tensors alone."""
 _SCALES = (1.0, 1e-4, 1e3, 0.1, 30.0)
 _LEAST_SIDE = 5
 _NO_ATTRIBUTES = frozenset(
@@ -74,7 +75,8 @@ _known: dict[str, str] = {}
 
 
 def why_not_elementwise(optimizer: Optimizer) -> str:
-    """Empty: it is elementwise and pure. Else the reason, for people. Changes nothing; no collective; draws nothing."""
+    """Returns an empty text if the optimizer is elementwise and pure, else the reason, for people. Changes nothing; no
+    collective; draws nothing."""
     kind = type(optimizer)
     if "step" in vars(optimizer) or any(
         getattr(optimizer, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -122,7 +124,7 @@ def _tried(optimizer: Optimizer) -> str:
 
 
 class _Trial:
-    """On tensors whose sides are at most those given."""
+    """A trial of the optimizer on tensors whose sides are at most those given."""
 
     def __init__(self, optimizer: Optimizer, sides: Sequence[int], num_steps: int) -> None:
         self._original = optimizer

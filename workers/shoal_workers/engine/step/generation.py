@@ -62,7 +62,7 @@ class Generation:
 
     @property
     def loss_share(self) -> float:
-        """This rank's share of a loss that every tp and cp rank has."""
+        """Returns this rank's share of a loss that every tp and cp rank has."""
         return 1.0 / (self.layout.tp * self.layout.cp)
 
     @property

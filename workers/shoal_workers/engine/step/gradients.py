@@ -105,7 +105,7 @@ class GradientPass:
             return torch.stack([share.loss for share in shares]).sum() if shares else self._zero()
         self._exact_sums = None
         shares = []
-        while self._exact_sums is None:
+        while self._exact_sums is None:  # the largest gradient, and so the grid, is known only after a pass
             self._exact.begin()
             self._buffers.begin()
             shares = self.passes.shares(step, self._batches, scale)
@@ -127,7 +127,7 @@ class GradientPass:
         return self._metrics.by_name(sums)
 
     def uses(self) -> Tensor:
-        """This rank's part of the counts of `drop_unused`."""
+        """Returns this rank's part of the counts of `drop_unused`."""
         used = {key for order in self._assembly.orders for key in order.used_parameters()}
         is_exact = self._exact is not None  # then FSDP sums nothing, and no rank has zeros for what it has not used
         return self._uses.encoded(
@@ -139,8 +139,8 @@ class GradientPass:
         )
 
     def drop_unused(self, uses: Sequence[float], step: int) -> None:
-        """After the vote, before the update: a parameter that no rank has used in the step has no gradient. `uses`: the
-        sum of all ranks' `uses`."""
+        """Called after the vote, before the update: removes the gradient of each parameter that no rank has used in the
+        step. `uses`: the sum of all ranks' `uses`."""
         unused = self._uses.unused(uses)
         if not unused:
             return
@@ -164,7 +164,8 @@ class GradientPass:
         return self._from_rank_0(self._exact_sums.squared_norm)
 
     def forward_only(self, step: int, index: int) -> Tensor:
-        """This rank's share of the loss of any micro-batch of a step, as training computes it, without a gradient.
+        """Returns this rank's share of the loss of any micro-batch of a step, as training computes it, without a
+        gradient.
 
         Called by all ranks together; after the last call, `reshard`."""
         generation = self._generation
@@ -187,8 +188,8 @@ class GradientPass:
 
     @property
     def meets_new_buffers(self) -> bool:
-        """For the ballot: in the last `run` a buffer has changed on this rank that the ranks do not exchange yet. Then
-        all call `agree_on_buffers`, and run the step again."""
+        """Whether, for the ballot, in the last `run` a buffer has changed on this rank that the ranks do not exchange
+        yet. Then all call `agree_on_buffers`, and run the step again."""
         return self._buffers.has_met_others
 
     def agree_on_buffers(self) -> None:
@@ -204,8 +205,8 @@ class GradientPass:
         self._generation.check()
 
     def _remark(self, unused: Sequence[str]) -> None:
-        """After the first step: name the parameters without a gradient in the log, from one rank. Such a parameter is a
-        mistake more often than not. An expert may have got no token."""
+        """Called after the first step: names the parameters without a gradient in the log, from one rank. Such a
+        parameter is a mistake more often than not. An expert may have got no token."""
         generation = self._generation
         if generation.rank != 0 or generation.plan.experts:
             return
@@ -305,8 +306,8 @@ def _groups(shared: Sequence[SharedParameter]) -> list[_Group]:
 
 
 def _flat(parameters: Sequence[SharedParameter]) -> Tensor:
-    """This rank's summand of every gradient, then for each parameter 1 if it has any: a parameter that no stage has
-    used keeps no gradient."""
+    """Returns this rank's summand of every gradient, then for each parameter 1 if it has any: a parameter that no stage
+    has used keeps no gradient."""
     pieces: list[Tensor] = []
     is_there: list[float] = []
     for shared in parameters:
@@ -386,7 +387,7 @@ class Gradients:
     """This rank's shards of all gradients that exist."""
 
     by_share: dict[float, list[Tensor]]
-    """By their share of a squared norm: 1 / the number of ranks that hold the same values."""
+    """The shards by their share of a squared norm, which is 1 / the number of ranks that hold the same values."""
 
     @staticmethod
     @torch.no_grad()

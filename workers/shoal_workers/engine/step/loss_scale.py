@@ -60,7 +60,7 @@ class LossScale:
         return cls(scale=float(value["scale"]), num_finite=int(value["num_finite"]))
 
     def to_json(self) -> dict[str, Any]:
-        """For the checkpoint's `extra`; exact, because the scale is a power of two."""
+        """Returns what the checkpoint's `extra` holds; it is exact, because the scale is a power of two."""
         return asdict(self)
 
 
@@ -73,7 +73,8 @@ class ScaleVerdict:
     updates: bool
     """The optimizer may step, with gradients and norm divided by the scale of this step."""
     is_hopeless: bool
-    """Not finite at the smallest scale: fp16 did not overflow, so the job's rule for non-finite steps applies."""
+    """The gradients are not finite at the smallest scale: fp16 did not overflow, so the job's rule for non-finite steps
+    applies."""
     reason: str
 
 
@@ -120,7 +121,7 @@ class Scaling:
             self._state = LossScale.from_json(saved)
 
     def update(self, *, is_finite: bool) -> ScaleVerdict | None:
-        """After each step whose loss is finite; `is_finite`: its gradients are finite as well. None: there is no
+        """Called after each step whose loss is finite; `is_finite`: its gradients are finite as well. None: there is no
         scale."""
         if self._state is None:
             return None

@@ -47,7 +47,7 @@ class Passes(Protocol):
         ...
 
     def forward_only(self, batch: Any) -> Share:
-        """This rank's share in the mean over a whole `batch`, without a gradient.
+        """Returns this rank's share in the mean over a whole `batch`, without a gradient.
 
         Called by all ranks that share the batch; the caller seeds the random generators."""
         ...
@@ -158,7 +158,7 @@ class LocalPasses:
 
 
 def refuse_written(order: CollectiveOrder) -> None:
-    """After a forward pass of the training. Raises ValueError if it has written to a parameter."""
+    """Called after a forward pass of the training. Raises ValueError if it has written to a parameter."""
     name = order.written_parameter()
     if name is not None:
         raise ValueError(
@@ -170,7 +170,7 @@ def refuse_written(order: CollectiveOrder) -> None:
 
 
 def share_of(generation: Generation, returned: Returned, weight: float = 1.0) -> Share:
-    """This rank's share of loss and metrics, times the weight of the micro-batch; without a graph."""
+    """Returns this rank's share of loss and metrics, times the weight of the micro-batch; without a graph."""
     loss = (local(returned.loss).detach() * weight).reshape(()) * generation.loss_share
     metrics = {name: value * weight * generation.loss_share for name, value in returned.metrics.items()}
     return Share(loss, metrics)

@@ -157,7 +157,7 @@ class PipelinePasses:
         return replace(call, args=args, kwargs=kwargs, first=context.cut(call.first))
 
     def _returned(self, output: Any, batch: Any, call: ModelCall, *, is_training: bool = True) -> Returned:
-        """By the task's loss, of the last stage's output."""
+        """Returns what the task's loss makes of the last stage's output."""
         context = self._assembly.context
         whole = output if context is None else context.output(output)
         return self._calls.loss_of(whole, batch, call, generator_states(), is_training=is_training)
@@ -344,7 +344,7 @@ def _contiguous(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
 
 
 def _fed(generation: Generation) -> tuple[MicroBatch, ...]:
-    """This rank's micro-batches, and as much padding as the schedule needs."""
+    """Returns this rank's micro-batches, and as much padding as the schedule needs."""
     own = generation.own_micro_batches()
     missing = micro_batches_fed(generation.layout, generation.spec.batch.num_micro_batches) - len(own)
     return own + (MicroBatch(own[-1].index, 0.0),) * missing

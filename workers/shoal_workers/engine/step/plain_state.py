@@ -68,7 +68,7 @@ class _Attribute:
     view: Tensor
     version: int
     before: Tensor | None
-    """None: it is large."""
+    """None if it is large."""
 
 
 class PlainState:
@@ -88,7 +88,7 @@ class PlainState:
 
     @contextmanager
     def watched(self, part: int) -> Iterator[None]:
-        """Around the forward pass of a micro-batch. Raises ValueError for state that no checkpoint holds."""
+        """Surrounds the forward pass of a micro-batch. Raises ValueError for state that no checkpoint holds."""
         if self._num_passes > _WATCHED_PASSES or self.is_compiled:
             yield
             return

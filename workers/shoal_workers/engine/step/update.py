@@ -104,12 +104,13 @@ class Update:
         return len(self._built)
 
     def changed_settings(self) -> list[dict[str, list[Any]]]:
-        """By parameter group: the settings that have changed since the optimizer was built, see `changes`."""
+        """Returns, by parameter group, the settings that have changed since the optimizer was built, see `changes`."""
         groups = self.optimizer.param_groups
         return [changes(built, plain_settings(group)) for built, group in zip(self._built, groups, strict=False)]
 
     def restore_settings(self, changed: Sequence[Mapping[str, Sequence[Any]]]) -> str:
-        """After a restore from a run that had these `changed_settings`. Returns what cannot be restored, for people."""
+        """Called after a restore from a run that had these `changed_settings`. Returns what cannot be restored, for
+        people."""
         if len(changed) != len(self._built):
             self._set_settings(self._built)
             lost = ", ".join(sorted({name for group in changed for name in group}))
@@ -119,8 +120,8 @@ class Update:
         return ""
 
     def restore_old_settings(self, saved: Sequence[Mapping[str, Any]]) -> str:
-        """The same for what earlier versions have saved: all settings, whether the run had changed them or not. Of the
-        built-in AdamW, which no code can change, they are not needed. Returns what acts, for people."""
+        """Does the same for what earlier versions have saved: all settings, whether the run had changed them or not. Of
+        the built-in AdamW, which no code can change, they are not needed. Returns what acts, for people."""
         if self.is_built_in:
             self._set_settings(self._built)
             return ""
@@ -144,7 +145,7 @@ class Update:
 
     @property
     def is_elementwise(self) -> bool:
-        """It updates each element of the local shards on its own, and nothing else refers to its tensors."""
+        """Whether it updates each element of the local shards on its own, and nothing else refers to its tensors."""
         return self.double_buffered is not None or self._is_rebuilt
 
     @property
@@ -196,8 +197,8 @@ class Update:
             group.update(before)  # not only the rate: some optimizers count their steps there
 
     def _materialise_adamw(self, lacking: Collection[nn.Parameter]) -> None:
-        """Only create the tensors of its first step, with arbitrary values: a step would touch every page three
-        times."""
+        """Only creates the tensors of the optimizer's first step, with arbitrary values: a step would touch every page
+        three times."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter not in lacking:
@@ -216,7 +217,7 @@ class Update:
 
     @property
     def _may_grow(self) -> bool:
-        """It may make more state in a later update than in its first: torch's own optimizers do not."""
+        """Whether it may make more state in a later update than in its first: torch's own optimizers do not."""
         return not type(self.optimizer).__module__.startswith("torch.optim") and not self.is_built_in
 
     def make_state(self, name: str, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
@@ -281,7 +282,7 @@ class Update:
 
     @torch.no_grad()
     def fill_tied_copies(self) -> None:
-        """After a restore: copy value and optimizer state of each parameter to its tied copies."""
+        """Copies, after a restore, the value and the optimizer state of each parameter to its tied copies."""
         for parameter, tied_copy in self._tied_copies:
             first, second = self._own.get(id(parameter), parameter), self._own.get(id(tied_copy), tied_copy)
             pairs: list[tuple[Tensor, Tensor]] = [(first, second)]
@@ -427,7 +428,7 @@ Change = Sequence[Any]
 
 
 def plain_settings(group: Group) -> dict[str, Any]:
-    """Those that can be saved: JSON values."""
+    """Returns the settings that can be saved, which are JSON values."""
     return {key: _plain(value) for key, value in group.items() if key not in _NOT_SAVED and is_plain(value)}
 
 
@@ -461,7 +462,7 @@ def is_plain(value: object) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """As it is read from JSON."""
+    """Returns the value as it would be read from JSON."""
     return list(value) if isinstance(value, list | tuple) else value
 
 
@@ -474,13 +475,13 @@ class ParameterGroup:
 
 
 class NoParameters(Optimizer):
-    """In the place of a task's optimizer where a rank's stages are frozen: torch's own refuse to have no parameter."""
+    """Replaces a task's optimizer where a rank's stages are frozen: torch's own refuse to have no parameter."""
 
     def __init__(self, groups: list[ParameterGroup]) -> None:
         super().__init__([{"params": [], **group.settings} for group in groups], {})
 
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Nothing to do."""
+        """Does nothing."""
 
 
 def groups_of(optimizer: Optimizer, model: nn.Module) -> list[ParameterGroup]:

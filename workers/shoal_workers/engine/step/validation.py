@@ -103,7 +103,7 @@ class Validation:
 
 
 def validation_of(generation: Generation, assembly: Assembly, passes: Passes) -> Validation | None:
-    """None if the job does not validate, or if its data has no validation split."""
+    """Returns None if the job does not validate, or if its data has no validation split."""
     data = generation.task.validation_data
     if data is None or not len(data):
         return None
@@ -117,7 +117,8 @@ def _weighted(share: Share, weight: int) -> Share:
 
 
 def validation_slices(num_samples: int, micro_size: int, rank: int, world_size: int) -> list[tuple[range, int]]:
-    """This rank's micro-batches, each with its weight: its number of samples, or 0 for padding. A pure function.
+    """Returns this rank's micro-batches, each with its weight: its number of samples, or 0 for padding. A pure
+    function.
 
     All ranks get the same number; over all ranks every sample is in exactly one micro-batch with a weight above 0.
     """

@@ -41,8 +41,8 @@ class Requests:
     snapshots: bool = False
     """Copy the state into memory."""
     replicates: bool = False
-    """Also send the copy to the buddy. Not while any rank is still sending: after the loss of a node only a step of
-    which every rank's copy has arrived can be restored."""
+    """Also send the copy to the buddy, unless any rank is still sending: after the loss of a node only a step of which
+    every rank's copy has arrived can be restored."""
     is_sending: bool = False
     lacks_memory: bool = False
     """No copies any more: a snapshot is whole only with the part of every rank."""
@@ -93,12 +93,12 @@ class Verdict:
     is_finite: bool
     requests: Requests
     compute_s: tuple[float, ...]
-    """By rank."""
+    """Seconds by rank."""
     copy_s: float
     """The slowest rank's."""
     send_s: float
     arrived_steps: tuple[float, ...] = ()
-    """By rank: as in its ballot."""
+    """The value in each rank's ballot, by rank."""
     log_lag: int | None = None
     """The lag of the rank that is furthest behind; None: not every rank with a buddy has a log in force."""
     log_s: float = 0.0

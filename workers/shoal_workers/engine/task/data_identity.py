@@ -89,7 +89,7 @@ def change_since(saved: object, now: str) -> DataChange | None:
 
 
 def refused_change(change: DataChange, step: int) -> DataDiffers:
-    """For a job's own checkpoint: its samples are numbered in the data that it began with."""
+    """Returns the error for a job's own checkpoint: its samples are numbered in the data that it began with."""
     return DataDiffers(
         f"The data of this job has changed since step {step}: its content hash was {change.before}, now {change.now}. "
         "Some samples would be read twice, others never. Put the files (or the tokenizer) back as they were and retry "

@@ -36,7 +36,7 @@ class ModelCall:
     before_loss: Tensor
     """State of the random generators when loss was called."""
     at_call: Tensor
-    """The same when it called the model."""
+    """State of the random generators when it called the model."""
 
 
 class ModelCalls:
@@ -100,7 +100,7 @@ class _Caught(BaseException):
 
 
 class _Placeholder(nn.Module):
-    """In the place of a model of which no process has all."""
+    """Replaces a model of which no process has all."""
 
     def __getattr__(self, name: str) -> Any:
         _refuse(name)

@@ -47,7 +47,7 @@ def generator_states() -> Tensor:
 
 
 def set_generator_states(states: Tensor) -> None:
-    """As `generator_states` returned them, in this process or another one."""
+    """Sets the states as `generator_states` returned them, in this process or another one."""
     size = torch.default_generator.get_state().numel()
     lengths = [size, 4 * _PYTHON_WORDS, 4 * (_NUMPY_WORDS + 1), 4 * 8]
     of_torch, of_python, of_numpy, gauss, of_cuda = torch.split(states, [*lengths, states.numel() - sum(lengths)])

@@ -123,11 +123,11 @@ _SEPARATOR = "\n"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """This rank's share of the mean loss and the mean metrics of a micro-batch. Scalars."""
+    """Returns this rank's share of the mean loss and the mean metrics of a micro-batch. Scalars."""
 
     loss: Tensor
     metrics: Mapping[str, Tensor] | None
-    """None: another rank of the pipeline computes them."""
+    """None if another rank of the pipeline computes them."""
 
 
 class Metrics:
@@ -152,7 +152,7 @@ class Metrics:
         return self._names
 
     def agree(self, shares: Sequence[Share]) -> None:
-        """After each pass, before its shares are added up. A collective the first time, on all ranks.
+        """Called after each pass, before its shares are added up. It is a collective the first time, on all ranks.
 
         Raises:
             ValueError: the names differ between micro-batches, ranks or steps.
@@ -172,14 +172,14 @@ class Metrics:
                 self._refuse(tuple(share.metrics), "and for the micro-batches before")
 
     def columns(self, shares: Sequence[Share]) -> list[Tensor]:
-        """For each name the values of `shares`, of shape (n,) with any n."""
+        """Returns for each name the values of `shares`, of shape (n,) with any n."""
         present = [share.metrics for share in shares if share.metrics is not None]
         if not present:
             return [torch.zeros(0, device=self._device)] * len(self.names)
         return [torch.stack([metrics[name] for metrics in present]) for name in self.names]
 
     def sums(self, shares: Sequence[Share]) -> Tensor:
-        """This rank's share of each metric, float64 of shape (len(names),). Added up as the losses are."""
+        """Returns this rank's share of each metric, float64 of shape (len(names),). Added up as the losses are."""
         if not self.names:
             return torch.zeros(0, dtype=torch.float64, device=self._device)
         return torch.stack([column.sum().double() for column in self.columns(shares)])

@@ -72,7 +72,8 @@ class Task(Protocol):
     def __init__(self, *, model: dict[str, Any], data: dict[str, Any], seed: int) -> None: ...
 
     def build_model(self) -> nn.Module:
-        """On the CPU, with torch's RNG seeded from the spec's seed: every rank must build the same weights."""
+        """Builds the model on the CPU, with torch's RNG seeded from the spec's seed: every rank must build the same
+        weights."""
         ...
 
     def build_dataset(self, split: str) -> Dataset | None:
@@ -103,12 +104,12 @@ class LoadedTask:
         return read_returned(self._task.loss(model, batch), self._task.loss)
 
     def line_of(self, member: str) -> str:
-        """Where a member of the task is defined: `digits.py:38 in loss()`; empty: nowhere that can be named."""
+        """Returns where a member of the task is defined: `digits.py:38 in loss()`; empty: nowhere that can be named."""
         function: Any = getattr(self._task, member, None)
         return f"{place_of(function)} in {member}()" if hasattr(function, "__code__") else ""
 
     def metrics(self, device: torch.device, *, writes_log: bool) -> Metrics:
-        """For the metrics of one generation's training, or of its validation."""
+        """Returns an object for the metrics of one generation's training, or of its validation."""
         return Metrics(self._task.loss, device, writes_log=writes_log)
 
     @property
@@ -162,7 +163,7 @@ class LoadedTask:
         return data  # type: ignore[no-any-return]
 
     def build_model(self) -> nn.Module:
-        """The same weights in every worker: the RNG is seeded first."""
+        """Makes the same weights in every worker: the RNG is seeded first."""
         seed_everything(self._spec.seed)
         model = self._task.build_model()
         if not isinstance(model, nn.Module):

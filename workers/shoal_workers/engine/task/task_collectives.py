@@ -133,7 +133,7 @@ class _State:
 
 _state = _State()
 _kinds: dict[str, bool | None] = {}
-"""By file: whether it is the task's; None: it acts for its caller."""
+"""Whether a file is the task's, by file; None: it acts for its caller."""
 
 
 def guard_collectives() -> None:

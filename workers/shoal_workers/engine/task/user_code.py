@@ -1,5 +1,5 @@
-"""Around every call into the task: what it raises becomes a report of whose error it is, and what it leaves changed is
-refused or undone.
+"""Surrounds every call into the task: what it raises becomes a report of whose error it is, and what it leaves changed
+is refused or undone.
 
 Exceptions become a TaskFailed whose traceback begins in the user's code, and whose report says what class of error it
 is, whose code raised it, and the line of the task. A common mistake has one sentence instead of the framework's text
@@ -177,7 +177,7 @@ def _shown(error: BaseException, origin: Origin, *, only_task: bool) -> str:
 
 
 def _recognised(error: BaseException, phase: Phase, frames: list[Frame]) -> Recognised | None:
-    """None also for what Shoal itself has refused: its message says what is wrong."""
+    """Returns None also for what Shoal itself has refused: its message says what is wrong."""
     if not frames or frames[-1].is_refusal:
         return None
     innermost = _tracebacks(error)[-1].tb_frame.f_code

@@ -65,7 +65,7 @@ class LogHead(Frozen):
     groups: tuple[LoggedGroup, ...]
     """The settings of the built-in AdamW."""
     optimizer: LoggedOptimizer | None = None
-    """None: the built-in AdamW."""
+    """None for the built-in AdamW."""
     parameters: tuple[LoggedParameter, ...]
     num_elements: Count
     """The elements of all parameters: the most that an entry contains."""
@@ -96,14 +96,14 @@ class Commit(Frozen):
     clip: float
     """Factor of clipping; 1: not clipped."""
     lrs: tuple[float, ...]
-    """By group."""
+    """Learning rates by parameter group."""
     counts: tuple[Count, ...]
-    """By parameter: its updates with this one; 0: it is not updated in this step."""
+    """The number of updates of each parameter, this one included; 0: it is not updated in this step."""
     unused: tuple[Count, ...] = ()
     """Numbers of the parameters that are not updated although the payload has zeros for them: the gradients were sent
     before all ranks knew that none had used them."""
     counters: tuple[tuple[str, tuple[float, ...]], ...] = ()
-    """With an optimizer of the task: by key, the numbers in the state of each parameter before this update."""
+    """The numbers in the state of each parameter before this update, by key; only with an optimizer of the task."""
     changed: tuple[tuple[str, Count], ...]
     """Name and bytes of every other tensor whose value changed. The values follow in this order."""
     extra_bytes: Count
@@ -176,7 +176,8 @@ def head_of(
 def views_of(
     gradients: Tensor, head: LogHead, counts: Sequence[int], unused: Collection[int] = ()
 ) -> list[Tensor | None]:
-    """By parameter: its gradient in the payload of an entry; None: its count is 0 and it is not among `unused`."""
+    """Returns each parameter's gradient in the payload of an entry; None if its count is 0 and it is not among
+    `unused`."""
     views: list[Tensor | None] = []
     end = 0
     for number, (one, count) in enumerate(zip(head.parameters, counts, strict=True)):
@@ -189,5 +190,5 @@ def views_of(
 
 
 def platform() -> tuple[int, str, str]:
-    """This process's platform, as `LogHead.platform`."""
+    """Returns this process's platform, as `LogHead.platform` has it."""
     return torch.get_num_threads(), str(torch.__version__), torch.backends.cpu.get_cpu_capability()

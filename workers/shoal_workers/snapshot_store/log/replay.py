@@ -9,16 +9,22 @@ Hides which entries lead from which copy to which step.
 
 Reads nothing but files of this node, so any of its processes can do this, also if the process that received them is
 dead. The copy is read before anything else; if it or an entry is overwritten meanwhile, the replay begins again.
-Called by the server for a part that is read, and by the receiver of a log that has no room left.
+
+Now and then a whole copy is compared with the replay of its step (`Comparison`). Two machines made them from the same
+numbers, so all bits must be equal: a difference is corruption. The two alone do not show which of them is wrong.
+
+Called by the server, for a part that is read and after it has received a copy, and by the receiver of a log that has no
+room left.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +44,14 @@ from shoal_workers.snapshot_store.log.records import (
 from shoal_workers.snapshot_store.log.rules import rule_of
 from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, OutdatedCopy
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry
-from shoal_workers.snapshot_store.slots.slot import PartHeader, Regions, SlotFile, Stamp, read_header, read_sequence
+from shoal_workers.snapshot_store.slots.slot_files import (
+    PartHeader,
+    Regions,
+    SlotFile,
+    Stamp,
+    read_header,
+    read_sequence,
+)
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 _TRIES = 3
@@ -68,7 +81,7 @@ class Replayable:
 
 
 class Replayer:
-    """Any thread."""
+    """Called from any thread."""
 
     def __init__(self, registry: SlotRegistry, buddies: BuddySlots) -> None:
         self._registry = registry
@@ -76,7 +89,7 @@ class Replayer:
         self._making = threading.Lock()
 
     def replayable(self) -> Iterator[Replayable]:
-        """Every part that can be made from the files of this node, and is not there as a file."""
+        """Yields every part that can be made from the files of this node, and is not there as a file."""
         links = self._links()
         if not links:
             return
@@ -340,7 +353,7 @@ def chain(bases: Collection[int], links: Iterable[Link], wanted: int) -> tuple[i
 
 
 def replayable(bases: Collection[int], links: Iterable[Link]) -> set[int]:
-    """Every step that can be reached from a whole copy by replaying at least one entry, and is none itself."""
+    """Returns every step that can be reached from a whole copy by replaying at least one entry, and is none itself."""
     known = list(links)
     return {link.step for base in bases for link in _from(base, known)} - set(bases)
 
@@ -352,3 +365,65 @@ def _from(base: int, links: list[Link]) -> Iterator[Link]:
         if link.previous <= step < link.step:
             step = link.step
             yield link
+
+
+COMPARED_EVERY = 8
+"""Copies of one rank: a comparison costs about as many updates as there are steps between two copies."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The copy of a rank's state after a step differs from its replay in these tensors."""
+
+    generation: int
+    rank: int
+    step: int
+    names: tuple[str, ...]
+
+
+class Comparison:
+    """Called from any thread."""
+
+    def __init__(self, replayer: Replayer) -> None:
+        self._replayer = replayer
+        self._lock = threading.Lock()
+        self._num_copies: Counter[tuple[int, int]] = Counter()
+        self._compared: set[tuple[int, int]] = set()
+        self._found: deque[Difference] = deque()
+
+    @contextmanager
+    def of_copy(self, generation: int, rank: int) -> Iterator[bool]:
+        """Surrounds the receipt of a whole copy; yields whether the copy shall be compared. If so, `needs_entries` is
+        true of this rank meanwhile."""
+        with self._lock:
+            self._num_copies[generation, rank] += 1
+            is_due = self._num_copies[generation, rank] % COMPARED_EVERY == 2  # the first that follows another one
+            if is_due:
+                self._compared.add((generation, rank))
+        try:
+            yield is_due
+        finally:
+            with self._lock:
+                self._compared.discard((generation, rank))
+
+    def needs_entries(self, generation: int, rank: int) -> bool:
+        """Returns whether entries of this rank must not be overwritten now."""
+        return (generation, rank) in self._compared
+
+    def run(self, generation: int, rank: int, step: int, check: Callable[[], None]) -> None:
+        """Compares the copy, which may take long. Runs on a thread of its own, whose priority it lowers."""
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        try:
+            names = self._replayer.differing(generation, rank, step, check)
+        except ReplayFailed as error:
+            _log.warning("snapshot_store.comparison_failed", extra={"error": str(error)})
+            return
+        if names:
+            self._found.append(Difference(generation, rank, step, names))
+
+    def take(self) -> Difference | None:
+        """The next difference that was found; None: there is none."""
+        return self._found.popleft() if self._found else None

@@ -1,11 +1,17 @@
-"""What the update of a log's optimizer does to the tensors of a part: the built-in AdamW, or one that a task declares
-pure and elementwise. Hides how another process makes an equal optimizer.
+"""What an update does to the tensors of a part: the built-in AdamW, or an optimizer that a task declares pure and
+elementwise. Hides how another process makes an equal optimizer.
 
     class       by its name, "module:Class"; every worker of a job can import the modules of its task
     settings    of each parameter group; JSON, exact for every number
 
 A task's optimizer gets parameter groups from its constructor, and its defaults by name, as those of torch do
-(docs/tasks.md). Called by `replay`, and by the engine, which writes a log; reads no file.
+(docs/tasks.md).
+
+The training step and the replay on the buddy call the same `update` for AdamW. It has the same operations in the same
+order as torch.optim.AdamW (foreach, not capturable, not amsgrad), hence the same bits. A complex number is two real
+ones, as it is there (`view_as_real`). Every operation works element by element, so the bits depend neither on the
+memory that is read or written nor on the process. They may depend on the instruction set and on the number of threads:
+`records.LogHead` has both. Called by `replay` and by the engine; reads no file.
 """
 
 from __future__ import annotations
@@ -13,14 +19,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shoal_workers.snapshot_store.log.adamw import AdamWGroup, ParameterBuffers, update
 from shoal_workers.snapshot_store.log.records import Commit, LoggedOptimizer, LogHead
 
 View = Callable[[str], Tensor]
@@ -34,8 +40,8 @@ class Rule(Protocol):
         ...
 
     def apply(self, commit: Commit, gradients: Mapping[int, Tensor]) -> None:
-        """One update, in place. `gradients`: by number of the parameter. ValueError: the state gets tensors for which
-        the part has no room."""
+        """Makes one update, in place. `gradients`: by number of the parameter. ValueError: the state gets tensors for
+        which the part has no room."""
         ...
 
 
@@ -50,7 +56,7 @@ def names_of(parameter: str) -> tuple[str, str, str]:
 
 
 def state_names(parameter: str, names: Collection[str]) -> dict[str, str]:
-    """By key: the names of a parameter's optimizer state among `names`."""
+    """Returns, by key, the names of a parameter's optimizer state among `names`."""
     prefix = f"optim.{parameter}."
     keys = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
     return {key: name for key, name in keys.items() if "." not in key}
@@ -143,7 +149,7 @@ def describe(optimizer: Optimizer) -> LoggedOptimizer:
 
 
 def rebuild(kind: type[Optimizer], groups: Sequence[dict[str, Any]], defaults: Mapping[str, Any]) -> Optimizer:
-    """Another one of this class. `groups`: with their parameters. Raises what the constructor raises."""
+    """Makes another optimizer of this class. `groups`: with their parameters. Raises what the constructor raises."""
     taken = inspect.signature(kind).parameters
     takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
     return kind(list(groups), **{name: value for name, value in defaults.items() if takes_all or name in taken})
@@ -169,7 +175,7 @@ def settings_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def plain_settings_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The same without the rate: what no step and no schedule may change."""
+    """Returns the settings without the rate: what no step and no schedule may change."""
     return [_settings(group) for group in optimizer.param_groups]
 
 
@@ -183,3 +189,91 @@ def _exact(settings: Mapping[str, Any]) -> str:
     except (TypeError, ValueError) as error:
         raise ValueError(f"a setting of the optimizer is not plain JSON: {error}") from None
     return text
+
+
+_AT_ONCE_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterBuffers:
+    """Memory for one parameter and its moments, each of the parameter's shape and type, without a gradient history."""
+
+    parameter: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+
+    def as_real(self) -> ParameterBuffers:
+        """Views of the same memory."""
+        return ParameterBuffers(_real(self.parameter), _real(self.exp_avg), _real(self.exp_avg_sq))
+
+
+@dataclass(frozen=True, slots=True)
+class AdamWGroup:
+    """The settings of one parameter group in one step."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+
+@torch.no_grad()
+def update(
+    group: AdamWGroup,
+    gradients: list[Tensor],
+    counts: Sequence[float],
+    sources: Sequence[ParameterBuffers],
+    targets: Sequence[ParameterBuffers],
+) -> None:
+    """Reads `sources` and writes `targets`, which may be the same.
+
+    `counts`: per parameter, the number of its updates, this one included.
+    """
+    if any(gradient.is_complex() for gradient in gradients):
+        sources, targets = [one.as_real() for one in sources], [one.as_real() for one in targets]
+        gradients = [_real(gradient) for gradient in gradients]
+    for batch in _batches(gradients):
+        _update(group, gradients[batch], counts[batch], sources[batch], targets[batch])
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _batches(gradients: Sequence[Tensor]) -> Iterator[slice]:
+    """Parameters that are updated together: the temporaries of all at once would be as large as the gradients."""
+    first = size = 0
+    for index, gradient in enumerate(gradients):
+        if size and size + gradient.nbytes > _AT_ONCE_BYTES:
+            yield slice(first, index)
+            first, size = index, 0
+        size += gradient.nbytes
+    yield slice(first, len(gradients))
+
+
+def _update(
+    group: AdamWGroup,
+    gradients: list[Tensor],
+    counts: Sequence[float],
+    sources: Sequence[ParameterBuffers],
+    targets: Sequence[ParameterBuffers],
+) -> None:
+    for gradient, old, new in zip(gradients, sources, targets, strict=True):
+        if group.weight_decay != 0:
+            torch.mul(old.parameter, 1 - group.lr * group.weight_decay, out=new.parameter)
+        elif new is not old:
+            new.parameter.copy_(old.parameter)
+        torch.lerp(old.exp_avg, gradient, 1 - group.beta1, out=new.exp_avg)
+        torch.mul(old.exp_avg_sq, group.beta2, out=new.exp_avg_sq)
+    squares = [new.exp_avg_sq for new in targets]
+    torch._foreach_addcmul_(squares, gradients, gradients, 1 - group.beta2)
+    roots = torch._foreach_sqrt(squares)
+    torch._foreach_div_(roots, [(1 - group.beta2**count) ** 0.5 for count in counts])
+    torch._foreach_add_(roots, group.eps)
+    torch._foreach_addcdiv_(
+        [new.parameter for new in targets],
+        [new.exp_avg for new in targets],
+        roots,
+        [(group.lr / (1 - group.beta1**count)) * -1 for count in counts],
+    )

@@ -4,10 +4,10 @@
     with a buddy      up to four: also the snapshot that is being sent, and the last one that the buddy has (see
                       `retention`). Such a slot is overwritten only if there is no memory for another one.
 
-Everything that depends only on the state's layout (the save plan, its index as JSON, the tensor views of a slot) is
-made once and found again by `plan_key`. A snapshot then costs one pass over the tensors. Called from the training
-thread; the sender thread calls `sent` and the function that `hand_over` returns. Copies from CUDA are non-blocking,
-followed by one synchronize.
+Everything that depends only on the state's layout (`Shape`: the save plan, its index as JSON, the regions of the file;
+and the tensor views of a slot) is made once and found again by `plan_key`. A snapshot then costs one pass over the
+tensors. Called from the training thread; the sender thread calls `sent` and the function that `hand_over` returns.
+Copies from CUDA are non-blocking, followed by one synchronize. Live slots have the same `Shape`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from shoal_workers.checkpoint.save_plan import SavePlan, local_tensor, plan_key, plan_save
+from shoal_workers.checkpoint.index import ALIGNMENT_BYTES, IndexItem, ShardIndex
+from shoal_workers.checkpoint.save_plan import PlannedItem, SavePlan, local_tensor, plan_key, plan_save
 from shoal_workers.snapshot_store.slots import retention
-from shoal_workers.snapshot_store.slots.pool import SlotPool, at, fitting
-from shoal_workers.snapshot_store.slots.shape import Shape, view_of
-from shoal_workers.snapshot_store.slots.slot import SlotFile, Stamp
+from shoal_workers.snapshot_store.slots.slot_files import Regions, SlotFile, SlotPool, Stamp, at, fitting
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 _log = logging.getLogger(__name__)
@@ -70,7 +69,7 @@ class OwnSlots:
     def write(
         self, state: Mapping[str, torch.Tensor], stamp: Stamp, extra: Mapping[str, Any], *, owns_replicated: bool
     ) -> None:
-        """When it returns, `state` and `extra` may change.
+        """Writes a snapshot. When it returns, `state` and `extra` may change.
 
         SharedMemoryFull; the earlier snapshots are unchanged then.
         """
@@ -269,7 +268,7 @@ class OwnSlots:
         return [slot for slot in self._overwritable(generation) if not slot.fits(num_bytes)]
 
     def _forget(self, slots: Collection[SlotFile]) -> None:
-        """They were resized or removed, and hold no part."""
+        """Forgets slots that were resized or removed, and hold no part."""
         for slot in slots:
             if slot is self._last_sent:
                 self._last_sent = None
@@ -281,7 +280,7 @@ def _headers(slots: Sequence[SlotFile]) -> retention.Headers:
 
 
 def _copy(views: _Views, state: Mapping[str, torch.Tensor], plan: SavePlan) -> None:
-    """With memmove where possible: torch's copy loop writes through the cache, which takes longer."""
+    """Copies with memmove where possible: torch's copy loop writes through the cache, which takes longer."""
     targets, sources = [], []
     for item, view, address in zip(plan.items, views.tensors, views.addresses, strict=True):
         tensor = state[item.fqn]
@@ -296,3 +295,74 @@ def _copy(views: _Views, state: Mapping[str, torch.Tensor], plan: SavePlan) -> N
             torch._foreach_copy_(targets, sources, non_blocking=True)
     for device in {source.device for source in sources if source.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
+
+
+_MIN_EXTRA_ROOM_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """Compared by identity: the same object means the same layout."""
+
+    plan: SavePlan
+    index: bytes
+    regions: Regions
+
+    @staticmethod
+    def of(plan: SavePlan, *, extra_bytes: int) -> Shape:
+        """Reserves twice `extra_bytes` for the plain values, since they grow."""
+        return Shape._with_room(plan, _index_of(plan), extra_bytes)
+
+    def with_room(self, extra_bytes: int) -> Shape:
+        """Returns the same layout with more room for the plain values."""
+        return Shape._with_room(self.plan, self.index, extra_bytes)
+
+    def index_of(self, names: Collection[str]) -> bytes:
+        """The index of a part that has only these of the items; as long as the whole index."""
+        items = tuple(item for item in self.plan.items if item.fqn in names)
+        return _index_of(replace(self.plan, items=items)).ljust(len(self.index))
+
+    @staticmethod
+    def _with_room(plan: SavePlan, index: bytes, extra_bytes: int) -> Shape:
+        room = max(_MIN_EXTRA_ROOM_BYTES, 2 * extra_bytes)
+        return Shape(plan, index, Regions.of(index_bytes=len(index), extra_room=room, num_bytes=plan.total_bytes))
+
+    def lay_out(self, file: SlotFile) -> torch.Tensor:
+        """Writes the index; returns the payload as bytes, in the file's memory. The slot holds no complete part."""
+        regions = self.regions
+        file.map[regions.index_offset : regions.index_offset + regions.index_bytes] = self.index
+        return torch.frombuffer(file.map, dtype=torch.uint8)[regions.payload_offset :]
+
+
+def view_of(payload: torch.Tensor, item: PlannedItem) -> torch.Tensor:
+    """An item's slice of the payload, with the item's dtype and sizes."""
+    return payload[item.file_offset : item.file_offset + item.nbytes].view(item.dtype).view(item.sizes)
+
+
+def with_rooms(plan: SavePlan, rooms: Mapping[str, int]) -> SavePlan:
+    """Returns the same items further apart: an item named in `rooms` gets at least that many bytes."""
+    items: list[PlannedItem] = []
+    end = 0
+    for item in plan.items:
+        item = replace(item, file_offset=-(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
+        items.append(item)
+        end = item.file_offset + max(item.nbytes, rooms.get(item.fqn, 0))
+    return SavePlan(tuple(items), end)
+
+
+def _index_of(plan: SavePlan) -> bytes:
+    """Written once for many snapshots, so the fields that the slot's header carries (rank, step ...) are 0 in it."""
+    items = tuple(
+        IndexItem(
+            fqn=item.fqn,
+            dtype=str(item.dtype).removeprefix("torch."),
+            shape=item.shape,
+            offsets=item.offsets,
+            sizes=item.sizes,
+            file_offset=item.file_offset,
+            nbytes=item.nbytes,
+            crc32=0,
+        )
+        for item in plan.items
+    )
+    return ShardIndex(rank=0, world_size=0, generation=0, step=0, items=items, extra={}).to_json()

@@ -33,7 +33,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from shoal_workers.snapshot_store.slots.retention import is_outdated
-from shoal_workers.snapshot_store.slots.slot import PartHeader, read_header, read_sequence
+from shoal_workers.snapshot_store.slots.slot_files import PartHeader, read_header, read_sequence
 
 _LOCK = ".lock"
 _OWNER = "owner"
@@ -66,7 +66,7 @@ class SlotRegistry:
         """OSError if `root` cannot be used."""
         self._is_closed = False
         self._paths: dict[tuple[int, int, int], Path] = {}
-        """By generation, rank and step: where the complete parts were in the last scan."""
+        """The files of the complete parts in the last scan, by generation, rank and step."""
         self._base = _base(root)
         self._attempt = self._base / _segment(f"{job_id}-a{attempt}")
         self.node = self._attempt / _segment(memory_id)
@@ -85,7 +85,7 @@ class SlotRegistry:
         raise OSError(f"{self._attempt} was removed by other processes {_TRIES} times while this process started in it")
 
     def parts(self) -> Iterator[tuple[Path, PartHeader]]:
-        """Every complete part in this node's memory, of all processes."""
+        """Yields every complete part in this node's memory, of all processes."""
         for path in self._slots(self.node, _PARTS):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -105,7 +105,8 @@ class SlotRegistry:
                 yield from self._slots_of(process, _LIVE)
 
     def entries(self, num_start_bytes: int) -> Iterator[tuple[Path, PartHeader, bytes]]:
-        """Every complete log entry in this node's memory, of all processes, with the start of its extra region."""
+        """Yields every complete log entry in this node's memory, of all processes, with the start of its extra
+        region."""
         for path in self._slots(self.node, _ENTRIES):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -121,7 +122,7 @@ class SlotRegistry:
                 yield path, header, start
 
     def scan(self) -> None:
-        """Looks where all parts are: whoever opens several of them need not look for each in all slots of the node."""
+        """Notes where all parts are, so that opening several does not read all slots of the node for each of them."""
         self._paths = {(header.generation, header.rank, header.step): path for path, header in self.parts()}
 
     @contextmanager
@@ -319,7 +320,7 @@ def _claim(node: Path, worker: str) -> tuple[int, Path]:
     starting = node / f"{_STARTING}{token}"
     starting.mkdir(mode=0o700)
     fd = os.open(starting / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)
+    fcntl.flock(fd, fcntl.LOCK_EX)  # before it has its name: a directory that nobody locks counts as a dead process's
     final = node / f"{worker}.{token}"
     try:
         starting.rename(final)

@@ -1,4 +1,4 @@
-"""Fills a state of any layout from a whole snapshot in memory, part by part, as `checkpoint/loading` plans it. Hides
+"""Fills a state of any layout from a whole snapshot in memory, part by part, as `checkpoint/load_plan` plans it. Hides
 where a part lies: in a file on this node, or behind a process on another node.
 
 Each rank reads on its own, without collectives, and opens part 0 and the parts of which it needs something. If this
@@ -6,7 +6,7 @@ node has a copy of a part, the part is read here, even if the supervisor named a
 a log is replayed by the process that the supervisor named. If it raises, some of the state's values may have been
 replaced and others not.
 
-    LocalPart    if the file was mapped ahead (live/peer_maps.py), all boxes are copied from the map. Otherwise whole
+    LocalPart    if the file was mapped ahead (`peer_maps`), all boxes are copied from the map. Otherwise whole
                  rows of saved slices are read from the file directly into the target tensor; for other boxes the file
                  is mapped read-only, which costs a page fault per 64 KiB
     RemotePart   whole rows over TCP, in the order of the payload; a box that is not whole rows passes through scratch
@@ -34,7 +34,7 @@ import torch
 
 from shoal_workers.checkpoint.errors import CheckpointError
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex, payload_name
-from shoal_workers.checkpoint.loading.load_plan import Fill, ItemRead, Shape, narrowed, plan_needed
+from shoal_workers.checkpoint.load_plan import Fill, ItemRead, Shape, narrowed, plan_needed
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store.slots.registry import OpenPart, SlotRegistry
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
@@ -46,7 +46,8 @@ _QUEUE_S = 20.0
 """A server accepts a connection only when it has a free thread: a thousand ranks may want part 0 at once."""
 
 Mapped = Callable[[int, int], mmap.mmap | None]
-"""For a descriptor and a number of bytes: a map of at least these bytes of the file, if this process has one."""
+"""Returns, for a descriptor and a number of bytes, a map of at least these bytes of the file, if this process has
+one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class _Reader:
         self._resources = resources
         self._wire: tuple[SnapshotServer, Wire] | None = None
         self.parts: dict[int, ReadablePart] = {}
-        """By rank."""
+        """The opened parts, by rank."""
         resources.callback(self._hang_up)
 
     def indexes(self, ranks: Sequence[int]) -> list[ShardIndex]:
@@ -300,7 +301,7 @@ def _readable(memory: mmap.mmap) -> torch.Tensor:
 
 
 class RemotePart:
-    """Over a connection that its caller owns, and that is used for the process's other parts, too.
+    """A part that is read over a connection. The caller owns it and uses it for the process's other parts, too.
 
     `connected`: returns it; a new one if it was closed meanwhile."""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal_workers.contract.snapshots import SnapshotServer
-from shoal_workers.snapshot_store.slots.slot import PartHeader
+from shoal_workers.snapshot_store.slots.slot_files import PartHeader
 from shoal_workers.snapshot_store.transfer.requests import Part, Request, Verb, call, receive_ok
 from shoal_workers.snapshot_store.transfer.wire import SLICE_S, Wire, connect
 
@@ -120,7 +120,7 @@ class Sender:
                     return
                 sending = self._sending
             cost = self._send(sending)
-            sending.on_end(cost is not None)
+            sending.on_end(cost is not None)  # before it is idle: `OwnSlots.hand_over` asserts that nothing is sent
             with self._changed:
                 self._cost = cost or self._cost
                 self.sent_bytes += cost.num_bytes if cost is not None else 0

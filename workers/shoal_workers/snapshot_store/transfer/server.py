@@ -20,14 +20,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from shoal_workers.contract.snapshots import SnapshotPart
-from shoal_workers.snapshot_store.log.comparison import Comparison
-from shoal_workers.snapshot_store.log.entry_slots import EntrySlots
-from shoal_workers.snapshot_store.log.replay import Replayer, ReplayFailed
-from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, OutdatedCopy
+from shoal_workers.snapshot_store.log.replay import Comparison, Replayer, ReplayFailed
+from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, EntrySlots, OutdatedCopy
 from shoal_workers.snapshot_store.slots.registry import OpenPart, SlotRegistry
-from shoal_workers.snapshot_store.slots.slot import Regions, Stamp
+from shoal_workers.snapshot_store.slots.slot_files import Regions, Stamp
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
-from shoal_workers.snapshot_store.transfer.log_receiver import LogReceiver
+from shoal_workers.snapshot_store.transfer.log_stream import LogReceiver
 from shoal_workers.snapshot_store.transfer.requests import Answer, Part, Request, Verb
 from shoal_workers.snapshot_store.transfer.wire import CHUNK_BYTES, Wire
 
@@ -109,6 +107,7 @@ class PartServer:
                 while True:
                     request = wire.receive_message(Request)
                     if request.verb is Verb.LOG:
+                        # It lasts as long as its generation: counted, logs would use up the threads that restores need.
                         is_counted = False
                         self._free.release()
                         self._keep_log(wire, request)
@@ -181,7 +180,7 @@ class PartServer:
         return True
 
     def _receive_copy(self, wire: Wire, part: Part, keep_step: int | None) -> bool:
-        """False: it was refused."""
+        """Returns False if the copy was refused."""
         start_s = time.thread_time()
         regions = Regions.of(index_bytes=part.index_bytes, extra_room=part.extra_bytes, num_bytes=part.num_bytes)
         try:
@@ -223,8 +222,8 @@ class _Deadline:
 
 
 def snapshot_parts_of(registry: SlotRegistry, replayer: Replayer, node_id: str) -> tuple[SnapshotPart, ...]:
-    """Every part in this node's memory, each once, sorted by generation, step and rank: complete ones, and those that
-    can be replayed from a log."""
+    """Returns every part in this node's memory, each once, sorted by generation, step and rank: complete ones, and
+    those that can be replayed from a log."""
     headers = [header for _, header in registry.parts()]
     headers += [replace(one.header, step=one.step) for one in replayer.replayable()]
     found = {

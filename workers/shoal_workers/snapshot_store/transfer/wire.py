@@ -70,7 +70,7 @@ class Wire:
         self.send(nonce + proof(key, b"client", server_nonce + nonce))
         try:
             answer = self.receive(NONCE_BYTES)
-        except ConnectionError:
+        except ConnectionError:  # a server that refuses the proof just closes the connection
             raise PeerRefused("it does not accept this attempt's key") from None
         if not hmac.compare_digest(answer, proof(key, b"server", server_nonce + nonce)):
             raise PeerRefused("it does not know this attempt's key")
@@ -141,7 +141,7 @@ class Wire:
         return bytes(data)
 
     def _check_after(self, count: int) -> None:
-        """After each call, which has moved `count` bytes within a slice."""
+        """Called after each system call, which has moved `count` bytes within a slice."""
         self._check()
         now = time.monotonic()
         if count:

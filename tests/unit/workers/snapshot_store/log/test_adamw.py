@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW
 
-from shoal_workers.snapshot_store.log.adamw import AdamWGroup, ParameterBuffers, update
+from shoal_workers.snapshot_store.log.rules import AdamWGroup, ParameterBuffers, update
 
 GROUP = AdamWGroup(lr=0.05, beta1=0.9, beta2=0.95, eps=1e-5, weight_decay=0.1)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.snapshot_store.slots.pool import SlotPool, at, fitting
+from shoal_workers.snapshot_store.slots.slot_files import SlotPool, at, fitting
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 MIB = 1 << 20

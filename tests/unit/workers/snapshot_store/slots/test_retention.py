@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal_workers.snapshot_store.slots import retention
-from shoal_workers.snapshot_store.slots.slot import PartHeader
+from shoal_workers.snapshot_store.slots.slot_files import PartHeader
 
 
 def _part(generation: int, step: int, rank: int = 0) -> PartHeader:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.snapshot_store.slots.slot import (
+from shoal_workers.snapshot_store.slots.slot_files import (
     PAGE_BYTES,
     PartHeader,
     Regions,

@@ -63,22 +63,22 @@ class GenerationStore(Store):
         """torch calls a clone through its Python object, so that must live, too."""
 
     def close(self) -> None:
-        """Any thread: from now on every call raises DistStoreError, also of clones. The connection is not closed, but
-        those of clones are."""
+        """Called from any thread: from now on every call raises DistStoreError, also calls of clones. The connection is
+        not closed, but those of clones are."""
         self._is_closed = True
         for clone in self._clones:
             clone.close()
             clone._connection.close()
 
     def wake(self) -> None:
-        """Any thread: a wait, also of a clone, calls `check` now."""
+        """Called from any thread: makes a wait, also that of a clone, call `check` now."""
         self._connection.wake()
         for clone in self._clones:
             clone.wake()
 
     @property
     def _timeout(self) -> timedelta:
-        """As torch keeps it, and sets it through a PrefixStore."""
+        """The timeout as torch keeps it, and as it sets it through a PrefixStore."""
         return self.timeout  # type: ignore[attr-defined, no-any-return]  # torch's stub lacks it
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -125,7 +125,7 @@ class GenerationStore(Store):
         return [one.decode() for one in split(joined)]
 
     def arrive(self, name: str, rank: int, num_ranks: int, value: str, timeout: timedelta) -> None:
-        """As `gather`, but the values stay at the store."""
+        """Waits as `gather` does, but the values stay at the store."""
         self._ask(Operation.ARRIVE, name, str(rank), str(num_ranks), value, timeout=timeout)
 
     def absent(self, name: str, num_ranks: int) -> list[int]:
@@ -136,7 +136,8 @@ class GenerationStore(Store):
         return True
 
     def clone(self) -> GenerationStore:
-        """The same keys with a connection of its own: its calls do not wait for those of this store."""
+        """Returns a store of the same keys with a connection of its own: its calls do not wait for those of this
+        store."""
         host, port = self._connection.address
         if self._is_closed:
             raise DistStoreError(f"generation {self._space.generation} has left the rendezvous store")
@@ -243,14 +244,15 @@ class StoreConnection:
                     self._receive(check, deadline_mono)
 
     def wake(self) -> None:
-        """Any thread: the waiting request, or the next one, calls its `check` now."""
+        """Called from any thread: makes the waiting request, or the next one, call its `check` now."""
         try:
             self._wake.send(b"x")
         except OSError:  # enough wake-ups are waiting already, or it is closed
             pass
 
     def another(self, check: Callable[[], None]) -> StoreConnection:
-        """To the same store, for requests that do not wait for those of this one. OSError: it does not answer."""
+        """Returns another connection to the same store, for requests that do not wait for those of this one. OSError:
+        it does not answer."""
         return StoreConnection(self.address, self._key, check=check, patience_s=self._patience_s)
 
     @property

@@ -171,7 +171,8 @@ class KeyValues(Generic[Client]):
         raise _misfit(request)
 
     def _compare_set(self, space: Space, contents: _Contents, key: bytes, expected: bytes, desired: bytes) -> bytes:
-        """As torch's stores do it: a missing key equals an empty expectation, and its value is the expectation."""
+        """Compares and sets as torch's stores do: a missing key equals an empty expectation, and its value is the
+        expectation."""
         current = contents.keys.get(key)
         if current == expected or (current is None and not expected):
             self._write(space, contents, key, desired)

@@ -40,7 +40,7 @@ class Operation(StrEnum):
     GATHER = "gather"
     """name, rank, number of ranks, value; answered once all ranks have given theirs, with all values in one field."""
     ARRIVE = "arrive"
-    """The same, answered without values."""
+    """A gather that is answered without values."""
     ABSENT = "absent"
     """name, number of ranks; the ranks that have given none."""
 
@@ -55,7 +55,8 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Where a generation's keys lie. Ordered by generation: the first request of a newer one removes all older."""
+    """The scope of a generation's keys. Scopes are ordered by generation: the first request of a newer one removes all
+    older."""
 
     generation: int
     name: str

@@ -73,11 +73,11 @@ class StoreServer:
 
     @property
     def num_keys(self) -> int:
-        """Any thread: keys of all generations that are still kept."""
+        """Returns, on any thread, the keys of all generations that are still kept."""
         return self._store.num_keys
 
     def close(self) -> None:
-        """Any thread but the server's own: returns when the thread has ended. Idempotent."""
+        """Called from any thread but the server's own: returns when the thread has ended. Idempotent."""
         with self._closing:
             if not self._stopped.is_set():
                 self._stopped.set()

@@ -54,7 +54,7 @@ class _Tensor:
     lacking: int
     """Elements that no slice covers that was seen."""
     slices: dict[Numbers, tuple[int, Numbers]] = field(default_factory=dict)
-    """By offsets: the first part in which the slice was seen, and its sizes."""
+    """The first part in which a slice was seen, and the slice's sizes; by the slice's offsets."""
 
     @property
     def is_covered(self) -> bool:
@@ -162,13 +162,13 @@ class _Grid:
     counts: Numbers
     """Number of slices, per dim."""
     known: dict[Numbers, int]
-    """By cell: the part with its slice."""
+    """The part with a cell's slice, by cell."""
     strides: tuple[Numbers, ...]
     """How far apart the parts of neighbouring cells are, per dim: the guesses, the most probable first."""
 
     @staticmethod
     def of(tensor: _Tensor, num_parts: int) -> _Grid | None:
-        """None: the slices show no grid."""
+        """Returns None if the slices show no grid."""
         step = tuple(map(max, *(sizes for _, sizes in tensor.slices.values()), (0,) * len(tensor.wanted.shape)))
         if 0 in step:
             return None
@@ -198,7 +198,7 @@ class _Grid:
         return tuple(at * one for at, one in zip(cell, self.step, strict=True))
 
     def parts(self, cell: Numbers) -> Iterator[int]:
-        """Where the slice of this cell may be, counted from the known cell that is nearest."""
+        """Yields the parts in which the slice of this cell may be, counted from the known cell that is nearest."""
         nearest = min(self.known, key=lambda other: sum(abs(a - b) for a, b in zip(cell, other, strict=True)))
         for strides in self.strides:
             away = (stride * (a - b) for stride, a, b in zip(strides, cell, nearest, strict=True))
@@ -225,7 +225,8 @@ def _strides(counts: Numbers, known: Mapping[Numbers, int], num_parts: int) -> I
 
 
 def _learned(dim: int, known: Mapping[Numbers, int]) -> int:
-    """From two known cells that are neighbours along this dim only; 0: there are none."""
+    """Returns how far apart the parts of neighbours along this dim are, from two known cells that differ in it alone; 0
+    if there are none."""
     cells = sorted(known)
     for first, second in pairwise(cells):
         apart = second[dim] - first[dim]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.snapshot_store.live.peer_maps import PeerMaps
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry
-from shoal_workers.snapshot_store.slots.slot import PAGE_BYTES, SlotFile
+from shoal_workers.snapshot_store.slots.slot_files import PAGE_BYTES, SlotFile
+from shoal_workers.snapshot_store.transfer.peer_maps import PeerMaps
 
 _BYTES = 4 * PAGE_BYTES
 _SOON_S = 30.0

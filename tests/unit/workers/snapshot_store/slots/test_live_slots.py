@@ -11,9 +11,9 @@ import torch
 
 from shoal_workers.checkpoint.index import ShardIndex
 from shoal_workers.checkpoint.save_plan import SavePlan, plan_save
-from shoal_workers.snapshot_store.live.live_slots import LiveSlot, LiveSlots
-from shoal_workers.snapshot_store.slots.shape import with_rooms
-from shoal_workers.snapshot_store.slots.slot import PartHeader, Stamp, read_header
+from shoal_workers.snapshot_store.slots.live_slots import LiveSlot, LiveSlots
+from shoal_workers.snapshot_store.slots.own_slots import with_rooms
+from shoal_workers.snapshot_store.slots.slot_files import PartHeader, Stamp, read_header
 
 STATE = {"a": torch.arange(6.0).view(2, 3), "b": torch.arange(5, dtype=torch.int64)}
 

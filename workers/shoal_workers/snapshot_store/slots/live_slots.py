@@ -27,9 +27,8 @@ import torch
 
 from shoal_workers.checkpoint.save_plan import SavePlan
 from shoal_workers.snapshot_store.slots import retention
-from shoal_workers.snapshot_store.slots.pool import SlotPool, at
-from shoal_workers.snapshot_store.slots.shape import Shape, view_of
-from shoal_workers.snapshot_store.slots.slot import SlotFile, Stamp
+from shoal_workers.snapshot_store.slots.own_slots import Shape, view_of
+from shoal_workers.snapshot_store.slots.slot_files import SlotFile, SlotPool, Stamp, at
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
 _log = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ class LiveSlot:
         return self._payload[start : start + num_bytes]
 
     def is_of(self, generation: int, step: int) -> bool:
-        """It holds the complete state of this generation after this step."""
+        """Returns whether it holds the complete state of this generation after this step."""
         header = self.file.header
         return header is not None and (header.generation, header.step) == (generation, step)
 
@@ -77,7 +76,8 @@ class LiveSlot:
         self.file.begin()
 
     def finish(self, stamp: Stamp, extra_json: bytes) -> bool:
-        """It holds the state that the stamp names. False: `extra_json` is too long; the part stays incomplete."""
+        """Declares that it holds the state that the stamp names. Returns False if `extra_json` is too long; the part
+        stays incomplete."""
         file, regions = self.file, self._shape.regions
         if len(extra_json) > regions.extra_room:
             return False
@@ -122,7 +122,7 @@ class LiveSlots:
             first.begin()
             if held:
                 self._next = held[0]
-                self._next.grow(self._num_bytes)
+                self._next.grow(self._num_bytes)  # not `take_over`: the part that the group will read stays complete
             else:
                 self._next = self._take(slot for slot in free if slot is not first)
         except SharedMemoryFull:

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry
-from shoal_workers.snapshot_store.slots.slot import SlotFile
+from shoal_workers.snapshot_store.slots.slot_files import SlotFile
 
 CHECK_S = 5.0
 """Longest time for which the memory of a removed file is kept."""
@@ -137,7 +137,7 @@ class PeerMaps:
                     os.close(fd)
 
     def _map(self, path: Path, fd: int, num_drops: int, most_bytes: int) -> int:
-        """Only what has memory: to touch what a file has given back would allocate it again."""
+        """Maps only what has memory: to touch what a file has given back would allocate it again."""
         found = os.fstat(fd)
         length = min(found.st_size, found.st_blocks * _BLOCK_BYTES)
         known = self._maps.get(_id(found))
@@ -166,7 +166,8 @@ class PeerMaps:
 
 
 def _populate(address: int, num_bytes: int) -> None:
-    """Without the interpreter's lock. A kernel before 5.14 refuses: then the pages are found when they are read."""
+    """Finds the pages without the interpreter's lock. A kernel before 5.14 refuses; then they are found when they are
+    read."""
     ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), _MADV_POPULATE_READ)
 
 

@@ -9,7 +9,7 @@ from math import prod
 
 import pytest
 
-from shoal_workers.checkpoint.loading.needed_parts import Box, Follower, NeededParts, Numbers, Wanted
+from shoal_workers.checkpoint.needed_parts import Box, Follower, NeededParts, Numbers, Wanted
 
 _SHAPES: dict[str, Numbers] = {
     "embed": (1000, 48),

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.snapshot_store.log.entry_slots import MAX_ENTRIES, EntrySlots, reusable
-from shoal_workers.snapshot_store.slots.buddy_slots import OutdatedCopy
-from shoal_workers.snapshot_store.slots.slot import PartHeader, Regions, Stamp
+from shoal_workers.snapshot_store.slots.buddy_slots import MAX_ENTRIES, EntrySlots, OutdatedCopy
+from shoal_workers.snapshot_store.slots.retention import reusable_for_entry
+from shoal_workers.snapshot_store.slots.slot_files import PartHeader, Regions, Stamp
 
 REGIONS = Regions.of(index_bytes=10, extra_room=100, num_bytes=1000)
 
@@ -37,8 +37,8 @@ def _steps(slots: EntrySlots) -> list[int]:
 
 def test_entries_well_before_the_newest_copy_are_unnecessary_oldest_first() -> None:
     headers = [_header(9), None, _header(7), _header(8), _header(6, rank=1), _header(5, generation=2)]
-    assert reusable(headers, generation=1, rank=0, newest_copy=11) == [1, 2, 3]
-    assert reusable(headers, generation=1, rank=0, newest_copy=None) == [1]
+    assert reusable_for_entry(headers, generation=1, rank=0, newest_copy=11) == [1, 2, 3]
+    assert reusable_for_entry(headers, generation=1, rank=0, newest_copy=None) == [1]
 
 
 def test_the_ring_grows_to_its_limit_and_then_waits_for_a_copy(slots: EntrySlots) -> None:

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StateMismatch
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex, index_name, payload_name
-from shoal_workers.checkpoint.loading.needed_parts import Follower, NeededParts, Wanted
+from shoal_workers.checkpoint.needed_parts import Follower, NeededParts, Wanted
 from shoal_workers.checkpoint.save_plan import local_tensor
 
 
@@ -65,7 +65,7 @@ class _Saved:
     dtype: torch.dtype
     shape: tuple[int, ...]
     slices: dict[tuple[int, ...], tuple[str, IndexItem]]
-    """By their offsets: the lowest rank's file, and the slice in it."""
+    """The lowest rank's file and the slice in it, by the slice's offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class LoadPlan:
     extra: dict[str, Any]
     """The plain values that rank 0 saved."""
     other_extras: tuple[dict[str, Any], ...] = ()
-    """Those of the other parts that were opened."""
+    """The plain values of the other parts that were opened."""
     absent: frozenset[str] = frozenset()
     """Optional tensors that the source lacks."""
     unread: Mapping[str, Shape] = field(default_factory=dict)
@@ -101,7 +101,7 @@ def plan_needed(
     directory: str,
     optional: Mapping[str, str] | None = None,
 ) -> LoadPlan:
-    """As `plan_load`, with the indexes of only those ranks whose slices this rank needs, and of rank 0.
+    """Plans as `plan_load` does, but reads only the indexes of rank 0 and of the ranks whose slices this rank needs.
 
     `read_indexes`: those of these ranks, which are ascending. Its errors pass through. `optional`: tensors of `state`
     that the source may lack, each with the tensor that it belongs to. Names of one group differ after the last dot,
@@ -137,7 +137,8 @@ def _group_of(name: str) -> str:
 
 
 def _absent(optional: Iterable[str], saved: Mapping[str, _Saved]) -> frozenset[str]:
-    """Those of whose group nothing is saved. If something else of the group is, it was saved for another optimizer."""
+    """Returns the optional tensors of whose group nothing is saved. If something else of the group is, it was saved for
+    another optimizer."""
     groups = {_group_of(name) for name in saved}
     return frozenset(name for name in optional if _group_of(name) not in groups)
 
@@ -157,7 +158,8 @@ def _wanted(state: Mapping[str, torch.Tensor]) -> dict[str, Wanted]:
 
 
 def plan_load(state: Mapping[str, torch.Tensor], indexes: Sequence[ShardIndex], *, directory: str) -> list[ItemRead]:
-    """In the order of the slices in their files. StateMismatch if the checkpoint lacks a part of the state."""
+    """Returns the reads in the order of the slices in their files. StateMismatch if the checkpoint lacks a part of the
+    state."""
     return _plan(state, _collect(indexes, directory), directory)
 
 
