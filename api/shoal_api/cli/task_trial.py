@@ -26,7 +26,7 @@ _MAX_STACK_CHARS = 100_000
 
 def describe(task: str, found: dict[str, Any]) -> str:
     """What was found, for people."""
-    from shoal_api.cli.render.tables import number
+    from shoal_api.cli.render.terminal import number
     from shoal_service.core.quantities import size_text
 
     validation = "" if found["val_loss"] is None else f"; validation loss {found['val_loss']:.4g}"

@@ -64,7 +64,7 @@ def simulate(
     Virtual time: a day takes seconds, and nothing is trained. Exit code 1 if a policy leaves jobs waiting for ever.
     """
     with command(DEFAULT_URL, as_json) as session:
-        from shoal_api.cli.render.simulation_page import Simulated, documents, simulation_page, title
+        from shoal_api.cli.render.simulation import Simulated, documents, simulation_page, title
         from shoal_service.simulator.engine import Costs, Market
         from shoal_service.simulator.metrics import measure
         from shoal_service.simulator.picture import Panel, draw

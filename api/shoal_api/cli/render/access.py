@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from shoal_api.cli.render.tables import new_table
+from shoal_api.cli.render.terminal import new_table
 from shoal_service.access_views import AuditEvent, TokenView
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from shoal_api.cli.render.tables import clock, new_table
+from shoal_api.cli.render.terminal import clock, new_table
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.fleet_views import DryRun, HeldBackJob, ProjectView, QueuedJob, QueueView, StartForecast, UserView
 from shoal_service.views import QueuePlace

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from shoal_api.cli.render.tables import new_table
+from shoal_api.cli.render.terminal import new_table
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.simulator.engine import JobRun, Market, Run
 from shoal_service.simulator.metrics import Metrics
