@@ -21,21 +21,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from shoal_api.answers import SpecCheck
-from shoal_api.client.access import Access
-from shoal_api.client.checkpoint_url import with_absolute_checkpoint
-from shoal_api.client.clusters import Clusters
 from shoal_api.client.credentials import find_ca_file, find_token
-from shoal_api.client.endpoint import JSON_CONTENT, job_path
 from shoal_api.client.errors import WaitTimeout
+from shoal_api.client.fleet import Fleet
 from shoal_api.client.histories import Histories
-from shoal_api.client.login import with_user
-from shoal_api.client.operations import Operations
-from shoal_api.client.profiles import Profiles
-from shoal_api.client.scheduling import Scheduling
-from shoal_api.client.transport import DEFAULT_RETRY, RetryPolicy, Shown, Transport
+from shoal_api.client.spec_document import document_of, with_absolute_checkpoint, with_archive, with_user
+from shoal_api.client.transport import DEFAULT_RETRY, JSON_CONTENT, RetryPolicy, Shown, Transport, job_path
 from shoal_service.control.code_archive import pack
-from shoal_service.control.spec_io import SpecFormat, decode
-from shoal_service.fleet_views import DryRun, SweepView
+from shoal_service.fleet_views import DeletionView, DryRun, SweepView
 from shoal_service.views import (
     CodePatch,
     ElasticityPatch,
@@ -43,6 +36,7 @@ from shoal_service.views import (
     JobPatch,
     JobSummary,
     JobView,
+    MoveRequest,
     Page,
     SweepRequest,
 )
@@ -54,11 +48,13 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8470"
 _LONG_POLL_S = 30.0
+_DELETE_S = 120.0
+"""The answer may take so long: files are deleted first."""
 _SWEEP_S = 120.0
 """Seconds to wait for the answer: every job is checked, and all are stored in one transaction."""
 
 
-class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
+class Client(Histories, Fleet):
     """Every method raises `ApiError` if the service refuses a request, and `Disconnected` if it does not answer."""
 
     def __init__(
@@ -103,9 +99,9 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
             SpecError: the file is not valid YAML or JSON.
             CodeArchiveError: the working directory cannot be packed.
         """
-        document, base = _document_of(spec)
+        document, base = document_of(spec)
         document = with_user(with_absolute_checkpoint(document, self.base_url, Path.cwd()))
-        body = json.dumps(_with_archive(document, base, self.upload_code)).encode()
+        body = json.dumps(with_archive(document, base, self.upload_code)).encode()
         headers = JSON_CONTENT | {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         response = self._transport.send("POST", "/v1/jobs", headers=headers, content=body)
         return JobView.model_validate_json(response.content)
@@ -125,7 +121,7 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
         from shoal_service.control.sweeps import with_name  # loads the planner, which no other verb needs
 
         document = with_user(with_absolute_checkpoint(sweep.spec, self.base_url, Path.cwd()))
-        document = _with_archive(document, Path(), self.upload_code)
+        document = with_archive(document, Path(), self.upload_code)
         named = with_name(sweep).model_copy(update={"spec": document})
         response = self._transport.send(
             "POST", "/v1/sweeps", headers=JSON_CONTENT, content=named.model_dump_json().encode(), wait_s=_SWEEP_S
@@ -138,9 +134,9 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
 
         Raises: as `submit`.
         """
-        document, base = _document_of(spec)
+        document, base = document_of(spec)
         document = with_user(with_absolute_checkpoint(document, self.base_url, Path.cwd()))
-        packed = _with_archive(document, base, lambda directory: pack(directory).sha256)
+        packed = with_archive(document, base, lambda directory: pack(directory).sha256)
         params = {"uploads": packed is not document}
         response = self._transport.send(
             "POST", "/v1/jobs/dry-run", params=params, headers=JSON_CONTENT, content=json.dumps(packed).encode()
@@ -149,7 +145,7 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
 
     def validate(self, spec: JobSpec | Mapping[str, Any] | str | Path) -> SpecCheck:
         """Check a spec; nothing is submitted or uploaded."""
-        document = with_absolute_checkpoint(_document_of(spec)[0], self.base_url, Path.cwd())
+        document = with_absolute_checkpoint(document_of(spec)[0], self.base_url, Path.cwd())
         body = json.dumps(document).encode()
         response = self._transport.send("POST", "/v1/specs/validate", headers=JSON_CONTENT, content=body)
         return SpecCheck.model_validate_json(response.content)
@@ -175,7 +171,7 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
         from shoal_service.control.planning import PlanAnswer, PlanRequest  # loads numpy, which no other verb needs
 
         request = PlanRequest(
-            spec=_document_of(spec)[0],
+            spec=document_of(spec)[0],
             workers=workers,
             gpus=gpus,
             gpu=gpu,
@@ -292,6 +288,28 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
         response = self._transport.send("POST", f"{job_path(job_id)}/retry", idempotent=False)
         return JobView.model_validate_json(response.content)
 
+    def move(self, job_id: str, to: str, *, if_match: str | None = None) -> JobView:
+        """Run a job in the cluster `to`: an attempt elsewhere saves and ends, and the job goes on there. `any`: in the
+        cluster that the scheduler chooses, and an attempt stays where it is.
+
+        Raises:
+            Conflict: the job could not run there, or has ended; the message names the way out.
+            PreconditionFailed: the job was changed in the meantime.
+        """
+        headers = JSON_CONTENT | ({"If-Match": f'"{if_match}"'} if if_match is not None else {})
+        body = MoveRequest(to=to).model_dump_json().encode()
+        response = self._transport.send(
+            "POST", f"{job_path(job_id)}/move", headers=headers, content=body, idempotent=if_match is None
+        )
+        return JobView.model_validate_json(response.content)
+
+    def delete_job(self, job_id: str, *, checkpoints: bool = True) -> DeletionView:
+        """Delete a job that has ended, with its history; `checkpoints`: with its files in the storage too. It cannot be
+        undone. `finished_at` is None if the storage does not answer: the server goes on later."""
+        params = {"checkpoints": checkpoints}
+        response = self._transport.send("DELETE", job_path(job_id), params=params, wait_s=_DELETE_S)
+        return DeletionView.model_validate_json(response.content)
+
     def wait(
         self,
         job_id: str,
@@ -326,25 +344,6 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
 
     def _post(self, job_id: str, verb: str) -> JobView:
         return JobView.model_validate_json(self._transport.send("POST", f"{job_path(job_id)}/{verb}").content)
-
-
-def _document_of(spec: JobSpec | Mapping[str, Any] | str | Path) -> tuple[Any, Path]:
-    """The spec as plain values, and the directory that its relative paths start from."""
-    if isinstance(spec, JobSpec):
-        return spec.model_dump(mode="json", exclude_unset=True), Path()
-    if isinstance(spec, Mapping):
-        return dict(spec), Path()
-    path = Path(spec)
-    return decode(path.read_text(encoding="utf-8"), SpecFormat.of(path.name))[0], path.parent
-
-
-def _with_archive(document: Any, base: Path, archive_of: Callable[[Path], str]) -> Any:
-    """Puts in the sha256 of the archive of the working directory instead of it, if the document names one."""
-    code = document.get("code") if isinstance(document, dict) else None
-    if not isinstance(code, dict) or not isinstance(code.get("working_dir"), str) or code.get("archive"):
-        return document
-    working_dir = base / Path(code["working_dir"]).expanduser()
-    return document | {"code": {**code, "working_dir": None, "archive": archive_of(working_dir)}}
 
 
 def _is_reached(job: JobView, until: Callable[[JobView], bool] | Collection[JobState] | None) -> bool:

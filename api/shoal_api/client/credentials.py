@@ -18,11 +18,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from shoal_api.client.errors import UntrustedServer
-from shoal_api.client.listeners import owner_of_port
 from shoal_service.core.access import ADMIN_TOKEN_FILE
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PORTS = {"http": 80, "https": 443}
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_LISTEN = "0A"
 
 
 class TokenSource(Enum):
@@ -126,3 +127,21 @@ def _of_owner(url: str) -> str | None:
     if owner is not None and owner not in (0, os.getuid(), path.stat().st_uid):
         raise UntrustedServer(url, owner, str(path))
     return token
+
+
+def owner_of_port(port: int, tables: tuple[Path, ...] = _TABLES) -> int | None:
+    """The user id of the process that listens on a TCP port of loopback or of all addresses; None: not known.
+
+    If several listen there, one that is not root is named.
+    """
+    found: set[int] = set()
+    for table in tables:
+        try:
+            lines = table.read_text(encoding="ascii").splitlines()[1:]
+        except (OSError, UnicodeDecodeError):
+            continue
+        for line in lines:
+            fields = line.split()
+            if len(fields) > 7 and fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                found.add(int(fields[7]))
+    return max(found, default=None)
