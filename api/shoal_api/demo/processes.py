@@ -1,4 +1,5 @@
-"""Starts the demo's server and ends all of its processes, however the demo ends.
+"""Starts the processes of the demo, waits until they are ready, and ends all of them, however the demo ends: the
+server, and a Prometheus that scrapes it (`shoal demo --keep --prometheus`).
 
 On Linux the demo becomes the subreaper of its descendants (PR_SET_CHILD_SUBREAPER), so a process whose parent has ended
 is still found among them, and the server receives SIGTERM if the demo is killed. On other systems only the server's
@@ -9,17 +10,35 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from shoal_api.cli.errors import CliError
+from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.output import Output
+from shoal_api.cli.readiness import waits_for
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
+_SERVER_READY_S = 120.0
+_SERVER_POLL_S = 0.2
+_PROMETHEUS_READY_S = 30.0
+_PROMETHEUS_POLL_S = 0.1
+_SCRAPE_S = 2
 
 
 class ServerProcess:
@@ -127,3 +146,131 @@ def _die_with_parent() -> None:
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def await_ready(server: ServerProcess, url: str, output: Output) -> None:
+    """Return when the server is ready. Raises CliError with the end of its log if it ends or takes too long."""
+    began = time.monotonic()
+    spinner: Any = output.stdout.status("") if output.live else nullcontext()
+    with spinner as status:
+        while True:
+            missing = _waits_for(url)
+            if missing is None:
+                break
+            if status is not None:
+                status.update(f"waiting for {missing} ({time.monotonic() - began:.0f} s)")
+            if server.exit_code() is not None:
+                raise _failed(server, f"the server ended with exit code {server.exit_code()} before it was ready")
+            if time.monotonic() - began > _SERVER_READY_S:
+                raise _failed(server, f"the server was not ready after {_SERVER_READY_S:g} s: it waits for {missing}")
+            server.wait(_SERVER_POLL_S)
+    text = f"ready after {time.monotonic() - began:.1f} s"
+    output.say(text, "dim") if output.as_json else output.line(None, text, "dim")
+
+
+def _waits_for(url: str) -> str | None:
+    """What the server waits for; None if it is ready."""
+    try:
+        return waits_for(url)
+    except httpx.TransportError:
+        return "the server to start"
+
+
+def _failed(server: ServerProcess, message: str) -> CliError:
+    return CliError(
+        message,
+        details=server.log_tail(),
+        hint="`shoal doctor` looks for the cause",
+        exit_code=ExitCode.FAILED,
+    )
+
+
+class PrometheusProcess:
+    """A running Prometheus on loopback; its files are below the demo's folder."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
+        self._process = process
+        self.url = url
+        self.pid = process.pid
+
+    def stop(self) -> None:
+        """Idempotent."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            self._process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> PrometheusProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def start_prometheus(target: str, folder: Path, token_file: Path) -> PrometheusProcess | None:
+    """One that scrapes the service at the URL `target` every two seconds, once it answers; None: it is not installed.
+    `token_file` need not exist yet.
+
+    Raises:
+        OSError: it ended at once, or does not answer; the message has the end of its log.
+    """
+    program = shutil.which("prometheus")
+    if program is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "global": {"scrape_interval": f"{_SCRAPE_S}s", "scrape_timeout": f"{_SCRAPE_S}s"},
+        "scrape_configs": [
+            {
+                "job_name": "shoal",
+                "authorization": {"credentials_file": str(token_file)},
+                "static_configs": [{"targets": [urlsplit(target).netloc]}],
+            }
+        ],
+    }
+    (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+    port = free_port()
+    log = folder / "prometheus.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                program,
+                f"--config.file={folder / 'prometheus.yml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+                "--enable-feature=exemplar-storage",
+                "--log.level=warn",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    started = PrometheusProcess(process, f"http://127.0.0.1:{port}")
+    try:
+        _await_prometheus(process, started.url, log)
+    except BaseException:
+        started.stop()
+        raise
+    return started
+
+
+def _await_prometheus(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline_mono = time.monotonic() + _PROMETHEUS_READY_S
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/-/ready").status_code == 200:
+                return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_PROMETHEUS_POLL_S)
+        if process.poll() is not None or time.monotonic() > deadline_mono:
+            tail = " ".join(log.read_text(errors="replace").splitlines()[-3:])
+            raise OSError(f"Prometheus is not ready after {_PROMETHEUS_READY_S:g} s, or has ended: {tail}")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

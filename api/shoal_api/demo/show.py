@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -35,9 +34,7 @@ from shoal_api.demo.outcome import (
     with_detection,
     world_sizes,
 )
-from shoal_api.demo.processes import ServerProcess
-from shoal_api.demo.prometheus import PrometheusProcess, start_prometheus
-from shoal_api.demo.ready import await_ready
+from shoal_api.demo.processes import PrometheusProcess, ServerProcess, await_ready, free_port, start_prometheus
 from shoal_api.demo.report import Run, report
 from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, Scenario, Script, script_of
 from shoal_service.core.access import ADMIN_TOKEN_FILE
@@ -266,11 +263,6 @@ def _environment(keep: bool) -> dict[str, str]:
     the server is kept, its jobs are thrown away with it, so it does not save them when it stops."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_") and key != "RAY_ADDRESS"}
     return {**kept, "PYTHONUNBUFFERED": "1", **({} if keep else {"SHOAL_STOP_S": "0"})}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _print(output: Output, text: str, style: str = "plain") -> None:
