@@ -15,8 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from shoal_api.http.access.limits import LIMITER, Limiter, SizeLimit
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.control.spec_io import Lines, SpecFormat, decode, parse_document
 from shoal_service.core.selection import MAX_SELECTORS as MAX_SELECTORS
 from shoal_service.core.selection import InvalidSelector, LabelSelector

@@ -20,8 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import problem_response
+from shoal_api.http.problems import Kind, problem_response
 from shoal_service.telemetry.request_metrics import RequestMetrics
 
 _log = logging.getLogger(__name__)

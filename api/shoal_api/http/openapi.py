@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 
 from shoal_api.answers import Problem
 from shoal_api.http.access.needs import Declarations
-from shoal_api.http.problem_types import Kind
+from shoal_api.http.problems import Kind
 from shoal_service.access_views import ClusterTokenRequest, SessionRequest, TokenRequest
 from shoal_service.clusters.wire import ClusterReport
 from shoal_service.control.planning import PlanRequest

@@ -35,7 +35,7 @@ class Pace:
     """Intervals of a stream, in seconds."""
 
     reread_s: float = 1.0
-    """How often one query looks for commits of other processes; see `other_writers.py`."""
+    """How often one query looks for commits of other processes; see `changes.watch_other_writers`."""
     heartbeat_s: float = 15.0
     """A comment is sent after this time without data, to keep proxies open and to notice dead clients."""
     refresh_s: float = 0.5

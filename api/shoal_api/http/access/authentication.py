@@ -30,8 +30,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal_api.http.access.limits import LIMITER, Limiter
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError, problem_response
+from shoal_api.http.problems import Kind, ProblemError, problem_response
 from shoal_service.control.oidc import Issuer, IssuerAway, JwtRefused
 from shoal_service.core.access import Principal, hash_of, id_of, is_attempt_token
 from shoal_service.home import AttemptCaller

@@ -17,8 +17,7 @@ from typing import Literal
 from starlette.requests import Request
 from starlette.types import Scope
 
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.control.code_archive import MAX_ARCHIVE_BYTES
 from shoal_service.control.spec_io import MAX_SPEC_BYTES
 from shoal_service.core.access import Principal, Rate, TokenBuckets

@@ -18,8 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from shoal_api.http.access.authentication import ATTEMPT, CHANGES, PRINCIPAL, principal_of, unauthenticated
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.core.access import Permission, refusal_of
 from shoal_service.home import AttemptCaller
 from shoal_service.store import job_deletion

@@ -24,8 +24,7 @@ from shoal_api.http.context import MAX_SEQ, Context, JobId
 from shoal_api.http.documents import JSON_TYPES, read_at_most, require_media_type
 from shoal_api.http.edge import OPEN_ENDED, POLL
 from shoal_api.http.long_poll import while_connected
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.home import MAX_WAIT_S, AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
 
 MAX_REPORT_BYTES = 32 << 20

@@ -1,5 +1,6 @@
 """Routes that pin, verify and delete a job's checkpoints. The control loop passes the pins to the supervisor; the other
-two access the storage from this process."""
+two access the storage from this process.
+"""
 
 from __future__ import annotations
 

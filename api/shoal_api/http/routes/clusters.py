@@ -21,8 +21,7 @@ from shoal_api.http.documents import JSON_TYPES, read_body, require_media_type
 from shoal_api.http.edge import OPEN_ENDED, POLL
 from shoal_api.http.long_poll import until_gone
 from shoal_api.http.openapi import body_of
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.clusters.snapshot import ClusterSnapshot
 from shoal_service.clusters.wire import MAX_ORDERS, ClusterReport, Order, OrderPage, ReportReceipt
 from shoal_service.core.access import Permission

@@ -26,7 +26,7 @@ from shoal_api.http.documents import (
 )
 from shoal_api.http.followers import JobFollower, JobListFollower
 from shoal_api.http.openapi import body_of
-from shoal_api.http.problem_types import Kind
+from shoal_api.http.problems import Kind
 from shoal_api.http.routes.lifecycle import require_runs_in
 from shoal_api.http.routes.quotas import PROJECT_NAME, USER_NAME
 from shoal_api.http.streams import STREAMED, sse_response

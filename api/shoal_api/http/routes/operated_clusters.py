@@ -16,8 +16,7 @@ from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, PATCH_TYPES, read_model, require_no_body
 from shoal_api.http.openapi import body_of
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_api.http.routes.clusters import ClusterName
 from shoal_service.access_views import ClusterTokenRequest, NewToken, TokenView
 from shoal_service.core.access import Permission

@@ -12,8 +12,7 @@ from starlette.responses import Response
 from shoal_api.answers import Health, ProblemType, Readiness
 from shoal_api.http.access.needs import PUBLIC, needs, require_visible, visible_projects
 from shoal_api.http.context import Context
-from shoal_api.http.problem_types import BY_CODE, Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import BY_CODE, Kind, ProblemError
 from shoal_service.core.access import Permission
 from shoal_service.fleet_views import ClusterView
 from shoal_service.store import webhook_lanes

@@ -12,8 +12,7 @@ from starlette.responses import Response
 from shoal_api.http.access.needs import needs, visible_projects
 from shoal_api.http.context import Context, JobId, wants_events
 from shoal_api.http.documents import LABEL_FORMS, SEARCH_WORDS, selectors_of
-from shoal_api.http.followers import FleetFollower
-from shoal_api.http.overview_stream import POSITION, OverviewCache, OverviewFollower, Position
+from shoal_api.http.followers import POSITION, FleetFollower, OverviewCache, OverviewFollower, Position
 from shoal_api.http.routes.nodes import nodes_of
 from shoal_api.http.routes.operated_clusters import clusters_of
 from shoal_api.http.routes.quotas import PROJECT_NAME

@@ -23,8 +23,7 @@ from starlette.responses import Response, StreamingResponse
 
 from shoal_api.http.access.needs import needs
 from shoal_api.http.context import MAX_SEQ, Context, JobId
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.core.access import Permission
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.store import Store, histories

@@ -15,8 +15,7 @@ from shoal_api.http.access.owned_spec import OwnedSpec, of_principal
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_api.http.routes.quotas import PROJECT_NAME, ProjectName
 from shoal_service.control.sweeps import specs_of, submit_sweep, with_name
 from shoal_service.core.access import Permission
