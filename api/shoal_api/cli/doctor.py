@@ -64,7 +64,7 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 
 def checks_of(url: str, database_url: str | None) -> tuple[tuple[str, Callable[[], Finding]], ...]:
-    """All checks with their names, in the order in which they are to run; the slow ones come last."""
+    """Return all checks with their names, in the order in which they are to run; the slow ones come last."""
     return (
         ("python", _python),
         ("memory", _memory),
@@ -261,7 +261,7 @@ def judge_space(
 
 
 def judge_library(name: str, version: str | None, problem: str) -> Finding:
-    """`version` of a library that was imported in a separate process; None if the import failed."""
+    """Judge the `version` of a library that was imported in a separate process; None if the import failed."""
     desired = _WANTED[name]
     if version is None:
         return Finding(
@@ -281,7 +281,8 @@ def judge_library(name: str, version: str | None, problem: str) -> Finding:
 
 
 def judge_ray_auth(mode: str | None, token_source: str | None) -> Finding:
-    """`token_source`: where a token was found. Ray 2.60 requires one to join a protected cluster."""
+    """Judge how Ray authenticates. `token_source` is where a token was found: Ray 2.60 requires one to join a protected
+    cluster."""
     if mode == "token" and token_source is None:
         return Finding(
             check="ray auth",
@@ -324,7 +325,7 @@ def try_database(url: str | None) -> Finding:
 
 
 def judge_new_file(path: Path) -> Finding:
-    """Whether a SQLite file that does not exist yet could be created."""
+    """Judge whether a SQLite file that does not exist yet could be created."""
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if folder.is_dir() and os.access(folder, os.W_OK):
         return Finding(check="database", verdict=Verdict.OK, message=f"a new SQLite file can be created in {folder}")

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8470"
 _LONG_POLL_S = 30.0
 _DELETE_S = 120.0
-"""The answer may take so long: files are deleted first."""
+"""Seconds to wait for the answer: files are deleted first."""
 _SWEEP_S = 120.0
 """Seconds to wait for the answer: every job is checked, and all are stored in one transaction."""
 
@@ -66,9 +66,9 @@ class Client(Histories, Fleet):
         timeout_s: float = 30.0,
         retry: RetryPolicy = DEFAULT_RETRY,
     ) -> None:
-        """`token`: None: the one that `credentials.find_token` finds for this address, now or at a later call.
-        `ca_file`: in PEM, the certificates of authorities that the server's may come from; None: SHOAL_CA_FILE, else
-        the usual ones."""
+        """`token`: None for the one that `credentials.find_token` finds for this address, now or at a later call.
+        `ca_file`: the certificates, in PEM, of authorities that the server's may come from; None for SHOAL_CA_FILE,
+        else the usual ones."""
         find = (lambda: token) if token else partial(find_token, base_url)
         shown = Shown(find, Path(ca_file) if ca_file is not None else find_ca_file())
         super().__init__(Transport(base_url, timeout_s, retry, shown))
@@ -129,8 +129,8 @@ class Client(Histories, Fleet):
         return SweepView.model_validate_json(response.content)
 
     def dry_run(self, spec: JobSpec | Mapping[str, Any] | str | Path) -> DryRun:
-        """What `submit` would do with the spec, or how it would be refused: every check, the layouts, the expected
-        start. Nothing is stored or uploaded; a local `code.working_dir` is packed.
+        """Return what `submit` would do with the spec, or how it would be refused: every check, the layouts, the
+        expected start. Nothing is stored or uploaded; a local `code.working_dir` is packed.
 
         Raises: as `submit`.
         """
@@ -192,8 +192,9 @@ class Client(Histories, Fleet):
         search: str = "",
         limit: int | None = None,
     ) -> Iterator[JobSummary]:
-        """Jobs, newest first, page by page; at most `limit`; `project` and `user` None: of all. `label`: NAME, !NAME,
-        NAME=VALUE or NAME!=VALUE, all of them; `search`: words that are all in name, id, project, user or labels."""
+        """Yield jobs, newest first, page by page, at most `limit`. `project` and `user` None: jobs of all. `label`:
+        NAME, !NAME, NAME=VALUE or NAME!=VALUE, of which all must match. `search`: words that must all be in name, id,
+        project, user or labels."""
         cursor: str | None = None
         left = limit
         while left is None or left > 0:
@@ -289,8 +290,8 @@ class Client(Histories, Fleet):
         return JobView.model_validate_json(response.content)
 
     def move(self, job_id: str, to: str, *, if_match: str | None = None) -> JobView:
-        """Run a job in the cluster `to`: an attempt elsewhere saves and ends, and the job goes on there. `any`: in the
-        cluster that the scheduler chooses, and an attempt stays where it is.
+        """Run a job in the cluster `to`: an attempt elsewhere saves and ends, and the job goes on there. With `any` the
+        scheduler chooses the cluster, and an attempt stays where it is.
 
         Raises:
             Conflict: the job could not run there, or has ended; the message names the way out.
@@ -304,8 +305,8 @@ class Client(Histories, Fleet):
         return JobView.model_validate_json(response.content)
 
     def delete_job(self, job_id: str, *, checkpoints: bool = True) -> DeletionView:
-        """Delete a job that has ended, with its history; `checkpoints`: with its files in the storage too. It cannot be
-        undone. `finished_at` is None if the storage does not answer: the server goes on later."""
+        """Delete a job that has ended, with its history, and with `checkpoints` its files in the storage too. It cannot
+        be undone. `finished_at` is None if the storage does not answer: the server goes on later."""
         params = {"checkpoints": checkpoints}
         response = self._transport.send("DELETE", job_path(job_id), params=params, wait_s=_DELETE_S)
         return DeletionView.model_validate_json(response.content)

@@ -42,7 +42,7 @@ from shoal_service.fleet_views import (
 from shoal_service.views import Page, WebhookView
 
 _DELETE_S = 120.0
-"""The answer may take so long: files are deleted first."""
+"""Seconds to wait for the answer: files are deleted first."""
 
 
 class Fleet(Endpoint):
@@ -54,8 +54,9 @@ class Fleet(Endpoint):
     def overview_of_all(
         self, *, search: str = "", label: str | None = None, offset: int = 0, limit: int = 50
     ) -> FleetOverview:
-        """A page of jobs, newest first, jobs by state, the cluster's goodput, and what runs on each node. `search`: a
-        words that are all in name, id, project, user or labels; `label`: NAME, !NAME, NAME=VALUE or NAME!=VALUE."""
+        """Return a page of jobs, newest first, jobs by state, the cluster's goodput, and what runs on each node.
+        `search`: words that must all be in name, id, project, user or labels; `label`: NAME, !NAME, NAME=VALUE or
+        NAME!=VALUE."""
         params = {"search": search, "label": label, "offset": offset, "limit": limit}
         return self._get("/v1/overview", FleetOverview, params)
 
@@ -93,18 +94,19 @@ class Fleet(Endpoint):
     def announce_preemption(
         self, node: str, *, deadline_s: float = 30.0, reason: str = "preemption notice"
     ) -> tuple[NodeView, ...]:
-        """The machine with this address, or the node with this id, will be taken away in `deadline_s` seconds."""
+        """Announce that the machine with this address, or the node with this id, will be taken away in `deadline_s`
+        seconds. Returns the nodes that are drained."""
         body = NoticeRequest(deadline_s=deadline_s, reason=reason).model_dump_json().encode()
         path = f"{node_path(node)}/preemption-notice"
         response = self._transport.send("POST", path, headers=JSON_CONTENT, content=body)
         return Page[NodeView].model_validate_json(response.content).items
 
     def maintenance_windows(self) -> tuple[WindowView, ...]:
-        """The earliest first."""
+        """Return the maintenance windows, the earliest first."""
         return self._get("/v1/maintenance-windows", Page[WindowView]).items
 
     def plan_maintenance(self, window: WindowRequest) -> WindowView:
-        """The nodes are drained in time for the window, and used again after it."""
+        """Plan a window: its nodes are drained in time for it, and used again after it."""
         body = window.model_dump_json().encode()
         response = self._transport.send(
             "POST", "/v1/maintenance-windows", headers=JSON_CONTENT, content=body, idempotent=False
@@ -112,12 +114,12 @@ class Fleet(Endpoint):
         return WindowView.model_validate_json(response.content)
 
     def cancel_maintenance(self, window_id: str) -> None:
-        """Its nodes are used again."""
+        """Cancel a window; its nodes are used again."""
         path = f"/v1/maintenance-windows/{quote(window_id, safe='')}"
         self._transport.send("DELETE", path, idempotent=False)
 
     def deletions(self, *, project: str | None = None, limit: int = 100) -> tuple[DeletionView, ...]:
-        """Deletions of jobs, newest first; `project` None: of all."""
+        """Return the deletions of jobs, newest first; `project` None: those of all projects."""
         return self._get("/v1/deletions", Page[DeletionView], {"project": project, "limit": limit}).items
 
     def gc(self, *, dry_run: bool = False) -> GcView:
@@ -127,8 +129,8 @@ class Fleet(Endpoint):
         return GcView.model_validate_json(response.content)
 
     def webhooks(self, job_id: str | None = None, *, limit: int = 100) -> tuple[WebhookView, ...]:
-        """What the hooks that concern a job have delivered; None: those of the settings over all jobs, and at most
-        `limit` hooks of specs that fail."""
+        """Return what the webhooks that concern a job have delivered. None: those of the settings over all jobs, and at
+        most `limit` hooks of specs that fail."""
         params = {"job": job_id, "limit": limit}
         return self._get("/v1/webhooks", Page[WebhookView], params).items
 
@@ -141,11 +143,11 @@ class Fleet(Endpoint):
         return Readiness.model_validate_json(self._transport.send("GET", "/readyz", idempotent=False).content)
 
     def metrics(self) -> str:
-        """The metrics in the text format of Prometheus."""
+        """Return the metrics in the text format of Prometheus."""
         return self._transport.send("GET", "/metrics").text
 
     def clusters(self) -> tuple[ClusterSummary, ...]:
-        """Those that have joined, also if they are away; the service's own first."""
+        """Return the clusters that have joined, also those that are away; the service's own comes first."""
         return self._get("/v1/clusters", Page[ClusterSummary]).items
 
     def joined_cluster(self, name: str) -> ClusterSummary:
@@ -158,7 +160,7 @@ class Fleet(Endpoint):
         return ClusterSummary.model_validate_json(response.content)
 
     def cordon_cluster(self, name: str, *, reason: str = "cordon requested") -> ClusterSummary:
-        """Start no job and add no worker there; those that are there stay."""
+        """Let the cluster start no job and add no worker; those that are there stay."""
         body = CordonRequest(reason=reason).model_dump_json().encode()
         response = self._transport.send("POST", f"{_cluster_path(name)}/cordon", headers=JSON_CONTENT, content=body)
         return ClusterSummary.model_validate_json(response.content)
@@ -169,16 +171,16 @@ class Fleet(Endpoint):
         return ClusterSummary.model_validate_json(response.content)
 
     def remove_cluster(self, name: str, *, force: bool = False) -> None:
-        """Forget the cluster, and revoke its tokens. `force`: although jobs have attempts there; only once its gateway
-        is gone."""
+        """Forget the cluster, and revoke its tokens. `force` does so although jobs have attempts there, but only once
+        its gateway is gone."""
         self._transport.send("DELETE", _cluster_path(name), params={"force": force}, idempotent=False)
 
     def cluster_tokens(self, name: str) -> tuple[TokenView, ...]:
-        """Tokens of the cluster's gateway, newest first, with those that have ended."""
+        """Return the tokens of the cluster's gateway, newest first, with those that have ended."""
         return self._get(f"{_cluster_path(name)}/tokens", Page[TokenView]).items
 
     def queue(self, *, limit: int = 1000) -> QueueView:
-        """The queue in the order in which its jobs would start, and what each project uses."""
+        """Return the queue in the order in which its jobs would start, and what each project uses."""
         return self._get("/v1/queue", QueueView, {"limit": limit})
 
     def sweeps(
@@ -189,16 +191,16 @@ class Fleet(Endpoint):
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[SweepSummary]:
-        """Newest first; `project` and `name` None: of all."""
+        """Return a page of sweeps, newest first; `project` and `name` None: those of all."""
         params = {"project": project, "name": name, "limit": limit, "cursor": cursor}
         return self._get("/v1/sweeps", Page[SweepSummary], params)
 
     def sweep(self, project: str, name: str) -> SweepView:
-        """Its rules, and its jobs, the best first."""
+        """Return the rules of a sweep, and its jobs, the best first."""
         return self._get(_sweep_path(project, name), SweepView)
 
     def cancel_sweep(self, project: str, name: str) -> SweepView:
-        """Cancel those of its jobs that have not ended; they are the jobs of the answer."""
+        """Cancel the jobs of a sweep that have not ended; they are the jobs of the answer."""
         response = self._transport.send("POST", f"{_sweep_path(project, name)}/cancel")
         return SweepView.model_validate_json(response.content)
 
@@ -235,39 +237,39 @@ class Fleet(Endpoint):
         self._transport.send("DELETE", _user_path(name), idempotent=False)
 
     def whoami(self) -> Whoami:
-        """Who this client is to the service: name, role, projects, permissions."""
+        """Return who this client is to the service: name, role, projects, permissions."""
         return self._get("/v1/whoami", Whoami)
 
     def session_link(self) -> SessionLink:
-        """A link that logs a browser in, once; valid for two minutes."""
+        """Make a link that logs a browser in once; it is valid for two minutes."""
         answer = self._transport.send("POST", "/v1/session/link", idempotent=False)
         return SessionLink.model_validate_json(answer.content)
 
     def create_token(self, request: TokenRequest) -> NewToken:
-        """The answer has the token; it cannot be read again."""
+        """Make a token. Only the answer has it; it cannot be read again."""
         body = request.model_dump_json().encode()
         answer = self._transport.send("POST", "/v1/tokens", headers=JSON_CONTENT, content=body, idempotent=False)
         return NewToken.model_validate_json(answer.content)
 
     def create_cluster_token(self, cluster: str, request: ClusterTokenRequest) -> NewToken:
-        """For the gateway of a cluster. The answer has the token; it cannot be read again."""
+        """Make a token for the gateway of a cluster. Only the answer has it; it cannot be read again."""
         body, path = request.model_dump_json().encode(), f"/v1/clusters/{quote(cluster, safe='')}/tokens"
         answer = self._transport.send("POST", path, headers=JSON_CONTENT, content=body, idempotent=False)
         return NewToken.model_validate_json(answer.content)
 
     def tokens(self) -> tuple[TokenView, ...]:
-        """Newest first, with those that have ended."""
+        """Return the tokens, newest first, with those that have ended."""
         return self._get("/v1/tokens", Page[TokenView]).items
 
     def audit(
         self, *, job_id: str | None = None, actor: str | None = None, before: int | None = None, limit: int = 100
     ) -> AuditPage:
-        """Who changed what through the API, newest first."""
+        """Return who changed what through the API, newest first."""
         params = {"job": job_id, "actor": actor, "before": before, "limit": limit}
         return self._get("/v1/audit", AuditPage, params)
 
     def revoke_token(self, token_id: str) -> TokenView:
-        """Idempotent."""
+        """Revoke a token. Idempotent."""
         answer = self._transport.send("DELETE", f"/v1/tokens/{quote(token_id, safe='')}")
         return TokenView.model_validate_json(answer.content)
 

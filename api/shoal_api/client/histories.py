@@ -46,7 +46,8 @@ class Histories(Endpoint):
     """What a job did and does. Its methods raise what those of `Client` raise."""
 
     def events(self, job_id: str, *, after: int = 0, follow: bool = False) -> Iterator[EventView]:
-        """A job's events after number `after`, without gaps, each once. `follow`: continue until the job has ended."""
+        """Yield the events of a job after number `after`, without gaps, each once. `follow`: continue until the job has
+        ended."""
         if follow:
             for event in follow_stream(self._transport, f"{job_path(job_id)}/events", {"after": after}):
                 yield EventView.model_validate_json(event.data)
@@ -59,7 +60,7 @@ class Histories(Endpoint):
             after = page.next_after
 
     def events_page(self, job_id: str, *, after: int = 0, wait_s: float = 0.0, limit: int = 500) -> EventPage:
-        """One page of events; a long poll if `wait_s` is given."""
+        """Return one page of events; the call is a long poll if `wait_s` is given."""
         params = {"after": after, "wait": min(wait_s, 60.0), "limit": limit}
         return self._get(f"{job_path(job_id)}/events", EventPage, params, wait_s=wait_s)
 
@@ -72,7 +73,7 @@ class Histories(Endpoint):
         after: int = 0,
         follow: bool = False,
     ) -> Iterator[LogView]:
-        """Lines of a job's log. `tail`: only the last N lines. `follow`: continue until the job has ended."""
+        """Yield lines of a job's log. `tail`: only the last N lines. `follow`: continue until the job has ended."""
         path = f"{job_path(job_id)}/logs"
         if follow:
             params = {"rank": rank, "tail": tail, "after": after, "follow": True}
@@ -89,7 +90,7 @@ class Histories(Endpoint):
     def series(
         self, job_id: str, *, after_step: int = -1, until_step: int | None = None, max_points: int = 1000
     ) -> tuple[SeriesPoint, ...]:
-        """The steps after `after_step` up to `until_step`; means if they are more than `max_points`."""
+        """Return the steps after `after_step` up to `until_step`; means if there are more than `max_points`."""
         params = {"after_step": after_step, "until_step": until_step, "max_points": max_points}
         return parse_series(self._transport.send("GET", f"{job_path(job_id)}/series", params=params).content)
 
@@ -110,18 +111,19 @@ class Histories(Endpoint):
             raise Disconnected(self._transport.base_url, str(error) or type(error).__name__) from error
 
     def overview(self, job_id: str) -> JobOverview:
-        """Everything that a page about the job shows, with at most 500 points of its series."""
+        """Return everything that a page about the job shows, with at most 500 points of its series."""
         return self._get(f"{job_path(job_id)}/overview", JobOverview)
 
     def spec_versions(self, job_id: str) -> tuple[SpecVersion, ...]:
-        """Oldest first."""
+        """Return the versions of the job's spec, oldest first."""
         return self._get(f"{job_path(job_id)}/specs", Page[SpecVersion]).items
 
     def workers(self, job_id: str) -> tuple[WorkerView, ...]:
         return self._get(f"{job_path(job_id)}/workers", Page[WorkerView]).items
 
     def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks:
-        """What the training threads of all workers do now, or of one rank. `native`: also frames of native code."""
+        """Return what the training threads of all workers do now, or that of one rank. `native` adds frames of native
+        code."""
         params = {"rank": rank, "native": native}
         return self._get(f"{job_path(job_id)}/stacks", Stacks, params, wait_s=_STACKS_S)
 
@@ -172,7 +174,7 @@ class Histories(Endpoint):
         return ProfileView.model_validate_json(response.content)
 
     def profiles(self, job_id: str) -> tuple[ProfileView, ...]:
-        """The newest 8, oldest first."""
+        """Return the newest 8 profiles, oldest first."""
         return self._get(f"{job_path(job_id)}/profiles", Page[ProfileView]).items
 
     def profile(self, job_id: str, number: int) -> ProfileView:
@@ -194,12 +196,12 @@ class Histories(Endpoint):
 
 
 def parse_series(body: bytes) -> tuple[SeriesPoint, ...]:
-    """The points of a response. A loss or gradient norm of null becomes NaN."""
+    """Parse the points of a response. A loss or gradient norm of null becomes NaN."""
     return tuple(_point(item) for item in json.loads(body)["items"])
 
 
 def parse_parity(body: bytes) -> ParityView:
-    """A parity report. A loss of null becomes NaN, a difference of null becomes infinity."""
+    """Parse a parity report. A loss of null becomes NaN, a difference of null becomes infinity."""
     report = json.loads(body)
     if report["steps_compared"]:
         report |= {key: math.inf for key in _LARGEST if report[key] is None}

@@ -21,7 +21,7 @@ from shoal_workers.contract.spec import JobSpec
 
 
 def document_of(spec: JobSpec | Mapping[str, Any] | str | Path) -> tuple[Any, Path]:
-    """The spec as plain values, and the directory that its relative paths start from."""
+    """Return the spec as plain values, and the directory that its relative paths start from."""
     if isinstance(spec, JobSpec):
         return spec.model_dump(mode="json", exclude_unset=True), Path()
     if isinstance(spec, Mapping):
@@ -31,7 +31,8 @@ def document_of(spec: JobSpec | Mapping[str, Any] | str | Path) -> tuple[Any, Pa
 
 
 def with_absolute_checkpoint(document: Any, server_url: str, base: Path) -> Any:
-    """The document with a relative `checkpoint.url` made absolute: it starts at `base`, the user's working directory.
+    """Return the document with a relative `checkpoint.url` made absolute: it starts at `base`, the user's working
+    directory.
 
     Nothing is changed for a server on another machine, which refuses a relative path with the reason.
     """
@@ -44,7 +45,7 @@ def with_absolute_checkpoint(document: Any, server_url: str, base: Path) -> Any:
 
 
 def with_user(document: Any) -> Any:
-    """The document with the login name as `user`, unless it names one."""
+    """Return the document with the login name as `user`, unless it names one."""
     if not isinstance(document, dict) or "user" in document:
         return document
     name = user_of_login(_login_name())
@@ -52,7 +53,8 @@ def with_user(document: Any) -> Any:
 
 
 def user_of_login(login: str) -> str | None:
-    """A login name in the letters that a user may have: "ada lovelace" is ada-lovelace. None: nothing is left of it."""
+    """Return a login name in the letters that a user may have: "ada lovelace" becomes ada-lovelace. None if nothing is
+    left of it."""
     name = re.sub(r"[^A-Za-z0-9._@-]+", "-", login).strip("-._@")[:63].rstrip("-._@")
     return name if is_user(name) else None
 
@@ -65,8 +67,8 @@ def _login_name() -> str:
 
 
 def with_archive(document: Any, base: Path, archive_of: Callable[[Path], str]) -> Any:
-    """The document with the sha256 of an archive instead of the working directory, if it names one. `archive_of` packs
-    a directory and returns the sha256."""
+    """Return the document with the sha256 of an archive instead of the working directory, if it names one. `archive_of`
+    packs a directory and returns the sha256."""
     code = document.get("code") if isinstance(document, dict) else None
     if not isinstance(code, dict) or not isinstance(code.get("working_dir"), str) or code.get("archive"):
         return document

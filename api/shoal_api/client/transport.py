@@ -44,7 +44,7 @@ class RetryPolicy:
     most_s: float = 3.0
 
     def delay_s(self, failures: int, spread: float) -> float:
-        """Delay after `failures` failures in a row; a random `spread` in [0, 1) keeps clients apart."""
+        """Return the delay after `failures` failures in a row; a random `spread` in [0, 1) keeps clients apart."""
         return min(self.most_s, self.first_s * 2.0**failures) * (0.5 + spread / 2)
 
 
@@ -53,12 +53,12 @@ DEFAULT_RETRY = RetryPolicy()
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a client and the server show each other."""
+    """What a client and the server show to each other: a token, and a certificate."""
 
     find_token: Callable[[], str | None]
     """Called until it finds one: a server that starts writes its owner's token only after its port is open."""
     ca_file: Path | None
-    """None: the usual authorities."""
+    """Certificates, in PEM, of authorities that the server's may come from; None for the usual ones."""
 
 
 class Transport:
@@ -104,6 +104,7 @@ class Transport:
                     method, path, params=_given(params), headers=headers, content=content, timeout=timeout_s
                 )
             except httpx.TransportError as error:
+                # without a connection nothing was sent, so even a request that is not idempotent may be repeated
                 if not (idempotent or isinstance(error, httpx.ConnectError)) or failures >= self._retry.num_retries:
                     raise Disconnected(self.base_url, _cause(error)) from error
             else:
@@ -114,7 +115,7 @@ class Transport:
                 if not again or failures >= self._retry.num_retries:
                     raise error_of(response)
                 if response.status_code == _TOO_MANY or "Retry-After" in response.headers:
-                    self._closed.wait(retry_after_s(response))
+                    self._closed.wait(retry_after_s(response))  # not a sleep: `close` ends it
             self.back_off(failures)
             failures += 1
 

@@ -47,6 +47,7 @@ class ServerProcess:
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path, *, outlive: bool) -> None:
         """`outlive`: the server keeps running after the demo has ended (`--keep`)."""
         _prctl(_PR_SET_CHILD_SUBREAPER, 0 if outlive else 1)
+        # processes that this one has started before are not the server's, and must not be killed with it
         self._not_ours = set(descendants(os.getpid()))
         with log.open("wb") as file:
             self._process = subprocess.Popen(
@@ -62,7 +63,7 @@ class ServerProcess:
         self.log = log
 
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """Return the exit code; None while the process runs."""
         return self._process.poll()
 
     def wait(self, seconds: float) -> None:
@@ -79,7 +80,7 @@ class ServerProcess:
 
     def stop(self, grace_s: float = 20.0) -> None:
         """Send SIGTERM, wait, then kill the remaining processes. Idempotent; a second Ctrl-C ends the wait."""
-        below = descendants(self.pid)
+        below = descendants(self.pid)  # before the server ends: then its children have another parent
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -89,16 +90,17 @@ class ServerProcess:
             self._process.wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        # a pid may belong to another process by now, which the start time tells
         _sweep({pid: started for pid, started in below.items() if start_time(pid) == started})
         _sweep(self._below_this_process())
 
     def _below_this_process(self) -> dict[int, str]:
-        """Descendants of this process that are newer than the server; they include orphans of the server."""
+        """Return the descendants of this process that are newer than the server; they include orphans of the server."""
         return {pid: started for pid, started in descendants(os.getpid()).items() if pid not in self._not_ours}
 
 
 def descendants(root: int) -> dict[int, str]:
-    """Pid and start time of every descendant of `root`; empty on systems without /proc."""
+    """Return pid and start time of every descendant of `root`; empty on systems without /proc."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         fields = _stat(int(entry.name))
@@ -113,7 +115,7 @@ def descendants(root: int) -> dict[int, str]:
 
 
 def start_time(pid: int) -> str | None:
-    """Start time of a process; it distinguishes the process from a later one with the same pid."""
+    """Return the start time of a process; it distinguishes the process from a later one with the same pid."""
     fields = _stat(pid)
     return fields[19] if fields is not None else None
 
@@ -132,7 +134,8 @@ def _sweep(victims: Mapping[int, str]) -> None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat, beginning with the state. The name before it may contain spaces and brackets."""
+    """Return the fields of /proc/PID/stat, beginning with the state. The name before it may contain spaces and
+    brackets."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -169,7 +172,7 @@ def await_ready(server: ServerProcess, url: str, output: Output) -> None:
 
 
 def _waits_for(url: str) -> str | None:
-    """What the server waits for; None if it is ready."""
+    """Return what the server waits for; None if it is ready."""
     try:
         return waits_for(url)
     except httpx.TransportError:
@@ -194,7 +197,7 @@ class PrometheusProcess:
         self.pid = process.pid
 
     def stop(self) -> None:
-        """Idempotent."""
+        """End the process. Idempotent."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -211,8 +214,8 @@ class PrometheusProcess:
 
 
 def start_prometheus(target: str, folder: Path, token_file: Path) -> PrometheusProcess | None:
-    """One that scrapes the service at the URL `target` every two seconds, once it answers; None: it is not installed.
-    `token_file` need not exist yet.
+    """Start a Prometheus that scrapes the service at the URL `target` every two seconds, and return it once it answers;
+    None if it is not installed. `token_file` need not exist yet.
 
     Raises:
         OSError: it ended at once, or does not answer; the message has the end of its log.

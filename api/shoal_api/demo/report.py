@@ -37,7 +37,7 @@ class Run:
 def report(
     outcome: DemoOutcome, disturbed: Run, undisturbed: Run, broken: Sequence[str], *, url: str, tolerance: float
 ) -> list[RenderableType]:
-    """The parts of the report, in the order in which they are printed."""
+    """Return the parts of the report, in the order in which they are printed."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
@@ -115,7 +115,7 @@ def _curves(outcome: DemoOutcome, disturbed: Run, undisturbed: Run) -> list[str]
 
 
 def sizes_of(series: Sequence[SeriesPoint]) -> tuple[int, ...]:
-    """World sizes in the order of the steps, one entry per change."""
+    """Return the world sizes in the order of the steps, one entry per change."""
     sizes: list[Any] = []
     for point in series:
         if not sizes or sizes[-1] != point.world_size:
@@ -131,7 +131,8 @@ def plot_losses(
     width: int,
     height: int,
 ) -> list[str]:
-    """The lines of a plot; x is the step, y the loss. `marks` maps a step to the character that marks it on the x axis.
+    """Return the lines of a plot; x is the step, y the loss. `marks` maps a step to the character that marks it on the
+    x axis.
 
     ● is a point of both runs, ▲ one of the disturbed run only, ▽ one of the undisturbed run only. Two equal runs show
     one curve of ●.
@@ -148,7 +149,7 @@ def plot_losses(
         return round((step - first) / max(1, last - first) * (width - 1))
 
     def row(loss: float) -> int:
-        return round((high - loss) / (high - low or 1.0) * (height - 1))
+        return round((high - loss) / (high - low or 1.0) * (height - 1))  # 1.0: all losses may be equal
 
     cells = [{(row(loss), column(step)) for step, loss in curve.items()} for curve in curves]
     lines = []

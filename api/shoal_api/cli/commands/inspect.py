@@ -175,7 +175,7 @@ def _log_text(line: LogView) -> str:
 
 
 def _silence(job: JobView, rank: int | None, tail: int | None) -> str:
-    """Why nothing that the task printed is among the lines."""
+    """Say why the lines have nothing that the task printed."""
     who = "the task" if rank is None else f"rank {rank}"
     if tail is not None:
         return f"{who} has printed none of the last {tail} lines"

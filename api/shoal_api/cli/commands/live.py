@@ -109,7 +109,7 @@ def profiles(
 
 
 def _show_profile(session: Session, client: Client, job_id: str, view: ProfileView, out: Path | None) -> None:
-    """The page of a profile, after its files are written. Ends the command with an error if the profile failed."""
+    """Write the files of a profile and return its page. Ends the command with an error if the profile failed."""
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.exit_codes import ExitCode
     from shoal_api.cli.render.accounts import profile_page

@@ -129,7 +129,7 @@ def _moment(text: str) -> str | float:
 
 
 def match_node(reference: str, nodes: Sequence[NodeView]) -> NodeView:
-    """The live node that `reference` names. Raises CliError if no node matches (exit code 4) or several do (2)."""
+    """Find the live node that `reference` names. Raises CliError if no node matches (exit code 4) or several do (2)."""
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.exit_codes import ExitCode
 

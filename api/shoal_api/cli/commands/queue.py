@@ -122,7 +122,7 @@ def delete_quota(project: ProjectArgument, url: UrlOption = DEFAULT_URL, as_json
 
 
 def count_of(key: str, text: str) -> int | None:
-    """The value of the option `--key`: a number, or none. Raises CliError."""
+    """Parse the value of the option `--key`: a number, or none. Raises CliError."""
     from shoal_api.cli.errors import CliError
 
     if text == _NONE:

@@ -138,7 +138,7 @@ def _finish(session: Session, job: JobView, *, one_line: bool) -> None:
 
 
 def _origin(session: Session, client: Client, text: str) -> dict[str, object]:
-    """`continue_from` of a spec, from JOB or JOB@STEP. The names of jobs have no @."""
+    """Return `continue_from` of a spec for JOB or JOB@STEP. The names of jobs have no @."""
     from shoal_api.cli.errors import CliError
 
     reference, at, step = text.partition("@")
@@ -205,7 +205,7 @@ def sweep(
 def request_of(
     source: str, name: str | None, grid: Sequence[str], assignments: Sequence[str], rules: dict[str, Any]
 ) -> SweepRequest:
-    """Raises CliError."""
+    """Build the request of a sweep from the options. Raises CliError."""
     from pydantic import ValidationError
 
     from shoal_api.cli.errors import CliError

@@ -72,7 +72,8 @@ def goodput_page(job: JobView, now: float) -> list[Any]:
 
 
 def _with_the_queue(job: JobView, now: float) -> Goodput | None:
-    """The goodput with the current time in the queue, which the service books only when the job leaves the queue."""
+    """Return the goodput with the current time in the queue, which the service books only when the job leaves the
+    queue."""
     goodput = job.status.goodput
     if goodput is None or job.status.state is not JobState.QUEUED:
         return goodput
@@ -204,7 +205,7 @@ def _moved(one: IncidentView) -> str:
 
 
 def stacks_page(stacks: Stacks) -> list[Any]:
-    """One line that says where the ranks are, then each cluster with its frames, innermost first."""
+    """Return one line that says where the ranks are, then each cluster with its frames, innermost first."""
     page: list[Any] = [Text(stacks.summary or "no worker is warm", style="bold")]
     page.append(Text(f"{clock(stacks.at)}, generation {stacks.generation}, {stacks.reason}", style="dim"))
     for one in stacks.clusters:
@@ -222,7 +223,7 @@ def _stack_head(one: StackCluster) -> Text:
 
 
 def profile_page(view: ProfileView) -> list[Any]:
-    """One line about the profile, then the table of its steps, then its files."""
+    """Return one line about the profile, then the table of its steps, then its files."""
     head = Text.assemble((f"profile {view.number}", "bold"), f"  rank {view.rank}  ", _profile_state(view))
     if view.state is not ProfileState.DONE or not view.times:
         return [head, Text(view.reason or "it has not ended yet", style="dim")]
@@ -277,7 +278,7 @@ def _profile_table(view: ProfileView) -> Table:
 
 
 def parity_page(report: ParityView, series: Sequence[Sequence[SeriesPoint]]) -> list[Any]:
-    """`series`: the points of the job, and those of the job that it is compared with."""
+    """Compare two jobs. `series` has the points of the job, and those of the job that it is compared with."""
     parts: list[Any] = [_verdict(report), _numbers(report)]
     if report.steps_compared:
         parts.append(_picture(report, series))
@@ -320,7 +321,7 @@ def _numbers(report: ParityView) -> Table:
 
 
 def _picture(report: ParityView, series: Sequence[Sequence[SeriesPoint]]) -> Table:
-    """Both loss curves, and below them the difference on a logarithmic scale."""
+    """Draw both loss curves, and below them the difference on a logarithmic scale."""
     grid = Table.grid(padding=(0, 2))
     for job_id, points in zip((report.job_id, report.against_id), series, strict=True):
         grid.add_row(Text(job_id, style="dim"), Text(sparkline([p.loss for p in points], _WIDTH), style="cyan"))

@@ -32,14 +32,14 @@ _ORDER = (
     JobState.PAUSED,
     JobState.QUEUED,
 )
-"""What needs attention first."""
+"""The states of jobs, those that need attention first."""
 _NUM_HEAD_LINES = 6
 _WIDE = 150
 _LINES_IF_NARROW = 3
 
 
 def top_page(jobs: Sequence[JobSummary], cluster: ClusterView, now: float, max_rows: int = 50) -> RenderableType:
-    """`jobs`: those that have not ended."""
+    """Return the page of `shoal top`. `jobs` are those that have not ended."""
     rows = sorted(jobs, key=lambda job: (_ORDER.index(job.state), job.queue_position or 0, -job.created_at))
     page: list[RenderableType] = [_top_head(jobs, cluster, now), Text("")]
     page.append(_top_table(rows[:max_rows], now) if rows else Text("no job goes on; `shoal submit SPEC` starts one"))
@@ -75,7 +75,8 @@ def _top_head(jobs: Sequence[JobSummary], cluster: ClusterView, now: float) -> T
 
 
 def fleet_goodput(jobs: Sequence[JobSummary]) -> float | None:
-    """The goodput of the jobs that hold workers, weighted with the workers that they may have. None: there are none."""
+    """Return the goodput of the jobs that hold workers, weighted with the workers that they may have; None if no job
+    holds workers."""
     known = [(job.goodput, job.desired_workers) for job in jobs if job.goodput is not None and job.desired_workers]
     total = sum(workers for _, workers in known)
     return sum(ratio * workers for ratio, workers in known) / total if total else None
@@ -172,7 +173,7 @@ def _why_away(one: ClusterSummary) -> str:
 
 
 def nodes_table(nodes: Sequence[NodeView]) -> Table:
-    """Nodes by cluster, if there are several."""
+    """Return a table of the nodes, ordered by cluster if there are several."""
     several = len({node.cluster for node in nodes}) > 1
     table = new_table("node", *(("cluster",) if several else ()), "ip", "state", ">cpus", ">gpus", ">memory", "why")
     for node in sorted(nodes, key=lambda one: one.cluster) if several else nodes:
@@ -202,7 +203,7 @@ def windows_table(windows: Sequence[WindowView]) -> Table | Text:
 
 
 def _node_state(node: NodeView) -> tuple[Text, str]:
-    """The state of a node in one word, and its reason."""
+    """Return the state of a node in one word, and its reason."""
     if not node.alive:
         return Text("dead", style="red"), ""
     if node.drain is not None:
@@ -225,7 +226,7 @@ def _use_of_others(node: NodeView) -> str:
 
 
 def webhooks_table(hooks: Sequence[WebhookView], now: float) -> Table | Text:
-    """One line per hook, at the time `now`."""
+    """Return a table with one line per hook, as of the time `now`."""
     if not hooks:
         return Text("no webhook; docs/webhooks.md says how to set one", style="dim")
     table = new_table("hook", "job", "receiver", "events", ">delivered", ">given up", "state")

@@ -116,7 +116,7 @@ def verification_line(found: VerificationView) -> str:
 
 
 def unit_of(job: JobView) -> str:
-    """Tokens or samples: a task without tokens counts one for each sample."""
+    """Return `tokens` or `samples`: a task without tokens counts one for each sample."""
     status = job.status
     is_plain = status.step and status.tokens == status.step * job.spec.batch.global_size
     return "samples" if is_plain else "tokens"
@@ -219,7 +219,7 @@ def _where(failure: UserFailure) -> str:
 
 
 def _proof(proof: LayoutProof) -> str:
-    """What one micro-batch, split against whole, has shown."""
+    """Say what one micro-batch has shown that was computed split and whole."""
     if proof.outcome is not ProofOutcome.PROVEN:
         return f"{proof.outcome}: {proof.words}"
     how = "known from before" if proof.is_cached else f"in {proof.seconds:.1f} s"
@@ -227,7 +227,7 @@ def _proof(proof: LayoutProof) -> str:
 
 
 def held_back_text(job: JobView) -> str:
-    """Why the job gets no more workers."""
+    """Say why the job gets no more workers."""
     answer = job.status.held_back
     if answer is None or job.status.state.ended:
         return ""
@@ -245,7 +245,7 @@ def _origin(job: JobView) -> str:
 
 
 def _cluster(job: JobView) -> str:
-    """Where it runs or has run, and where the spec wants it."""
+    """Say where the job runs or has run, and where the spec wants it."""
     there, wanted = job.status.cluster, job.spec.worker.cluster
     if wanted == ANY_CLUSTER:
         return there or "any"
@@ -255,7 +255,7 @@ def _cluster(job: JobView) -> str:
 
 
 def _checkpoint(job: JobView) -> str:
-    """The newest one, and up to which step the replicas were found equal."""
+    """Return the newest checkpoint, and the step up to which the replicas were found equal."""
     step, verified_step = job.status.checkpoint_step, job.status.verified_step
     if step is None:
         return ""
@@ -312,7 +312,7 @@ def _goodput(job: JobView) -> str:
 
 
 def next_workers(job: JobView) -> int:
-    """The number of workers of the group that forms next; of a job that does not train, the most that it may get."""
+    """Return the number of workers of the group that forms next; for a job that does not train, its maximum."""
     elastic, granted = job.spec.elasticity, job.status.desired_workers
     if not job.status.workers:
         return elastic.max_workers
@@ -320,9 +320,10 @@ def next_workers(job: JobView) -> int:
 
 
 def change_page(job: JobView, layout: str, reason: str) -> str:
-    """
+    """Say what the changed spec will do to its job: workers and layout before and after.
+
     Args:
-        layout: the planner's for `next_workers(job)`; empty: it has none.
+        layout: the one that the planner has for `next_workers(job)`; empty if it has none.
         reason: why that layout, or why none.
     """
     lines = [

@@ -164,7 +164,7 @@ def progress_line(job: JobView) -> str:
 
 
 def job_panel(job: JobView, series: Sequence[SeriesPoint], last_incident: EventView | None = None) -> RenderableType:
-    """`last_incident`: the newest event of an incident."""
+    """Return the panel. `last_incident` is the newest event of an incident."""
     status = job.status
     title = Text.assemble((job.name, "bold"), f"  {job.id}  ", (status.state, STATE_STYLE[status.state]))
     if status.reason:
@@ -177,7 +177,8 @@ def job_panel(job: JobView, series: Sequence[SeriesPoint], last_incident: EventV
 
 
 def doing(job: JobView) -> tuple[str, ...]:
-    """What the job does or waits for beside its steps: progress of a preparation, of a validation, of a wait."""
+    """Say what the job does or waits for beside its steps: the progress of a preparation, of a validation, of a
+    wait."""
     status = job.status
     return tuple(dict.fromkeys(line for line in (status.note, status.message) if line))
 
@@ -233,10 +234,10 @@ def _incidents(job: JobView, last: EventView | None) -> RenderableType:
 
 
 def narrate(event: EventView) -> str:
-    """What happened, in one line without control characters."""
+    """Return what happened, in one line without control characters."""
     return one_line(event.message)
 
 
 def style(event: EventView) -> str:
-    """The name of its colour in `output.STYLES`."""
+    """Return the name of the event's colour in `output.STYLES`."""
     return _STYLES[event.severity]

@@ -48,7 +48,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def clock(at: float) -> str:
-    """Local time, with the date if it is not today."""
+    """Return the local time, with the date if it is not today."""
     moment = datetime.datetime.fromtimestamp(at)
     today = datetime.datetime.now().date()
     return moment.strftime("%H:%M:%S" if moment.date() == today else "%Y-%m-%d %H:%M:%S")
@@ -98,7 +98,7 @@ def _named(name: str, cell: Text) -> Text:
 
 
 def new_table(*columns: str) -> Listing:
-    """Columns whose name starts with ">" are aligned to the right."""
+    """Make a table. Columns whose name starts with ">" are aligned to the right."""
     table = Listing(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
