@@ -85,7 +85,7 @@ def create_app(
     places: AllowedPlaces = EVERYWHERE,
     webhooks: WebhookRules = UNRESTRICTED,
 ) -> FastAPI:
-    """A new application.
+    """Return a new application.
 
     `app.state.changes.close()` ends all streams; `make_server` calls it when the server stops.
 

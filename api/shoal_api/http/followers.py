@@ -33,7 +33,7 @@ from shoal_workers.contract.job import JobState
 
 _BATCH = 500
 POSITION = r"^([0-9]{1,18}\.[0-9]{1,18}\.[0-9]{1,18})?$"
-"""An id of this stream: the numbers of the last event, step and line of the log."""
+"""An id of the stream of an overview: the numbers of the last event, step and line of the log."""
 _PARTS = 1000
 _MAX_LOG_LINES = 500
 """Log lines in the first answer, at most."""
@@ -55,7 +55,7 @@ class LogSelection:
 
 
 def read_lines(store: Store, job_id: str, lines: LogSelection, limit: int) -> tuple[list[LogView], int]:
-    """Reads once: the last `tail` lines, or else the first `limit` lines; and the number after which the next ones are.
+    """Read once: the last `tail` lines, or else the first `limit` lines; and the number after which the next ones are.
 
     Raises:
         JobNotFound
@@ -72,7 +72,7 @@ def read_lines(store: Store, job_id: str, lines: LogSelection, limit: int) -> tu
 
 
 class EventFollower:
-    """Every event after a number, without gaps; the number is the SSE id."""
+    """Sends every event after a number, without gaps; the number is the SSE id."""
 
     def __init__(self, store: Store, job_id: str, after: int) -> None:
         self._store = store
@@ -89,7 +89,7 @@ class EventFollower:
 
 
 class LogFollower:
-    """Every line of the log after a number, as server-sent events or as plain text."""
+    """Sends every line of the log after a number, as server-sent events or as plain text."""
 
     def __init__(self, store: Store, job_id: str, lines: LogSelection, *, plain: bool) -> None:
         self._store = store
@@ -111,7 +111,7 @@ class LogFollower:
 
 
 class JobFollower:
-    """The job, after each change, as events `job`."""
+    """Sends the job after each change, as events `job`."""
 
     def __init__(self, store: Store, job_id: str) -> None:
         self._store = store
@@ -130,7 +130,7 @@ class JobFollower:
 
 
 class JobListFollower:
-    """One page of the job list, after each change, as events `jobs`."""
+    """Sends one page of the job list after each change, as events `jobs`."""
 
     def __init__(self, page_of: Callable[[], Page[JobSummary]]) -> None:
         self._page_of = page_of
@@ -145,7 +145,7 @@ class JobListFollower:
 
 
 class FleetFollower:
-    """The overview of all jobs, after each change, as events `fleet`."""
+    """Sends the overview of all jobs after each change, as events `fleet`."""
 
     def __init__(self, body_of: Callable[[], str]) -> None:
         self._body_of = body_of
@@ -160,13 +160,13 @@ class FleetFollower:
 
 
 def plain_line(line: LogView) -> str:
-    """One line of a log for people. The text comes from users' code, so control characters are replaced."""
+    """Return one line of a log for people. The text comes from users' code, so control characters are replaced."""
     text = "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in line.text.rstrip("\r\n"))
     return f"[{log_source(line)}] {text}\n"
 
 
 def end_event(state: JobState) -> bytes:
-    """The last event of a stream about a job that has ended."""
+    """Return the last event of a stream about a job that has ended."""
     return sse_event(StreamEnd(state=state).model_dump_json(), event="end")
 
 
@@ -176,16 +176,16 @@ def _end(store: Store, job_id: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What a client has."""
+    """How far a client is."""
 
     event: int = 0
     step: int = -1
     log: int = 0
     sampled_at: float = 0.0
     documents: tuple[int, int, int] = (0, 0, 0)
-    """Checksums of its incidents, workers and checkpoints."""
+    """Checksums of the incidents, workers and checkpoints that the client has."""
     version: _Version | None = None
-    """None: it has just connected."""
+    """None if the client has just connected."""
 
     @classmethod
     def parse(cls, event_id: str) -> Position:
@@ -206,12 +206,13 @@ class OverviewCache:
         self._made: OrderedDict[Any, tuple[tuple[bytes, ...], Position]] = OrderedDict()
         self._version_lock = threading.Lock()
         self._num_reads = 0
-        """Reads of versions that have begun."""
+        """Number of reads of versions that have begun."""
         self._versions: OrderedDict[str, tuple[int, tuple[JobState, _Version]]] = OrderedDict()
         """By job: the newest one that was read, and the number of that read."""
 
     def version(self, job_id: str) -> tuple[JobState, _Version]:
-        """`histories.job_version`. Streams that ask at the same time share a read that has begun after they asked."""
+        """Return `histories.job_version`. Streams that ask at the same time share a read that has begun after they
+        asked."""
         num_begun = self._num_reads
         with self._version_lock:
             known = self._versions.get(job_id)
@@ -226,7 +227,7 @@ class OverviewCache:
     def next(
         self, job_id: str, position: Position, version: _Version, *, logs: bool
     ) -> tuple[tuple[bytes, ...], Position]:
-        """The parts after `position`, and the position after them."""
+        """Return the parts after `position`, and the position after them."""
         key = (job_id, position, version, logs)
         with self._lock:  # held while they are made: others that want the same wait for them
             if key not in self._made:
@@ -237,7 +238,7 @@ class OverviewCache:
 
 
 class OverviewFollower:
-    """One client of one job. A `streams.Follower`."""
+    """Sends the overview of one job to one client. A `streams.Follower`."""
 
     def __init__(self, cache: OverviewCache, job_id: str, position: Position, *, logs: bool) -> None:
         self._cache = cache
@@ -267,6 +268,7 @@ def _parts(
     first = position.version is None
     parts: list[tuple[str, str]] = [("job", job.model_dump_json())]
 
+    # after a rollback steps are computed again: the client gets them a second time, with their new values
     rolled_back = 0 < job.status.step < position.step
     after = job.status.step if rolled_back else position.step
     with store.read() as tx:
@@ -307,6 +309,7 @@ def _parts(
         event=events[-1].seq if events else position.event,
         step=series.step[-1] if series.step else after,
         log=lines[-1].seq if lines else position.log,
+        # the store rounds the times to 0.01 s: without more, a time rounded down would give the last sample again
         sampled_at=samples.at[-1] + 0.01 if samples.at else position.sampled_at,
         documents=(checksums[0], checksums[1], checksums[2]),
         version=version,

@@ -59,7 +59,7 @@ from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 
 
 class Kind(Enum):
-    """value = (code, HTTP status, title, meaning)."""
+    """The value is (code, HTTP status, title, meaning)."""
 
     NOT_FOUND = ("not-found", 404, "No such resource", "No route has this path, or there is no such resource.")
     JOB_NOT_FOUND = ("job-not-found", 404, "No such job", "No job has this id.")
@@ -439,7 +439,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> str:
-    """Methods of all routes with this path; the router knows only those of the first."""
+    """Return the methods of all routes with this path; the router knows only those of the first."""
     paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
     methods = {
         verb.upper()

@@ -20,7 +20,8 @@ class OwnedSpec:
 
 
 def of_principal(spec: JobSpec, principal: Principal) -> OwnedSpec:
-    """The spec with the principal's user; and its project, if the spec names none and the principal has only one.
+    """Return the spec with the principal's user; and its project, if the spec names none and the principal has only
+    one.
 
     Raises:
         ProblemError: forbidden, if the principal may not submit jobs of this project, may not have the server read a

@@ -43,7 +43,7 @@ def routes(context: Context) -> APIRouter:
         openapi_extra=_ZIP_BODY,
     )
     async def put_code(request: Request, sha256: Sha256) -> Response:
-        """A zip of the user's modules, stored under its SHA-256; a spec names it as `code.archive`. Idempotent."""
+        """Stores a zip of the user's modules under its SHA-256; a spec names it as `code.archive`. Idempotent."""
         require_media_type(request, _ZIP_TYPES)
         with request.scope[LIMITER].upload(request):
             data = await read_body(request, Limit.ARCHIVE_BYTES)
@@ -80,7 +80,8 @@ def routes(context: Context) -> APIRouter:
         summary="JSON Schema of a job spec",
     )
     async def spec_schema() -> dict[str, Any]:
-        """For editors and generators. It has the keys of `model` and `data` for each of the built-in tasks."""
+        """The schema is for editors and generators. It has the keys of `model` and `data` for each of the built-in
+        tasks."""
         return job_spec_schema()
 
     @router.post(
@@ -91,8 +92,8 @@ def routes(context: Context) -> APIRouter:
         openapi_extra=body_of("PlanRequest", JSON_TYPES),
     )
     async def make_plan(request: Request) -> Response:
-        """Legal layouts for a number of workers, or of GPUs of one kind, best first: memory and step time by part, with
-        reasons. Nothing is submitted or run. A search that takes longer than 20 s is refused."""
+        """Ranks legal layouts for a number of workers, or of GPUs of one kind, best first: memory and step time by
+        part, with reasons. Nothing is submitted or run. A search that takes longer than 20 s is refused."""
         plan = await read_model(request, PlanRequest)
         found = await while_connected(request, context.planning.answer(plan))
         if found is None:
