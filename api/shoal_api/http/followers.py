@@ -34,7 +34,7 @@ from shoal_workers.contract.job import JobState
 _BATCH = 500
 POSITION = r"^([0-9]{1,18}\.[0-9]{1,18}\.[0-9]{1,18})?$"
 """An id of the stream of an overview: the numbers of the last event, step and line of the log."""
-_PARTS = 1000
+_NEW_AT_ONCE = 1000
 _MAX_LOG_LINES = 500
 """Log lines in the first answer, at most."""
 _MAX_POINTS = 500
@@ -253,7 +253,7 @@ class OverviewFollower:
         if version != before.version:
             chunks, self._position = self._cache.next(self._job_id, before, version, logs=self._logs)
         after = self._position
-        more = after.event - before.event >= _PARTS or (self._logs and after.log - before.log >= _PARTS)
+        more = after.event - before.event >= _NEW_AT_ONCE or (self._logs and after.log - before.log >= _NEW_AT_ONCE)
         if more:
             self._position = replace(after, version=None)
         elif state.ended:
@@ -293,7 +293,7 @@ def _parts(
 
     with store.read() as tx:
         events = histories.newest_events(
-            tx, job_id, after=position.event, limit=_PARTS, newest=100 if position.event == 0 else None
+            tx, job_id, after=position.event, limit=_NEW_AT_ONCE, newest=100 if position.event == 0 else None
         )
     if events or first:
         parts.append(("events", to_json(events).decode()))
@@ -301,7 +301,7 @@ def _parts(
     if logs:
         tail = _MAX_LOG_LINES if position.log == 0 else None
         with store.read() as tx:
-            lines = histories.read_logs(tx, job_id, after=position.log, tail=tail, limit=_PARTS)
+            lines = histories.read_logs(tx, job_id, after=position.log, tail=tail, limit=_NEW_AT_ONCE)
         if lines or first:
             parts.append(("logs", _LINES.dump_json(lines).decode()))
 
