@@ -1,4 +1,4 @@
-"""What the client raises.
+"""The errors that the client raises.
 
 ClientError
 |-- Disconnected            the service cannot be reached, after retries

@@ -46,7 +46,7 @@ _DELETE_S = 120.0
 
 
 class Fleet(Endpoint):
-    """The service, its machines and who may use it. Its methods raise what those of `Client` raise."""
+    """The verbs about the service, its machines and who may use it. They raise what those of `Client` raise."""
 
     def cluster(self) -> ClusterView:
         return self._get("/v1/cluster", ClusterView)
@@ -135,11 +135,12 @@ class Fleet(Endpoint):
         return self._get("/v1/webhooks", Page[WebhookView], params).items
 
     def health(self) -> Health:
-        """Returns whether the server process answers."""
+        """Return whether the server process answers."""
         return self._get("/healthz", Health)
 
     def ready(self) -> Readiness:
-        """Raises ServerError with code not-ready if the store or the cluster cannot be reached."""
+        """Return the readiness of the service. Raises ServerError with code not-ready if the store or the cluster
+        cannot be reached."""
         return Readiness.model_validate_json(self._transport.send("GET", "/readyz", idempotent=False).content)
 
     def metrics(self) -> str:

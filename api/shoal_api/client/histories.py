@@ -43,7 +43,7 @@ _COMPARED = {"loss": math.nan, "against": math.nan, "abs_diff": math.inf, "rel_d
 
 
 class Histories(Endpoint):
-    """What a job did and does. Its methods raise what those of `Client` raise."""
+    """The verbs about what a job did and does. They raise what those of `Client` raise."""
 
     def events(self, job_id: str, *, after: int = 0, follow: bool = False) -> Iterator[EventView]:
         """Yield the events of a job after number `after`, without gaps, each once. `follow`: continue until the job has

@@ -75,7 +75,7 @@ class ServerProcess:
         return tuple(self.log.read_text(errors="replace").splitlines()[-num_lines:])
 
     def owns(self, pid: int) -> bool:
-        """Whether `pid` is a descendant of the server. The demo sends signals to no other process."""
+        """Return whether `pid` is a descendant of the server. The demo sends signals to no other process."""
         return pid in descendants(self.pid) or pid in self._below_this_process()
 
     def stop(self, grace_s: float = 20.0) -> None:

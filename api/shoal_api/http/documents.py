@@ -112,7 +112,7 @@ async def _up_to(request: Request, max_bytes: int) -> bytes | None:
 
 
 async def require_no_body(request: Request) -> None:
-    """Raises ProblemError."""
+    """Raises ProblemError if the request has a body."""
     async for chunk in request.stream():
         if chunk:
             raise ProblemError(Kind.BODY_TOO_LARGE, "This request has no body.")
@@ -143,7 +143,7 @@ async def refuse_unknown_query(request: Request) -> None:
 
 
 def selectors_of(texts: Sequence[str]) -> tuple[LabelSelector, ...]:
-    """Raises ProblemError."""
+    """Parse the values of the parameter `label`. Raises ProblemError."""
     try:
         return tuple(LabelSelector.parse(text) for text in texts)
     except InvalidSelector as error:

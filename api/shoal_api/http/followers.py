@@ -208,7 +208,7 @@ class OverviewCache:
         self._num_reads = 0
         """Number of reads of versions that have begun."""
         self._versions: OrderedDict[str, tuple[int, tuple[JobState, _Version]]] = OrderedDict()
-        """By job: the newest one that was read, and the number of that read."""
+        """The newest version that was read, and the number of that read, by job."""
 
     def version(self, job_id: str) -> tuple[JobState, _Version]:
         """Return `histories.job_version`. Streams that ask at the same time share a read that has begun after they

@@ -106,7 +106,7 @@ def new_table(*columns: str) -> Listing:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """At most `width` characters, oldest value first; each is the mean of its share of the values.
+    """Return at most `width` characters, oldest value first; each is the mean of its share of the values.
 
     Values that are not finite are left out; otherwise one NaN would flatten the whole line.
     """
@@ -122,14 +122,16 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def bucket_means(values: Sequence[float], num_buckets: int) -> list[float]:
-    """Means of `num_buckets` contiguous, nearly equal shares of the values; fewer when there are fewer values."""
+    """Return the means of `num_buckets` contiguous, nearly equal shares of the values; fewer when there are fewer
+    values."""
     count = min(num_buckets, len(values))
     edges = [index * len(values) // count for index in range(count + 1)] if count else []
     return [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
 
 
 def worker_bar(workers: int, desired: int) -> str:
-    """The world size as a bar: one filled square per worker that trains, one hollow square per missing worker."""
+    """Return the world size as a bar: one filled square per worker that trains, one hollow square per missing
+    worker."""
     shown = max(workers, desired)
     if shown > 16:
         return f"{workers}/{shown}"
@@ -144,7 +146,8 @@ class Part:
 
 
 def bar(parts: Sequence[Part], width: int) -> Text:
-    """A line of `width` blocks; empty if all parts are zero. If `width` allows, each part above zero has a block."""
+    """Return a line of `width` blocks; empty if all parts are zero. If `width` allows, each part above zero has a
+    block."""
     line = Text()
     for part, blocks in zip(parts, shares([part.amount for part in parts], width), strict=True):
         line.append(_BLOCK * blocks, style=part.style)
@@ -152,7 +155,7 @@ def bar(parts: Sequence[Part], width: int) -> Text:
 
 
 def shares(amounts: Sequence[float], width: int) -> list[int]:
-    """`width` split in proportion to the amounts, by the largest-remainder method."""
+    """Split `width` in proportion to the amounts, by the largest-remainder method."""
     total = sum(amounts)
     if total <= 0:
         return [0] * len(amounts)

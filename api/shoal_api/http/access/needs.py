@@ -147,7 +147,7 @@ def visible_projects(request: Request) -> frozenset[str] | None:
 
 
 Declarations = Mapping[tuple[str, str], Permission | None]
-"""By method and path; None: anyone may ask."""
+"""Permissions by method and path; None: anyone may ask."""
 
 
 def declarations(routers: Iterable[APIRouter]) -> Declarations:
