@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shoal_api.cli.render.simulation_page import Simulated, simulation_page, title
+from shoal_api.cli.render.simulation import Simulated, simulation_page, title
 from shoal_service.simulator.engine import Market
 from shoal_service.simulator.metrics import measure
 from shoal_service.simulator.picture import Panel, draw

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal_api.client import Client
-from shoal_api.client.checkpoint_url import with_absolute_checkpoint
+from shoal_api.client.spec_document import with_absolute_checkpoint
 from shoal_service.settings import load_settings
 
 SPEC: dict[str, Any] = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 5}}

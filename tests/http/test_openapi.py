@@ -28,7 +28,7 @@ from shoal_workers.version import VERSION
 SNAPSHOT = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
 MAX_EXAMPLES = settings().max_examples // 10
 Answers = Counter[tuple[str, int]]
-"""By operation and status."""
+"""Number of answers by operation and status."""
 
 
 def problems_are_described(context: Any, response: Any, case: Any) -> None:

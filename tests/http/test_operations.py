@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from shoal_api.cli.doctor import probes
-from shoal_api.cli.doctor.findings import Verdict
+from shoal_api.cli import doctor
+from shoal_api.cli.doctor import Verdict
 from shoal_api.client import ServerError
 from shoal_api.http.edge import is_own_host
-from shoal_api.http.problem_types import Kind
+from shoal_api.http.problems import Kind
 
 
 def test_health_has_the_version(service: Any) -> None:
@@ -42,10 +42,10 @@ def test_a_lost_cluster_is_not_ready_but_alive(own_service: Any, address: str, w
 
 def test_a_ready_service_lists_what_is_missing_and_the_doctor_shows_it(own_service: Any) -> None:
     assert own_service.client.ready().warnings == ()
-    assert probes.judge_server(own_service.url).verdict is Verdict.OK
+    assert doctor.judge_server(own_service.url).verdict is Verdict.OK
     own_service.warnings.append("Nodes of the embedded Ray cluster are away: 127.0.0.4.")
     assert own_service.client.ready().warnings == tuple(own_service.warnings)
-    finding = probes.judge_server(own_service.url)
+    finding = doctor.judge_server(own_service.url)
     assert finding.verdict is Verdict.WARN and finding.hint == own_service.warnings[0]
 
 

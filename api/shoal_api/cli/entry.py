@@ -8,7 +8,7 @@ import signal
 from types import FrameType
 
 _INTERRUPTED = 130
-"""Equal to `ExitCode.INTERRUPTED`, which is not imported yet."""
+"""Equals `ExitCode.INTERRUPTED`, which is not imported yet."""
 
 
 def main() -> None:
@@ -21,7 +21,8 @@ def main() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Nothing was begun, so nothing is to be ended. An exception could be lost, or renamed, inside of an import."""
+    """End the process at once. Nothing was begun, so nothing has to be ended; an exception could be lost or renamed
+    inside an import."""
     os._exit(_INTERRUPTED)
 
 

@@ -46,7 +46,7 @@ class CliError(Exception):
 
 
 def explain(error: Exception, url: str) -> CliError | None:
-    """The error for people; None if the error is unexpected, which is a bug in Shoal."""
+    """Return the error for people; None if the error is unexpected, which is a bug in Shoal."""
     from shoal_api.client import ApiError, Disconnected, UntrustedServer
     from shoal_service.control.code_archive import CodeArchiveError
     from shoal_service.settings import SettingsError
@@ -104,7 +104,7 @@ def _from_problem(error: ApiError, url: str) -> CliError:
 
 
 def _refused_token(url: str) -> CliError | None:
-    """What to do about a token that the server does not accept, by where it came from; None: none was shown."""
+    """Say what to do about a token that the server does not accept, by where it came from; None if none was shown."""
     from shoal_api.client.credentials import TokenSource, logins_path, owner_file, source_of_token
 
     ended = "is not valid: it has expired or was revoked, or it is another server's"

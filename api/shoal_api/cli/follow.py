@@ -123,7 +123,7 @@ def _show(
 
 
 def meanwhile(job: JobView | None) -> str:
-    """What a job does while the server is away, from its last known status."""
+    """Say what a job does while the server is away, from its last known status."""
     if job is None or (job.status.state.holds_workers and job.status.reason != EndReason.SERVER_STOPPED):
         return "the job continues as long as its Ray cluster runs"
     if job.status.reason == EndReason.SERVER_STOPPED:
@@ -142,7 +142,7 @@ def _pump(
                 try:
                     for event in client.events(job_id, after=last, follow=True):
                         lost_since = None
-                        last = event.seq
+                        last = event.seq  # after a lost connection no event is shown twice
                         items.put(event)
                         if stop.is_set():
                             return

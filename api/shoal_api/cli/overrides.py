@@ -13,7 +13,7 @@ from shoal_workers.contract.checks.spec_errors import SpecError
 
 
 def apply_overrides(spec: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """A copy of `spec` with every assignment made in order; values are read as YAML (`3`, `true`, `null`, `[a, b]`).
+    """Return a copy of `spec` with every assignment made in order. Values are YAML: `3`, `true`, `null`, `[a, b]`.
 
     Missing sections of a path are created. Raises CliError for an assignment without `=`, and for a path through a
     value that is not a section.

@@ -10,7 +10,8 @@ from shoal_api.client.credentials import find_ca_file
 
 
 def waits_for(url: str) -> str | None:
-    """What a running server waits for before it is ready; None if it is. Raises httpx.TransportError, InvalidURL."""
+    """Return what a running server waits for before it is ready; None if it is ready. Raises httpx.TransportError,
+    InvalidURL."""
     answer = _get(url)
     if answer.status_code == 200:
         return None
@@ -23,7 +24,7 @@ def waits_for(url: str) -> str | None:
 
 
 def warns_of(url: str) -> tuple[str, ...]:
-    """The warnings of a server that is ready. Raises httpx.TransportError, InvalidURL."""
+    """Return the warnings of a server that is ready. Raises httpx.TransportError, InvalidURL."""
     answer = _get(url)
     try:
         return tuple(str(warning) for warning in answer.json().get("warnings", ()))

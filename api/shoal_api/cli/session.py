@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal_workers.contract.job import JobState
 
 DEFAULT_URL = "http://127.0.0.1:8470"
-"""Equal to the client's default; repeated here because importing the client takes longer than showing the help."""
+"""The client's default, repeated here because importing the client takes longer than showing the help."""
 _NUM_RETRIES = 3
 """Retries take half a second in all, so that a mistyped address is reported quickly."""
 
@@ -49,7 +49,7 @@ class Session:
         return Client(self.url, retry=RetryPolicy(num_retries=_NUM_RETRIES))
 
     def check_url(self) -> None:
-        """Raises CliError: `--url` is not the address of a server."""
+        """Raises CliError if `--url` is not the address of a server."""
         from shoal_api.cli.errors import CliError
 
         if not self.url.startswith(("http://", "https://")):

@@ -1,4 +1,4 @@
-"""Tries a task on this machine, within seconds, before it is submitted. For `shoal check`.
+"""Tries a task on this machine, within seconds, before it is submitted. Called by `shoal check`.
 
 Starts `shoal_workers.check`, because the command line never loads torch, and because the task may crash its process.
 """
@@ -25,8 +25,8 @@ _MAX_STACK_CHARS = 100_000
 
 
 def describe(task: str, found: dict[str, Any]) -> str:
-    """What was found, for people."""
-    from shoal_api.cli.render.tables import number
+    """Say to people what was found."""
+    from shoal_api.cli.render.terminal import number
     from shoal_service.core.quantities import size_text
 
     validation = "" if found["val_loss"] is None else f"; validation loss {found['val_loss']:.4g}"
@@ -46,7 +46,7 @@ def describe(task: str, found: dict[str, Any]) -> str:
 
 
 def _layouts(proofs: Sequence[dict[str, Any]]) -> list[str]:
-    """What splitting the model has shown."""
+    """Say what splitting the model has shown."""
     proven = [proof["name"] for proof in proofs if proof["outcome"] == "proven"]
     others = [proof for proof in proofs if proof["outcome"] != "proven"]
     lines = [f"  layouts proven, one micro-batch split against whole: {', '.join(proven)}"] if proven else []
@@ -54,7 +54,7 @@ def _layouts(proofs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def read_task(task: str, assignments: Sequence[str]) -> tuple[dict[str, Any], Path]:
-    """The validated spec as a document, and the directory of its code."""
+    """Return the validated spec as a document, and the directory of its code."""
     from shoal_api.cli.overrides import apply_overrides
     from shoal_api.cli.spec_file import load_spec
     from shoal_workers.contract.checks.spec_errors import parse_spec

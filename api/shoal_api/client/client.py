@@ -21,21 +21,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from shoal_api.answers import SpecCheck
-from shoal_api.client.access import Access
-from shoal_api.client.checkpoint_url import with_absolute_checkpoint
-from shoal_api.client.clusters import Clusters
 from shoal_api.client.credentials import find_ca_file, find_token
-from shoal_api.client.endpoint import JSON_CONTENT, job_path
 from shoal_api.client.errors import WaitTimeout
+from shoal_api.client.fleet import Fleet
 from shoal_api.client.histories import Histories
-from shoal_api.client.login import with_user
-from shoal_api.client.operations import Operations
-from shoal_api.client.profiles import Profiles
-from shoal_api.client.scheduling import Scheduling
-from shoal_api.client.transport import DEFAULT_RETRY, RetryPolicy, Shown, Transport
+from shoal_api.client.spec_document import document_of, with_absolute_checkpoint, with_archive, with_user
+from shoal_api.client.transport import DEFAULT_RETRY, JSON_CONTENT, RetryPolicy, Shown, Transport, job_path
 from shoal_service.control.code_archive import pack
-from shoal_service.control.spec_io import SpecFormat, decode
-from shoal_service.fleet_views import DryRun, SweepView
+from shoal_service.fleet_views import DeletionView, DryRun, SweepView
 from shoal_service.views import (
     CodePatch,
     ElasticityPatch,
@@ -43,6 +36,7 @@ from shoal_service.views import (
     JobPatch,
     JobSummary,
     JobView,
+    MoveRequest,
     Page,
     SweepRequest,
 )
@@ -54,11 +48,13 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8470"
 _LONG_POLL_S = 30.0
+_DELETE_S = 120.0
+"""Seconds to wait for the answer: files are deleted first."""
 _SWEEP_S = 120.0
 """Seconds to wait for the answer: every job is checked, and all are stored in one transaction."""
 
 
-class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
+class Client(Histories, Fleet):
     """Every method raises `ApiError` if the service refuses a request, and `Disconnected` if it does not answer."""
 
     def __init__(
@@ -70,9 +66,9 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
         timeout_s: float = 30.0,
         retry: RetryPolicy = DEFAULT_RETRY,
     ) -> None:
-        """`token`: None: the one that `credentials.find_token` finds for this address, now or at a later call.
-        `ca_file`: in PEM, the certificates of authorities that the server's may come from; None: SHOAL_CA_FILE, else
-        the usual ones."""
+        """`token`: None for the one that `credentials.find_token` finds for this address, now or at a later call.
+        `ca_file`: the certificates, in PEM, of authorities that the server's may come from; None for SHOAL_CA_FILE,
+        else the usual ones."""
         find = (lambda: token) if token else partial(find_token, base_url)
         shown = Shown(find, Path(ca_file) if ca_file is not None else find_ca_file())
         super().__init__(Transport(base_url, timeout_s, retry, shown))
@@ -103,9 +99,9 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
             SpecError: the file is not valid YAML or JSON.
             CodeArchiveError: the working directory cannot be packed.
         """
-        document, base = _document_of(spec)
+        document, base = document_of(spec)
         document = with_user(with_absolute_checkpoint(document, self.base_url, Path.cwd()))
-        body = json.dumps(_with_archive(document, base, self.upload_code)).encode()
+        body = json.dumps(with_archive(document, base, self.upload_code)).encode()
         headers = JSON_CONTENT | {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         response = self._transport.send("POST", "/v1/jobs", headers=headers, content=body)
         return JobView.model_validate_json(response.content)
@@ -125,7 +121,7 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
         from shoal_service.control.sweeps import with_name  # loads the planner, which no other verb needs
 
         document = with_user(with_absolute_checkpoint(sweep.spec, self.base_url, Path.cwd()))
-        document = _with_archive(document, Path(), self.upload_code)
+        document = with_archive(document, Path(), self.upload_code)
         named = with_name(sweep).model_copy(update={"spec": document})
         response = self._transport.send(
             "POST", "/v1/sweeps", headers=JSON_CONTENT, content=named.model_dump_json().encode(), wait_s=_SWEEP_S
@@ -133,14 +129,14 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
         return SweepView.model_validate_json(response.content)
 
     def dry_run(self, spec: JobSpec | Mapping[str, Any] | str | Path) -> DryRun:
-        """What `submit` would do with the spec, or how it would be refused: every check, the layouts, the expected
-        start. Nothing is stored or uploaded; a local `code.working_dir` is packed.
+        """Return what `submit` would do with the spec, or how it would be refused: every check, the layouts, the
+        expected start. Nothing is stored or uploaded; a local `code.working_dir` is packed.
 
         Raises: as `submit`.
         """
-        document, base = _document_of(spec)
+        document, base = document_of(spec)
         document = with_user(with_absolute_checkpoint(document, self.base_url, Path.cwd()))
-        packed = _with_archive(document, base, lambda directory: pack(directory).sha256)
+        packed = with_archive(document, base, lambda directory: pack(directory).sha256)
         params = {"uploads": packed is not document}
         response = self._transport.send(
             "POST", "/v1/jobs/dry-run", params=params, headers=JSON_CONTENT, content=json.dumps(packed).encode()
@@ -149,7 +145,7 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
 
     def validate(self, spec: JobSpec | Mapping[str, Any] | str | Path) -> SpecCheck:
         """Check a spec; nothing is submitted or uploaded."""
-        document = with_absolute_checkpoint(_document_of(spec)[0], self.base_url, Path.cwd())
+        document = with_absolute_checkpoint(document_of(spec)[0], self.base_url, Path.cwd())
         body = json.dumps(document).encode()
         response = self._transport.send("POST", "/v1/specs/validate", headers=JSON_CONTENT, content=body)
         return SpecCheck.model_validate_json(response.content)
@@ -175,7 +171,7 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
         from shoal_service.control.planning import PlanAnswer, PlanRequest  # loads numpy, which no other verb needs
 
         request = PlanRequest(
-            spec=_document_of(spec)[0],
+            spec=document_of(spec)[0],
             workers=workers,
             gpus=gpus,
             gpu=gpu,
@@ -196,8 +192,9 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
         search: str = "",
         limit: int | None = None,
     ) -> Iterator[JobSummary]:
-        """Jobs, newest first, page by page; at most `limit`; `project` and `user` None: of all. `label`: NAME, !NAME,
-        NAME=VALUE or NAME!=VALUE, all of them; `search`: words that are all in name, id, project, user or labels."""
+        """Yield jobs, newest first, page by page, at most `limit`. `project` and `user` None: jobs of all. `label`:
+        NAME, !NAME, NAME=VALUE or NAME!=VALUE, of which all must match. `search`: words that must all be in name, id,
+        project, user or labels."""
         cursor: str | None = None
         left = limit
         while left is None or left > 0:
@@ -292,6 +289,28 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
         response = self._transport.send("POST", f"{job_path(job_id)}/retry", idempotent=False)
         return JobView.model_validate_json(response.content)
 
+    def move(self, job_id: str, to: str, *, if_match: str | None = None) -> JobView:
+        """Run a job in the cluster `to`: an attempt elsewhere saves and ends, and the job goes on there. With `any` the
+        scheduler chooses the cluster, and an attempt stays where it is.
+
+        Raises:
+            Conflict: the job could not run there, or has ended; the message names the way out.
+            PreconditionFailed: the job was changed in the meantime.
+        """
+        headers = JSON_CONTENT | ({"If-Match": f'"{if_match}"'} if if_match is not None else {})
+        body = MoveRequest(to=to).model_dump_json().encode()
+        response = self._transport.send(
+            "POST", f"{job_path(job_id)}/move", headers=headers, content=body, idempotent=if_match is None
+        )
+        return JobView.model_validate_json(response.content)
+
+    def delete_job(self, job_id: str, *, checkpoints: bool = True) -> DeletionView:
+        """Delete a job that has ended, with its history, and with `checkpoints` its files in the storage too. It cannot
+        be undone. `finished_at` is None if the storage does not answer: the server goes on later."""
+        params = {"checkpoints": checkpoints}
+        response = self._transport.send("DELETE", job_path(job_id), params=params, wait_s=_DELETE_S)
+        return DeletionView.model_validate_json(response.content)
+
     def wait(
         self,
         job_id: str,
@@ -326,25 +345,6 @@ class Client(Histories, Operations, Clusters, Scheduling, Profiles, Access):
 
     def _post(self, job_id: str, verb: str) -> JobView:
         return JobView.model_validate_json(self._transport.send("POST", f"{job_path(job_id)}/{verb}").content)
-
-
-def _document_of(spec: JobSpec | Mapping[str, Any] | str | Path) -> tuple[Any, Path]:
-    """The spec as plain values, and the directory that its relative paths start from."""
-    if isinstance(spec, JobSpec):
-        return spec.model_dump(mode="json", exclude_unset=True), Path()
-    if isinstance(spec, Mapping):
-        return dict(spec), Path()
-    path = Path(spec)
-    return decode(path.read_text(encoding="utf-8"), SpecFormat.of(path.name))[0], path.parent
-
-
-def _with_archive(document: Any, base: Path, archive_of: Callable[[Path], str]) -> Any:
-    """Puts in the sha256 of the archive of the working directory instead of it, if the document names one."""
-    code = document.get("code") if isinstance(document, dict) else None
-    if not isinstance(code, dict) or not isinstance(code.get("working_dir"), str) or code.get("archive"):
-        return document
-    working_dir = base / Path(code["working_dir"]).expanduser()
-    return document | {"code": {**code, "working_dir": None, "archive": archive_of(working_dir)}}
 
 
 def _is_reached(job: JobView, until: Callable[[JobView], bool] | Collection[JobState] | None) -> bool:

@@ -1,4 +1,4 @@
-"""Which token a client shows to a server: the first of these that there is.
+"""Finds the token that a client shows to a server. It is the first of these that exists:
 
     SHOAL_TOKEN in the environment
     the one that `shoal login` has stored for this address
@@ -18,11 +18,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from shoal_api.client.errors import UntrustedServer
-from shoal_api.client.listeners import owner_of_port
 from shoal_service.core.access import ADMIN_TOKEN_FILE
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PORTS = {"http": 80, "https": 443}
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_LISTEN = "0A"
 
 
 class TokenSource(Enum):
@@ -32,7 +33,7 @@ class TokenSource(Enum):
 
 
 def find_token(url: str) -> str | None:
-    """The token for the server at this URL; None: there is none. Raises UntrustedServer."""
+    """Return the token for the server at this URL; None if there is none. Raises UntrustedServer."""
     try:
         return os.environ.get("SHOAL_TOKEN") or stored_tokens().get(origin_of(url)) or _of_owner(url)
     except ValueError:  # not a URL: the first request says so
@@ -40,7 +41,7 @@ def find_token(url: str) -> str | None:
 
 
 def source_of_token(url: str) -> TokenSource | None:
-    """Where `find_token` found the token for this URL; None: nowhere."""
+    """Return where `find_token` found the token for this URL; None if it found none."""
     try:
         if os.environ.get("SHOAL_TOKEN"):
             return TokenSource.ENVIRONMENT
@@ -53,18 +54,19 @@ def source_of_token(url: str) -> TokenSource | None:
 
 
 def owner_file() -> Path:
-    """Where a server on this machine has written the token of its owner."""
+    """Return where a server on this machine has written the token of its owner."""
     return state_dir() / ADMIN_TOKEN_FILE
 
 
 def find_ca_file() -> Path | None:
-    """The certificates of authorities that a server's certificate may come from (SHOAL_CA_FILE); None: the usual."""
+    """Return the certificates of authorities that a server's certificate may come from (SHOAL_CA_FILE); None for the
+    usual ones."""
     given = os.environ.get("SHOAL_CA_FILE")
     return Path(given).expanduser() if given else None
 
 
 def read_token_file(path: Path) -> str | None:
-    """None: there is no such file, or it may not be read."""
+    """Return the token in a file; None if there is no such file, or it may not be read."""
     try:
         return path.read_text(encoding="utf-8").strip() or None
     except (OSError, UnicodeDecodeError):
@@ -77,13 +79,13 @@ def state_dir() -> Path:
 
 
 def logins_path() -> Path:
-    """Where `shoal login` stores tokens."""
+    """Return where `shoal login` stores tokens."""
     given = os.environ.get("XDG_CONFIG_HOME")
     return (Path(given) if given else Path.home() / ".config") / "shoal" / "tokens.json"
 
 
 def stored_tokens() -> dict[str, str]:
-    """By the origin of the server."""
+    """Return the tokens that `shoal login` has stored, by the origin of the server."""
     try:
         found = json.loads(logins_path().read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -102,7 +104,7 @@ def store_token(url: str, token: str | None) -> Path:
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         json.dump(tokens, file, indent=1)
-    beside.replace(path)
+    beside.replace(path)  # in one step, so that another command never reads half a file
     return path
 
 
@@ -123,6 +125,26 @@ def _of_owner(url: str) -> str | None:
         return None
     port = parts.port or _PORTS.get(parts.scheme, 0)
     owner = owner_of_port(port)
+    # root, this user and the owner of the file can read the token anyway
     if owner is not None and owner not in (0, os.getuid(), path.stat().st_uid):
         raise UntrustedServer(url, owner, str(path))
     return token
+
+
+def owner_of_port(port: int, tables: tuple[Path, ...] = _TABLES) -> int | None:
+    """Return the user id of the process that listens on a TCP port of loopback or of all addresses, as Linux says in
+    /proc/net/tcp; None if it is not known, as on other systems. No connection is opened.
+
+    If several listen there, one that is not root is named.
+    """
+    found: set[int] = set()
+    for table in tables:
+        try:
+            lines = table.read_text(encoding="ascii").splitlines()[1:]
+        except (OSError, UnicodeDecodeError):
+            continue
+        for line in lines:
+            fields = line.split()
+            if len(fields) > 7 and fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                found.add(int(fields[7]))
+    return max(found, default=None)

@@ -1,4 +1,4 @@
-"""What the client raises.
+"""The errors that the client raises.
 
 ClientError
 |-- Disconnected            the service cannot be reached, after retries
@@ -118,7 +118,7 @@ class ServerError(ApiError):
 
 
 def error_of(response: httpx.Response) -> ApiError:
-    """The exception for a response with status 400 or above, whose body has been read."""
+    """Return the exception for a response with status 400 or above, whose body has been read."""
     problem = _problem_of(response)
     if problem.code == "invalid-spec":
         return InvalidSpec(problem)
@@ -130,7 +130,7 @@ def error_of(response: httpx.Response) -> ApiError:
 
 
 def retry_after_s(response: httpx.Response) -> float:
-    """The header Retry-After in seconds; without one that can be read, a second."""
+    """Return the header Retry-After in seconds; one second if it cannot be read."""
     text = response.headers.get("Retry-After", "")
     return min(60.0, float(text)) if text.isascii() and text.isdigit() else 1.0
 

@@ -1,7 +1,13 @@
-"""The verbs that read what happened to a job: events, logs, series, workers, incidents, checkpoints, parity."""
+"""The verbs that read what a job did: events, logs, series, workers, stacks, incidents, checkpoints, profiles and
+parity. A part of `Client`.
+
+JSON has null for a number that is not finite; here it becomes NaN or infinity.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
 from typing import BinaryIO
 from urllib.parse import quote
@@ -9,10 +15,8 @@ from urllib.parse import quote
 import httpx
 
 from shoal_api.answers import EventPage, LogPage
-from shoal_api.client.endpoint import Endpoint, job_path
 from shoal_api.client.errors import Disconnected
-from shoal_api.client.follow import follow as follow_stream
-from shoal_api.client.series import parse_parity, parse_series
+from shoal_api.client.transport import JSON_CONTENT, Endpoint, follow_stream, job_path
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.parity import DEFAULT_TOLERANCE
 from shoal_service.views import (
@@ -23,6 +27,8 @@ from shoal_service.views import (
     LogView,
     Page,
     ParityView,
+    ProfileBody,
+    ProfileView,
     SpecVersion,
     VerificationView,
     WorkerView,
@@ -31,13 +37,17 @@ from shoal_workers.contract.messages import Stacks
 
 _STACKS_S = 35.0
 _DELETE_S = 125.0
+_MEASURED = ("loss", "grad_norm")
+_LARGEST = ("max_abs_diff", "max_rel_diff")
+_COMPARED = {"loss": math.nan, "against": math.nan, "abs_diff": math.inf, "rel_diff": math.inf}
 
 
 class Histories(Endpoint):
-    """A part of `Client`."""
+    """The verbs about what a job did and does. They raise what those of `Client` raise."""
 
     def events(self, job_id: str, *, after: int = 0, follow: bool = False) -> Iterator[EventView]:
-        """A job's events after number `after`, without gaps, each once. `follow`: continue until the job has ended."""
+        """Yield the events of a job after number `after`, without gaps, each once. `follow`: continue until the job has
+        ended."""
         if follow:
             for event in follow_stream(self._transport, f"{job_path(job_id)}/events", {"after": after}):
                 yield EventView.model_validate_json(event.data)
@@ -50,7 +60,7 @@ class Histories(Endpoint):
             after = page.next_after
 
     def events_page(self, job_id: str, *, after: int = 0, wait_s: float = 0.0, limit: int = 500) -> EventPage:
-        """One page of events; a long poll if `wait_s` is given."""
+        """Return one page of events; the call is a long poll if `wait_s` is given."""
         params = {"after": after, "wait": min(wait_s, 60.0), "limit": limit}
         return self._get(f"{job_path(job_id)}/events", EventPage, params, wait_s=wait_s)
 
@@ -63,7 +73,7 @@ class Histories(Endpoint):
         after: int = 0,
         follow: bool = False,
     ) -> Iterator[LogView]:
-        """Lines of a job's log. `tail`: only the last N lines. `follow`: continue until the job has ended."""
+        """Yield lines of a job's log. `tail`: only the last N lines. `follow`: continue until the job has ended."""
         path = f"{job_path(job_id)}/logs"
         if follow:
             params = {"rank": rank, "tail": tail, "after": after, "follow": True}
@@ -80,7 +90,7 @@ class Histories(Endpoint):
     def series(
         self, job_id: str, *, after_step: int = -1, until_step: int | None = None, max_points: int = 1000
     ) -> tuple[SeriesPoint, ...]:
-        """The steps after `after_step` up to `until_step`; means if they are more than `max_points`."""
+        """Return the steps after `after_step` up to `until_step`; means if there are more than `max_points`."""
         params = {"after_step": after_step, "until_step": until_step, "max_points": max_points}
         return parse_series(self._transport.send("GET", f"{job_path(job_id)}/series", params=params).content)
 
@@ -101,18 +111,19 @@ class Histories(Endpoint):
             raise Disconnected(self._transport.base_url, str(error) or type(error).__name__) from error
 
     def overview(self, job_id: str) -> JobOverview:
-        """Everything that a page about the job shows, with at most 500 points of its series."""
+        """Return everything that a page about the job shows, with at most 500 points of its series."""
         return self._get(f"{job_path(job_id)}/overview", JobOverview)
 
     def spec_versions(self, job_id: str) -> tuple[SpecVersion, ...]:
-        """Oldest first."""
+        """Return the versions of the job's spec, oldest first."""
         return self._get(f"{job_path(job_id)}/specs", Page[SpecVersion]).items
 
     def workers(self, job_id: str) -> tuple[WorkerView, ...]:
         return self._get(f"{job_path(job_id)}/workers", Page[WorkerView]).items
 
     def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks:
-        """What the training threads of all workers do now, or of one rank. `native`: also frames of native code."""
+        """Return what the training threads of all workers do now, or that of one rank. `native` adds frames of native
+        code."""
         params = {"rank": rank, "native": native}
         return self._get(f"{job_path(job_id)}/stacks", Stacks, params, wait_s=_STACKS_S)
 
@@ -153,3 +164,53 @@ class Histories(Endpoint):
         params = {"against": against, "tolerance": tolerance, "max_points": max_points}
         response = self._transport.send("GET", f"{job_path(job_id)}/parity", params=params)
         return parse_parity(response.content)
+
+    def request_profile(self, job_id: str, *, steps: int = 3, rank: int = 0) -> ProfileView:
+        """Profile `steps` steps of a rank of a running job, without stopping it. Returns at once: the profile has ended
+        when the state of `profile` is not `requested` any more."""
+        body = ProfileBody(steps=steps, rank=rank).model_dump_json().encode()
+        path = f"{job_path(job_id)}/profiles"
+        response = self._transport.send("POST", path, headers=JSON_CONTENT, content=body, idempotent=False)
+        return ProfileView.model_validate_json(response.content)
+
+    def profiles(self, job_id: str) -> tuple[ProfileView, ...]:
+        """Return the newest 8 profiles, oldest first."""
+        return self._get(f"{job_path(job_id)}/profiles", Page[ProfileView]).items
+
+    def profile(self, job_id: str, number: int) -> ProfileView:
+        return self._get(f"{job_path(job_id)}/profiles/{number}", ProfileView)
+
+    def save_profile_file(self, job_id: str, number: int, name: str, out: BinaryIO) -> None:
+        """Write one of the `files` of a profile, as it is.
+
+        Raises:
+            Disconnected: the answer broke off; `out` has a part of it.
+        """
+        path = f"{job_path(job_id)}/profiles/{number}/files/{name}"
+        try:
+            with self._transport.stream(path, {}, {}) as response:
+                for piece in response.iter_raw():
+                    out.write(piece)
+        except httpx.TransportError as error:
+            raise Disconnected(self._transport.base_url, str(error) or type(error).__name__) from error
+
+
+def parse_series(body: bytes) -> tuple[SeriesPoint, ...]:
+    """Parse the points of a response. A loss or gradient norm of null becomes NaN."""
+    return tuple(_point(item) for item in json.loads(body)["items"])
+
+
+def parse_parity(body: bytes) -> ParityView:
+    """Parse a parity report. A loss of null becomes NaN, a difference of null becomes infinity."""
+    report = json.loads(body)
+    if report["steps_compared"]:
+        report |= {key: math.inf for key in _LARGEST if report[key] is None}
+    points = [
+        {key: _COMPARED.get(key) if value is None else value for key, value in p.items()} for p in report["points"]
+    ]
+    return ParityView.model_validate(report | {"points": points})
+
+
+def _point(item: dict[str, float | None]) -> SeriesPoint:
+    measured = {key: math.nan for key in _MEASURED if item.get(key) is None}
+    return SeriesPoint.model_validate(item | measured)

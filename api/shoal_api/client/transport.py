@@ -1,9 +1,12 @@
-"""Sends requests over a pool of HTTP connections and retries the idempotent ones.
+"""Sends requests over a pool of HTTP connections, retries the idempotent ones, and follows event streams across broken
+connections.
 
 A request is repeated if the connection fails or the service returns 503, with exponential back-off and jitter, and
 after 429; not before the time that the answer names in Retry-After. It is not repeated after a failure if the caller
-passes `idempotent=False`. It shows the token to the base URL alone: redirects are not followed. Thread-safe, as
-httpx.Client is.
+passes `idempotent=False`. A followed stream yields every event once and in order. The token is sent to the base URL
+alone: redirects are not followed. Thread-safe, as httpx.Client is.
+
+`Endpoint` is the base class of the parts of `Client`.
 """
 
 from __future__ import annotations
@@ -15,17 +18,21 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
+from pydantic import BaseModel
 
-from shoal_api.client.errors import Disconnected, error_of, retry_after_s
+from shoal_api.client.errors import Disconnected, ServerError, error_of, retry_after_s
 
 _UNAVAILABLE = 503
 _TOO_MANY = 429
 _LONG_POLL_MARGIN_S = 10.0
 _STREAM_SILENCE_S = 45.0
 """The service sends a heartbeat every 15 s; a stream without data for this long is broken."""
+M = TypeVar("M", bound=BaseModel)
+JSON_CONTENT = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class RetryPolicy:
     most_s: float = 3.0
 
     def delay_s(self, failures: int, spread: float) -> float:
-        """Delay after `failures` failures in a row; a random `spread` in [0, 1) keeps clients apart."""
+        """Return the delay after `failures` failures in a row; a random `spread` in [0, 1) keeps clients apart."""
         return min(self.most_s, self.first_s * 2.0**failures) * (0.5 + spread / 2)
 
 
@@ -46,12 +53,12 @@ DEFAULT_RETRY = RetryPolicy()
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a client and the server show each other."""
+    """What a client and the server show to each other: a token, and a certificate."""
 
     find_token: Callable[[], str | None]
     """Called until it finds one: a server that starts writes its owner's token only after its port is open."""
     ca_file: Path | None
-    """None: the usual authorities."""
+    """Certificates, in PEM, of authorities that the server's may come from; None for the usual ones."""
 
 
 class Transport:
@@ -97,6 +104,7 @@ class Transport:
                     method, path, params=_given(params), headers=headers, content=content, timeout=timeout_s
                 )
             except httpx.TransportError as error:
+                # without a connection nothing was sent, so even a request that is not idempotent may be repeated
                 if not (idempotent or isinstance(error, httpx.ConnectError)) or failures >= self._retry.num_retries:
                     raise Disconnected(self.base_url, _cause(error)) from error
             else:
@@ -107,7 +115,7 @@ class Transport:
                 if not again or failures >= self._retry.num_retries:
                     raise error_of(response)
                 if response.status_code == _TOO_MANY or "Retry-After" in response.headers:
-                    self._closed.wait(retry_after_s(response))
+                    self._closed.wait(retry_after_s(response))  # not a sleep: `close` ends it
             self.back_off(failures)
             failures += 1
 
@@ -154,3 +162,95 @@ def _given(params: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _cause(error: httpx.TransportError) -> str:
     return str(error) or type(error).__name__
+
+
+class Endpoint:
+    """Sends requests to one service."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def _get(self, path: str, model: type[M], params: Mapping[str, Any] | None = None, wait_s: float = 0.0) -> M:
+        response = self._transport.send("GET", path, params=params, wait_s=wait_s)
+        return model.model_validate_json(response.content)
+
+
+def job_path(job_id: str) -> str:
+    return f"/v1/jobs/{quote(job_id, safe='')}"
+
+
+def node_path(node_id: str) -> str:
+    return f"/v1/nodes/{quote(node_id, safe='')}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSentEvent:
+    id: str
+    event: str
+    data: str
+
+
+def follow_stream(transport: Transport, path: str, params: Mapping[str, Any]) -> Iterator[ServerSentEvent]:
+    """Yield all events of a numbered stream until its `end` event, which is not yielded.
+
+    A broken stream is reopened after the last number that was yielded (Last-Event-ID). The function gives up after
+    several failures in a row without an event in between.
+
+    Raises:
+        ApiError, Disconnected
+    """
+    last_id = 0
+    failures = 0
+    while True:
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": str(last_id)} if last_id else {})
+        cause = "the stream ended early"
+        try:
+            with transport.stream(path, params=params, headers=headers) as response:
+                for event in parse_stream(lines_of(response.iter_bytes())):
+                    if event.event == "end":
+                        return
+                    failures = 0
+                    if event.id:
+                        if int(event.id) <= last_id:
+                            continue
+                        last_id = int(event.id)
+                    yield event
+        except httpx.TransportError as error:
+            cause = str(error) or type(error).__name__
+        except ServerError as error:
+            if error.problem.status != 503:
+                raise
+            cause = error.problem.title
+        failures += 1
+        if transport.gives_up(failures):
+            raise Disconnected(transport.base_url, cause)
+        transport.back_off(failures)
+
+
+def parse_stream(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
+    """Parse a stream as the WHATWG HTML standard (9.2.6) defines it; an incomplete event at the end is dropped."""
+    event_id, event = "", ""
+    data: list[str] = []
+    for line in lines:
+        if not line:
+            if data:
+                yield ServerSentEvent(event_id, event or "message", "\n".join(data))
+            event, data = "", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "data":
+            data.append(value)
+        elif field == "event":
+            event = value
+        elif field == "id":
+            event_id = value
+
+
+def lines_of(chunks: Iterator[bytes]) -> Iterator[str]:
+    """Split at LF only: the text may contain other characters that Unicode defines as line ends."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.decode()

@@ -60,7 +60,7 @@ class DemoOutcome:
 def failed_checks(
     outcome: DemoOutcome, *, workers: int, tolerance: float, layouts: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """One message per failed check; empty if the demo passed."""
+    """Return one message per failed check; empty if the demo passed."""
     broken = []
     expected = (workers, workers - 1, workers)
     if outcome.state != JobState.SUCCEEDED:
@@ -89,7 +89,7 @@ def failed_checks(
 
 
 def compare_losses(disturbed: Iterable[SeriesPoint], undisturbed: Iterable[SeriesPoint]) -> LossComparison:
-    """The largest absolute difference of the losses over the steps that both runs have."""
+    """Return the largest absolute difference of the losses over the steps that both runs have."""
     ours = {point.step: point.loss for point in disturbed}
     theirs = {point.step: point.loss for point in undisturbed}
     common = sorted(ours.keys() & theirs.keys())
@@ -102,7 +102,7 @@ def compare_losses(disturbed: Iterable[SeriesPoint], undisturbed: Iterable[Serie
 
 
 def world_sizes(events: Iterable[EventView]) -> tuple[int, ...]:
-    """The world sizes over the run, one entry per change."""
+    """Return the world sizes over the run, one entry per change."""
     sizes: list[int] = []
     for event in sorted(events, key=lambda event: event.seq):
         if event.type == GenerationFormed.type and (not sizes or sizes[-1] != event.data["workers"]):
@@ -111,7 +111,7 @@ def world_sizes(events: Iterable[EventView]) -> tuple[int, ...]:
 
 
 def layouts(events: Iterable[EventView]) -> tuple[str, ...]:
-    """The parallel layouts over the run, one entry per change."""
+    """Return the parallel layouts over the run, one entry per change."""
     shown: list[str] = []
     for event in sorted(events, key=lambda event: event.seq):
         layout = event.data.get("layout") if event.type == GenerationFormed.type else None
@@ -129,13 +129,13 @@ def with_detection(incidents: Iterable[IncidentView], killed_at: float | None) -
 
 
 def contains_in_order(seen: Sequence[object], expected: Sequence[object]) -> bool:
-    """Whether `expected` is a subsequence of `seen`."""
+    """Return whether `expected` is a subsequence of `seen`."""
     rest = iter(seen)
     return all(one in rest for one in expected)
 
 
 def mean_tokens_per_s(series: Sequence[SeriesPoint], tokens_per_step: int) -> float | None:
-    """Throughput between the ends of the first and of the last step, recoveries included."""
+    """Return the throughput between the ends of the first and of the last step, recoveries included."""
     ordered = sorted(series, key=lambda point: point.step)
     if len(ordered) < 2 or ordered[-1].at <= ordered[0].at:
         return None

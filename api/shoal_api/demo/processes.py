@@ -1,4 +1,5 @@
-"""Starts the demo's server and ends all of its processes, however the demo ends.
+"""Starts the processes of the demo, waits until they are ready, and ends all of them, however the demo ends: the
+server, and a Prometheus that scrapes it (`shoal demo --keep --prometheus`).
 
 On Linux the demo becomes the subreaper of its descendants (PR_SET_CHILD_SUBREAPER), so a process whose parent has ended
 is still found among them, and the server receives SIGTERM if the demo is killed. On other systems only the server's
@@ -9,17 +10,35 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from shoal_api.cli.errors import CliError
+from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.output import Output
+from shoal_api.cli.readiness import waits_for
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
+_SERVER_READY_S = 120.0
+_SERVER_POLL_S = 0.2
+_PROMETHEUS_READY_S = 30.0
+_PROMETHEUS_POLL_S = 0.1
+_SCRAPE_S = 2
 
 
 class ServerProcess:
@@ -28,6 +47,7 @@ class ServerProcess:
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path, *, outlive: bool) -> None:
         """`outlive`: the server keeps running after the demo has ended (`--keep`)."""
         _prctl(_PR_SET_CHILD_SUBREAPER, 0 if outlive else 1)
+        # processes that this one has started before are not the server's, and must not be killed with it
         self._not_ours = set(descendants(os.getpid()))
         with log.open("wb") as file:
             self._process = subprocess.Popen(
@@ -43,7 +63,7 @@ class ServerProcess:
         self.log = log
 
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """Return the exit code; None while the process runs."""
         return self._process.poll()
 
     def wait(self, seconds: float) -> None:
@@ -55,12 +75,12 @@ class ServerProcess:
         return tuple(self.log.read_text(errors="replace").splitlines()[-num_lines:])
 
     def owns(self, pid: int) -> bool:
-        """Whether `pid` is a descendant of the server. The demo sends signals to no other process."""
+        """Return whether `pid` is a descendant of the server. The demo sends signals to no other process."""
         return pid in descendants(self.pid) or pid in self._below_this_process()
 
     def stop(self, grace_s: float = 20.0) -> None:
         """Send SIGTERM, wait, then kill the remaining processes. Idempotent; a second Ctrl-C ends the wait."""
-        below = descendants(self.pid)
+        below = descendants(self.pid)  # before the server ends: then its children have another parent
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -70,16 +90,17 @@ class ServerProcess:
             self._process.wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        # a pid may belong to another process by now, which the start time tells
         _sweep({pid: started for pid, started in below.items() if start_time(pid) == started})
         _sweep(self._below_this_process())
 
     def _below_this_process(self) -> dict[int, str]:
-        """Descendants of this process that are newer than the server; they include orphans of the server."""
+        """Return the descendants of this process that are newer than the server; they include orphans of the server."""
         return {pid: started for pid, started in descendants(os.getpid()).items() if pid not in self._not_ours}
 
 
 def descendants(root: int) -> dict[int, str]:
-    """Pid and start time of every descendant of `root`; empty on systems without /proc."""
+    """Return pid and start time of every descendant of `root`; empty on systems without /proc."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         fields = _stat(int(entry.name))
@@ -94,7 +115,7 @@ def descendants(root: int) -> dict[int, str]:
 
 
 def start_time(pid: int) -> str | None:
-    """Start time of a process; it distinguishes the process from a later one with the same pid."""
+    """Return the start time of a process; it distinguishes the process from a later one with the same pid."""
     fields = _stat(pid)
     return fields[19] if fields is not None else None
 
@@ -113,7 +134,8 @@ def _sweep(victims: Mapping[int, str]) -> None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat, beginning with the state. The name before it may contain spaces and brackets."""
+    """Return the fields of /proc/PID/stat, beginning with the state. The name before it may contain spaces and
+    brackets."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -127,3 +149,131 @@ def _die_with_parent() -> None:
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def await_ready(server: ServerProcess, url: str, output: Output) -> None:
+    """Return when the server is ready. Raises CliError with the end of its log if it ends or takes too long."""
+    began = time.monotonic()
+    spinner: Any = output.stdout.status("") if output.live else nullcontext()
+    with spinner as status:
+        while True:
+            missing = _waits_for(url)
+            if missing is None:
+                break
+            if status is not None:
+                status.update(f"waiting for {missing} ({time.monotonic() - began:.0f} s)")
+            if server.exit_code() is not None:
+                raise _failed(server, f"the server ended with exit code {server.exit_code()} before it was ready")
+            if time.monotonic() - began > _SERVER_READY_S:
+                raise _failed(server, f"the server was not ready after {_SERVER_READY_S:g} s: it waits for {missing}")
+            server.wait(_SERVER_POLL_S)
+    text = f"ready after {time.monotonic() - began:.1f} s"
+    output.say(text, "dim") if output.as_json else output.line(None, text, "dim")
+
+
+def _waits_for(url: str) -> str | None:
+    """Return what the server waits for; None if it is ready."""
+    try:
+        return waits_for(url)
+    except httpx.TransportError:
+        return "the server to start"
+
+
+def _failed(server: ServerProcess, message: str) -> CliError:
+    return CliError(
+        message,
+        details=server.log_tail(),
+        hint="`shoal doctor` looks for the cause",
+        exit_code=ExitCode.FAILED,
+    )
+
+
+class PrometheusProcess:
+    """A running Prometheus on loopback; its files are below the demo's folder."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
+        self._process = process
+        self.url = url
+        self.pid = process.pid
+
+    def stop(self) -> None:
+        """End the process. Idempotent."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            self._process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> PrometheusProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def start_prometheus(target: str, folder: Path, token_file: Path) -> PrometheusProcess | None:
+    """Start a Prometheus that scrapes the service at the URL `target` every two seconds, and return it once it answers;
+    None if it is not installed. `token_file` need not exist yet.
+
+    Raises:
+        OSError: it ended at once, or does not answer; the message has the end of its log.
+    """
+    program = shutil.which("prometheus")
+    if program is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "global": {"scrape_interval": f"{_SCRAPE_S}s", "scrape_timeout": f"{_SCRAPE_S}s"},
+        "scrape_configs": [
+            {
+                "job_name": "shoal",
+                "authorization": {"credentials_file": str(token_file)},
+                "static_configs": [{"targets": [urlsplit(target).netloc]}],
+            }
+        ],
+    }
+    (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+    port = free_port()
+    log = folder / "prometheus.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                program,
+                f"--config.file={folder / 'prometheus.yml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+                "--enable-feature=exemplar-storage",
+                "--log.level=warn",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    started = PrometheusProcess(process, f"http://127.0.0.1:{port}")
+    try:
+        _await_prometheus(process, started.url, log)
+    except BaseException:
+        started.stop()
+        raise
+    return started
+
+
+def _await_prometheus(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline_mono = time.monotonic() + _PROMETHEUS_READY_S
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/-/ready").status_code == 200:
+                return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_PROMETHEUS_POLL_S)
+        if process.poll() is not None or time.monotonic() > deadline_mono:
+            tail = " ".join(log.read_text(errors="replace").splitlines()[-3:])
+            raise OSError(f"Prometheus is not ready after {_PROMETHEUS_READY_S:g} s, or has ended: {tail}")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -1,9 +1,10 @@
-"""The report at the end of the demo: a table, two loss curves, the result. Pure."""
+"""The report at the end of the demo: a table, the two loss curves plotted with characters, the result. Pure."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_api.demo.outcome import DemoOutcome, arrows
-from shoal_api.demo.plot import plot_losses
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.quantities import count_text, duration_text
 
 _PLOT_WIDTH = 64
 _PLOT_HEIGHT = 12
+_BOTH, _FIRST, _SECOND = "●", "▲", "▽"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Run:
 def report(
     outcome: DemoOutcome, disturbed: Run, undisturbed: Run, broken: Sequence[str], *, url: str, tolerance: float
 ) -> list[RenderableType]:
-    """The parts of the report, in the order in which they are printed."""
+    """Return the parts of the report, in the order in which they are printed."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
@@ -114,9 +115,58 @@ def _curves(outcome: DemoOutcome, disturbed: Run, undisturbed: Run) -> list[str]
 
 
 def sizes_of(series: Sequence[SeriesPoint]) -> tuple[int, ...]:
-    """World sizes in the order of the steps, one entry per change."""
+    """Return the world sizes in the order of the steps, one entry per change."""
     sizes: list[Any] = []
     for point in series:
         if not sizes or sizes[-1] != point.world_size:
             sizes.append(point.world_size)
     return tuple(sizes)
+
+
+def plot_losses(
+    disturbed: Mapping[int, float],
+    undisturbed: Mapping[int, float],
+    *,
+    marks: Mapping[int, str],
+    width: int,
+    height: int,
+) -> list[str]:
+    """Return the lines of a plot; x is the step, y the loss. `marks` maps a step to the character that marks it on the
+    x axis.
+
+    ● is a point of both runs, ▲ one of the disturbed run only, ▽ one of the undisturbed run only. Two equal runs show
+    one curve of ●.
+    """
+    curves = [{step: loss for step, loss in curve.items() if math.isfinite(loss)} for curve in (disturbed, undisturbed)]
+    steps = [step for curve in curves for step in curve]
+    if not steps:
+        return []
+    first, last = min(steps), max(steps)
+    low = min(min(curve.values(), default=math.inf) for curve in curves)
+    high = max(max(curve.values(), default=-math.inf) for curve in curves)
+
+    def column(step: int) -> int:
+        return round((step - first) / max(1, last - first) * (width - 1))
+
+    def row(loss: float) -> int:
+        return round((high - loss) / (high - low or 1.0) * (height - 1))  # 1.0: all losses may be equal
+
+    cells = [{(row(loss), column(step)) for step, loss in curve.items()} for curve in curves]
+    lines = []
+    for y in range(height):
+        label = f"{high:7.3f}" if y == 0 else f"{low:7.3f}" if y == height - 1 else " " * 7
+        body = "".join(_glyph((y, x) in cells[0], (y, x) in cells[1]) for x in range(width)).rstrip()
+        lines.append(f"{label} ┤{body}")
+    axis = ["─"] * width
+    for step, mark in marks.items():
+        if first <= step <= last:
+            axis[column(step)] = mark
+    lines.append(" " * 8 + "└" + "".join(axis))
+    lines.append(" " * 9 + f"{first}" + f"{last}".rjust(width - len(str(first))) + " step")
+    return lines
+
+
+def _glyph(in_first: bool, in_second: bool) -> str:
+    if in_first and in_second:
+        return _BOTH
+    return _FIRST if in_first else _SECOND if in_second else " "

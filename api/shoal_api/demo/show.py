@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -35,9 +34,7 @@ from shoal_api.demo.outcome import (
     with_detection,
     world_sizes,
 )
-from shoal_api.demo.processes import ServerProcess
-from shoal_api.demo.prometheus import PrometheusProcess, start_prometheus
-from shoal_api.demo.ready import await_ready
+from shoal_api.demo.processes import PrometheusProcess, ServerProcess, await_ready, free_port, start_prometheus
 from shoal_api.demo.report import Run, report
 from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, Scenario, Script, script_of
 from shoal_service.core.access import ADMIN_TOKEN_FILE
@@ -50,8 +47,8 @@ if TYPE_CHECKING:
 
 
 def run_demo(output: Output, scenario: Scenario, *, steps: int | None, keep: bool, prometheus: bool = False) -> bool:
-    """Run the demo; True if all checks passed. Server, cluster and files are removed, except with `keep`. `prometheus`:
-    one scrapes the server from the start, if it is installed."""
+    """Run the demo; return True if all checks passed. Server, cluster and files are removed, except with `keep`.
+    `prometheus`: start one that scrapes the server from the beginning, if it is installed."""
     folder = Path(tempfile.mkdtemp(prefix="shoal-demo-"))
     kept = False
     server: ServerProcess | None = None
@@ -114,7 +111,7 @@ class _Address:
     state_dir: Path
 
     def client(self) -> Client:
-        """A client with the token of this server's owner, whatever else is in the environment."""
+        """Return a client with the token of this server's owner, whatever else is in the environment."""
         return Client(self.url, token=read_token_file(self.state_dir / ADMIN_TOKEN_FILE))
 
 
@@ -170,7 +167,7 @@ class _WorkerKiller:
         self._server = server
         self._at = at
         self.steps = steps
-        """How many the job is to complete."""
+        """The number of steps that the job is to complete."""
         self.killed_at: float | None = None
         self._before: frozenset[int] = frozenset()
         self._generation = 0
@@ -208,7 +205,8 @@ class _WorkerKiller:
         self.survivors = tuple(sorted(self._before & now))
 
     def _await_new_worker(self, job: JobView, screen: Screen) -> None:
-        """Steps may be so fast, or processes start so slowly, that the job would end before."""
+        """Give the job more steps if it could end before the new worker joins: steps may be fast, or processes start
+        slowly."""
         has_joined = job.status.generation > self._generation and job.status.workers == WORKERS
         if has_joined or job.status.state.ended or job.status.step < self.steps * 3 // 4:
             return
@@ -235,7 +233,7 @@ def collect(client: Client, job: JobView) -> Run:
 
 
 def _ray_scratch(folder: Path) -> Path | None:
-    """Directory of the embedded cluster's sockets and logs. The server removes it, unless it is killed."""
+    """Return the directory of the embedded cluster's sockets and logs. The server removes it, unless it is killed."""
     try:
         note = json.loads((folder / "state" / "embedded-cluster.json").read_text())
         return Path(str(note["temp_dir"]))
@@ -262,15 +260,10 @@ def _serve_command(url: str, folder: Path) -> list[str]:
 
 
 def _environment(keep: bool) -> dict[str, str]:
-    """The environment without the user's settings for server and cluster, so that the demo is always the same. Unless
-    the server is kept, its jobs are thrown away with it, so it does not save them when it stops."""
+    """Return the environment without the user's settings for server and cluster, so that the demo is always the same.
+    Unless the server is kept, its jobs are thrown away with it, so it does not save them when it stops."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_") and key != "RAY_ADDRESS"}
     return {**kept, "PYTHONUNBUFFERED": "1", **({} if keep else {"SHOAL_STOP_S": "0"})}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _print(output: Output, text: str, style: str = "plain") -> None:

@@ -12,9 +12,9 @@ from typing import Any
 KILL_AT_STEP = 25
 """The worker is killed after the job has reported this step."""
 MIN_STEPS = 2 * KILL_AT_STEP
-"""The kill is noticed, and something is trained after it."""
+"""The fewest steps with which the kill is noticed and something is trained after it."""
 KILL_RANK = 2
-"""Neither the first rank nor the last, so there are survivors with a lower and with a higher rank."""
+"""It is neither the first rank nor the last, so there are survivors with a lower and with a higher rank."""
 WORKERS = 4
 TOLERANCE = 1e-4
 """Largest allowed difference of the losses (fp32) at any step from those of the undisturbed run."""
@@ -47,12 +47,12 @@ class Script:
 
     spec: dict[str, Any]
     layouts: tuple[str, ...]
-    """Expected layouts in this order; others may lie between them. Empty: any."""
+    """Expected layouts in this order; others may lie between them. Empty: any layouts."""
 
 
 def script_of(scenario: Scenario, steps: int | None = None) -> Script:
-    """What a scenario trains. `steps`: how many at least, instead of those of the spec; the learning rate decays over
-    them, also if the run goes on until the new worker has joined."""
+    """Return what a scenario trains. `steps`: how many at least, instead of those of the spec; the learning rate decays
+    over them, also if the run goes on until the new worker has joined."""
     steps = steps or DEMO_SPEC["stop"]["steps"]
     spec = {**DEMO_SPEC, "stop": {"steps": steps}, "schedule": {**DEMO_SPEC["schedule"], "steps": steps}}
     match scenario:

@@ -18,17 +18,16 @@ from shoal_api.http import problems
 from shoal_api.http.access.authentication import Authentication, Authenticator
 from shoal_api.http.access.limits import Limiter, Limits
 from shoal_api.http.access.needs import LoginNeeded, declarations, to_login
+from shoal_api.http.changes import watch_other_writers
 from shoal_api.http.context import ClusterSource, Context
 from shoal_api.http.documents import refuse_unknown_query
 from shoal_api.http.edge import Edge
 from shoal_api.http.openapi import build_openapi
-from shoal_api.http.other_writers import watch_other_writers
 from shoal_api.http.routes import (
     access,
     attempts,
     checkpoints,
     clusters,
-    code,
     histories,
     inspection,
     jobs,
@@ -38,9 +37,9 @@ from shoal_api.http.routes import (
     operations,
     overviews,
     pages,
-    plans,
     quotas,
     series,
+    specs,
     sweeps,
 )
 from shoal_api.http.routes import (
@@ -86,7 +85,7 @@ def create_app(
     places: AllowedPlaces = EVERYWHERE,
     webhooks: WebhookRules = UNRESTRICTED,
 ) -> FastAPI:
-    """A new application.
+    """Return a new application.
 
     `app.state.changes.close()` ends all streams; `make_server` calls it when the server stops.
 
@@ -129,7 +128,9 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         context.changes.open()
         context.changes.when_closed(context.reception.close)
-        others = asyncio.create_task(watch_other_writers(context))
+        others = asyncio.create_task(
+            watch_other_writers(context.changes, store, lambda: cluster.snapshot().nodes, pace.reread_s)
+        )
         with store.subscribe(context.changes.notify):
             yield
         context.changes.close()
@@ -164,8 +165,7 @@ def create_app(
         overviews.routes(context),
         inspection.routes(context),
         inspection.profile_routes(context),
-        code.routes(context),
-        plans.routes(context),
+        specs.routes(context),
         quotas.project_routes(context),
         quotas.user_routes(context),
         nodes.window_routes(context),

@@ -1,7 +1,7 @@
 """Changes: coroutines wait here until a job has changed, without a thread or a database connection.
 
-The store calls `notify` after each commit, on the committing thread, and `other_writers.py` after a commit of another
-process. A waiting coroutine reads nothing until then. To miss no change: arm, read, then wait.
+The store calls `notify` after each commit, on the committing thread, and `watch_other_writers` after a commit of
+another process. A waiting coroutine reads nothing until then. To miss no change: arm, read, then wait.
 
     with changes.watching(job_id) as watch:
         while not changes.closing:
@@ -13,8 +13,20 @@ process. A waiting coroutine reads nothing until then. To miss no change: arm, r
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from starlette.concurrency import run_in_threadpool
+
+from shoal_service.store import Store, histories
+from shoal_service.store.errors import StoreUnavailable
+
+CLUSTER = "cluster"
+"""Notified, in the place of a job's id, when the nodes have changed."""
+_CLOCKS_APART_S = 60.0
+"""Largest difference between the clocks of two control planes."""
+_log = logging.getLogger(__name__)
 
 
 class Changes:
@@ -116,3 +128,34 @@ class Watch:
         except TimeoutError:
             pass
         return self._event.is_set()
+
+
+async def watch_other_writers(changes: Changes, store: Store, nodes_of: Callable[[], object], reread_s: float) -> None:
+    """Notifies what other processes commit, until it is cancelled: one query in `reread_s` seconds for all open streams
+    and long polls together, and none without any.
+
+    The store notifies the commits of this process. With several control planes on one database, the one that holds the
+    lease writes most changes; the clients of the others learn of them here. `nodes_of` returns the cluster's nodes, on
+    a worker thread: they change without a commit.
+    """
+    known: dict[str, tuple[float, int, int]] = {}
+    cluster = None
+    while True:
+        await asyncio.sleep(reread_s)
+        if not changes.num_watches:
+            continue
+        try:
+            newest = max((updated_at for updated_at, *_ in known.values()), default=0.0)
+            newest = newest or await run_in_threadpool(store.reading(histories.newest_change))
+            # a control plane whose clock is behind writes older times; jobs that are read again are compared below
+            found = await run_in_threadpool(store.reading(histories.changed_jobs), newest - _CLOCKS_APART_S)
+            nodes = await run_in_threadpool(nodes_of)
+        except StoreUnavailable:
+            _log.warning("changes.store_unavailable")
+            continue
+        for job_id, content in found.items():
+            if known.get(job_id) != content:
+                changes.notify(job_id)
+        if nodes != cluster:
+            changes.notify(CLUSTER)
+        known, cluster = found, nodes

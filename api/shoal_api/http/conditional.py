@@ -19,30 +19,30 @@ _CHECKSUM = re.compile(r"\.[0-9a-f]{8}$")
 
 
 def entity_tag(spec_tag: str, representation: bytes) -> str:
-    """The value of the ETag header of a job's representation."""
+    """Return the value of the ETag header of a job's representation."""
     return f'"{spec_tag}.{zlib.crc32(representation):08x}"'
 
 
 def is_unchanged(if_none_match: str, tag: str) -> bool:
-    """If-None-Match: whether the client has this representation (weak comparison)."""
+    """Return whether the client has this representation, as If-None-Match says (weak comparison)."""
     return if_none_match.strip() == "*" or tag.strip('"') in [tag for _, tag in _tags(if_none_match)]
 
 
 def spec_tags(if_match: str | None) -> str | None:
-    """If-Match in the form that the store compares: tags of specs. Tags without quotes are accepted. Weak tags match
-    nothing (strong comparison)."""
+    """Return If-Match in the form that the store compares: tags of specs. Tags without quotes are accepted. Weak tags
+    match nothing (strong comparison)."""
     if if_match is None:
         return None
     return ", ".join(_CHECKSUM.sub("", tag) for weak, tag in _tags(if_match) if not weak)
 
 
 def _tags(header: str) -> list[tuple[str, str]]:
-    """The tags of the header, each as two parts: `W/` if it is weak, and its text."""
+    """Return the tags of the header, each as two parts: `W/` if it is weak, and its text."""
     return _TAG.findall(header) or [("", part.strip()) for part in header.split(",")]
 
 
 def job_response(job: JobView, status: int, headers: dict[str, str] | None = None) -> Response:
-    """The job, with its ETag."""
+    """Return the response with the job and its ETag."""
     body = job.model_dump_json().encode()
     always = {"ETag": entity_tag(job.etag, body), "Cache-Control": "no-cache"}
     return Response(body, status_code=status, media_type="application/json", headers=always | (headers or {}))

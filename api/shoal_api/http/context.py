@@ -46,16 +46,16 @@ class ClusterSource(Protocol):
         ...
 
     def expected_start(self, spec: JobSpec) -> StartForecast | None:
-        """`ControlLoop.expected_start`. Called on worker threads."""
+        """See `ControlLoop.expected_start`. Called on worker threads."""
         ...
 
     async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:
-        """`ControlLoop.stacks`. On the event loop."""
+        """See `ControlLoop.stacks`. Called on the event loop."""
         ...
 
     async def why_not_in(self, job: JobView, cluster: str) -> str:
-        """Why the job cannot run in that cluster, with the way out and no full stop; empty: it can. On the event loop.
-        Raises ClusterNotFound."""
+        """Say why the job cannot run in that cluster, with the way out and without a full stop; empty if it can. Called
+        on the event loop. Raises ClusterNotFound."""
         ...
 
 
@@ -66,7 +66,8 @@ class Context:
     store: Store
     cluster: ClusterSource
     scrape: Callable[..., tuple[bytes, str]]
-    """The metrics: the header `Accept`, and the projects if not all -> body and media type. On worker threads."""
+    """Makes the metrics: the header `Accept`, and the projects if not all -> body and media type. Called on worker
+    threads."""
     version: str
     storage: JobStorage
     """Storage of the jobs, for their profiles and checkpoints."""
@@ -81,7 +82,8 @@ class Context:
     profiles: Mapping[str, HardwareProfile] = field(default_factory=lambda: PROFILES)
     """The hardware that the planner knows, by name."""
     warnings: Callable[[], tuple[str, ...]] = tuple
-    """Problems of a service that is ready all the same. Called on worker threads; it must answer from memory."""
+    """Returns the problems of a service that is ready all the same. Called on worker threads; it must answer from
+    memory."""
     exposure: str = ""
     """What the code of jobs can read of the service, in words; empty: nothing that is not its own."""
     places: AllowedPlaces = EVERYWHERE
@@ -93,12 +95,12 @@ class Context:
     verifications: Verifications = field(default_factory=Verifications)
 
     def surroundings(self, note: str) -> Surroundings:
-        """What is known now about where a submitted job will run; `note` begins that of its status."""
+        """Return what is known now about where a submitted job will run; `note` begins that of its status."""
         nodes = self.cluster.snapshot().nodes
         profiles = tuple(self.profiles.values())
         return Surroundings(profiles=profiles, nodes=nodes, note=note, places=self.places, webhooks=self.webhooks)
 
 
 def wants_events(request: Request) -> bool:
-    """Whether the client accepts server-sent events."""
+    """Return whether the client accepts server-sent events."""
     return EVENT_STREAM in request.headers.get("accept", "")

@@ -15,8 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from shoal_api.http.access.limits import LIMITER, Limiter, SizeLimit
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.control.spec_io import Lines, SpecFormat, decode, parse_document
 from shoal_service.core.selection import MAX_SELECTORS as MAX_SELECTORS
 from shoal_service.core.selection import InvalidSelector, LabelSelector
@@ -35,7 +34,7 @@ SEARCH_WORDS = "Words, each a part of a name, an id, a project, a user or a labe
 
 
 async def read_spec(request: Request) -> JobSpec:
-    """A job spec in JSON or YAML.
+    """Read a job spec in JSON or YAML.
 
     Raises:
         SpecError: with everything that is wrong with it as a spec.
@@ -49,7 +48,7 @@ async def read_spec(request: Request) -> JobSpec:
 async def read_model(
     request: Request, model: type[M], media_types: tuple[str, ...] = JSON_TYPES, invalid: Kind = Kind.INVALID_REQUEST
 ) -> M:
-    """A JSON document as a value of `model`.
+    """Read a JSON document as a value of `model`.
 
     Raises:
         ProblemError: unsupported-media-type, body-too-large, bad-document; `invalid`, with every error, if the document
@@ -65,7 +64,7 @@ async def read_model(
 
 
 async def _decoded(request: Request, spec_format: SpecFormat) -> tuple[Any, Lines]:
-    """Parses it on a thread, because a large document takes long enough to delay other requests."""
+    """Read and parse the body, on a thread because a large document takes long enough to delay other requests."""
     text = _text_of(await read_body(request, Limit.BODY_BYTES))
     try:
         return await run_in_threadpool(decode, text, spec_format)
@@ -83,7 +82,7 @@ def require_media_type(request: Request, media_types: tuple[str, ...]) -> str:
 
 
 async def read_body(request: Request, limit: SizeLimit) -> bytes:
-    """Raises ProblemError: it is larger than the limit."""
+    """Read the body. Raises ProblemError if it is larger than the limit."""
     limiter: Limiter = request.scope[LIMITER]
     found = await _up_to(request, limiter.most_bytes(limit))
     if found is None:
@@ -92,7 +91,7 @@ async def read_body(request: Request, limit: SizeLimit) -> bytes:
 
 
 async def read_at_most(request: Request, max_bytes: int) -> bytes:
-    """Checks the size for a route whose limit is no setting. Raises ProblemError: the body is larger."""
+    """Read the body of a route whose limit is no setting. Raises ProblemError if the body is larger."""
     found = await _up_to(request, max_bytes)
     if found is None:
         raise ProblemError(Kind.BODY_TOO_LARGE, f"The body has more than {max_bytes} bytes.")
@@ -100,7 +99,7 @@ async def read_at_most(request: Request, max_bytes: int) -> bytes:
 
 
 async def _up_to(request: Request, max_bytes: int) -> bytes | None:
-    """None: it is larger."""
+    """Read the body; None if it is larger."""
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_bytes:
         return None
@@ -113,7 +112,7 @@ async def _up_to(request: Request, max_bytes: int) -> bytes | None:
 
 
 async def require_no_body(request: Request) -> None:
-    """Raises ProblemError."""
+    """Raises ProblemError if the request has a body."""
     async for chunk in request.stream():
         if chunk:
             raise ProblemError(Kind.BODY_TOO_LARGE, "This request has no body.")
@@ -144,7 +143,7 @@ async def refuse_unknown_query(request: Request) -> None:
 
 
 def selectors_of(texts: Sequence[str]) -> tuple[LabelSelector, ...]:
-    """Raises ProblemError."""
+    """Parse the values of the parameter `label`. Raises ProblemError."""
     try:
         return tuple(LabelSelector.parse(text) for text in texts)
     except InvalidSelector as error:

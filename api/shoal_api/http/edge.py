@@ -20,8 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import problem_response
+from shoal_api.http.problems import Kind, problem_response
 from shoal_service.telemetry.request_metrics import RequestMetrics
 
 _log = logging.getLogger(__name__)
@@ -93,8 +92,8 @@ class Edge:
 
 @lru_cache(maxsize=1024)
 def is_own_host(header: bytes, allowed: frozenset[str]) -> bool:
-    """Whether a Host header is of this server: an address (only names can be rebound), localhost, or one of the
-    `allowed` names, in lower case; "*" allows every name. A missing header is no browser's."""
+    """Return whether a Host header is of this server: an address (only names can be rebound), localhost, or one of the
+    `allowed` names, in lower case; "*" allows every name. A request without the header comes from no browser."""
     if not header or "*" in allowed:
         return True
     try:

@@ -1,20 +1,46 @@
-"""The sources of streams: the events of a job, its log, the job itself, the list of jobs. They implement
+"""The sources of streams: the events of a job, its log, the job itself, the list of jobs, the overviews. They implement
 `streams.Follower`; the routes make one for each stream.
+
+The stream of a job's overview first sends everything, then what has changed, as one server-sent event per part:
+
+    job, series, samples, incidents, workers, events, checkpoints, logs       and `end`
+
+`series`, `events` and `logs` continue what was sent before, and `samples` too: those of the first answer have `replace`
+set. The other parts are complete each time. The id of an event says how far the client is, so that a client that comes
+back gets only what it lacks. All clients of a job that are equally far get the same bytes, which are made once, so the
+cost of a change does not grow with the number of open pages.
 """
 
 from __future__ import annotations
 
+import json
+import threading
+import zlib
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from shoal_api.answers import StreamEnd, log_source
 from shoal_api.http.long_poll import read_events
 from shoal_api.http.streams import Batch, sse_event
 from shoal_service.store import Store, histories
-from shoal_service.views import JobSummary, LogView, Page
+from shoal_service.views import JobSummary, LogView, Page, SampleColumns
 from shoal_workers.contract.job import JobState
 
 _BATCH = 500
+POSITION = r"^([0-9]{1,18}\.[0-9]{1,18}\.[0-9]{1,18})?$"
+"""An id of the stream of an overview: the numbers of the last event, step and line of the log."""
+_NEW_AT_ONCE = 1000
+_MAX_LOG_LINES = 500
+"""Log lines in the first answer, at most."""
+_MAX_POINTS = 500
+_KEPT = 256
+_Version = tuple[float, int, int]
+_LINES = TypeAdapter(list[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +55,7 @@ class LogSelection:
 
 
 def read_lines(store: Store, job_id: str, lines: LogSelection, limit: int) -> tuple[list[LogView], int]:
-    """Reads once: the last `tail` lines, or else the first `limit` lines; and the number after which the next ones are.
+    """Read once: the last `tail` lines, or else the first `limit` lines; and the number after which the next ones are.
 
     Raises:
         JobNotFound
@@ -46,7 +72,7 @@ def read_lines(store: Store, job_id: str, lines: LogSelection, limit: int) -> tu
 
 
 class EventFollower:
-    """Every event after a number, without gaps; the number is the SSE id."""
+    """Sends every event after a number, without gaps; the number is the SSE id."""
 
     def __init__(self, store: Store, job_id: str, after: int) -> None:
         self._store = store
@@ -63,7 +89,7 @@ class EventFollower:
 
 
 class LogFollower:
-    """Every line of the log after a number, as server-sent events or as plain text."""
+    """Sends every line of the log after a number, as server-sent events or as plain text."""
 
     def __init__(self, store: Store, job_id: str, lines: LogSelection, *, plain: bool) -> None:
         self._store = store
@@ -85,7 +111,7 @@ class LogFollower:
 
 
 class JobFollower:
-    """The job, after each change, as events `job`."""
+    """Sends the job after each change, as events `job`."""
 
     def __init__(self, store: Store, job_id: str) -> None:
         self._store = store
@@ -104,7 +130,7 @@ class JobFollower:
 
 
 class JobListFollower:
-    """One page of the job list, after each change, as events `jobs`."""
+    """Sends one page of the job list after each change, as events `jobs`."""
 
     def __init__(self, page_of: Callable[[], Page[JobSummary]]) -> None:
         self._page_of = page_of
@@ -119,7 +145,7 @@ class JobListFollower:
 
 
 class FleetFollower:
-    """The overview of all jobs, after each change, as events `fleet`."""
+    """Sends the overview of all jobs after each change, as events `fleet`."""
 
     def __init__(self, body_of: Callable[[], str]) -> None:
         self._body_of = body_of
@@ -134,15 +160,165 @@ class FleetFollower:
 
 
 def plain_line(line: LogView) -> str:
-    """One line of a log for people. The text comes from users' code, so control characters are replaced."""
+    """Return one line of a log for people. The text comes from users' code, so control characters are replaced."""
     text = "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in line.text.rstrip("\r\n"))
     return f"[{log_source(line)}] {text}\n"
 
 
 def end_event(state: JobState) -> bytes:
-    """The last event of a stream about a job that has ended."""
+    """Return the last event of a stream about a job that has ended."""
     return sse_event(StreamEnd(state=state).model_dump_json(), event="end")
 
 
 def _end(store: Store, job_id: str) -> bytes:
     return end_event(store.get_job(job_id).status.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a client is."""
+
+    event: int = 0
+    step: int = -1
+    log: int = 0
+    sampled_at: float = 0.0
+    documents: tuple[int, int, int] = (0, 0, 0)
+    """Checksums of the incidents, workers and checkpoints that the client has."""
+    version: _Version | None = None
+    """None if the client has just connected."""
+
+    @classmethod
+    def parse(cls, event_id: str) -> Position:
+        event, step, log = map(int, event_id.split("."))
+        return cls(event=event, step=step, log=log)
+
+    @property
+    def id(self) -> str:
+        return f"{self.event}.{max(0, self.step)}.{self.log}"
+
+
+class OverviewCache:
+    """The newest parts that were made, for all streams of an application. Thread-safe."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._made: OrderedDict[Any, tuple[tuple[bytes, ...], Position]] = OrderedDict()
+        self._version_lock = threading.Lock()
+        self._num_reads = 0
+        """Number of reads of versions that have begun."""
+        self._versions: OrderedDict[str, tuple[int, tuple[JobState, _Version]]] = OrderedDict()
+        """The newest version that was read, and the number of that read, by job."""
+
+    def version(self, job_id: str) -> tuple[JobState, _Version]:
+        """Return `histories.job_version`. Streams that ask at the same time share a read that has begun after they
+        asked."""
+        num_begun = self._num_reads
+        with self._version_lock:
+            known = self._versions.get(job_id)
+            if known is None or known[0] <= num_begun:
+                self._num_reads += 1
+                known = self._num_reads, self._store.reading(histories.job_version)(job_id)
+                self._versions[job_id] = known
+                if len(self._versions) > _KEPT:
+                    self._versions.popitem(last=False)
+            return known[1]
+
+    def next(
+        self, job_id: str, position: Position, version: _Version, *, logs: bool
+    ) -> tuple[tuple[bytes, ...], Position]:
+        """Return the parts after `position`, and the position after them."""
+        key = (job_id, position, version, logs)
+        with self._lock:  # held while they are made: others that want the same wait for them
+            if key not in self._made:
+                self._made[key] = _parts(self._store, job_id, position, version, logs=logs)
+                if len(self._made) > _KEPT:
+                    self._made.popitem(last=False)
+            return self._made[key]
+
+
+class OverviewFollower:
+    """Sends the overview of one job to one client. A `streams.Follower`."""
+
+    def __init__(self, cache: OverviewCache, job_id: str, position: Position, *, logs: bool) -> None:
+        self._cache = cache
+        self._job_id = job_id
+        self._position = position
+        self._logs = logs
+
+    def read(self) -> Batch:
+        state, version = self._cache.version(self._job_id)
+        chunks: tuple[bytes, ...] = ()
+        before = self._position
+        if version != before.version:
+            chunks, self._position = self._cache.next(self._job_id, before, version, logs=self._logs)
+        after = self._position
+        more = after.event - before.event >= _NEW_AT_ONCE or (self._logs and after.log - before.log >= _NEW_AT_ONCE)
+        if more:
+            self._position = replace(after, version=None)
+        elif state.ended:
+            chunks = (*chunks, end_event(state))
+        return Batch(chunks, more=more, ended=state.ended and not more)
+
+
+def _parts(
+    store: Store, job_id: str, position: Position, version: _Version, *, logs: bool
+) -> tuple[tuple[bytes, ...], Position]:
+    job = store.get_job(job_id)
+    first = position.version is None
+    parts: list[tuple[str, str]] = [("job", job.model_dump_json())]
+
+    # after a rollback steps are computed again: the client gets them a second time, with their new values
+    rolled_back = 0 < job.status.step < position.step
+    after = job.status.step if rolled_back else position.step
+    with store.read() as tx:
+        series = histories.series_columns(tx, job_id, after_step=after, max_points=_MAX_POINTS)
+    if series.step or first:
+        new = {"replace": position.step < 0, "columns": series.model_dump(mode="json")}
+        parts.append(("series", json.dumps(new, separators=(",", ":"))))
+    with store.read() as tx:
+        samples = histories.samples(tx, job_id, after=position.sampled_at)
+    if samples.at or first:
+        parts.append(("samples", _samples(samples, is_first=position.sampled_at == 0.0)))
+
+    documents = {
+        "incidents": to_json(store.reading(histories.newest_incidents)(job_id)).decode(),
+        "workers": to_json(store.reading(histories.read_workers)(job_id)).decode(),
+        "checkpoints": to_json(store.reading(histories.newest_checkpoints)(job_id)).decode(),
+    }
+    checksums = tuple(zlib.crc32(text.encode()) for text in documents.values())
+    for (name, text), before, now in zip(documents.items(), position.documents, checksums, strict=True):
+        if before != now:
+            parts.append((name, text))
+
+    with store.read() as tx:
+        events = histories.newest_events(
+            tx, job_id, after=position.event, limit=_NEW_AT_ONCE, newest=100 if position.event == 0 else None
+        )
+    if events or first:
+        parts.append(("events", to_json(events).decode()))
+    lines = []
+    if logs:
+        tail = _MAX_LOG_LINES if position.log == 0 else None
+        with store.read() as tx:
+            lines = histories.read_logs(tx, job_id, after=position.log, tail=tail, limit=_NEW_AT_ONCE)
+        if lines or first:
+            parts.append(("logs", _LINES.dump_json(lines).decode()))
+
+    reached = Position(
+        event=events[-1].seq if events else position.event,
+        step=series.step[-1] if series.step else after,
+        log=lines[-1].seq if lines else position.log,
+        # the store rounds the times to 0.01 s: without more, a time rounded down would give the last sample again
+        sampled_at=samples.at[-1] + 0.01 if samples.at else position.sampled_at,
+        documents=(checksums[0], checksums[1], checksums[2]),
+        version=version,
+    )
+    chunks = [sse_event(text, event=name) for name, text in parts]
+    chunks[-1] = sse_event(parts[-1][1], event=parts[-1][0], event_id=reached.id)
+    return tuple(chunks), reached
+
+
+def _samples(samples: SampleColumns, *, is_first: bool) -> str:
+    new = {"replace": is_first, "columns": samples.model_dump(mode="json")}
+    return json.dumps(new, separators=(",", ":"))

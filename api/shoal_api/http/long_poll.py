@@ -27,7 +27,7 @@ class EventQuery:
 
 
 async def poll_events(context: Context, request: Request, query: EventQuery) -> EventPage:
-    """The events after a number; waits up to `wait_s` for the first one.
+    """Return the events after a number; wait up to `wait_s` seconds for the first one.
 
     Raises:
         JobNotFound
@@ -39,7 +39,7 @@ async def poll_events(context: Context, request: Request, query: EventQuery) -> 
     with context.changes.watching(query.job_id) as watch:
         gone = loop.create_task(until_gone(request)) if query.wait_s else None
         if gone is not None:
-            gone.add_done_callback(lambda _: watch.wake())
+            gone.add_done_callback(lambda _: watch.wake())  # else a client that has gone is noticed at the deadline
         try:
             while True:
                 watch.arm()
@@ -54,7 +54,7 @@ async def poll_events(context: Context, request: Request, query: EventQuery) -> 
 
 
 def read_events(store: Store, job_id: str, after: int, limit: int) -> EventPage:
-    """Reads once. The state is read before the events, so that the event of the job's end is among them."""
+    """Read once. The state is read before the events, so that the event of the job's end is among them."""
     ended = store.get_job(job_id).status.state.ended
     events = tuple(store.reading(histories.read_events)(job_id, after=after, limit=limit))
     next_after = events[-1].seq if events else after
@@ -62,7 +62,8 @@ def read_events(store: Store, job_id: str, after: int, limit: int) -> EventPage:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result | None:
-    """The result of `work`; None: the client has gone, and `work` is cancelled. The request's body was read before."""
+    """Return the result of `work`; None if the client has gone, in which case `work` is cancelled. The request's body
+    was read before."""
     loop = asyncio.get_running_loop()
     working, gone = loop.create_task(work), loop.create_task(until_gone(request))
     try:

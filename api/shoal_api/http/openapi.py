@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 
 from shoal_api.answers import Problem
 from shoal_api.http.access.needs import Declarations
-from shoal_api.http.problem_types import Kind
+from shoal_api.http.problems import Kind
 from shoal_service.access_views import ClusterTokenRequest, SessionRequest, TokenRequest
 from shoal_service.clusters.wire import ClusterReport
 from shoal_service.control.planning import PlanRequest
@@ -88,7 +88,7 @@ EXAMPLES: dict[str, Any] = {
         "reason": "new switches",
     },
 }
-"""One for each body that a route decodes itself."""
+"""One example for each body that a route decodes itself."""
 
 _OF_BODIES = (Kind.BAD_DOCUMENT, Kind.BODY_TOO_LARGE, Kind.UNSUPPORTED_MEDIA_TYPE)
 _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
@@ -164,7 +164,7 @@ has no other parameters."""
 
 
 def body_of(model: str, media_types: tuple[str, ...], *, required: bool = True) -> dict[str, Any]:
-    """`openapi_extra` of a route that decodes its body itself."""
+    """Return `openapi_extra` of a route that decodes its body itself."""
     content: dict[str, Any] = {"schema": {"$ref": _REF.format(model=model)}}
     if model in EXAMPLES:
         content["example"] = EXAMPLES[model]
@@ -172,7 +172,7 @@ def body_of(model: str, media_types: tuple[str, ...], *, required: bool = True) 
 
 
 def build_openapi(app: FastAPI) -> dict[str, Any]:
-    """The document, built at the first request for it."""
+    """Return the document, which is built at the first request for it."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes, tags=_TAGS

@@ -53,7 +53,7 @@ _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Leng
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """Beyond them a connection is closed at once."""
+    """How many connections there may be. One beyond a limit is closed at once."""
 
     of_address: int = 512
     in_all: int = 4096
@@ -61,13 +61,13 @@ class ConnectionLimits:
     """Addresses and networks, separated by commas, that have the connections of many clients; * is every one."""
 
     def within(self, num_descriptors: int) -> int:
-        """The limit of all connections in a process with this number of descriptors."""
+        """Return the limit of all connections in a process with this number of descriptors."""
         return max(1, min(self.in_all, max(num_descriptors // 2, num_descriptors - _OWN_DESCRIPTORS)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Seconds."""
+    """Seconds that a client may take to send a request; see `PatientProtocol`."""
 
     head_s: float = 10.0
     silence_s: float = 30.0
@@ -99,7 +99,7 @@ def make_server(
     grace_s: int = _GRACE_S,
     wire: Wire = Wire(),
 ) -> uvicorn.Server:
-    """A server for an application made by `create_app`; `run()` it on the main thread, or await `serve()`.
+    """Return a server for an application made by `create_app`; `run()` it on the main thread, or await `serve()`.
 
     `log_requests`: one log event per request. `grace_s`: seconds that running requests have at the stop.
     """
@@ -132,7 +132,7 @@ class _Server(uvicorn.Server):
         self._wire = wire
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Takes the sockets over."""
+        """Serve on these listening sockets, which are taken over."""
         wire = self._wire
         guarded: list[socket.socket] = [
             GuardedListener(one, wire.connections, self._requests.refused, is_plain=wire.tls_cert is None)
@@ -172,7 +172,7 @@ class GuardedListener(socket.socket):
         self._said_mono = -_SAY_S
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """A connection within the limits. Raises BlockingIOError: there is none."""
+        """Accept a connection within the limits. Raises BlockingIOError if none waits."""
         while True:
             try:
                 descriptor, address = self._accept()  # type: ignore[attr-defined]
@@ -189,7 +189,7 @@ class GuardedListener(socket.socket):
             self._refused(Limit.CONNECTIONS)
             if self._is_plain:
                 body = reason.encode()
-                with suppress(OSError):
+                with suppress(OSError):  # this is the event loop: it cannot wait for a client that does not read
                     connection.send(_REFUSAL % (len(body), body), socket.MSG_DONTWAIT)
             connection.close()
 
@@ -200,7 +200,7 @@ class GuardedListener(socket.socket):
         super().close()
 
     def _reason_against(self, host: str) -> str | None:
-        """The connection is counted already."""
+        """Say which limit the connection exceeds; None if it exceeds none. It is counted already."""
         if self._open.total() > self._most:
             return f"The limit is {self._most} connections (SHOAL_LIMIT_CONNECTIONS, ulimit -n). Try again."
         if self._open[host] > self._limits.of_address and not self._is_proxy(host):
@@ -213,8 +213,8 @@ class GuardedListener(socket.socket):
         return any(address in network for network in self._proxies)
 
     def _drop_one(self, error: OSError) -> None:
-        """Without a free descriptor: takes the next connection with the one in reserve, and closes it. Raises
-        BlockingIOError: no connection waits."""
+        """Take the next connection with the descriptor in reserve, because no other is free, and close it. Raises
+        BlockingIOError if no connection waits."""
         if self._reserve is not None:
             os.close(self._reserve)
             self._reserve = None
@@ -236,7 +236,7 @@ class GuardedListener(socket.socket):
 
 
 class _Counted(socket.socket):
-    """Counts as a connection of its address until it is closed, a TLS handshake included."""
+    """A connection that counts for its address until it is closed, its TLS handshake included."""
 
     def __init__(self, listener: GuardedListener, host: str, descriptor: int) -> None:
         super().__init__(listener.family, listener.type, listener.proto, fileno=descriptor)
@@ -299,7 +299,7 @@ class PatientProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _await_head(self) -> None:
-        """A byte of it more does not move its deadline."""
+        """Set the deadline for the head of a request. Further bytes of the head do not move it."""
         self._await_nothing()
         self._awaits = h11.IDLE
         self._timer = self.loop.call_later(self._patience.head_s, self._head_missing)

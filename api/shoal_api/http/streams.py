@@ -35,7 +35,7 @@ class Pace:
     """Intervals of a stream, in seconds."""
 
     reread_s: float = 1.0
-    """How often one query looks for commits of other processes; see `other_writers.py`."""
+    """How often one query looks for commits of other processes; see `changes.watch_other_writers`."""
     heartbeat_s: float = 15.0
     """A comment is sent after this time without data, to keep proxies open and to notice dead clients."""
     refresh_s: float = 0.5
@@ -63,7 +63,7 @@ class Follower(Protocol):
 
 
 class Stream(StreamingResponse):
-    """Lasts as long as its client listens, so it is counted, and its time is not."""
+    """A response that lasts as long as its client listens, so it is counted but not timed."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -79,7 +79,8 @@ class Stream(StreamingResponse):
 def sse_response(
     changes: Changes, job_id: str | None, follower: Follower, pace: Pace, *, min_gap_s: float = 0.0
 ) -> StreamingResponse:
-    """Events of one job, or of all jobs (None); at most one read in each interval of `min_gap_s` seconds."""
+    """Answer with events of one job, or of all jobs (None); at most one read in each interval of `min_gap_s`
+    seconds."""
     chunks = _follow(changes, job_id, follower, pace, min_gap_s, opening=_SSE_OPENING, heartbeat=_SSE_HEARTBEAT)
     return Stream(chunks, media_type=EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
 
@@ -89,7 +90,7 @@ def text_response(changes: Changes, job_id: str, follower: Follower, pace: Pace)
 
 
 def sse_event(data: str, *, event_id: int | str | None = None, event: str | None = None) -> bytes:
-    """One server-sent event; `data` is JSON text in one line."""
+    """Return one server-sent event; `data` is JSON text in one line."""
     lines = [f"id: {event_id}\n" if event_id is not None else "", f"event: {event}\n" if event else ""]
     return f"{''.join(lines)}data: {data}\n\n".encode()
 
@@ -129,7 +130,7 @@ async def _follow(
 
 
 async def _while_valid(chunks: AsyncIterable[Any], still_valid: Callable[[], Awaitable[bool]]) -> AsyncIterator[Any]:
-    """Ends before the next chunk once the token of the request was revoked or has expired."""
+    """Yield the chunks, but end before the next one once the token of the request was revoked or has expired."""
     async for chunk in chunks:
         if not await still_valid():
             return
@@ -137,7 +138,8 @@ async def _while_valid(chunks: AsyncIterable[Any], still_valid: Callable[[], Awa
 
 
 def _until_tick_s(now_mono: float, every_s: float) -> float:
-    """The ticks are those of all streams: clients that read together are equally far, and get the same bytes."""
+    """Return the seconds until the next tick. All streams have the same ticks, so clients that read together are
+    equally far and get the same bytes."""
     return every_s - now_mono % every_s
 
 

@@ -49,7 +49,7 @@ def connect(url: str, head: bytes = HALF) -> socket.socket:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Until the server closes it."""
+    """Read until the server closes the connection."""
     pieces = []
     with connection:
         while piece := _receive(connection):

@@ -80,7 +80,7 @@ def world(service: Any) -> Iterator[World]:
 
 
 def ask(world: World, asker: Asker, method: str, path: str, job_id: str) -> int:
-    """Without a body that means anything, so that nothing is changed by those who may."""
+    """Send a request with a body that means nothing, so that an asker who may change something changes nothing."""
     filled = re.sub(r"{(\w+)}", lambda found: SAMPLES.get(found[1], "unknown"), path.replace("{job_id}", job_id))
     if (method, path) == ("DELETE", "/v1/clusters/{cluster}"):
         filled = "/v1/clusters/unknown"  # that of the gateway that asks would be removed, with its token

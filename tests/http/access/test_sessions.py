@@ -22,7 +22,7 @@ def browser(service: Any) -> Iterator[httpx.Client]:
 
 
 def log_in(service: Any, browser: httpx.Client) -> tuple[str, str]:
-    """With a token of its own; the id of the token, and the CSRF token of the session."""
+    """Log a browser in with a new token. Returns the id of the token, and the CSRF token of the session."""
     request = TokenRequest(name="ada", role=Role.OPERATOR)
     made = service.store.writing(credentials.create_token)(request, by="test", now=time.time())
     answer = browser.post("/v1/session", json={"token": made.token})

@@ -92,7 +92,7 @@ def audit(
 ) -> None:
     """Show who changed what through the API, and from where. Newest first."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.access_page import audit_table
+        from shoal_api.cli.render.access import audit_table
 
         with session.open_client() as client:
             found = client.audit(job_id=job, actor=actor, limit=limit).items
@@ -170,7 +170,7 @@ def list_tokens(
 ) -> None:
     """List the tokens: whose they are, what they may do, when they end and were used last."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.access_page import is_valid, tokens_table
+        from shoal_api.cli.render.access import is_valid, tokens_table
 
         now = time.time()
         with session.open_client() as client:
@@ -193,7 +193,7 @@ def revoke(
 def _id_of(client: Client, reference: str) -> str:
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.exit_codes import ExitCode
-    from shoal_api.cli.render.access_page import is_valid
+    from shoal_api.cli.render.access import is_valid
 
     known = client.tokens()
     given = reference.removeprefix("shoal_").partition("_")[0]

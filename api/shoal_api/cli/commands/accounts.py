@@ -37,7 +37,7 @@ def incidents(
 ) -> None:
     """List the failures of a job and what each one cost. With ID: one incident and the duration of its phases."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.incident_page import incident_page, incidents_table
+        from shoal_api.cli.render.accounts import incident_page, incidents_table
 
         with session.open_client() as client:
             found = client.incidents(session.job_id(client, job))
@@ -51,7 +51,7 @@ def incidents(
 def goodput(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """Show which share of the workers' time was productive, and how the rest was spent."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.goodput_page import goodput_page
+        from shoal_api.cli.render.accounts import goodput_page
         from shoal_service.core.goodput import Goodput
 
         with session.open_client() as client:
@@ -72,7 +72,7 @@ def parity(
 ) -> None:
     """Compare the losses of two jobs step by step. Exit code 1 if they differ by more than the tolerance."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.parity_page import parity_page
+        from shoal_api.cli.render.accounts import parity_page
 
         with session.open_client() as client:
             ids = [session.job_id(client, name) for name in (job, against)]
@@ -85,7 +85,7 @@ def parity(
 
 def _one(incidents: Sequence[IncidentView], name: str) -> IncidentView:
     from shoal_api.cli.errors import CliError
-    from shoal_api.cli.render.incident_page import find, name_of
+    from shoal_api.cli.render.accounts import find, name_of
 
     fitting = find(incidents, name)
     if len(fitting) == 1:

@@ -13,7 +13,7 @@ from shoal_api.cli.session import DEFAULT_URL, JsonFlag, UrlOption, command
 from shoal_api.demo.spec import MIN_STEPS, Scenario
 
 if TYPE_CHECKING:
-    from shoal_api.cli.doctor.findings import Finding
+    from shoal_api.cli.doctor import Finding
     from shoal_api.cli.output import Output
 
 
@@ -60,8 +60,7 @@ def doctor(
 ) -> None:
     """Check this machine and the server. Exit code 1 if something would prevent jobs from running."""
     with command(url, as_json) as session:
-        from shoal_api.cli.doctor.findings import Verdict, worst
-        from shoal_api.cli.doctor.probes import checks_of
+        from shoal_api.cli.doctor import Verdict, checks_of, worst
 
         colours = {Verdict.OK: "good", Verdict.WARN: "warn", Verdict.FAIL: "bad"}
         findings: list[Finding] = []

@@ -1,5 +1,6 @@
 """Commands about the clusters that have joined: clusters list, cordon, uncordon, label, remove, tokens; and `move`,
-which moves a job to another of them."""
+which moves a job to another of them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def clusters(context: typer.Context, url: UrlOption = DEFAULT_URL, as_json: Json
 def list_clusters(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """List the clusters: whether they answer, what they have and what is free, jobs, labels."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.clusters_table import clusters_table
+        from shoal_api.cli.render.fleet import clusters_table
 
         with session.open_client() as client:
             found = client.clusters()
@@ -92,7 +93,7 @@ def remove(
 def tokens(name: NameArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """List the tokens of a cluster, also those that have ended. `shoal token create --cluster` makes one."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.access_page import tokens_table
+        from shoal_api.cli.render.access import tokens_table
 
         with session.open_client() as client:
             found = client.cluster_tokens(name)
@@ -167,6 +168,6 @@ def _moved(job: JobView, to: str) -> str:
 
 
 def _show(session: Session, view: ClusterSummary) -> None:
-    from shoal_api.cli.render.clusters_table import clusters_table
+    from shoal_api.cli.render.fleet import clusters_table
 
     session.output.document(view, lambda: clusters_table((view,)))

@@ -99,7 +99,7 @@ def pin(
 ) -> None:
     """Pin a checkpoint: the job never deletes it, however many are newer."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.tables import checkpoints_table
+        from shoal_api.cli.render.jobs import checkpoints_table
 
         with session.open_client() as client:
             job_id = session.job_id(client, job)
@@ -118,7 +118,7 @@ def verify(
     with command(url, as_json) as session:
         from shoal_api.cli.errors import CliError
         from shoal_api.cli.exit_codes import ExitCode
-        from shoal_api.cli.render.tables import verification_line
+        from shoal_api.cli.render.jobs import verification_line
 
         with session.open_client() as client:
             job_id = session.job_id(client, job)
@@ -143,7 +143,7 @@ def delete_checkpoint(
     job that has not ended."""
     with command(url, as_json) as session:
         from shoal_api.cli.errors import CliError
-        from shoal_api.cli.render.tables import checkpoints_table
+        from shoal_api.cli.render.jobs import checkpoints_table
         from shoal_service.core.quantities import size_text
 
         with session.open_client() as client:
@@ -160,7 +160,7 @@ def delete_checkpoint(
 
 
 def _checkpoint_of(client: Client, job_id: str, step: int, *kinds: str) -> CheckpointView:
-    """The newest checkpoint of a step that is `pinned`, or in one of these states."""
+    """Find the newest checkpoint of a step that is `pinned`, or in one of these states."""
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.exit_codes import ExitCode
 
@@ -174,8 +174,8 @@ def _checkpoint_of(client: Client, job_id: str, step: int, *kinds: str) -> Check
 
 
 def _patch(session: Session, reference: str, patch: JobPatch) -> None:
-    """The job follows the new spec later, so its status still is the old one: the outcome is predicted here."""
-    from shoal_api.cli.render.change_page import change_page, next_workers
+    """Predict what the new spec will do: the job follows it later, so its status still is the old one."""
+    from shoal_api.cli.render.jobs import change_page, next_workers
     from shoal_api.client import ApiError
 
     with session.open_client() as client:
@@ -270,7 +270,7 @@ def annotate(
 
 
 def changes_of(verb: str, texts: Sequence[str]) -> dict[str, str | None]:
-    """Values by name; None: to be removed. Raises CliError."""
+    """Parse NAME=VALUE and NAME- into values by name; None removes the name. Raises CliError."""
     from shoal_api.cli.errors import CliError
 
     found: dict[str, str | None] = {}

@@ -62,8 +62,8 @@ def export(
 
 
 def find_checkpoint(session: Session, source: str, step: str | None) -> str:
-    """The checkpoint that `source` names. A word without a slash names a job; only if no job has that name, a
-    directory."""
+    """Find the checkpoint that `source` names. A word without a slash is the name of a job; it is a directory only if
+    no job has that name."""
     from shoal_api.cli.errors import CliError
     from shoal_api.client import Disconnected
 
@@ -83,7 +83,7 @@ def find_checkpoint(session: Session, source: str, step: str | None) -> str:
 
 
 def _checkpoint_of(session: Session, job: str, step: str | None) -> str:
-    """URL of the newest committed checkpoint of a job, of its checkpoint of `step`, or of the best one."""
+    """Return the URL of the newest committed checkpoint of a job, of its checkpoint of `step`, or of the best one."""
     from shoal_api.cli.errors import CliError
     from shoal_service.views import CheckpointState
 

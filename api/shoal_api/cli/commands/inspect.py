@@ -40,7 +40,7 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.tables import jobs_table
+        from shoal_api.cli.render.jobs import jobs_table
 
         states = _states(state or [])
         with session.open_client() as client:
@@ -53,7 +53,7 @@ def jobs(
 def show(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """Show a job: state, progress, loss, and what it waits for or why it failed."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.job_page import job_page
+        from shoal_api.cli.render.jobs import job_page
 
         with session.open_client() as client:
             job_id = session.job_id(client, job)
@@ -97,8 +97,7 @@ def events(
 ) -> None:
     """Print the events of a job. With --json: one list, or with --follow one line per event."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.narrate import style
-        from shoal_api.cli.render.progress import event_text
+        from shoal_api.cli.render.progress import event_text, style
 
         with session.open_client() as client:
             job_id = session.job_id(client, job)
@@ -112,14 +111,14 @@ def events(
 
 def workers(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """List the workers of a job: rank, node, pid, phase."""
-    from shoal_api.cli.render.tables import workers_table
+    from shoal_api.cli.render.jobs import workers_table
 
     _list(job, url, as_json, lambda client, job_id: client.workers(job_id), workers_table)
 
 
 def checkpoints(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """List the checkpoints of a job."""
-    from shoal_api.cli.render.tables import checkpoints_table
+    from shoal_api.cli.render.jobs import checkpoints_table
 
     _list(job, url, as_json, lambda client, job_id: client.checkpoints(job_id), checkpoints_table)
 
@@ -127,7 +126,7 @@ def checkpoints(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFla
 def cluster(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """Show the nodes of the cluster and its free resources, as the scheduler sees them."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.clusters_table import cluster_page
+        from shoal_api.cli.render.fleet import cluster_page
 
         with session.open_client() as client:
             view = client.cluster()
@@ -143,7 +142,7 @@ def webhooks(
 ) -> None:
     """Show what webhooks have delivered, and which receivers fail."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.webhooks_table import webhooks_table
+        from shoal_api.cli.render.fleet import webhooks_table
 
         with session.open_client() as client:
             found = client.webhooks(None if job is None else session.job_id(client, job))
@@ -170,13 +169,13 @@ def _states(names: list[str]) -> list[Any]:
 
 def _log_text(line: LogView) -> str:
     from shoal_api.answers import log_source
-    from shoal_api.cli.render.tables import clock
+    from shoal_api.cli.render.terminal import clock
 
     return f"{clock(line.at)} [{log_source(line)}] {line.text.rstrip()}"
 
 
 def _silence(job: JobView, rank: int | None, tail: int | None) -> str:
-    """Why nothing that the task printed is among the lines."""
+    """Say why the lines have nothing that the task printed."""
     who = "the task" if rank is None else f"rank {rank}"
     if tail is not None:
         return f"{who} has printed none of the last {tail} lines"

@@ -127,8 +127,8 @@ def _token(token: str | None, token_file: Path | None) -> str:
 
 
 def _become(config: GatewayConfig, environment: Mapping[str, str]) -> None:
-    """Does not return. The token is in a file without a name: neither in the arguments nor in the environment of the
-    process."""
+    """Replace this process by the gateway; does not return. The token is passed in a file without a name, so it is
+    neither in the arguments nor in the environment of the process."""
     from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
     from shoal_service.clusters.config import COMMAND
 

@@ -52,7 +52,7 @@ def stacks(
 ) -> None:
     """Show the Python stacks of all ranks now, clustered by equal ones; also of a rank that hangs or is stopped."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.live.stacks_page import stacks_page
+        from shoal_api.cli.render.accounts import stacks_page
 
         with session.open_client() as client:
             found = client.stacks(session.job_id(client, job), rank=rank, native=native)
@@ -95,7 +95,7 @@ def profiles(
     """List the profiles of a job, or show one of them and write its files."""
     with command(url, as_json) as session:
         from shoal_api.cli.errors import CliError
-        from shoal_api.cli.render.live.profile_page import profiles_table
+        from shoal_api.cli.render.accounts import profiles_table
 
         if out is not None and number is None:
             raise CliError("--out needs the number of a profile", hint=f"shoal profiles {job} 1 --out DIR")
@@ -109,10 +109,10 @@ def profiles(
 
 
 def _show_profile(session: Session, client: Client, job_id: str, view: ProfileView, out: Path | None) -> None:
-    """The page of a profile, after its files are written. Ends the command with an error if the profile failed."""
+    """Write the files of a profile and return its page. Ends the command with an error if the profile failed."""
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.exit_codes import ExitCode
-    from shoal_api.cli.render.live.profile_page import profile_page
+    from shoal_api.cli.render.accounts import profile_page
 
     if view.state == "failed":
         raise CliError(f"profile {view.number} failed: {view.reason}", exit_code=ExitCode.FAILED)
@@ -135,7 +135,7 @@ def _live(session: Session, client: Client, every_s: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from shoal_api.cli.render.live.top_page import rows_that_fit
+    from shoal_api.cli.render.fleet import rows_that_fit
     from shoal_api.client import Disconnected, ServerError
 
     with Live(console=session.output.stdout, screen=True, auto_refresh=False) as live:
@@ -158,6 +158,6 @@ def _read(client: Client) -> tuple[list[JobSummary], ClusterView]:
 
 
 def _page(jobs: list[JobSummary], cluster: ClusterView, max_rows: int = _MAX_JOBS) -> RenderableType:
-    from shoal_api.cli.render.live.top_page import top_page
+    from shoal_api.cli.render.fleet import top_page
 
     return top_page(jobs, cluster, time.time(), max_rows)

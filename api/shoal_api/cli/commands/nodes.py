@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def nodes(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """List the nodes of the cluster: resources, and which are drained or on probation."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.tables import nodes_table
+        from shoal_api.cli.render.fleet import nodes_table
 
         with session.open_client() as client:
             found = client.nodes()
@@ -39,7 +39,7 @@ def drain(
     """Move jobs off a node at their next step boundary, without losing a step, and place nothing new on it."""
     with command(url, as_json) as session:
         from shoal_api.cli.errors import CliError
-        from shoal_api.cli.render.tables import nodes_table
+        from shoal_api.cli.render.fleet import nodes_table
 
         if undo and deadline_s is not None:
             raise CliError("--undo cannot be combined with --deadline-s", hint=f"shoal drain {node} --undo")
@@ -58,7 +58,7 @@ def cordon(
 ) -> None:
     """Place no new worker on a node; the workers that are there stay."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.tables import nodes_table
+        from shoal_api.cli.render.fleet import nodes_table
 
         with session.open_client() as client:
             node_id = match_node(node, client.nodes()).node_id
@@ -73,7 +73,7 @@ def maintenance() -> None:
 def list_windows(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """List the maintenance windows, and when their nodes begin to drain."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.tables import windows_table
+        from shoal_api.cli.render.fleet import windows_table
 
         with session.open_client() as client:
             found = client.maintenance_windows()
@@ -96,7 +96,7 @@ def add_window(
         from pydantic import ValidationError
 
         from shoal_api.cli.errors import CliError
-        from shoal_api.cli.render.tables import windows_table
+        from shoal_api.cli.render.fleet import windows_table
         from shoal_service.fleet_views import WindowRequest
 
         with session.open_client() as client:
@@ -129,7 +129,7 @@ def _moment(text: str) -> str | float:
 
 
 def match_node(reference: str, nodes: Sequence[NodeView]) -> NodeView:
-    """The live node that `reference` names. Raises CliError if no node matches (exit code 4) or several do (2)."""
+    """Find the live node that `reference` names. Raises CliError if no node matches (exit code 4) or several do (2)."""
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.exit_codes import ExitCode
 

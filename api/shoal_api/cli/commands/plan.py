@@ -48,7 +48,7 @@ def plan(
     """
     with command(DEFAULT_URL, as_json) as session:
         from shoal_api.cli.errors import CliError
-        from shoal_api.cli.render.plan_page import plan_page
+        from shoal_api.cli.render.plan import plan_page
         from shoal_api.cli.spec_file import load_spec
         from shoal_service.control.hardware_profiles import load_profiles
         from shoal_service.control.planning import PlanRequest, answer
@@ -79,7 +79,7 @@ def profile(
 ) -> None:
     """Measure this machine for the planner: arithmetic, memory, communication. Run nothing else on it meanwhile."""
     with command(DEFAULT_URL, as_json) as session:
-        from shoal_api.cli.render.plan_page import profile_page
+        from shoal_api.cli.render.plan import profile_page
         from shoal_service.control.hardware_profiles import measure_profile, save_profile
 
         measured = measure_profile(name=name, max_processes=processes, seconds=seconds, report=session.output.say)

@@ -30,7 +30,7 @@ def queue(
     Running jobs with fewer workers than they may have follow, with the reason.
     """
     with command(url, as_json) as session:
-        from shoal_api.cli.render.queue_page import queue_page
+        from shoal_api.cli.render.queue import queue_page
 
         with session.open_client() as client:
             view = client.queue(limit=10_000 if project is not None else limit)
@@ -69,7 +69,7 @@ def quota() -> None:
 def list_quotas(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """List the projects: their quotas, and what they use."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.queue_page import projects_table
+        from shoal_api.cli.render.queue import projects_table
 
         with session.open_client() as client:
             found = client.projects()
@@ -97,7 +97,7 @@ def set_quota(
 ) -> None:
     """Define a project, or change its quotas. What is not given stays as it is."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.queue_page import projects_table
+        from shoal_api.cli.render.queue import projects_table
 
         given: dict[str, Any] = {
             key: v for key, v in {"weight": weight, "guaranteed": guaranteed}.items() if v is not None
@@ -122,7 +122,7 @@ def delete_quota(project: ProjectArgument, url: UrlOption = DEFAULT_URL, as_json
 
 
 def count_of(key: str, text: str) -> int | None:
-    """The value of the option `--key`: a number, or none. Raises CliError."""
+    """Parse the value of the option `--key`: a number, or none. Raises CliError."""
     from shoal_api.cli.errors import CliError
 
     if text == _NONE:
@@ -152,7 +152,7 @@ def _rules(known: ProjectView | None, given: dict[str, Any]) -> ProjectRules:
 def list_users(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """List the users: the limits that apply, and what they have."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.queue_page import users_table
+        from shoal_api.cli.render.queue import users_table
 
         with session.open_client() as client:
             found = client.users()
@@ -170,7 +170,7 @@ def set_user(
 ) -> None:
     """Limit the jobs of a user. What is not given stays as it is."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.queue_page import users_table
+        from shoal_api.cli.render.queue import users_table
         from shoal_service.fleet_views import UserRules
 
         given = {"max_running": max_running, "max_queued": max_queued}

@@ -1,4 +1,4 @@
-"""`pause`, `resume` and `cancel`: of one job, of several, or of all with a label.
+"""The commands `pause`, `resume` and `cancel`. They take one job, several jobs, or all jobs with a label.
 
 All jobs are found before any is changed, so that a mistyped name changes nothing. Once they are found, the refusal of
 one does not keep the others from being changed.
@@ -113,7 +113,8 @@ def _change(session: Session, wanted: _Wanted, change: Callable[[Client, str], J
 
 
 def _find(session: Session, client: Client, wanted: _Wanted) -> list[str]:
-    """Their ids, each once. Raises CliError: a name fits no job or several, or nothing has the labels."""
+    """Return the ids of the wanted jobs, each once. Raises CliError if a name fits no job or several, or if no job has
+    the labels."""
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.exit_codes import ExitCode
     from shoal_workers.contract.job import JobState

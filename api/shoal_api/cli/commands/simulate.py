@@ -64,7 +64,7 @@ def simulate(
     Virtual time: a day takes seconds, and nothing is trained. Exit code 1 if a policy leaves jobs waiting for ever.
     """
     with command(DEFAULT_URL, as_json) as session:
-        from shoal_api.cli.render.simulation_page import Simulated, documents, simulation_page, title
+        from shoal_api.cli.render.simulation import Simulated, documents, simulation_page, title
         from shoal_service.simulator.engine import Costs, Market
         from shoal_service.simulator.metrics import measure
         from shoal_service.simulator.picture import Panel, draw
@@ -138,7 +138,7 @@ def _read_trace(path: Path) -> Trace:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Errors of files and of their content as errors of the command line."""
+    """Turn errors of files and of their content into errors of the command line."""
     from shoal_api.cli.errors import CliError
     from shoal_service.simulator.traces import TraceError
 
@@ -154,7 +154,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _progress(session: Session, name: str, num_jobs: int) -> Iterator[Progress | None]:
-    """A line that moves on standard error, if that is a terminal."""
+    """Show the progress as a moving line on standard error, if that is a terminal."""
     console = session.output.stderr
     if not console.is_terminal:
         yield None

@@ -61,18 +61,18 @@ def init(
 
 
 def templates() -> dict[str, Traversable]:
-    """By name."""
+    """Return the templates by name."""
     folders = (one for one in files("shoal_api.cli.templates").iterdir() if one.is_dir() and "__" not in one.name)
     return {one.name: one for one in sorted(folders, key=lambda one: one.name)}
 
 
 def words_of_template(template: Traversable) -> str:
-    """What the template is, from the first line of its spec."""
+    """Return what the template is: the first line of its spec says it."""
     return (template / "job.yaml").read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def write_template(template: Traversable, directory: Path, model: Path | None) -> list[Path]:
-    """The files that were written. Raises CliError: one of them exists."""
+    """Write the files of a template and return their paths. Raises CliError if one of them exists."""
     from shoal_api.cli.errors import CliError
 
     sources = {directory / one.name.removesuffix(_ENDING): one for one in template.iterdir() if one.is_file()}
@@ -156,7 +156,7 @@ def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag
 
 
 def describe_spec(spec: JobSpec) -> str:
-    """What the valid spec means at each world size that it allows."""
+    """Say what the valid spec means at each world size that it allows."""
     from shoal_workers.contract.batch_partition import micro_batches_of_rank
     from shoal_workers.contract.checks.consistency import remarks
 
@@ -181,7 +181,7 @@ def describe_spec(spec: JobSpec) -> str:
 
 
 def _run_data_module(document: dict[str, Any], as_json: bool) -> int:
-    """In a separate process, because the command line never loads torch. It reads the spec from its standard input, so
-    nothing is left behind if one of the two is killed."""
+    """Run the data module in a separate process, because the command line never loads torch. The process reads the spec
+    from its standard input, so nothing is left behind if one of the two is killed."""
     command_line = [sys.executable, "-m", "shoal_workers.data", "-", *(["--json"] if as_json else [])]
     return subprocess.run(command_line, check=False, input=json.dumps(document).encode()).returncode

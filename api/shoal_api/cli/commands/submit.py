@@ -59,7 +59,7 @@ def submit(
 ) -> None:
     """Submit a job. With --follow or --wait the exit code is that of the job: 0 succeeded, 1 failed or cancelled."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.queue_page import dry_run_page
+        from shoal_api.cli.render.queue import dry_run_page
         from shoal_api.cli.spec_file import load_spec
         from shoal_workers.contract.checks.spec_errors import parse_spec
 
@@ -122,7 +122,7 @@ def _detached(session: Session, job_id: str) -> None:
 
 
 def _finish(session: Session, job: JobView, *, one_line: bool) -> None:
-    from shoal_api.cli.render.job_page import job_page
+    from shoal_api.cli.render.jobs import job_page
 
     if session.output.as_json and one_line:
         session.output.line(job, "")
@@ -138,7 +138,7 @@ def _finish(session: Session, job: JobView, *, one_line: bool) -> None:
 
 
 def _origin(session: Session, client: Client, text: str) -> dict[str, object]:
-    """`continue_from` of a spec, from JOB or JOB@STEP. The names of jobs have no @."""
+    """Return `continue_from` of a spec for JOB or JOB@STEP. The names of jobs have no @."""
     from shoal_api.cli.errors import CliError
 
     reference, at, step = text.partition("@")
@@ -205,7 +205,7 @@ def sweep(
 def request_of(
     source: str, name: str | None, grid: Sequence[str], assignments: Sequence[str], rules: dict[str, Any]
 ) -> SweepRequest:
-    """Raises CliError."""
+    """Build the request of a sweep from the options. Raises CliError."""
     from pydantic import ValidationError
 
     from shoal_api.cli.errors import CliError
@@ -263,7 +263,7 @@ def _submit_sweep(session: Session, client: Client, request: SweepRequest) -> No
 def _of_name(session: Session, what: str, name: str | None, project: str | None) -> None:
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.exit_codes import ExitCode
-    from shoal_api.cli.render.tables import sweep_table
+    from shoal_api.cli.render.jobs import sweep_table
 
     if name is None:
         raise CliError(f"which sweep? shoal sweep {what} NAME", hint="`shoal jobs --label sweep` lists the jobs of all")

@@ -1,4 +1,5 @@
-"""Who makes a request: the middleware between the edge and the routes. It puts a `Principal` into the scope, or None.
+"""Finds who makes a request: the middleware between the edge and the routes. It puts a `Principal` into the scope, or
+None.
 
 A token that is shown and is not valid is refused at once, also for a route that needs none; a cookie that is not
 valid is ignored. Principals are kept in memory for a few seconds, so that a request costs no query. A token that is
@@ -30,8 +31,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal_api.http.access.limits import LIMITER, Limiter
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError, problem_response
+from shoal_api.http.problems import Kind, ProblemError, problem_response
 from shoal_service.control.oidc import Issuer, IssuerAway, JwtRefused
 from shoal_service.core.access import Principal, hash_of, id_of, is_attempt_token
 from shoal_service.home import AttemptCaller
@@ -45,7 +45,8 @@ ATTEMPT = "shoal.attempt"
 CSRF_TOKEN = "shoal.csrf_token"
 """Key of the scope, which is there if the principal comes from a cookie."""
 STILL_VALID = "shoal.still_valid"
-"""Key of the scope: asks again whether the token or the session of the request is valid. For streams."""
+"""Key of the scope: a function that asks again whether the token or the session of the request is valid. Streams call
+it."""
 CHANGES = "shoal.changes"
 """Key of the scope: the route changes something, also if it writes no row."""
 SESSION_PATH = "/v1/session"
@@ -89,13 +90,14 @@ class Authenticator:
         self._written_mono = time.monotonic()
 
     async def of_cookie(self, secret: str) -> Principal | None:
-        """None: the session has ended."""
+        """Return the principal of a session; None if the session has ended."""
         return self._unless_expired(
             await self._find(secret, self._stored(self._store.reading(credentials.principal_of_session)))
         )
 
     async def of_bearer(self, token: str) -> Principal | None:
-        """None: it is not a valid token. Raises ProblemError: a JWT that is not valid, with the reason."""
+        """Return the principal of a token; None if the token is not valid. Raises ProblemError with the reason if a JWT
+        is not valid."""
         if id_of(token) is None:
             return await self._of_jwt(token) if self._issuer is not None and token.count(".") == 2 else None
         return self._unless_expired(
@@ -103,8 +105,8 @@ class Authenticator:
         )
 
     async def of_attempt(self, token: str) -> AttemptCaller | None:
-        """Whose it is, or was a few seconds ago; None: it is not the token of an attempt that goes on. What a report
-        changes is checked again when it is stored."""
+        """Return the attempt of a token, as it was a few seconds ago at most; None if no attempt that goes on has this
+        token. What a report changes is checked again when it is stored."""
         digest, now_mono = hash_of(token), time.monotonic()
         known = self._attempts.get(digest)
         if known is None or now_mono - known.read_mono > _CACHE_S:
@@ -116,18 +118,18 @@ class Authenticator:
         return known.caller
 
     def forget(self) -> None:
-        """A token has changed: read all again."""
+        """Read all tokens and sessions again, because one has changed."""
         self._known.clear()
 
     async def note(self, deed: Deed, outcome: str) -> None:
-        """Writes it into the audit. Never raises: what was asked is answered already."""
+        """Write a deed into the audit. Never raises: the request is answered already."""
         try:
             await run_in_threadpool(self._store.writing(audit.record_refusal), deed, outcome)
         except StoreUnavailable:
             _log.warning("access.not_audited", extra={"operation": deed.operation, "actor": deed.actor})
 
     async def write_uses(self) -> None:
-        """Writes when tokens were used, at most once a minute and when the server stops. Never raises."""
+        """Write when tokens were used, at most once a minute and when the server stops. Never raises."""
         used, self._used = self._used, {}
         self._written_mono = time.monotonic()
         if used:
@@ -162,7 +164,7 @@ class Authenticator:
         if known.principal is not None and known.principal.token_id:
             self._used[known.principal.token_id] = self._clock()
             if now_mono - self._written_mono > _USE_S:
-                self._written_mono = now_mono
+                self._written_mono = now_mono  # before the task runs, so that no request meanwhile starts a second one
                 task = asyncio.create_task(self.write_uses())
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return known.principal
@@ -174,7 +176,7 @@ class Authenticator:
 
 
 class Authentication:
-    """The middleware."""
+    """The middleware. It authenticates, limits and audits each request."""
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator, limiter: Limiter) -> None:
         self._app = app
@@ -240,7 +242,8 @@ class Authentication:
         return await shown(scope, self._authenticator.of_bearer(token.strip()), INVALID_TOKEN)
 
     async def _is_still_valid(self, headers: dict[bytes, bytes]) -> bool:
-        """A database or an issuer that does not answer ends no stream."""
+        """Return whether the token or session of a stream is still valid. A database or an issuer that does not answer
+        ends no stream."""
         header, secret = headers.get(b"authorization"), session_of(headers)
         try:
             if header is not None:
@@ -269,8 +272,8 @@ class Authentication:
 
 
 async def shown(scope: Scope, finding: Awaitable[_Shown | None], reason: str) -> _Shown:
-    """Who it is, of a secret that a request shows. Through whatever door it comes, one that is not valid counts
-    against the address. Raises ProblemError: with `reason`, or that too many were not valid."""
+    """Return whom a secret of a request stands for. A secret that is not valid counts against the address of the
+    request, wherever it was shown. Raises ProblemError with `reason`, or because too many were not valid."""
     limiter: Limiter = scope[LIMITER]
     try:
         found = await finding
@@ -290,7 +293,7 @@ def unauthenticated(reason: str) -> ProblemError:
 
 
 def principal_of(request: Request) -> Principal:
-    """The principal of a request whose route needs one. Raises ProblemError: unauthenticated."""
+    """Return the principal of a request whose route needs one. Raises ProblemError: unauthenticated."""
     found: Principal | None = request.scope.get(PRINCIPAL)
     if found is None:
         raise unauthenticated("This needs a token.")
@@ -298,7 +301,7 @@ def principal_of(request: Request) -> Principal:
 
 
 def session_of(headers: dict[bytes, bytes]) -> str | None:
-    """The secret in the cookie of this server."""
+    """Return the secret in the cookie of this server."""
     cookies = headers.get(b"cookie")
     if cookies is None:
         return None

@@ -1,5 +1,5 @@
-"""How much one principal, or one address without a token, may ask at a time. Beyond it the answer is 429 with
-Retry-After, and 413 for a body that is too large.
+"""Limits how much one principal, or one address without a token, may ask at a time. Beyond a limit the answer is 429
+with Retry-After, or 413 for a body that is too large.
 
 Counts are of this process and begin anew with it. Every method is called on the event loop.
 """
@@ -17,8 +17,7 @@ from typing import Literal
 from starlette.requests import Request
 from starlette.types import Scope
 
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.control.code_archive import MAX_ARCHIVE_BYTES
 from shoal_service.control.spec_io import MAX_SPEC_BYTES
 from shoal_service.core.access import Principal, Rate, TokenBuckets
@@ -26,10 +25,10 @@ from shoal_service.home import AttemptCaller
 from shoal_service.telemetry.request_metrics import Limit, RequestMetrics
 
 LIMITER = "shoal.limiter"
-"""Key of the scope."""
+"""Key of the scope: the `Limiter` of the application."""
 SizeLimit = Literal[Limit.BODY_BYTES, Limit.ARCHIVE_BYTES]
 _FAILURES = Rate(per_s=1.0, burst=60.0)
-"""Requests of an address with a token that is not valid."""
+"""The rate of requests with an invalid token that one address may make."""
 _PRINCIPAL, _ATTEMPT = "shoal.principal", "shoal.attempt"
 
 
@@ -66,32 +65,32 @@ class Limiter:
         self._failures = TokenBuckets(_FAILURES)
 
     def admit(self, scope: Scope) -> None:
-        """Raises ProblemError: the asker has asked too often."""
+        """Count a request. Raises ProblemError if its principal or address has asked too often."""
         wait_s = self._requests.wait_s(_asker(scope), self.clock_mono())
         if wait_s:
             raise self._refused(Limit.REQUESTS, f"{self.limits.requests_per_s:g} requests a second", wait_s)
 
     def failed(self, scope: Scope) -> None:
-        """A token was not valid. Raises ProblemError: too many were not."""
+        """Count a token that was not valid. Raises ProblemError if its address has shown too many."""
         wait_s = self._failures.wait_s(_address(scope), self.clock_mono())
         if wait_s:
             raise self._refused(Limit.FAILURES, f"{_FAILURES.per_s:g} failed logins a second", wait_s)
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Raises ProblemError: too many requests are open."""
+        """Count a request while it is open. Raises ProblemError if too many are open."""
         with self._one(Limit.AT_ONCE, "", self.limits.requests_at_once, "requests at the same time"):
             yield
 
     @contextmanager
     def stream(self, scope: Scope) -> Iterator[None]:
-        """Raises ProblemError: the asker has too many streams open."""
+        """Count a stream while it is open. Raises ProblemError if its principal or address has too many."""
         with self._one(Limit.STREAMS, _asker(scope), self.limits.streams, "open streams"):
             yield
 
     @contextmanager
     def upload(self, request: Request) -> Iterator[None]:
-        """Raises ProblemError: the asker uploads too many archives at the same time."""
+        """Count an upload while it runs. Raises ProblemError if its principal or address has too many."""
         with self._one(Limit.UPLOADS, _asker(request.scope), self.limits.uploads, "uploads at the same time"):
             yield
 
@@ -99,7 +98,7 @@ class Limiter:
         return self.limits.body_bytes if limit is Limit.BODY_BYTES else self.limits.archive_bytes
 
     def too_large(self, limit: SizeLimit) -> ProblemError:
-        """A body has more bytes than that."""
+        """Count a body that is larger than the limit, and return the error for it."""
         self.metrics.refused(limit)
         detail = f"The body has more than {self.most_bytes(limit)} bytes (SHOAL_LIMIT_{limit.name})."
         return ProblemError(Kind.BODY_TOO_LARGE, detail)

@@ -18,8 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from shoal_api.http.access.authentication import ATTEMPT, CHANGES, PRINCIPAL, principal_of, unauthenticated
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.core.access import Permission, refusal_of
 from shoal_service.home import AttemptCaller
 from shoal_service.store import job_deletion
@@ -38,6 +37,7 @@ class Needs:
         if deed is not None:
             deed.operation = f"{request.method} {request.scope['route'].path}"
             deed.job_id = request.path_params.get("job_id", "")
+        # a POST that only checks a spec or plans a layout changes nothing, so it is no deed for the audit
         request.scope[CHANGES] = self.permission is not Permission.SPECS_CHECK
         if self.permission is None:
             return
@@ -82,7 +82,7 @@ OF_ATTEMPT = Depends(OfAttempt())
 
 
 def caller_of(request: Request) -> AttemptCaller:
-    """The supervisor that makes the request. The route has OF_ATTEMPT."""
+    """Return the supervisor that makes the request. The route has OF_ATTEMPT."""
     caller: AttemptCaller = request.scope[ATTEMPT]
     return caller
 
@@ -92,7 +92,7 @@ PUBLIC = Depends(Needs(None))
 
 
 class LoggedIn(Needs):
-    """A dependency of a page: who is not logged in is sent to the login page, which comes back."""
+    """A dependency of a page: a visitor who is not logged in is sent to the login page, which leads back."""
 
     async def __call__(self, request: Request) -> None:
         if request.scope.get(PRINCIPAL) is None:
@@ -121,18 +121,18 @@ async def _leave_out() -> None:
 
 
 def unaudited() -> Any:
-    """The dependency of a route that a program of the service asks again and again: what it reports is no deed of a
-    person, and would fill the audit."""
+    """Return the dependency of a route that a program of the service calls again and again. What it reports is no deed
+    of a person, and would fill the audit."""
     return Depends(_leave_out)
 
 
 def needs(permission: Permission) -> Any:
-    """The dependency of a route that needs this permission."""
+    """Return the dependency of a route that needs this permission."""
     return Depends(Needs(permission))
 
 
 async def require_visible(request: Request, job_id: str) -> None:
-    """Raises JobNotFound: there is no such job, or the principal does not see its project."""
+    """Raises JobNotFound if there is no such job, or if the principal does not see its project."""
     principal = principal_of(request)
     if principal.projects is None:
         return
@@ -142,16 +142,17 @@ async def require_visible(request: Request, job_id: str) -> None:
 
 
 def visible_projects(request: Request) -> frozenset[str] | None:
-    """The projects whose jobs the principal sees; None: all."""
+    """Return the projects whose jobs the principal sees; None for all projects."""
     return principal_of(request).projects
 
 
 Declarations = Mapping[tuple[str, str], Permission | None]
-"""By method and path; None: anyone may ask."""
+"""Permissions by method and path; None: anyone may ask."""
 
 
 def declarations(routers: Iterable[APIRouter]) -> Declarations:
-    """What the routes need. Raises AssertionError: a route declares nothing, and would be open to anyone."""
+    """Return what the routes need. Raises AssertionError if a route declares nothing, because it would be open to
+    anyone."""
     found: dict[tuple[str, str], Permission | None] = {}
     for router in routers:
         for route in router.routes:

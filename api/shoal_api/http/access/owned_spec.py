@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.core.access import Principal, Role
 from shoal_workers.contract.spec import JobSpec
 
@@ -21,7 +20,8 @@ class OwnedSpec:
 
 
 def of_principal(spec: JobSpec, principal: Principal) -> OwnedSpec:
-    """The spec with the principal's user; and its project, if the spec names none and the principal has only one.
+    """Return the spec with the principal's user; and its project, if the spec names none and the principal has only
+    one.
 
     Raises:
         ProblemError: forbidden, if the principal may not submit jobs of this project, may not have the server read a

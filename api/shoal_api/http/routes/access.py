@@ -45,7 +45,7 @@ def session_routes(context: Context) -> APIRouter:
         "/v1/whoami", dependencies=[needs(Permission.WHOAMI)], response_model=Whoami, summary="Who makes this request"
     )
     async def whoami(request: Request) -> Response:
-        """Name, role, projects and permissions of the token, or of the session's cookie."""
+        """Returns name, role, projects and permissions of the token, or of the session's cookie."""
         view = _whoami(principal_of(request), request.scope.get(CSRF_TOKEN, ""))
         return Response(view.model_dump_json(), media_type="application/json")
 
@@ -97,7 +97,7 @@ def session_routes(context: Context) -> APIRouter:
         summary="Make a link that logs a browser in",
     )
     async def make_link(request: Request) -> Response:
-        """Valid once, for two minutes. The session is that of the token which made the link."""
+        """The link is valid once, for two minutes. Its session is that of the token which made the link."""
         code, now = secrets.token_urlsafe(32), context.clock()
         await run_in_threadpool(
             store.writing(credentials.begin_session),
@@ -152,7 +152,7 @@ def token_routes(context: Context) -> APIRouter:
         summary="List the tokens",
     )
     async def list_tokens() -> Response:
-        """Newest first, with those that are expired or revoked, without their secrets."""
+        """Lists tokens newest first, with those that are expired or revoked, without their secrets."""
         page = Page[TokenView](items=tuple(await run_in_threadpool(store.reading(credentials.list_tokens))))
         return Response(page.model_dump_json(), media_type="application/json")
 
@@ -163,7 +163,8 @@ def token_routes(context: Context) -> APIRouter:
         summary="Revoke a token",
     )
     async def revoke_token(token_id: TokenId) -> Response:
-        """At once here, and within 5 seconds on other control planes. Its sessions end with it. Idempotent."""
+        """The token ends at once here, and within 5 seconds on other control planes. Its sessions end with it.
+        Idempotent."""
         view = await run_in_threadpool(store.writing(credentials.revoke_token), token_id, now=context.clock())
         context.authenticator.forget()
         return Response(view.model_dump_json(), media_type="application/json")
@@ -182,8 +183,8 @@ def audit_routes(context: Context) -> APIRouter:
         actor: Annotated[str | None, Query(max_length=200, description="Only those of this principal.")] = None,
         limit: Annotated[int, Query(ge=1, le=1000, description="Events per answer.")] = 100,
     ) -> Response:
-        """Every change through the API, and every one that was refused with 403, newest first: who, what, from where. A
-        change and its record are one transaction. Nothing changes or deletes a record."""
+        """Lists every change through the API, and every one that was refused with 403, newest first: who, what, from
+        where. A change and its record are one transaction. Nothing changes or deletes a record."""
         query = AuditQuery(before=before, job_id=job, actor=actor, limit=limit)
         found = await run_in_threadpool(store.reading(audit.read), query)
         page = AuditPage(items=tuple(found), next_before=found[-1].number if len(found) == limit else None)

@@ -24,8 +24,7 @@ from shoal_api.http.context import MAX_SEQ, Context, JobId
 from shoal_api.http.documents import JSON_TYPES, read_at_most, require_media_type
 from shoal_api.http.edge import OPEN_ENDED, POLL
 from shoal_api.http.long_poll import while_connected
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.home import MAX_WAIT_S, AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
 
 MAX_REPORT_BYTES = 32 << 20
@@ -55,8 +54,8 @@ def routes(context: Context) -> APIRouter:
         openapi_extra=_BODY,
     )
     async def take_report(request: Request, job_id: JobId, attempt: Attempt) -> Response:
-        """Sent by supervisors, whose release is that of the service or the one before. The receipt says which items are
-        stored; 409: the attempt has a later supervisor."""
+        """Supervisors send reports; their release is that of the service or the one before. The receipt says which
+        items are stored; 409: the attempt has a later supervisor."""
         return await _take_report(context, request)
 
     @router.get(
@@ -74,7 +73,7 @@ def routes(context: Context) -> APIRouter:
             float, Query(ge=0, le=MAX_WAIT_S, description="How long to wait for a directive with another number.")
         ] = 0.0,
     ) -> Response:
-        """Long poll of supervisors: answers at once if the newest directive has another number than `after`."""
+        """A long poll of supervisors. It answers at once if the newest directive has another number than `after`."""
         return await _directive(context, request, after, wait_s)
 
     return router
@@ -128,7 +127,7 @@ def _no_query(query: bytes) -> tuple[int, float] | None:
 
 
 def _asked(query: bytes) -> tuple[int, float] | None:
-    """`after` and `wait_s`; None: they are not as a supervisor writes them."""
+    """Return `after` and `wait_s`; None if they are not as a supervisor writes them."""
     found = _AS_SENT.fullmatch(query)
     if found is None or float(found[2]) > MAX_WAIT_S:
         return None

@@ -1,5 +1,6 @@
 """Routes that pin, verify and delete a job's checkpoints. The control loop passes the pins to the supervisor; the other
-two access the storage from this process."""
+two access the storage from this process.
+"""
 
 from __future__ import annotations
 
@@ -85,8 +86,9 @@ def routes(context: Context) -> APIRouter:
         "", dependencies=[needs(Permission.JOBS_CHANGE)], response_model=CheckpointView, summary="Delete a checkpoint"
     )
     async def delete_checkpoint(job_id: JobId, name: Name) -> Response:
-        """From the storage, at once; this cannot be undone. Refused for a pinned one, and for the newest good one of a
-        job that has not ended. The list keeps its row, with state `deleted`."""
+        """The checkpoint is deleted from the storage at once; this cannot be undone. The request is refused for a
+        pinned one, and for the newest good one of a job that has not ended. The list keeps its row, with state
+        `deleted`."""
         parsed = _parsed(job_id, name)
         job = await run_in_threadpool(store.get_job, job_id)
         await run_in_threadpool(store.reading(checkpoint_rows.check_deletion), job_id, parsed)

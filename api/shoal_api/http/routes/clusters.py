@@ -21,8 +21,7 @@ from shoal_api.http.documents import JSON_TYPES, read_body, require_media_type
 from shoal_api.http.edge import OPEN_ENDED, POLL
 from shoal_api.http.long_poll import until_gone
 from shoal_api.http.openapi import body_of
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.clusters.snapshot import ClusterSnapshot
 from shoal_service.clusters.wire import MAX_ORDERS, ClusterReport, Order, OrderPage, ReportReceipt
 from shoal_service.core.access import Permission
@@ -34,7 +33,7 @@ from shoal_service.telemetry.request_metrics import Limit
 from shoal_workers.contract.placing import CLUSTER_PATTERN
 
 _REREAD_S = 0.25
-"""What other control planes have written is seen after this time at the latest."""
+"""Seconds until this server sees what other control planes have written, at the latest."""
 _SNAPSHOT: TypeAdapter[ClusterSnapshot] = TypeAdapter(ClusterSnapshot)
 ClusterName = Annotated[str, Path(pattern=CLUSTER_PATTERN, description="The name under which the cluster joins.")]
 Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="Hexadecimal SHA-256 of the archive.")]
@@ -52,7 +51,7 @@ def routes(context: Context) -> APIRouter:
         openapi_extra=body_of("ClusterReport", JSON_TYPES),
     )
     async def report(request: Request, cluster: ClusterName) -> Response:
-        """Sent by the gateway once a second, and when something has changed: the cluster, and answers to orders.
+        """The gateway sends a report once a second, and when something has changed: the cluster, and answers to orders.
         A report that is repeated, by life and number, changes nothing."""
         require_media_type(request, JSON_TYPES)
         body = await read_body(request, Limit.ARCHIVE_BYTES)
@@ -94,7 +93,7 @@ def routes(context: Context) -> APIRouter:
             float, Query(ge=0, le=MAX_WAIT_S, description="How long to wait for an order if there is none.")
         ] = 0.0,
     ) -> Response:
-        """Those without an answer, by number."""
+        """Returns the orders without an answer, by number."""
         page = await _poll(context, request, _Asked(cluster, life, after), wait_s)
         return Response(page.model_dump_json(), media_type="application/json")
 
@@ -106,7 +105,7 @@ def routes(context: Context) -> APIRouter:
         summary="Read a code archive that an order names",
     )
     async def archive(cluster: ClusterName, sha256: Sha256) -> Response:
-        """While the order that names it has no answer."""
+        """Returns the archive while the order that names it has no answer."""
         data = None
         if await run_in_threadpool(store.reading(cluster_links.may_read_archive), cluster, sha256):
             data = await run_in_threadpool(store.reading(archives.get), sha256)
@@ -134,7 +133,7 @@ class _Asked:
 
 
 async def _poll(context: Context, request: Request, asked: _Asked, wait_s: float) -> OrderPage:
-    """Waits up to `wait_s` for the first order. Raises GatewayRefused."""
+    """Wait up to `wait_s` seconds for the first order. Raises GatewayRefused."""
     loop = asyncio.get_running_loop()
     deadline_mono = loop.time() + wait_s
     if wait_s:
@@ -150,7 +149,7 @@ async def _poll(context: Context, request: Request, asked: _Asked, wait_s: float
                     watch.arm()
                     page = await run_in_threadpool(_read, context, asked)
                     left_s = deadline_mono - loop.time()
-                    begins_again = page.newest < asked.after
+                    begins_again = page.newest < asked.after  # the gateway learns it at once: it begins a new life
                     if page.items or begins_again or left_s <= 0 or context.changes.closing:
                         return page
                     if gone is None or gone.done():

@@ -55,10 +55,9 @@ def routes(context: Context) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000, description="Events per answer.")] = 500,
         last_event_id: LastEventId = None,
     ) -> Response:
-        """Numbered 1, 2, 3 ... without gaps. With `wait`: a long poll, which answers when there is an event or the job
-        has ended. With `Accept: text/event-stream`: all events after `Last-Event-ID` (or `after`), as they happen, and
-        an event `end` when the job has ended.
-        """
+        """Events are numbered 1, 2, 3 ... without gaps. With `wait`: a long poll, which answers when there is an event
+        or the job has ended. With `Accept: text/event-stream`: all events after `Last-Event-ID` (or `after`), as they
+        happen, and an event `end` when the job has ended."""
         if wants_events(request):
             await run_in_threadpool(store.get_job, job_id)
             follower = EventFollower(store, job_id, int(last_event_id or after))
@@ -85,10 +84,9 @@ def routes(context: Context) -> APIRouter:
         follow: Annotated[bool, Query(description="Continue with new lines until the job has ended.")] = False,
         last_event_id: LastEventId = None,
     ) -> Response:
-        """Standard output and standard error of the workers, and one line per event of the job (stream `shoal`, no
-        worker). The answer is JSON, or by `Accept` `text/plain` or (with `follow`) `text/event-stream`. `follow` alone
-        gives plain text.
-        """
+        """Returns standard output and standard error of the workers, and one line per event of the job (stream `shoal`,
+        no worker). The answer is JSON, or by `Accept` `text/plain` or (with `follow`) `text/event-stream`. `follow`
+        alone gives plain text."""
         lines = LogSelection(rank, int(last_event_id or after), None if last_event_id else tail)
         as_text = "text/plain" in request.headers.get("accept", "")
         if follow or wants_events(request):
@@ -111,7 +109,7 @@ def routes(context: Context) -> APIRouter:
         summary="A job's workers",
     )
     async def workers(job_id: JobId) -> Response:
-        """Rank, node, pid, generation and state of each worker."""
+        """Returns rank, node, pid, generation and state of each worker."""
         return await _page(Page[WorkerView], store.reading(histories.read_workers), job_id)
 
     @router.get(
@@ -121,7 +119,7 @@ def routes(context: Context) -> APIRouter:
         summary="A job's incidents",
     )
     async def incidents(job_id: JobId) -> Response:
-        """Failures and what they cost, oldest first."""
+        """Lists failures and what they cost, oldest first."""
         return await _page(Page[IncidentView], store.reading(histories.read_incidents), job_id)
 
     @router.get(
@@ -131,7 +129,7 @@ def routes(context: Context) -> APIRouter:
         summary="A job's durable checkpoints",
     )
     async def checkpoints(job_id: JobId) -> Response:
-        """Oldest first; damaged and deleted ones are listed too."""
+        """Lists checkpoints, oldest first; damaged and deleted ones are listed too."""
         return await _page(Page[CheckpointView], store.reading(checkpoint_rows.read_checkpoints), job_id)
 
     @router.get(

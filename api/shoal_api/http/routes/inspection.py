@@ -16,8 +16,7 @@ from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context, JobId
 from shoal_api.http.documents import JSON_TYPES, read_model, require_no_body
 from shoal_api.http.openapi import body_of
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.cluster.errors import SupervisorUnavailable
 from shoal_service.core.access import Permission
 from shoal_service.store import profile_requests
@@ -46,9 +45,8 @@ def routes(context: Context) -> APIRouter:
         rank: Annotated[int | None, Query(ge=0, le=10_000_000, description="Only this rank.")] = None,
         native: Annotated[bool, Query(description="Also frames of native code; each worker is paused for it.")] = False,
     ) -> Response:
-        """The stacks of the training threads, clustered by equal ones, also of workers that hang or are stopped. Takes
-        a second, and some seconds if a worker does not answer.
-        """
+        """Returns the stacks of the training threads, clustered by equal ones, also of workers that hang or are
+        stopped. It takes a second, and some seconds if a worker does not answer."""
         job = await run_in_threadpool(context.store.get_job, job_id)
         try:
             found = await context.cluster.stacks(job_id, rank=rank, native=native)
@@ -74,11 +72,10 @@ def profile_routes(context: Context) -> APIRouter:
         openapi_extra=body_of("ProfileBody", JSON_TYPES, required=False),
     )
     async def request_profile(request: Request, job_id: JobId) -> Response:
-        """From the next step boundary of this rank on, for some steps, without stopping the job or changing a number.
-        The answer comes at once; the profile has ended when its `state` is not `requested` any more (event
+        """Profiles some steps of this rank from its next step boundary on, without stopping the job or changing a
+        number. The answer comes at once; the profile has ended when its `state` is not `requested` any more (event
         `profile.taken` or `profile.failed`). A job has one open request at a time. If the group loses a worker
-        meanwhile, the profile fails with a reason, and training goes on.
-        """
+        meanwhile, the profile fails with a reason, and training goes on."""
         body = await _body(request)
         view = await run_in_threadpool(store.writing(profile_requests.create), job_id, body, now=context.clock())
         return Response(view.model_dump_json(), status_code=201, media_type="application/json")
@@ -87,7 +84,8 @@ def profile_routes(context: Context) -> APIRouter:
         "", dependencies=[needs(Permission.JOBS_READ)], response_model=Page[ProfileView], summary="Profiles of a job"
     )
     async def list_profiles(job_id: JobId) -> Response:
-        """Oldest first, each with the table of where the time of its steps went. The newest 8 are kept."""
+        """Lists profiles, oldest first, each with the table of where the time of its steps went. The newest 8 are
+        kept."""
         views = await run_in_threadpool(store.reading(profile_requests.views), job_id)
         page = Page[ProfileView].model_construct(items=tuple(views))
         return Response(page.model_dump_json(), media_type="application/json")
@@ -96,7 +94,7 @@ def profile_routes(context: Context) -> APIRouter:
         "/{number}", dependencies=[needs(Permission.JOBS_READ)], response_model=ProfileView, summary="One profile"
     )
     async def get_profile(job_id: JobId, number: Number) -> Response:
-        """Its state, the table of where the time of its steps went, and its files."""
+        """Returns its state, the table of where the time of its steps went, and its files."""
         view = await run_in_threadpool(store.reading(profile_requests.view), job_id, number)
         return Response(view.model_dump_json(), media_type="application/json")
 
@@ -132,7 +130,7 @@ def profile_routes(context: Context) -> APIRouter:
 
 
 async def _body(request: Request) -> ProfileBody:
-    """No body: three steps of rank 0."""
+    """Read the body. A request without one means three steps of rank 0."""
     if "content-type" not in request.headers:
         await require_no_body(request)
         return ProfileBody()

@@ -26,7 +26,7 @@ from shoal_api.http.documents import (
 )
 from shoal_api.http.followers import JobFollower, JobListFollower
 from shoal_api.http.openapi import body_of
-from shoal_api.http.problem_types import Kind
+from shoal_api.http.problems import Kind
 from shoal_api.http.routes.lifecycle import require_runs_in
 from shoal_api.http.routes.quotas import PROJECT_NAME, USER_NAME
 from shoal_api.http.streams import STREAMED, sse_response
@@ -95,7 +95,7 @@ def routes(context: Context) -> APIRouter:
             bool, Query(description="The client uploads `code.archive` before it submits: it need not be stored yet.")
         ] = False,
     ) -> Response:
-        """Every check of a submission, with its refusals; then layouts and expected start. Nothing is stored."""
+        """Makes every check of a submission, with its refusals; then predicts layouts and start. Nothing is stored."""
         owned = await _owned(request)
         found = await run_in_threadpool(_dry_run, context, owned, uploads)
         return Response(found.model_dump_json(), media_type="application/json")
@@ -119,7 +119,7 @@ def routes(context: Context) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000, description="Jobs per page.")] = 100,
         cursor: Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")] = None,
     ) -> Response:
-        """Newest first. With `Accept: text/event-stream`: this page, now and after every change."""
+        """Lists jobs, newest first. With `Accept: text/event-stream`: this page, now and after every change."""
         page_of = partial(
             store.reading(job_lists.page),
             states=tuple(state),
@@ -145,7 +145,8 @@ def routes(context: Context) -> APIRouter:
         responses={**STREAMED, 304: {"description": "If-None-Match names its present ETag."}},
     )
     async def show_job(request: Request, job_id: JobId, if_none_match: IfNoneMatch = None) -> Response:
-        """Spec and status. With `Accept: text/event-stream`: the job, now and after every change, until its end."""
+        """Returns spec and status. With `Accept: text/event-stream`: the job, now and after every change, until its
+        end."""
         job = await run_in_threadpool(store.get_job, job_id)
         if wants_events(request):
             follower = JobFollower(store, job_id)
@@ -163,11 +164,10 @@ def routes(context: Context) -> APIRouter:
         openapi_extra=body_of("JobPatch", PATCH_TYPES),
     )
     async def patch_job(request: Request, job_id: JobId, if_match: IfMatch = None) -> Response:
-        """Elasticity, parallelism, priority, deadline, the end, the learning rate, validation, code and
-        `worker.cluster`, with which a job moves (see `/move`). Absent keys
-        stay as they are; `parallelism` and `stop` are replaced as a whole. A running job follows at a step boundary.
-        `labels` and `annotations` are merged (null removes one), also those of a job that has ended. With `If-Match`,
-        only if the ETag is still this one."""
+        """Changes elasticity, parallelism, priority, deadline, the end, the learning rate, validation, code and
+        `worker.cluster`, with which a job moves (see `/move`). Absent keys stay as they are; `parallelism` and `stop`
+        are replaced as a whole. A running job follows at a step boundary. `labels` and `annotations` are merged (null
+        removes one), also those of a job that has ended. With `If-Match`, only if the ETag is still this one."""
         patch = await read_model(request, JobPatch, PATCH_TYPES, invalid=Kind.INVALID_PATCH)
         if patch.code is not None:
             require_no_directory_of_server(patch.code.working_dir, principal_of(request))
@@ -204,9 +204,9 @@ def routes(context: Context) -> APIRouter:
 
 
 async def _owned(request: Request) -> OwnedSpec:
-    """The spec of the body, as the one who asks may submit it."""
+    """Return the spec of the body, as the principal may submit it."""
     spec = await read_spec(request)
-    if spec.continue_from is not None:
+    if spec.continue_from is not None:  # its checkpoint is read: only those who see that job may start from it
         await require_visible(request, spec.continue_from.job)
     return of_principal(spec, principal_of(request))
 

@@ -35,9 +35,9 @@ def routes(context: Context) -> APIRouter:
         openapi_extra=body_of("ExtendRequest", JSON_TYPES),
     )
     async def extend_job(request: Request, job_id: JobId) -> Response:
-        """In place: the same job, its history and its checkpoints. A running job gets its new end at the next step
-        boundary; an ended one returns to the queue and goes on from its newest checkpoint. The learning rate follows
-        `schedule`, whose decay ends with the new last step unless `schedule.steps` says otherwise."""
+        """The same job goes on in place, with its history and its checkpoints. A running job gets its new end at the
+        next step boundary; an ended one returns to the queue and goes on from its newest checkpoint. The learning rate
+        follows `schedule`, whose decay ends with the new last step unless `schedule.steps` says otherwise."""
         body = await read_model(request, ExtendRequest, JSON_TYPES)
         job = await run_in_threadpool(store.writing(submissions.extend), job_id, steps=body.steps, now=context.clock())
         return job_response(job, 202)
@@ -50,7 +50,7 @@ def routes(context: Context) -> APIRouter:
         summary="Let a failed job try again",
     )
     async def retry_job(job_id: JobId) -> Response:
-        """In place: it returns to the queue, goes on from its newest checkpoint, and has its retry budget again."""
+        """The job returns to the queue in place, goes on from its newest checkpoint, and has its retry budget again."""
         job = await run_in_threadpool(store.writing(submissions.retry), job_id, now=context.clock())
         return job_response(job, 202)
 
@@ -64,8 +64,8 @@ def routes(context: Context) -> APIRouter:
     )
     async def move_job(request: Request, job_id: JobId, if_match: IfMatch = None) -> Response:
         """An attempt elsewhere saves and ends, the job returns to the queue, and goes on there without losing a step.
-        Refused if it could not run there. `any`: the scheduler may choose again, and an attempt stays where it is.
-        With `If-Match`, only if the ETag is still this one."""
+        The request is refused if the job could not run there. `any`: the scheduler may choose again, and an attempt
+        stays where it is. With `If-Match`, only if the ETag is still this one."""
         body = await read_model(request, MoveRequest, JSON_TYPES)
         job = await run_in_threadpool(store.get_job, job_id)
         await require_runs_in(context, job, body.to)
@@ -78,7 +78,7 @@ def routes(context: Context) -> APIRouter:
 
 
 async def require_runs_in(context: Context, job: JobView, cluster: str) -> None:
-    """Raises MoveRefused: the job cannot run in that cluster."""
+    """Raises MoveRefused if the job cannot run in that cluster."""
     if cluster in (ANY_CLUSTER, job.spec.worker.cluster) or job.status.state.ended:
         return  # of a job that has ended the store says so
     why = await context.cluster.why_not_in(job, cluster)

@@ -18,8 +18,7 @@ from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model, require_no_body
 from shoal_api.http.openapi import body_of
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.control.market.capacity import lead_s
 from shoal_service.core.access import Permission
 from shoal_service.core.nodes import Cordon, DrainSource, Node, cordon_of_cluster, with_drains
@@ -56,7 +55,7 @@ def node_routes(context: Context) -> APIRouter:
         summary="List the nodes of the cluster",
     )
     async def list_nodes() -> Response:
-        """All nodes, also dead ones, with their resources, drains and probations."""
+        """Lists all nodes, also dead ones, with their resources, drains and probations."""
         page = Page[NodeView](items=await run_in_threadpool(nodes_of, context))
         return Response(page.model_dump_json(), media_type="application/json")
 
@@ -64,7 +63,7 @@ def node_routes(context: Context) -> APIRouter:
         "/{node_id}", dependencies=[needs(Permission.CLUSTER_READ)], response_model=NodeView, summary="Show a node"
     )
     async def show_node(node_id: NodeId) -> Response:
-        """One node of the cluster."""
+        """Returns one node of the cluster."""
         return _node_response(await run_in_threadpool(_node, context, node_id))
 
     @router.post(
@@ -146,7 +145,7 @@ def node_routes(context: Context) -> APIRouter:
         openapi_extra=body_of("NoticeRequest", JSON_TYPES, required=False),
     )
     async def announce_preemption(request: Request, node: NodeOrAddress) -> Response:
-        """For the hooks of a cloud or of Kubernetes, which know the machine by its address. All live nodes at the
+        """Hooks of a cloud or of Kubernetes call this: they know the machine by its address. All live nodes at the
         address are drained before the deadline; jobs leave at a step boundary and lose no step. The answer is these
         nodes."""
         notice = await _request(request, NoticeRequest)
@@ -173,7 +172,7 @@ def node_routes(context: Context) -> APIRouter:
 
 
 def nodes_of(context: Context) -> tuple[NodeView, ...]:
-    """The nodes as the control loop saw them last, with the current drains and cordons."""
+    """Return the nodes as the control loop saw them last, with the current drains and cordons."""
     with context.store.read() as tx:
         nodes = with_drains(context.cluster.snapshot().nodes, node_records.drains(tx))
         num_workers, cordons = histories.read_workers_by_node(tx), node_records.cordons(tx)
@@ -196,7 +195,7 @@ def _node(context: Context, node_id: str) -> NodeView:
 
 
 async def _request(request: Request, model: type[M]) -> M:
-    """The body, which may be missing."""
+    """Read the body, which may be missing."""
     if "content-type" not in request.headers:
         await require_no_body(request)
         return model()
@@ -226,7 +225,7 @@ def window_routes(context: Context) -> APIRouter:
         summary="List the maintenance windows",
     )
     async def list_windows() -> Response:
-        """The earliest first; those that have ended are listed for a day."""
+        """Lists windows, the earliest first; those that have ended are listed for a day."""
         page = Page[WindowView](items=await run_in_threadpool(views))
         return Response(page.model_dump_json(), media_type="application/json")
 

@@ -16,8 +16,7 @@ from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, PATCH_TYPES, read_model, require_no_body
 from shoal_api.http.openapi import body_of
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_api.http.routes.clusters import ClusterName
 from shoal_service.access_views import ClusterTokenRequest, NewToken, TokenView
 from shoal_service.core.access import Permission
@@ -38,7 +37,7 @@ def routes(context: Context) -> APIRouter:
         summary="List the clusters",
     )
     async def list_clusters() -> Response:
-        """Those that have joined, and those for which a token was made; also those that are away."""
+        """Lists the clusters that have joined, and those for which a token was made; also those that are away."""
         page = Page[ClusterSummary](items=await run_in_threadpool(clusters_of, context))
         return Response(page.model_dump_json(), media_type="application/json")
 
@@ -49,7 +48,7 @@ def routes(context: Context) -> APIRouter:
         summary="Show a cluster",
     )
     async def show_cluster(cluster: ClusterName) -> Response:
-        """Whether it answers, what it has, and how many jobs run there."""
+        """Returns whether it answers, what it has, and how many jobs run there."""
         return await run_in_threadpool(_response, context, cluster)
 
     @router.patch(
@@ -125,7 +124,7 @@ def routes(context: Context) -> APIRouter:
         openapi_extra=body_of("ClusterTokenRequest", JSON_TYPES),
     )
     async def create_token(request: Request, cluster: ClusterName) -> Response:
-        """For `shoal join`. Only this answer has it; it is listed and revoked as other tokens are."""
+        """The token is for `shoal join`. Only this answer has it; it is listed and revoked as other tokens are."""
         body = await read_model(request, ClusterTokenRequest)
         by = principal_of(request).name
         made = await run_in_threadpool(
@@ -140,7 +139,7 @@ def routes(context: Context) -> APIRouter:
         summary="List the tokens of a cluster",
     )
     async def list_tokens(cluster: ClusterName) -> Response:
-        """Newest first, with those that are expired or revoked, without their secrets."""
+        """Lists tokens newest first, with those that are expired or revoked, without their secrets."""
         page = Page[TokenView](
             items=tuple(await run_in_threadpool(store.reading(cluster_links.cluster_tokens), cluster))
         )
@@ -150,7 +149,8 @@ def routes(context: Context) -> APIRouter:
 
 
 def clusters_of(context: Context) -> tuple[ClusterSummary, ...]:
-    """The clusters as the control loop saw them last, with the present labels and cordons; the service's own first."""
+    """Return the clusters as the control loop saw them last, with the present labels and cordons; the service's own
+    comes first."""
     with context.store.read() as tx:
         entries, num_jobs = {one.name: one for one in cluster_links.entries(tx)}, cluster_links.num_jobs(tx)
     seen = [one for one in context.cluster.snapshot().clusters if one.name in entries]
@@ -172,7 +172,7 @@ def clusters_of(context: Context) -> tuple[ClusterSummary, ...]:
 
 
 def _response(context: Context, cluster: str, status: int = 200) -> Response:
-    """Raises ClusterNotFound."""
+    """Return the cluster as an answer. Raises ClusterNotFound."""
     for one in clusters_of(context):
         if one.name == cluster:
             return Response(one.model_dump_json(), status, media_type="application/json")

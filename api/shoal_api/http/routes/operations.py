@@ -12,8 +12,7 @@ from starlette.responses import Response
 from shoal_api.answers import Health, ProblemType, Readiness
 from shoal_api.http.access.needs import PUBLIC, needs, require_visible, visible_projects
 from shoal_api.http.context import Context
-from shoal_api.http.problem_types import BY_CODE, Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import BY_CODE, Kind, ProblemError
 from shoal_service.core.access import Permission
 from shoal_service.fleet_views import ClusterView
 from shoal_service.store import webhook_lanes
@@ -35,7 +34,7 @@ def routes(context: Context) -> APIRouter:
         summary="The cluster as the scheduler sees it",
     )
     async def cluster() -> Response:
-        """Nodes, free capacity, and which control plane owns the jobs."""
+        """Returns nodes, free capacity, and which control plane owns the jobs."""
         view = await run_in_threadpool(context.cluster.snapshot)
         return Response(view.model_dump_json(), media_type="application/json")
 
@@ -53,9 +52,9 @@ def routes(context: Context) -> APIRouter:
         ] = None,
         limit: Annotated[int, Query(ge=1, le=1000, description="The most hooks of specs that are listed.")] = 100,
     ) -> Response:
-        """With `job`: the hooks of the settings and of the job's spec, for this job. Without: the hooks of the settings
-        over all jobs, then the hooks of specs whose events wait after a failed attempt, those that wait longest first.
-        """
+        """With `job`, lists the hooks of the settings and of the job's spec, for this job. Without it, lists the hooks
+        of the settings over all jobs, then the hooks of specs whose events wait after a failed attempt, those that wait
+        longest first."""
         if job is not None:
             await require_visible(request, job)
         found = await run_in_threadpool(
@@ -85,9 +84,9 @@ def routes(context: Context) -> APIRouter:
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def metrics(request: Request) -> Response:
-        """OpenMetrics, with exemplars, for a scraper that prefers it; otherwise the text format; with gzip for one that
-        accepts it. Read from the store at
-        the time of the scrape. A token that is bound to projects gets what is about their jobs and about them."""
+        """Returns OpenMetrics, with exemplars, to a scraper that prefers it, otherwise the text format; with gzip to
+        one that accepts it. The metrics are read from the store at the time of the scrape. A token that is bound to
+        projects gets what is about their jobs and about them."""
         visible = visible_projects(request)
         return await run_in_threadpool(_metrics, context, request, () if visible is None else (visible,))
 
@@ -100,7 +99,7 @@ def routes(context: Context) -> APIRouter:
     async def problem(
         code: Annotated[str, Path(max_length=64, description="The last part of a `type`.")],
     ) -> ProblemType:
-        """The document that the `type` of a problem refers to."""
+        """Returns the document that the `type` of a problem refers to."""
         if code not in BY_CODE:
             raise ProblemError(Kind.NOT_FOUND, f"There is no problem type {code[:64]!r}; GET /problems lists them.")
         return BY_CODE[code].described()
@@ -122,7 +121,7 @@ def _away(address: str) -> str:
 
 
 def _clusters_away(view: ClusterView) -> tuple[str, ...]:
-    """Those that have joined and do not answer, while others do."""
+    """Return the clusters that have joined and do not answer, while others do."""
     away = [one for one in view.clusters if not one.connected and one.silent_s is not None]
     return tuple(f"Cluster {one.name} is away: {one.why_away}. Jobs there train on." for one in away)
 

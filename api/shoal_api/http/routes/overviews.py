@@ -12,8 +12,7 @@ from starlette.responses import Response
 from shoal_api.http.access.needs import needs, visible_projects
 from shoal_api.http.context import Context, JobId, wants_events
 from shoal_api.http.documents import LABEL_FORMS, SEARCH_WORDS, selectors_of
-from shoal_api.http.followers import FleetFollower
-from shoal_api.http.overview_stream import POSITION, OverviewCache, OverviewFollower, Position
+from shoal_api.http.followers import POSITION, FleetFollower, OverviewCache, OverviewFollower, Position
 from shoal_api.http.routes.nodes import nodes_of
 from shoal_api.http.routes.operated_clusters import clusters_of
 from shoal_api.http.routes.quotas import PROJECT_NAME
@@ -57,8 +56,8 @@ def routes(context: Context) -> APIRouter:
         offset: Annotated[int, Query(ge=0, le=10_000_000, description="Jobs to leave out.")] = 0,
         limit: Annotated[int, Query(ge=1, le=200, description="Jobs in the answer.")] = 50,
     ) -> Response:
-        """A page of jobs with their progress and small curves, jobs by state, goodput of the cluster, and what runs on
-        each node. With `Accept: text/event-stream`: now and after every change, as events `fleet`."""
+        """Returns a page of jobs with their progress and small curves, jobs by state, goodput of the cluster, and what
+        runs on each node. With `Accept: text/event-stream`: now and after every change, as events `fleet`."""
         query = FleetQuery(
             search=search,
             states=frozenset(state),
@@ -95,9 +94,9 @@ def routes(context: Context) -> APIRouter:
             Header(alias="Last-Event-ID", pattern=POSITION, description="The last id that the client has received."),
         ] = None,
     ) -> Response:
-        """Job, series, accounts over time, incidents, workers, events and checkpoints. At most 500 points of the
-        series. With `Accept: text/event-stream`: the parts as events of their names, first all of them, then
-        those that change; after `Last-Event-ID` only what is new."""
+        """Returns job, series, accounts over time, incidents, workers, events and checkpoints. The series has at most
+        500 points. With `Accept: text/event-stream`: the parts as events of their names, first all of them, then those
+        that change; after `Last-Event-ID` only what is new."""
         if wants_events(request):
             await run_in_threadpool(store.get_job, job_id)
             position = Position.parse(last_event_id) if last_event_id else Position()
@@ -113,7 +112,7 @@ def routes(context: Context) -> APIRouter:
         summary="The versions of a job's spec",
     )
     async def spec_versions(job_id: JobId) -> Response:
-        """Oldest first, with the time of acceptance."""
+        """Lists the versions, oldest first, with the time of acceptance."""
         found = await run_in_threadpool(store.reading(histories.spec_versions), job_id)
         page = Page[SpecVersion](items=tuple(found))
         return Response(page.model_dump_json(), media_type="application/json")

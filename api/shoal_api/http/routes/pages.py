@@ -113,7 +113,7 @@ def _answer(request: Request, name: str, status: int = 200) -> Response:
 
 @cache
 def _file(name: str) -> tuple[bytes, str]:
-    """The bytes, in which a library's name stands for its address, and their ETag."""
+    """Return the bytes, in which a library's name stands for its address, and their ETag."""
     body = files("shoal_api.http").joinpath("static", name).read_bytes()
     if name.endswith(".html"):
         for library in LIBRARIES:

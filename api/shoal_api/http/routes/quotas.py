@@ -50,9 +50,9 @@ def project_routes(context: Context) -> APIRouter:
         request: Request,
         limit: Annotated[int, Query(ge=1, le=10_000, description="Largest number of jobs.")] = 1000,
     ) -> Response:
-        """The queued jobs in the order in which they would start, each with the reason why it waits, the jobs that hold
-        what it waits for, and its expected start; running jobs with fewer workers than they may have, and why; and what
-        each project uses."""
+        """Returns the queued jobs in the order in which they would start, each with the reason why it waits, the jobs
+        that hold what it waits for, and its expected start; running jobs with fewer workers than they may have, and
+        why; and what each project uses."""
         queue = await run_in_threadpool(store.reading(queueing.view), limit=limit, visible=visible_projects(request))
         return Response(queue.model_dump_json(), media_type="application/json")
 
@@ -63,7 +63,8 @@ def project_routes(context: Context) -> APIRouter:
         summary="List the projects",
     )
     async def list_projects(request: Request) -> Response:
-        """Those that are defined, and those that have queued jobs or workers, with their quotas and what they use."""
+        """Lists the projects that are defined, and those that have queued jobs or workers, with their quotas and what
+        they use."""
         page = Page[ProjectView](
             items=tuple(await run_in_threadpool(store.reading(quotas.project_views), visible_projects(request)))
         )
@@ -76,7 +77,7 @@ def project_routes(context: Context) -> APIRouter:
         summary="Show a project",
     )
     async def show_project(request: Request, name: ProjectName) -> Response:
-        """Its quotas, and what its jobs use."""
+        """Returns its quotas, and what its jobs use."""
         if not principal_of(request).sees(name):
             raise ProjectNotFound(name)
         return _project_response(await run_in_threadpool(store.reading(quotas.project_view), name))
@@ -122,14 +123,14 @@ def user_routes(context: Context) -> APIRouter:
         "", dependencies=[needs(Permission.USERS_READ)], response_model=Page[UserView], summary="List the users"
     )
     async def list_users() -> Response:
-        """Those with limits of their own, and those with queued jobs or workers. The limits of the user `default`
-        apply to each user without own limits."""
+        """Lists the users with limits of their own, and those with queued jobs or workers. The limits of the user
+        `default` apply to each user without own limits."""
         page = Page[UserView](items=tuple(await run_in_threadpool(store.reading(quotas.user_views))))
         return Response(page.model_dump_json(), media_type="application/json")
 
     @router.get("/{name}", dependencies=[needs(Permission.USERS_READ)], response_model=UserView, summary="Show a user")
     async def show_user(name: UserName) -> Response:
-        """The limits that apply to the user, and what the user has."""
+        """Returns the limits that apply to the user, and what the user has."""
         return _user_response(await run_in_threadpool(store.reading(quotas.user_view), name))
 
     @router.put(

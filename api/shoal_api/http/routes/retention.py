@@ -43,9 +43,9 @@ def routes(context: Context) -> APIRouter:
             bool, Query(description="Delete its checkpoints, profiles and event files in the storage too.")
         ] = True,
     ) -> Response:
-        """With its history; this cannot be undone. Refused for a job that has not ended: cancel it first. Pinned
-        checkpoints stay in the storage; `kept` names them. A deletion that was interrupted is continued by the control
-        plane that holds the lease, or by the same request again. Idempotent."""
+        """Deletes the job with its history; this cannot be undone. A job that has not ended is refused: cancel it
+        first. Pinned checkpoints stay in the storage; `kept` names them. A deletion that was interrupted is continued
+        by the control plane that holds the lease, or by the same request again. Idempotent."""
         known = await run_in_threadpool(store.reading(job_deletion.find), job_id)
         if known is None:
             job = await run_in_threadpool(store.get_job, job_id)
@@ -70,7 +70,7 @@ def routes(context: Context) -> APIRouter:
         project: Annotated[str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project.")] = None,
         limit: Annotated[int, Query(ge=1, le=1000, description="The newest ones.")] = 100,
     ) -> Response:
-        """Newest first; also those that are not complete yet."""
+        """Lists deletions, newest first; also those that are not complete yet."""
         items = await run_in_threadpool(
             partial(store.reading(job_deletion.newest), project=project, limit=limit, visible=visible_projects(request))
         )
@@ -85,8 +85,8 @@ def routes(context: Context) -> APIRouter:
     async def collect_garbage(
         dry_run: Annotated[bool, Query(description="Only say what would be deleted.")] = False,
     ) -> Response:
-        """What is older than the settings `SHOAL_RETAIN_...` allow, as the control plane does by itself every
-        `SHOAL_GC_EVERY_S` seconds. Ends after some seconds; while `is_complete` is false, repeat the request."""
+        """Deletes what is older than the settings `SHOAL_RETAIN_...` allow, as the control plane does by itself every
+        `SHOAL_GC_EVERY_S` seconds. The request ends after some seconds; while `is_complete` is false, repeat it."""
         view = await context.retention.collect(dry_run=dry_run, within_s=_GC_S, limit=_MAX_REMOVALS)
         return Response(view.model_dump_json(), media_type="application/json")
 

@@ -23,8 +23,7 @@ from starlette.responses import Response, StreamingResponse
 
 from shoal_api.http.access.needs import needs
 from shoal_api.http.context import MAX_SEQ, Context, JobId
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.core.access import Permission
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.store import Store, histories
@@ -76,7 +75,7 @@ def routes(context: Context) -> APIRouter:
         until_step: Annotated[int | None, Query(ge=0, le=MAX_SEQ, description="Only steps up to this one.")] = None,
         format: Annotated[SeriesFormat, Query(description="The form of the answer.")] = SeriesFormat.JSON,
     ) -> Response:
-        """One point per completed step, or the mean of several. Values that are not finite are null.
+        """Returns one point per completed step, or the mean of several. Values that are not finite are null.
 
         `csv` and `parquet`: a column for each field, and `metrics.NAME` and `val_metrics.NAME` for the task's own
         metrics. Parquet needs pyarrow on the server.
@@ -93,6 +92,7 @@ def routes(context: Context) -> APIRouter:
         if format is SeriesFormat.JSON:
             page = Page[SeriesPoint].model_construct(items=tuple(points))
             return Response(page.model_dump_json(), media_type="application/json")
+        # columns come first in a file, so the means of all steps are read before the steps
         pages = [points] if max_points or not points else _pages(store, job_id, after_step, points[-1].step)
         return StreamingResponse(
             pieces(format, columns_of(points), pages),
@@ -104,7 +104,8 @@ def routes(context: Context) -> APIRouter:
 
 
 def _pages(store: Store, job_id: str, after_step: int, until_step: int) -> Iterator[Sequence[SeriesPoint]]:
-    """Every step in parts: the names of metrics are known from the means, which have each name of their steps."""
+    """Yield every step, in parts. The names of metrics are known from the means, which have each name of their
+    steps."""
     while page := store.reading(histories.read_series_page)(
         job_id, after_step=after_step, until_step=until_step, limit=_ROWS_AT_ONCE
     ):
@@ -113,12 +114,12 @@ def _pages(store: Store, job_id: str, after_step: int, until_step: int) -> Itera
 
 
 def can_write(format: SeriesFormat) -> bool:
-    """Whether what writes it is installed."""
+    """Return whether the library that writes this format is installed."""
     return format is not SeriesFormat.PARQUET or find_spec("pyarrow") is not None
 
 
 def columns_of(points: Iterable[SeriesPoint]) -> tuple[str, ...]:
-    """The columns of a file with these points."""
+    """Return the columns of a file with these points."""
     found: dict[str, set[str]] = {nested: set() for nested in _NESTED}
     for point in points:
         for nested in _NESTED:
@@ -127,7 +128,7 @@ def columns_of(points: Iterable[SeriesPoint]) -> tuple[str, ...]:
 
 
 def pieces(format: SeriesFormat, columns: Sequence[str], pages: Pages) -> Iterator[bytes]:
-    """The bytes of the file. A metric that is not among `columns` is left out."""
+    """Yield the bytes of the file. A metric that is not among `columns` is left out."""
     yield from (_csv if format is SeriesFormat.CSV else _parquet)(columns, pages)
 
 
@@ -178,7 +179,7 @@ def _taken(text: io.StringIO) -> str:
 
 
 class _Pipe(io.RawIOBase):
-    """What pyarrow writes, to be taken away after each piece."""
+    """Collects what pyarrow writes, to be taken away after each piece."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []

@@ -15,8 +15,7 @@ from shoal_api.http.access.owned_spec import OwnedSpec, of_principal
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_api.http.routes.quotas import PROJECT_NAME, ProjectName
 from shoal_service.control.sweeps import specs_of, submit_sweep, with_name
 from shoal_service.core.access import Permission
@@ -44,8 +43,8 @@ def routes(context: Context) -> APIRouter:
         responses={200: {"model": SweepView, "description": "An earlier request has submitted all of its jobs."}},
     )
     async def create_sweep(request: Request) -> Response:
-        """A job for each combination of the grid, all or none, in one transaction. The answer has the jobs in the order
-        of the grid, and its address is in `Location`. The server keeps to the limit and prunes."""
+        """Submits a job for each combination of the grid, all or none, in one transaction. The answer has the jobs in
+        the order of the grid, and its address is in `Location`. The server keeps to the limit and prunes."""
         wanted = with_name(await read_model(request, SweepRequest))
         owned = await run_in_threadpool(_owned, wanted, request)
         for job_id in sorted({one.spec.continue_from.job for one in owned if one.spec.continue_from is not None}):
@@ -64,7 +63,7 @@ def routes(context: Context) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000, description="Sweeps per page.")] = 100,
         cursor: Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")] = None,
     ) -> Response:
-        """Newest first, with the numbers of their jobs by state."""
+        """Lists sweeps, newest first, with the numbers of their jobs by state."""
         visible = visible_projects(request)
         read = partial(
             store.reading(sweep_jobs.page), project=project, name=name, visible=visible, limit=limit, cursor=cursor
@@ -79,7 +78,7 @@ def routes(context: Context) -> APIRouter:
         summary="Show a sweep",
     )
     async def show_sweep(request: Request, project: ProjectName, name: SweepName) -> Response:
-        """Its rules, and its jobs with their values as labels, the best first."""
+        """Returns its rules, and its jobs with their values as labels, the best first."""
         _require_visible(request, project, name)
         return _answer(await run_in_threadpool(store.reading(sweep_jobs.view), project, name))
 
@@ -106,13 +105,13 @@ def _answer(view: SweepView, status: int = 200, headers: dict[str, str] | None =
 
 
 def _require_visible(request: Request, project: str, name: str) -> None:
-    """Raises SweepNotFound: of a project that the principal does not see it sees no sweep."""
+    """Raises SweepNotFound if there is no such sweep, or if the principal does not see its project."""
     if not principal_of(request).sees(project):
         raise SweepNotFound(project, name)
 
 
 def _owned(wanted: SweepRequest, request: Request) -> list[OwnedSpec]:
-    """The specs of the jobs, as the one who asks may submit them. Raises SpecError, ProblemError."""
+    """Return the specs of the jobs, as the principal may submit them. Raises SpecError, ProblemError."""
     try:
         specs: list[JobSpec] = specs_of(wanted)
     except InvalidGrid as error:

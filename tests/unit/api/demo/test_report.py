@@ -1,3 +1,5 @@
+"""The report and its plot."""
+
 from __future__ import annotations
 
 import io
@@ -5,10 +7,12 @@ import io
 from rich.console import Console
 
 from shoal_api.demo.outcome import DemoOutcome, compare_losses
-from shoal_api.demo.report import Run, report, sizes_of
+from shoal_api.demo.report import Run, plot_losses, report, sizes_of
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.views import IncidentView
 from shoal_workers.contract.job import JobState
+
+CURVE = {step: 5.0 - step / 10 for step in range(1, 41)}
 
 
 def series(*sizes: int) -> tuple[SeriesPoint, ...]:
@@ -72,3 +76,25 @@ def test_shrinking_and_growing_are_marked(incident: IncidentView) -> None:
     assert sizes_of(series(4, 4, 3, 4)) == (4, 3, 4)
     axis = next(line for line in shown(incident).splitlines() if "└" in line)
     assert axis.index("✗") < axis.index("↑")
+
+
+def test_equal_runs_are_one_curve() -> None:
+    text = "\n".join(plot_losses(CURVE, CURVE, marks={}, width=40, height=10))
+    assert "●" in text
+    assert "▲" not in text
+    assert "▽" not in text
+
+
+def test_unequal_runs_show_the_points_of_each_run() -> None:
+    other = {step: loss + (1.0 if step > 20 else 0.0) for step, loss in CURVE.items()}
+    text = "\n".join(plot_losses(CURVE, other, marks={}, width=40, height=10))
+    assert all(glyph in text for glyph in "●▲▽")
+
+
+def test_marks_are_drawn_on_the_axis() -> None:
+    assert plot_losses(CURVE, CURVE, marks={20: "✗", 99: "!"}, width=40, height=10)[-2].count("✗") == 1
+
+
+def test_without_points_there_are_no_lines() -> None:
+    assert plot_losses({}, {1: float("nan")}, marks={}, width=40, height=10) == []
+    assert plot_losses({1: 2.0}, {}, marks={}, width=40, height=10)

@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from kit.worlds.written_service import SPEC
-from shoal_api.cli.render.job_page import job_page
-from shoal_api.cli.render.live.top_page import rows_that_fit, top_page
-from shoal_api.cli.render.queue_page import queue_page
-from shoal_api.cli.render.tables import jobs_table, new_table
+from shoal_api.cli.render.fleet import rows_that_fit, top_page
+from shoal_api.cli.render.jobs import job_page, jobs_table
+from shoal_api.cli.render.queue import queue_page
+from shoal_api.cli.render.terminal import new_table
 from shoal_service.fleet_views import ClusterView, QueuedJob, QueueView
 from shoal_service.views import JobStatus, JobSummary, JobView, QueuePlace
 from shoal_workers.contract.checks.spec_errors import parse_spec

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from shoal_api.cli.render.tables import new_table
+from shoal_api.cli.render.terminal import new_table
 from shoal_service.access_views import AuditEvent, TokenView
 
 
@@ -16,7 +16,7 @@ def is_valid(token: TokenView, now: float) -> bool:
 
 
 def tokens_table(tokens: Sequence[TokenView], now: float) -> Table:
-    """One row per token, as they are given."""
+    """Return a table with one row per token, in the given order."""
     made = new_table("id", "name", "role", "for", "ends", "last use", "made by")
     for one in tokens:
         made.add_row(
@@ -32,7 +32,7 @@ def tokens_table(tokens: Sequence[TokenView], now: float) -> Table:
 
 
 def audit_table(events: Sequence[AuditEvent]) -> Table:
-    """One row per event, as they are given."""
+    """Return a table with one row per event, in the given order."""
     made = new_table("time", "who", "role", "token", "from", "what", "job", "outcome")
     for one in events:
         made.add_row(

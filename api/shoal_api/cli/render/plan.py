@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from shoal_api.cli.render.tables import new_table
+from shoal_api.cli.render.terminal import new_table
 from shoal_service.control.planning import PlanAnswer
 from shoal_service.core.attempt.plan_layout import HostNeed
 from shoal_service.core.hardware_profile import GIB, LinkClass

@@ -1,4 +1,4 @@
-"""The queue, the projects and the users as tables for a terminal, and the page of a dry run. Pure, as `tables`."""
+"""The queue, the projects and the users as tables for a terminal, and the page of a dry run. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from shoal_api.cli.render.tables import clock, new_table
+from shoal_api.cli.render.terminal import clock, new_table
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.fleet_views import DryRun, HeldBackJob, ProjectView, QueuedJob, QueueView, StartForecast, UserView
 from shoal_service.views import QueuePlace
 
 
 def queue_page(queue: QueueView, now: float) -> list[Any]:
-    """The jobs that wait, those that run with fewer workers than they may have, and the projects."""
+    """Return the jobs that wait, those that run with fewer workers than they may have, and the projects."""
     held_back = [Text(""), held_back_table(queue.held_back)] if queue.held_back else []
     rest = [*held_back, Text(""), projects_table(queue.projects)]
     if not queue.items:
@@ -77,7 +77,7 @@ def users_table(users: Sequence[UserView]) -> Table:
 
 
 def starts(place: QueuePlace | None, now: float) -> str:
-    """When a queued job is expected to start."""
+    """Say when a queued job is expected to start."""
     if place is None or place.expected_at is None:
         return "not known"
     left_s = place.expected_at - now
@@ -85,7 +85,7 @@ def starts(place: QueuePlace | None, now: float) -> str:
 
 
 def place_text(place: QueuePlace, now: float) -> str:
-    """The place of one job, for `shoal show`. The reason is its message."""
+    """Return the place of one job, for `shoal show`. The reason is the message of the job."""
     held = f"; {', '.join(place.holders)} hold what it waits for" if len(place.holders) > 1 else ""
     held = f"; {place.holders[0]} holds what it waits for" if len(place.holders) == 1 else held
     return f"position {place.position}{held}; expected start: {starts(place, now)}"

@@ -1,4 +1,4 @@
-"""Routes for code archives, and for checking a spec without submitting it."""
+"""Routes about a spec that is not submitted yet: its code, a check, its JSON Schema, its predicted layouts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from shoal_api.answers import CodeStored, SpecCheck
 from shoal_api.http.access.limits import LIMITER
 from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context
-from shoal_api.http.documents import JSON_TYPES, YAML_TYPES, read_body, read_spec, require_media_type
+from shoal_api.http.documents import JSON_TYPES, YAML_TYPES, read_body, read_model, read_spec, require_media_type
+from shoal_api.http.edge import CLIENT_GONE
+from shoal_api.http.long_poll import while_connected
 from shoal_api.http.openapi import body_of
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.control.code_archive import CodeArchiveError, check
+from shoal_service.control.planning import PlanAnswer, PlanRequest
 from shoal_service.control.submission import check_spec
 from shoal_service.core.access import Permission
 from shoal_service.store import archives
@@ -41,7 +43,7 @@ def routes(context: Context) -> APIRouter:
         openapi_extra=_ZIP_BODY,
     )
     async def put_code(request: Request, sha256: Sha256) -> Response:
-        """A zip of the user's modules, stored under its SHA-256; a spec names it as `code.archive`. Idempotent."""
+        """Stores a zip of the user's modules under its SHA-256; a spec names it as `code.archive`. Idempotent."""
         require_media_type(request, _ZIP_TYPES)
         with request.scope[LIMITER].upload(request):
             data = await read_body(request, Limit.ARCHIVE_BYTES)
@@ -78,7 +80,24 @@ def routes(context: Context) -> APIRouter:
         summary="JSON Schema of a job spec",
     )
     async def spec_schema() -> dict[str, Any]:
-        """For editors and generators. It has the keys of `model` and `data` for each of the built-in tasks."""
+        """The schema is for editors and generators. It has the keys of `model` and `data` for each of the built-in
+        tasks."""
         return job_spec_schema()
+
+    @router.post(
+        "/plans",
+        dependencies=[needs(Permission.SPECS_CHECK)],
+        response_model=PlanAnswer,
+        summary="Predict the layouts of a job",
+        openapi_extra=body_of("PlanRequest", JSON_TYPES),
+    )
+    async def make_plan(request: Request) -> Response:
+        """Ranks legal layouts for a number of workers, or of GPUs of one kind, best first: memory and step time by
+        part, with reasons. Nothing is submitted or run. A search that takes longer than 20 s is refused."""
+        plan = await read_model(request, PlanRequest)
+        found = await while_connected(request, context.planning.answer(plan))
+        if found is None:
+            return Response(status_code=CLIENT_GONE)
+        return Response(found.model_dump_json(), media_type="application/json")
 
     return router

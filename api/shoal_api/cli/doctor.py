@@ -1,7 +1,8 @@
-"""Measures what `findings.py` judges. Called by `shoal doctor`.
+"""The checks of `shoal doctor`: this machine and the server, and what would make a job fail.
 
-torch, Ray and gloo run in separate processes: a broken one must not crash the doctor, and the command line never loads
-them.
+Probes measure, and functions `judge_*` turn what they measured into findings. torch, Ray and gloo run in separate
+processes: a broken one must not crash the doctor, and the command line never loads them. Nothing is changed: a database
+is tried as it is, and migrating an older schema is the task of the server.
 """
 
 from __future__ import annotations
@@ -13,18 +14,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from enum import StrEnum
 from pathlib import Path
 
-from shoal_api.cli.doctor.findings import (
-    Finding,
-    Verdict,
-    judge_library,
-    judge_python,
-    judge_ray_auth,
-    judge_space,
-)
+from shoal_service.core.quantities import size_text
+from shoal_workers.contract.base import Frozen
 
+GIB = 1024**3
+OLDEST_PYTHON = (3, 11)
+_WANTED = {"torch": "2.13", "ray": "2.60"}
 _IMPORT_TIMEOUT_S = 120.0
 _GLOO_TIMEOUT_S = 90.0
 _GLOO_RANK = """
@@ -38,10 +37,34 @@ dist.all_reduce(value)
 assert value.item() == 3.0, value
 dist.destroy_process_group()
 """
+_SQLITE = "sqlite:///"
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    """It works, with a restriction."""
+    FAIL = "fail"
+    """Jobs cannot run here."""
+
+
+class Finding(Frozen):
+    """One line of the report."""
+
+    check: str
+    verdict: Verdict
+    message: str
+    hint: str = ""
+    """What to do; empty if nothing is needed."""
+
+
+def worst(findings: Iterable[Finding]) -> Verdict:
+    order = [Verdict.OK, Verdict.WARN, Verdict.FAIL]
+    return max((finding.verdict for finding in findings), key=order.index, default=Verdict.OK)
 
 
 def checks_of(url: str, database_url: str | None) -> tuple[tuple[str, Callable[[], Finding]], ...]:
-    """All checks with their names, in the order in which they are to run; the slow ones come last."""
+    """Return all checks with their names, in the order in which they are to run; the slow ones come last."""
     return (
         ("python", _python),
         ("memory", _memory),
@@ -49,7 +72,7 @@ def checks_of(url: str, database_url: str | None) -> tuple[tuple[str, Callable[[
         ("shared memory", _shared_memory),
         ("ports", _port),
         ("ray auth", _ray_auth),
-        ("database", lambda: _database(database_url)),
+        ("database", lambda: try_database(database_url)),
         ("server", lambda: judge_server(url)),
         ("ray", lambda: _library("ray")),
         ("torch", lambda: _library("torch")),
@@ -116,12 +139,6 @@ def _ray_auth() -> Finding:
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
     source = "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else str(path) if path.is_file() else None
     return judge_ray_auth(os.environ.get("RAY_AUTH_MODE"), source)
-
-
-def _database(url: str | None) -> Finding:
-    from shoal_api.cli.doctor.database import try_database
-
-    return try_database(url)
 
 
 def judge_server(url: str) -> Finding:
@@ -219,3 +236,102 @@ def _available_memory() -> int:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
+
+
+def judge_python(version: tuple[int, int], shown: str) -> Finding:
+    if version < OLDEST_PYTHON:
+        return Finding(
+            check="python", verdict=Verdict.FAIL, message=f"Python {shown}", hint="Shoal needs 3.11 or newer"
+        )
+    return Finding(check="python", verdict=Verdict.OK, message=f"Python {shown}")
+
+
+def judge_space(
+    check: str, what: str, free_bytes: int, *, fail_below_gib: float, warn_below_gib: float, hint: str
+) -> Finding:
+    """Compare the free memory, disk or shared memory with two limits."""
+    message = f"{size_text(free_bytes)} free {what}"
+    if free_bytes < fail_below_gib * GIB:
+        return Finding(
+            check=check, verdict=Verdict.FAIL, message=message, hint=f"{hint} (needs {fail_below_gib:g} GiB)"
+        )
+    if free_bytes < warn_below_gib * GIB:
+        return Finding(check=check, verdict=Verdict.WARN, message=message, hint=hint)
+    return Finding(check=check, verdict=Verdict.OK, message=message)
+
+
+def judge_library(name: str, version: str | None, problem: str) -> Finding:
+    """Judge the `version` of a library that was imported in a separate process; None if the import failed."""
+    desired = _WANTED[name]
+    if version is None:
+        return Finding(
+            check=name,
+            verdict=Verdict.FAIL,
+            message=f"{name} cannot be imported: {problem}",
+            hint="install Shoal with its dependencies again: `make setup`, or `pip install shoal`",
+        )
+    if not f"{version}.".startswith(f"{desired}."):
+        return Finding(
+            check=name,
+            verdict=Verdict.FAIL,
+            message=f"{name} {version}",
+            hint=f"Shoal needs {name} {desired}.x, because it uses internals that differ between versions",
+        )
+    return Finding(check=name, verdict=Verdict.OK, message=f"{name} {version}")
+
+
+def judge_ray_auth(mode: str | None, token_source: str | None) -> Finding:
+    """Judge how Ray authenticates. `token_source` is where a token was found: Ray 2.60 requires one to join a protected
+    cluster."""
+    if mode == "token" and token_source is None:
+        return Finding(
+            check="ray auth",
+            verdict=Verdict.FAIL,
+            message="RAY_AUTH_MODE=token, but there is no token",
+            hint="set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, or generate one: ray get-auth-token --generate",
+        )
+    if mode is None:
+        return Finding(
+            check="ray auth",
+            verdict=Verdict.OK,
+            message=f"RAY_AUTH_MODE is not set; token {'from ' + token_source if token_source else 'none'}",
+            hint="for a protected cluster (serve --ray-address) set RAY_AUTH_MODE=token and the token's path",
+        )
+    return Finding(
+        check="ray auth", verdict=Verdict.OK, message=f"RAY_AUTH_MODE={mode}, token {token_source or 'not needed'}"
+    )
+
+
+def try_database(url: str | None) -> Finding:
+    """Connect to the database. `url`: None for the one that `shoal serve` would use."""
+    from shoal_service.settings import SettingsError, load_settings
+    from shoal_service.store import Store, StoreUnavailable
+    from shoal_service.store.database import Database
+
+    try:
+        tried = url or load_settings().database_url
+        if tried.startswith(_SQLITE) and not Path(tried.removeprefix(_SQLITE)).exists():
+            return judge_new_file(Path(tried.removeprefix(_SQLITE)))
+        store = Store(Database(tried))
+        try:
+            store.ping()
+        finally:
+            store.close()
+    except (SettingsError, StoreUnavailable) as error:
+        return Finding(
+            check="database", verdict=Verdict.FAIL, message=" ".join(str(error).split()), hint="set --database-url"
+        )
+    return Finding(check="database", verdict=Verdict.OK, message=f"{tried.partition(':')[0]} answers")
+
+
+def judge_new_file(path: Path) -> Finding:
+    """Judge whether a SQLite file that does not exist yet could be created."""
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if folder.is_dir() and os.access(folder, os.W_OK):
+        return Finding(check="database", verdict=Verdict.OK, message=f"a new SQLite file can be created in {folder}")
+    return Finding(
+        check="database",
+        verdict=Verdict.FAIL,
+        message=f"{folder} is not a writable directory",
+        hint="give another --state-dir or --database-url",
+    )

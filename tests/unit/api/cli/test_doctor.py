@@ -1,15 +1,22 @@
+"""The doctor judges what it measured, and says what it checks before it knows the result."""
+
 from __future__ import annotations
 
-from shoal_api.cli.doctor.findings import (
+import pytest
+
+from shoal_api.cli.commands.check import examine
+from shoal_api.cli.doctor import (
     GIB,
     Finding,
     Verdict,
+    checks_of,
     judge_library,
     judge_python,
     judge_ray_auth,
     judge_space,
     worst,
 )
+from shoal_api.cli.output import Output
 
 
 def test_an_old_python_fails() -> None:
@@ -41,3 +48,16 @@ def test_the_worst_verdict_counts() -> None:
     findings = [Finding(check="a", verdict=verdict, message="") for verdict in (Verdict.WARN, Verdict.OK)]
     assert worst(findings) is Verdict.WARN
     assert worst([]) is Verdict.OK
+
+
+def test_each_check_is_named_before_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+
+    def check() -> Finding:
+        said.append(capsys.readouterr().err)
+        return Finding(check="slow", verdict=Verdict.OK, message="done")
+
+    names = [name for name, _ in checks_of("http://127.0.0.1:1", None)]
+    found = list(examine(Output(as_json=True), ((name, check) for name in names)))
+    assert said == [f"checking {name} ...\n" for name in names] and len(found) == len(names)
+    assert capsys.readouterr().out == "", "standard output holds the result only"

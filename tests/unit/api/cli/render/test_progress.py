@@ -1,11 +1,15 @@
+"""The panel of a followed job, and its events in words."""
+
 from __future__ import annotations
 
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
-from shoal_api.cli.render.live.panel import doing, job_panel
+from shoal_api.cli.output import STYLES
+from shoal_api.cli.render.progress import doing, job_panel, narrate, style
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.base import Severity
 from shoal_service.core.goodput import Goodput
@@ -72,3 +76,20 @@ def test_what_a_job_does_beside_its_steps_is_named_once() -> None:
     assert doing(starting) == (note, message)
     assert note in text_of(starting, []) and message in text_of(starting, [])
     assert doing(job(note="same", message="same")) == ("same",)
+
+
+def event(message: str, severity: Severity = Severity.INFO) -> EventView:
+    return EventView(seq=1, at=0, type="moon.risen", severity=severity, message=message)
+
+
+def test_an_event_is_shown_in_the_words_of_the_server() -> None:
+    assert narrate(event("the moon has risen")) == "the moon has risen"
+
+
+def test_control_characters_never_reach_the_terminal() -> None:
+    assert narrate(event("worker a\x1b[31m\nb lost")) == "worker a [31m b lost"
+
+
+@pytest.mark.parametrize("severity", Severity)
+def test_every_severity_has_a_style(severity: Severity) -> None:
+    assert style(event("", severity)) in STYLES

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from shoal_api.cli.render.tables import new_table
+from shoal_api.cli.render.terminal import new_table
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.simulator.engine import JobRun, Market, Run
 from shoal_service.simulator.metrics import Metrics
@@ -58,14 +58,14 @@ def simulation_page(trace: Trace, market: Market, found: Sequence[Simulated], *,
 
 
 def title(one: Simulated) -> str:
-    """Title of a panel of the picture."""
+    """Return the title of a panel of the picture."""
     metrics = one.metrics
     moves = f"{count_text(metrics.num_moves, 'move')}, {count_text(metrics.num_preemptions, 'preemption')}"
     return f"{one.policy}: mean completion time {_hours(metrics.mean_jct_h)}, {moves}"
 
 
 def documents(trace: Trace, market: Market, found: Sequence[Simulated]) -> dict[str, Any]:
-    """What `--json` prints: everything of the table, and each job's life."""
+    """Return what `--json` prints: everything of the table, and the life of each job."""
     return {
         "trace": trace.name,
         "num_jobs": len(trace.jobs),
@@ -85,7 +85,7 @@ def documents(trace: Trace, market: Market, found: Sequence[Simulated]) -> dict[
 
 
 def _clusters(capacity: Capacity) -> dict[str, Any]:
-    """Workers of each cluster over time, null while it is lost; nothing if there is only one."""
+    """Return the workers of each cluster over time, null while it is lost; nothing if there is only one."""
     size = capacity.workers_per_node
     found = {
         one.name: [[at_s, None if nodes == AWAY else nodes * size] for at_s, nodes in one.steps]
@@ -144,5 +144,5 @@ def _number(value: float, digits: int) -> str:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no NaN."""
+    """Return None for a value that is not finite, because JSON has no NaN."""
     return value if math.isfinite(value) else None

@@ -1,0 +1,246 @@
+"""The service and its machines as pages for operators: `shoal top`, `clusters`, `cluster`, `nodes`, `maintenance` and
+`webhooks`.
+
+Pure: the command asks the server and decides how often.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shoal_api.cli.render.jobs import in_several_clusters
+from shoal_api.cli.render.terminal import STATE_STYLE, clock, new_table, number, worker_bar
+from shoal_service.core.quantities import count_text, duration_text
+from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView, WindowView
+from shoal_service.views import JobSummary, WebhookView
+from shoal_workers.contract.job import JobState
+
+_ORDER = (
+    JobState.RECOVERING,
+    JobState.WAITING,
+    JobState.RUNNING,
+    JobState.RESIZING,
+    JobState.STARTING,
+    JobState.PAUSING,
+    JobState.CANCELLING,
+    JobState.PAUSED,
+    JobState.QUEUED,
+)
+"""The states of jobs, those that need attention first."""
+_NUM_HEAD_LINES = 6
+_WIDE = 150
+_LINES_IF_NARROW = 3
+
+
+def top_page(jobs: Sequence[JobSummary], cluster: ClusterView, now: float, max_rows: int = 50) -> RenderableType:
+    """Return the page of `shoal top`. `jobs` are those that have not ended."""
+    rows = sorted(jobs, key=lambda job: (_ORDER.index(job.state), job.queue_position or 0, -job.created_at))
+    page: list[RenderableType] = [_top_head(jobs, cluster, now), Text("")]
+    page.append(_top_table(rows[:max_rows], now) if rows else Text("no job goes on; `shoal submit SPEC` starts one"))
+    if len(rows) > max_rows:
+        page.append(Text(f"and {count_text(len(rows) - max_rows, 'more job')}", style="dim"))
+    return Group(*page)
+
+
+def rows_that_fit(width: int, height: int) -> int:
+    """Jobs that a screen shows below the head; on a narrow one a job takes several lines."""
+    return max(1, (height - _NUM_HEAD_LINES) // (1 if width >= _WIDE else _LINES_IF_NARROW))
+
+
+def _top_head(jobs: Sequence[JobSummary], cluster: ClusterView, now: float) -> Text:
+    alive = [node for node in cluster.nodes if node.alive]
+    counts = Counter(job.state for job in jobs)
+    states = ", ".join(f"{counts[state]} {state}" for state in _ORDER if counts[state])
+    head = Text.assemble((clock(now), "bold"), f"  {states or 'no jobs'}")
+    head.append(f"\nworkers {sum(job.workers for job in jobs)}/{sum(job.desired_workers for job in jobs)}")
+    head.append(f"   goodput {_share(fleet_goodput(jobs))}")
+    head.append(f"   {count_text(sum(job.incidents for job in jobs), 'incident')}")
+    head.append(f"   {count_text(len(alive), 'node')}, {cluster.cpus_free:g} of {cluster.cpus_total:g} CPUs free")
+    if cluster.gpus_total:
+        head.append(f", {cluster.gpus_free:g} of {cluster.gpus_total:g} GPUs free")
+    away = [one.name for one in cluster.clusters if not one.connected]
+    if away and cluster.connected:
+        head.append(f"   {'cluster' if len(away) == 1 else 'clusters'} {', '.join(away)} away", style="red")
+    if not cluster.connected:
+        head.append("   the Ray cluster is not connected", style="red")
+    elif len(alive) < len(cluster.nodes):
+        head.append(f"   {count_text(len(cluster.nodes) - len(alive), 'node')} dead", style="red")
+    return head
+
+
+def fleet_goodput(jobs: Sequence[JobSummary]) -> float | None:
+    """Return the goodput of the jobs that hold workers, weighted with the workers that they may have; None if no job
+    holds workers."""
+    known = [(job.goodput, job.desired_workers) for job in jobs if job.goodput is not None and job.desired_workers]
+    total = sum(workers for _, workers in known)
+    return sum(ratio * workers for ratio, workers in known) / total if total else None
+
+
+def _top_table(jobs: Sequence[JobSummary], now: float) -> Table:
+    several = in_several_clusters(jobs)
+    where = ("cluster",) if several else ()
+    table = new_table(
+        *(
+            "job",
+            "name",
+            *where,
+            "state",
+            ">step",
+            ">ETA",
+            ">loss",
+            ">tokens/s",
+            "workers",
+            ">goodput",
+            ">incidents",
+            "now",
+        )
+    )
+    for job in jobs:
+        step = f"{job.step}/{job.total_steps}" if job.total_steps else str(job.step)
+        place = f"#{job.queue_position}" if job.queue_position is not None else ""
+        is_whole = job.workers >= job.desired_workers
+        table.add_row(
+            job.id,
+            job.name,
+            *((job.cluster or "-",) if several else ()),
+            Text(job.state, style=STATE_STYLE[job.state]),
+            step,
+            duration_text(job.eta_s) if job.eta_s is not None else "-",
+            number(job.loss),
+            number(job.tokens_per_s, 0),
+            Text(worker_bar(job.workers, job.desired_workers), style="green" if is_whole else "yellow"),
+            _share(job.goodput),
+            Text(str(job.incidents), style="red" if job.incidents else "dim"),
+            Text(place or job.note or job.reason, style="dim"),
+        )
+    return table
+
+
+def _share(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.1%}"
+
+
+def clusters_table(clusters: Sequence[ClusterSummary]) -> Table | Text:
+    if not clusters:
+        return Text(
+            "no cluster has joined; `shoal token create NAME --cluster CLUSTER` makes the token for `shoal join`",
+            style="dim",
+        )
+    has_gpus = any(one.gpus_total for one in clusters)
+    gpus = (">GPUs free",) if has_gpus else ()
+    table = new_table("cluster", "state", ">nodes", ">CPUs free", *gpus, ">jobs", "labels", "why")
+    for one in clusters:
+        table.add_row(
+            one.name,
+            _cluster_state(one),
+            str(one.num_nodes),
+            f"{one.cpus_free:g}/{one.cpus_total:g}",
+            *((f"{one.gpus_free:g}/{one.gpus_total:g}",) if has_gpus else ()),
+            str(one.num_jobs),
+            ", ".join(f"{name}={value}" for name, value in sorted(one.labels.items())) or "-",
+            _why_away(one),
+        )
+    return table
+
+
+def cluster_page(cluster: ClusterView) -> list[Any]:
+    head = Text("connected" if cluster.connected else "not connected", style="green" if cluster.connected else "red")
+    head.append(f"  {cluster.address}", style="dim")
+    free = f"CPUs {cluster.cpus_free:g} of {cluster.cpus_total:g} free"
+    if cluster.gpus_total:
+        free += f", GPUs {cluster.gpus_free:g} of {cluster.gpus_total:g} free"
+    owner = Text(f"control plane {cluster.owner}, epoch {cluster.epoch}", style="dim")
+    several = [clusters_table(cluster.clusters), Text("")] if len(cluster.clusters) > 1 else []
+    return [head, Text(free), owner, *several, nodes_table(cluster.nodes)]
+
+
+def _cluster_state(one: ClusterSummary) -> Text:
+    if not one.connected:
+        return Text("away" if one.silent_s is not None else "not joined", style="red")
+    return Text("cordoned", style="yellow") if one.cordon is not None else Text("connected", style="green")
+
+
+def _why_away(one: ClusterSummary) -> str:
+    silent = f"silent for {duration_text(one.silent_s)}" if not one.connected and one.silent_s is not None else ""
+    cordoned = f"cordoned: {one.cordon.reason}" if one.cordon is not None else ""
+    return "; ".join(filter(None, (one.why_away, silent, cordoned)))
+
+
+def nodes_table(nodes: Sequence[NodeView]) -> Table:
+    """Return a table of the nodes, ordered by cluster if there are several."""
+    several = len({node.cluster for node in nodes}) > 1
+    table = new_table("node", *(("cluster",) if several else ()), "ip", "state", ">cpus", ">gpus", ">memory", "why")
+    for node in sorted(nodes, key=lambda one: one.cluster) if several else nodes:
+        state, why = _node_state(node)
+        where = (node.cluster,) if several else ()
+        table.add_row(
+            node.node_id[:12],
+            *where,
+            node.ip,
+            state,
+            f"{node.cpus:g}",
+            f"{node.gpus:g}",
+            f"{node.memory_gib:.1f} GiB",
+            why,
+        )
+    return table
+
+
+def windows_table(windows: Sequence[WindowView]) -> Table | Text:
+    if not windows:
+        return Text("no maintenance windows; `shoal maintenance add` plans one", style="dim")
+    table = new_table("window", "drains at", "from", "to", "nodes", "reason")
+    for one in windows:
+        nodes = ", ".join(node[:15] for node in one.nodes)
+        table.add_row(one.window_id, clock(one.drains_at), clock(one.begins_at), clock(one.ends_at), nodes, one.reason)
+    return table
+
+
+def _node_state(node: NodeView) -> tuple[Text, str]:
+    """Return the state of a node in one word, and its reason."""
+    if not node.alive:
+        return Text("dead", style="red"), ""
+    if node.drain is not None:
+        leaves = f", is switched off at {clock(node.drain.deadline)}" if node.drain.deadline is not None else ""
+        left = f" ({count_text(node.num_workers, 'worker')} left)" if node.num_workers else ""
+        return Text("draining" if left else "drained", style="yellow"), node.drain.reason + leaves + left
+    if node.suspected:
+        test = f", next test at {clock(node.next_test_at)}" if node.next_test_at is not None else ""
+        return Text("probation" if node.on_probation else "suspected", style="yellow"), node.suspected + test
+    planned = f"drains for maintenance at {clock(node.maintenance_at)}" if node.maintenance_at is not None else ""
+    if node.cordon is not None:
+        return Text("cordoned", style="yellow"), "; ".join(filter(None, (node.cordon.reason, planned)))
+    return Text("alive", style="green"), "; ".join(filter(None, (_use_of_others(node), planned)))
+
+
+def _use_of_others(node: NodeView) -> str:
+    used = ((node.cpus_of_others, "CPU"), (node.gpus_of_others, "GPU"))
+    words = " and ".join(f"{amount:g} {unit}" for amount, unit in used if amount)
+    return f"others have reserved {words}" if words else ""
+
+
+def webhooks_table(hooks: Sequence[WebhookView], now: float) -> Table | Text:
+    """Return a table with one line per hook, as of the time `now`."""
+    if not hooks:
+        return Text("no webhook; docs/webhooks.md says how to set one", style="dim")
+    table = new_table("hook", "job", "receiver", "events", ">delivered", ">given up", "state")
+    for hook in hooks:
+        counts = (str(hook.delivered), str(hook.gave_up))
+        where = (hook.hook, hook.job_id or "all", hook.receiver)
+        table.add_row(*where, ", ".join(hook.events), *counts, _delivery(hook, now))
+    return table
+
+
+def _delivery(hook: WebhookView, now: float) -> Text:
+    if hook.waiting_since is None:
+        last = "nothing sent yet" if hook.delivered_at is None else f"last {duration_text(now - hook.delivered_at)} ago"
+        return Text(last, style="dim" if hook.delivered_at is None else "green")
+    waits = f"waits for {duration_text(now - hook.waiting_since)}"
+    due = "" if hook.next_at is None else f", next attempt in {duration_text(max(0.0, hook.next_at - now))}"
+    return Text(f"{waits}: {hook.error}{due}", style="red")

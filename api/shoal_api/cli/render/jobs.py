@@ -1,0 +1,361 @@
+"""Jobs and what belongs to them as tables and pages: `shoal jobs`, `show`, `sweep`, `workers`, `checkpoints`; and what
+a change of the spec will do (`scale`, `relayout`).
+
+Pure: every function takes views and returns objects that rich prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from shoal_api.cli.render.queue import place_text
+from shoal_api.cli.render.terminal import STATE_STYLE, clock, new_table, number, sparkline, worker_bar
+from shoal_service.core.downsampling import SeriesPoint
+from shoal_service.core.quantities import count_text, duration_text, size_text
+from shoal_service.fleet_views import FleetJob
+from shoal_service.views import (
+    CheckpointState,
+    CheckpointView,
+    JobSummary,
+    JobView,
+    VerificationState,
+    VerificationView,
+    WorkerView,
+)
+from shoal_workers.contract.job import JobState, UserFailure
+from shoal_workers.contract.placing import ANY_CLUSTER
+from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
+
+_CHECKPOINT_STYLE = {
+    CheckpointState.COMMITTED: "green",
+    CheckpointState.DAMAGED: "red",
+    CheckpointState.DELETED: "dim",
+    CheckpointState.FAILED: "red",
+}
+_SPARKLINE_WIDTH = 40
+
+
+def jobs_table(jobs: Sequence[JobSummary], now: float) -> Table | Text:
+    if not jobs:
+        return Text("no jobs; `shoal submit SPEC` creates one", style="dim")
+    several = in_several_clusters(jobs)
+    where = ("cluster",) if several else ()
+    columns = ("project", "user", ">priority", "state", ">step", ">loss", ">workers", ">age")
+    table = new_table("id", "name", *where, *columns)
+    for job in jobs:
+        state = Text(job.state, style=STATE_STYLE[job.state])
+        if job.queue_position is not None:
+            state.append(f" #{job.queue_position}", style="dim")
+        elif job.reason:
+            state.append(f" {job.reason}", style="dim")
+        step = f"{job.step}/{job.total_steps}" if job.total_steps else str(job.step)
+        workers = f"{job.workers}/{job.desired_workers}" if job.desired_workers else "-"
+        age = duration_text(now - job.created_at)
+        where = (job.cluster or "-",) if several else ()
+        whose = (*where, job.project, job.user, str(job.priority))
+        table.add_row(job.id, job.name, *whose, state, step, number(job.loss), workers, age)
+    return table
+
+
+def in_several_clusters(jobs: Iterable[JobSummary]) -> bool:
+    return len({job.cluster for job in jobs if job.cluster}) > 1
+
+
+def workers_table(workers: Iterable[WorkerView]) -> Table:
+    table = new_table(">rank", "worker", "state", "phase", ">step", ">generation", ">pid", "node")
+    for worker in workers:
+        rank = "-" if worker.rank is None else str(worker.rank)
+        table.add_row(
+            rank,
+            worker.worker_id,
+            worker.state,
+            worker.phase,
+            str(worker.step),
+            str(worker.generation),
+            str(worker.pid),
+            f"{worker.node_ip} {worker.node_id[:8]}",
+        )
+    return table
+
+
+def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> Table | Text:
+    if not checkpoints:
+        return Text("no checkpoints yet", style="dim")
+    table = new_table(">step", "state", ">size", ">took", ">stall", ">workers", "committed", "url")
+    for one in checkpoints:
+        style = _CHECKPOINT_STYLE[one.state]
+        table.add_row(
+            str(one.step),
+            Text(f"{one.state}{', pinned' if one.pinned else ''}{_rank_of(one)}", style=style),
+            *(
+                (size_text(one.bytes), duration_text(one.seconds), duration_text(one.stall_s), str(one.world_size))
+                if one.world_size
+                else ("-",) * 4  # nothing is known of it but that it is deleted or damaged
+            ),
+            clock(one.committed_at) if one.committed_at else "-",
+            f"{one.url}\n{one.message}" if one.message else one.url,
+        )
+    return table
+
+
+def _rank_of(one: CheckpointView) -> str:
+    return "" if one.best is None else f", best ({one.score:.4g})" if one.best == 1 else f", {one.best}. best"
+
+
+def verification_line(found: VerificationView) -> str:
+    """`step-...: 1.5 GiB of 3.0 GiB read in 4.0 s`, or the result."""
+    if found.state is VerificationState.RUNNING:
+        return f"{found.name}: {size_text(found.bytes_read)} of {size_text(found.bytes)} read"
+    if found.state is VerificationState.WHOLE:
+        return f"{found.name}: whole, {size_text(found.bytes_read)} read in {duration_text(found.seconds)}"
+    return f"{found.name} is {found.state}: {found.message}"
+
+
+def unit_of(job: JobView) -> str:
+    """Return `tokens` or `samples`: a task without tokens counts one for each sample."""
+    status = job.status
+    is_plain = status.step and status.tokens == status.step * job.spec.batch.global_size
+    return "samples" if is_plain else "tokens"
+
+
+def sweep_table(jobs: Sequence[FleetJob]) -> Table:
+    """The jobs of a sweep with the values that differ between them."""
+    names = sorted({name for job in jobs for name in job.labels if name != "sweep"})
+    differ = [name for name in names if len({job.labels.get(name) for job in jobs}) > 1] or names
+    table = new_table("id", *differ, "state", ">step", ">loss", ">validation", ">workers", "why")
+    for job in jobs:
+        state = Text(job.state, style=STATE_STYLE[job.state])
+        step = f"{job.step}" + (f"/{job.total_steps}" if job.total_steps else "")
+        table.add_row(
+            job.id,
+            *(job.labels.get(name, "-") for name in differ),
+            state,
+            step,
+            number(job.loss),
+            number(job.val_loss),
+            str(job.workers),
+            "" if job.state is JobState.RUNNING else job.message,
+        )
+    return table
+
+
+def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several_clusters: bool = False) -> Table:
+    """The page of `shoal show`."""
+    status = job.status
+    unit = unit_of(job)
+    state = Text(status.state, style=STATE_STYLE[status.state])
+    if status.reason:
+        state.append(f" {status.reason}", style="dim")
+    rows: list[tuple[str, Any]] = [
+        ("id", job.id),
+        ("name", job.name),
+        ("project", f"{job.spec.project}, user {job.spec.user}, priority {job.spec.priority}"),
+        ("labels", ", ".join(f"{name}={value}" for name, value in job.spec.labels.items())),
+        ("annotations", "\n".join(f"{name}: {text}" for name, text in job.spec.annotations.items())),
+        ("state", state),
+        ("message", status.message),
+        ("cluster", _cluster(job) if several_clusters else ""),
+        ("goes on from", _origin(job)),
+        ("queue", place_text(job.queue, now) if job.queue is not None else ""),
+        ("finish by", clock(job.spec.finish_by) if job.spec.finish_by is not None else ""),
+        ("note", status.note),
+        (
+            "workers",
+            worker_bar(status.workers, status.desired_workers)
+            + f"  (min {job.spec.elasticity.min_workers}, max {job.spec.elasticity.max_workers})",
+        ),
+        ("", held_back_text(job)),
+        ("layout", status.layout),
+        *(("", _proof(proof)) for proof in status.proofs),
+        ("code", _code(job)),
+        ("step", f"{status.step}" + (f" of {status.total_steps}" if status.total_steps else "")),
+        (
+            "loss",
+            f"{number(status.loss)}  {sparkline([point.loss for point in series], _SPARKLINE_WIDTH)}".rstrip()
+            if status.loss is not None
+            else "",
+        ),
+        ("validation", _validation(job)),
+        ("best", _best(job)),
+        ("metrics", metrics_text(status.metrics)),
+        ("", f"validation: {metrics_text(status.val_metrics)}" if status.val_metrics else ""),
+        (f"{unit}/s", number(status.tokens_per_s, 0) if status.tokens_per_s is not None else ""),
+        (unit, f"{status.tokens:,}" if status.tokens else ""),
+        ("parameters", f"{status.num_parameters:,}" if status.num_parameters else ""),
+        ("ETA", duration_text(status.eta_s) if status.eta_s is not None and not status.state.ended else ""),
+        ("checkpoint", _checkpoint(job)),
+        ("snapshots", _snapshots(job)),
+        ("a dead worker", _worker_loss(job)),
+        ("a lost node", _node_loss(job)),
+        ("incidents", f"{status.incidents}, {count_text(status.steps_lost, 'step')} lost" if status.incidents else ""),
+        ("goodput", _goodput(job)),
+        ("attempt", f"{status.attempt}, generation {status.generation}" if status.attempt else ""),
+        ("created", clock(job.created_at)),
+        ("started", clock(job.started_at) if job.started_at else ""),
+        ("ended", clock(job.ended_at) if job.ended_at else ""),
+    ]
+    page = Table.grid(padding=(0, 2))
+    page.add_column(style="dim")
+    page.add_column(overflow="fold")
+    for label, value in rows:
+        if str(value):
+            page.add_row(label, value if isinstance(value, Text) else Text(str(value)))
+    if status.failure is not None:
+        page.add_row("failure", Text(status.failure.sentence, style="red"))
+        page.add_row("", Text(_where(status.failure), style="dim"))
+        page.add_row("", Text(status.failure.traceback.rstrip()))
+    return page
+
+
+def _where(failure: UserFailure) -> str:
+    """`in forward, step 4, ranks 0, 2`; a failure before ranks were given names none."""
+    ranks = ", ".join(str(rank) for rank in failure.ranks)
+    of_ranks = f", {'rank' if len(failure.ranks) == 1 else 'ranks'} {ranks}" if ranks else ""
+    return f"in {failure.phase}, step {failure.step}{of_ranks}"
+
+
+def _proof(proof: LayoutProof) -> str:
+    """Say what one micro-batch has shown that was computed split and whole."""
+    if proof.outcome is not ProofOutcome.PROVEN:
+        return f"{proof.outcome}: {proof.words}"
+    how = "known from before" if proof.is_cached else f"in {proof.seconds:.1f} s"
+    return f"{proof.layout.describe()} is proven, {how}: largest difference {proof.difference:.1g}"
+
+
+def held_back_text(job: JobView) -> str:
+    """Say why the job gets no more workers."""
+    answer = job.status.held_back
+    if answer is None or job.status.state.ended:
+        return ""
+    return f"stays at {job.status.desired_workers} of {answer.max_workers}: {answer.reason}"
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """`accuracy 0.9312, f1 0.8`."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def _origin(job: JobView) -> str:
+    origin = job.spec.continue_from
+    return "" if origin is None else f"job {origin.job} after step {origin.step}"
+
+
+def _cluster(job: JobView) -> str:
+    """Say where the job runs or has run, and where the spec wants it."""
+    there, wanted = job.status.cluster, job.spec.worker.cluster
+    if wanted == ANY_CLUSTER:
+        return there or "any"
+    if there in ("", wanted):
+        return f"{wanted}, as the spec says"
+    return f"{there}; the spec says {wanted}"
+
+
+def _checkpoint(job: JobView) -> str:
+    """Return the newest checkpoint, and the step up to which the replicas were found equal."""
+    step, verified_step = job.status.checkpoint_step, job.status.verified_step
+    if step is None:
+        return ""
+    return f"step {step}" + (f"; replicas were equal up to step {verified_step}" if verified_step is not None else "")
+
+
+def _validation(job: JobView) -> str:
+    if job.status.val_loss is None:
+        return ""
+    bits = job.status.val_bits_per_byte
+    return f"loss {number(job.status.val_loss)}" + (f", {bits:.3f} bits per byte" if bits is not None else "")
+
+
+def _best(job: JobView) -> str:
+    standing = job.status.best
+    if standing is None or not standing.best:
+        return ""
+    first, patience = standing.best[0], job.spec.validation.patience
+    left = f", {standing.num_since} of {patience} validations without an improvement" if patience is not None else ""
+    return f"{standing.metric} {first.value:.4g} after step {first.step}{left}"
+
+
+def _snapshots(job: JobView) -> str:
+    every, share = job.status.snapshot_every_steps, job.status.snapshot_share
+    if every is None:
+        return ""
+    pace = "after every step" if every == 1 else f"after every {every:g} steps"
+    cost = f", {share:.2%} of the step time" if share is not None else ""
+    return f"in memory of each worker, {pace}{cost}"
+
+
+def _code(job: JobView) -> str:
+    code = job.status.code
+    if code is None or not code.updating_to:
+        return code.version if code is not None else ""
+    if code.update == "warming":
+        return f"{code.version}; workers with {code.updating_to} start"
+    return f"{code.version}, on trial"
+
+
+def _worker_loss(job: JobView) -> str:
+    bound = job.status.worker_loss
+    return "" if bound is None or job.status.state.ended else bound.words()
+
+
+def _node_loss(job: JobView) -> str:
+    bound = job.status.node_loss
+    return "" if bound is None or job.status.state.ended else bound.words().removeprefix("a lost node ")
+
+
+def _goodput(job: JobView) -> str:
+    goodput = job.status.goodput
+    return "" if goodput is None or goodput.ratio is None else f"{goodput.ratio:.1%}"
+
+
+def next_workers(job: JobView) -> int:
+    """Return the number of workers of the group that forms next; for a job that does not train, its maximum."""
+    elastic, granted = job.spec.elasticity, job.status.desired_workers
+    if not job.status.workers:
+        return elastic.max_workers
+    return max(elastic.min_workers, min(granted or job.status.workers, elastic.max_workers))
+
+
+def change_page(job: JobView, layout: str, reason: str) -> str:
+    """Say what the changed spec will do to its job: workers and layout before and after.
+
+    Args:
+        layout: the one that the planner has for `next_workers(job)`; empty if it has none.
+        reason: why that layout, or why none.
+    """
+    lines = [
+        f"{job.id}  {job.name}  {job.status.state}",
+        f"workers  {_workers_after(job)}",
+        f"layout   {_layout_after(job, layout)}",
+    ]
+    return "\n".join([*lines, f"         {reason}"] if reason else lines)
+
+
+def _workers_after(job: JobView) -> str:
+    elastic, now, following = job.spec.elasticity, job.status.workers, next_workers(job)
+    limits = f"(min {elastic.min_workers}, max {elastic.max_workers}, standby {elastic.standby})"
+    if not now:
+        some = count_text(elastic.max_workers, "worker")
+        words = some if elastic.min_workers == elastic.max_workers else f"{elastic.min_workers} to {some}"
+        return f"{words} when it starts {limits}"
+    if following < now:
+        words = f"{now} -> {following} at the next step boundary; no step is lost"
+    elif following > now:
+        words = f"{now} -> {following} as soon as the other workers are ready; no step is lost"
+    elif following < elastic.max_workers:
+        words = f"{now}, and up to {elastic.max_workers} when that pays; `shoal show {job.id}` says what holds it back"
+    else:
+        words = f"{now}, as before"
+    return f"{words} {limits}"
+
+
+def _layout_after(job: JobView, layout: str) -> str:
+    before = job.status.layout if job.status.workers else ""
+    if not layout:
+        return f"{before or 'none'}; the planner has no other"
+    if not before:
+        return f"{layout} for {count_text(next_workers(job), 'worker')}"
+    return f"{before}, as before" if before == layout else f"{before} -> {layout} at the next step boundary"

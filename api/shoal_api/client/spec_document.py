@@ -1,0 +1,76 @@
+"""Makes the document that is sent from the spec that a user gives. Only the client knows the user's working directory,
+login name and files.
+
+`document_of` reads a spec; the other functions complete its document, which is not validated yet: the server validates.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from shoal_api.client.credentials import LOOPBACK
+from shoal_service.control.spec_io import SpecFormat, decode
+from shoal_workers.contract.checks.places import absolute
+from shoal_workers.contract.placing import is_user
+from shoal_workers.contract.spec import JobSpec
+
+
+def document_of(spec: JobSpec | Mapping[str, Any] | str | Path) -> tuple[Any, Path]:
+    """Return the spec as plain values, and the directory that its relative paths start from."""
+    if isinstance(spec, JobSpec):
+        return spec.model_dump(mode="json", exclude_unset=True), Path()
+    if isinstance(spec, Mapping):
+        return dict(spec), Path()
+    path = Path(spec)
+    return decode(path.read_text(encoding="utf-8"), SpecFormat.of(path.name))[0], path.parent
+
+
+def with_absolute_checkpoint(document: Any, server_url: str, base: Path) -> Any:
+    """Return the document with a relative `checkpoint.url` made absolute: it starts at `base`, the user's working
+    directory.
+
+    Nothing is changed for a server on another machine, which refuses a relative path with the reason.
+    """
+    checkpoint = document.get("checkpoint") if isinstance(document, dict) else None
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("url"), str):
+        return document
+    if urlsplit(server_url).hostname not in LOOPBACK:
+        return document
+    return document | {"checkpoint": {**checkpoint, "url": absolute(checkpoint["url"], base)}}
+
+
+def with_user(document: Any) -> Any:
+    """Return the document with the login name as `user`, unless it names one."""
+    if not isinstance(document, dict) or "user" in document:
+        return document
+    name = user_of_login(_login_name())
+    return document if name is None else document | {"user": name}
+
+
+def user_of_login(login: str) -> str | None:
+    """Return a login name in the letters that a user may have: "ada lovelace" becomes ada-lovelace. None if nothing is
+    left of it."""
+    name = re.sub(r"[^A-Za-z0-9._@-]+", "-", login).strip("-._@")[:63].rstrip("-._@")
+    return name if is_user(name) else None
+
+
+def _login_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a container whose user id has no entry
+        return ""
+
+
+def with_archive(document: Any, base: Path, archive_of: Callable[[Path], str]) -> Any:
+    """Return the document with the sha256 of an archive instead of the working directory, if it names one. `archive_of`
+    packs a directory and returns the sha256."""
+    code = document.get("code") if isinstance(document, dict) else None
+    if not isinstance(code, dict) or not isinstance(code.get("working_dir"), str) or code.get("archive"):
+        return document
+    working_dir = base / Path(code["working_dir"]).expanduser()
+    return document | {"code": {**code, "working_dir": None, "archive": archive_of(working_dir)}}
