@@ -33,8 +33,7 @@ from shoal_service.core.nodes import Node
 from shoal_service.store import Store
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.telemetry.exposition import Exposition, Sources
-from shoal_service.telemetry.pass_times import PassTimes
-from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.telemetry.tallies import PassTimes, RequestMetrics
 
 NUM_NODES, CPUS_OF_NODE = 64, 64.0
 """Room for 1,000 jobs of four workers."""

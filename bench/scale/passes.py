@@ -35,8 +35,7 @@ from shoal_service.control.control_loop import ControlLoop
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.nodes import Node
 from shoal_service.store import Store
-from shoal_service.telemetry.pass_times import PassTimes
-from shoal_service.telemetry.tallies import Durations
+from shoal_service.telemetry.tallies import Durations, PassTimes
 from shoal_service.views import JobStatus, WorkerState, WorkerView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import problem_response
-from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.telemetry.tallies import RequestMetrics
 
 _log = logging.getLogger(__name__)
 OPEN_ENDED = "shoal.open_ended"

@@ -49,7 +49,7 @@ from shoal_service.store.errors import LeaseLost
 from shoal_service.store.hub import REQUESTS
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
-from shoal_service.telemetry.pass_times import PassTimes
+from shoal_service.telemetry.tallies import PassTimes
 from shoal_service.views import JobView
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.messages import Stacks

@@ -53,7 +53,7 @@ from shoal_service.store.errors import LeaseLost, StoreUnavailable
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
 from shoal_service.store.webhook_lanes import JOB, SERVICE, Failure, Lane
-from shoal_service.telemetry.webhook_tallies import DeliveryOutcome, WebhookTallies
+from shoal_service.telemetry.tallies import DeliveryOutcome, WebhookTallies
 from shoal_service.views import EventView
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 from shoal_workers.contract.spec import JobSpec, WebhookSpec

@@ -47,8 +47,8 @@ from sqlalchemy.sql.selectable import TypedReturnsRows
 from shoal_service.store.errors import StoreUnavailable
 from shoal_service.store.hub import Hub
 from shoal_service.store.tables import events
+from shoal_service.telemetry.catalogue import DATABASE_SECONDS
 from shoal_service.telemetry.metric import Exemplar
-from shoal_service.telemetry.service_metrics import DATABASE_SECONDS
 from shoal_service.telemetry.tallies import Count, Durations
 from shoal_workers.contract.job import IncidentCause
 

@@ -26,15 +26,22 @@ from shoal_service.store.lease import Lease
 from shoal_service.store.records import read_document, read_status
 from shoal_service.store.tables import checkpoints, incidents, jobs
 from shoal_service.store.webhook_lanes import WebhookLag, lags
-from shoal_service.telemetry.metric import Histogram, LiveJob, Metric, NewestCheckpoint, RecoveryPhase, WorkerSample
-from shoal_service.telemetry.service_metrics import (
+from shoal_service.telemetry.catalogue import (
     CHECKPOINT_SECONDS,
     INCIDENT_BYTES_MOVED,
     INCIDENT_STEPS_LOST,
     QUEUE_WAIT_SECONDS,
     RECOVERY_SECONDS,
 )
-from shoal_service.telemetry.step_times import StepTimes
+from shoal_service.telemetry.metric import (
+    Histogram,
+    LiveJob,
+    Metric,
+    NewestCheckpoint,
+    RecoveryPhase,
+    StepTimes,
+    WorkerSample,
+)
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.job import IncidentCause, JobState
 

@@ -30,8 +30,7 @@ from shoal_service.store.node_records import Suspicion
 from shoal_service.store.records import JobRecord, load, load_spec, read_document, workers_document
 from shoal_service.store.sweep_jobs import PRUNED, why_pruned
 from shoal_service.store.tables import checkpoints, incidents, series
-from shoal_service.telemetry.metric import Exemplar
-from shoal_service.telemetry.step_times import StepTimes
+from shoal_service.telemetry.metric import Exemplar, StepTimes
 from shoal_service.views import CheckpointState, CheckpointView, IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.placing import ANY_CLUSTER
