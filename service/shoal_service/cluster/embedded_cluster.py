@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from shoal_service.cluster.connects import free_port, listens
 from shoal_service.cluster.embedded_node import (
     GCS,
     HEAD,
@@ -46,8 +47,6 @@ from shoal_service.cluster.process_sessions import (
     SessionsRemain,
     command_of,
     end_session,
-    free_port,
-    listens,
     pids_of_session,
 )
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited

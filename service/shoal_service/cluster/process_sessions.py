@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,23 +56,6 @@ def end_session(leader: int) -> None:
             raise SessionsRemain(f"processes {pids} of session {leader} cannot be ended")
         time.sleep(0.02)
     _reap(leader)
-
-
-def listens(address: str) -> bool:
-    """A process accepts connections at host:port."""
-    host, port = address.rsplit(":", 1)
-    try:
-        socket.create_connection((host, int(port)), timeout=2.0).close()
-    except OSError:
-        return False
-    return True
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _of_session(leader: int) -> Iterator[int]:

@@ -16,7 +16,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 
 import ray
 from shoal_service.cluster import gcs
-from shoal_service.cluster.connects import answers
+from shoal_service.cluster.connects import answers, listens
 from shoal_service.cluster.errors import (
     ClusterUnreachable,
     ConnectionStale,
@@ -24,10 +24,7 @@ from shoal_service.cluster.errors import (
 )
 from shoal_service.cluster.node_test import fault_of_node
 from shoal_service.cluster.node_watch import GcsNodeWatch
-from shoal_service.cluster.prestart import prestart
-from shoal_service.cluster.process_ends import ends_of
-from shoal_service.cluster.process_sessions import listens
-from shoal_service.cluster.reserve import SupervisorReserve
+from shoal_service.cluster.prestart import SupervisorReserve, prestart
 from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
 from shoal_service.core import reachability
 from shoal_service.core.nodes import Drain, DrainSource, Node
@@ -338,7 +335,7 @@ class RayCluster:
             actor = ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE)
         except ValueError:
             return ()
-        return ends_of(actor_id(actor), MAX_UNRECORDED_STARTS)
+        return gcs.ends_of(actor_id(actor), MAX_UNRECORDED_STARTS)
 
     def reap(self, job_id: str, attempt: int) -> int:
         """The supervisor is killed first, so that it does not replace the workers. Workers are asked to remove their
