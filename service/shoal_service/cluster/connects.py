@@ -1,8 +1,8 @@
 """TCP connects to hosts and ports: whether a host answers, whether a program listens, and which port is free.
 
 `core/reachability.py` says what the answer of a host means. `gateway/ray_cluster.py` asks about the host of a
-supervisor that is late, and whether the head's port is open. The supervisor watches the hosts of its workers all the time, with
-`supervisor/workers/probes.py`.
+supervisor that is late, and whether the port of the head is open. The supervisor watches the hosts of its workers all
+the time, with `supervisor/workers/probes.py`.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class SupervisorReserve:
         return now >= self._renew_at
 
     def renew(self, nodes: Sequence[str], now: float) -> tuple[str, str] | None:
-        """The node on which a process is to be started now, and its runtime environment; None: nothing to do.
+        """Chooses where a process is started now: the node, and its runtime environment; None if none is to be started.
 
         Args:
             nodes: the usable nodes, in any order; the same ones in each call, except those that have come or gone.

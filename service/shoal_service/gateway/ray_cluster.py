@@ -53,11 +53,12 @@ _FREE_S = 5.0
 _NOT_CREATED = "creation task"
 """Part of Ray's words for an actor whose constructor raised, or whose class could not be imported."""
 _UNANSWERED_S = 5.0
-"""A restarted head accepts its old clients within a second or two."""
+"""How long the head may accept connections without answering. A restarted head accepts its old clients within a second
+or two."""
 
 
 class RayCluster:
-    """The real `answering.RayAccess`. Call `connect` first."""
+    """Connects to Ray for the gateway. The real `answering.RayAccess`; call `connect` first."""
 
     def __init__(
         self, supervisor_class: type[SupervisorActor] = SupervisorActor, *, address: Home | None = None
@@ -78,11 +79,11 @@ class RayCluster:
         self._node_id = ""
         """The node of the raylet that this driver is attached to."""
         self._unanswered_since_mono: float | None = None
-        """Monotonic time since which the head has accepted connections without answering."""
+        """When the head began to accept connections without answering, monotonic time; None: it answers."""
         self._reserve = SupervisorReserve(RESERVED_S)
 
     def connect(self, address: str) -> None:
-        """Become a driver of the cluster. The token of a protected one comes from the environment, as Ray reads it."""
+        """Becomes a driver of the cluster. The token of a protected one comes from the environment, as Ray reads it."""
         self.address = address
         try:
             ray.init(
@@ -114,7 +115,7 @@ class RayCluster:
         return bool(ray.is_initialized())
 
     def snapshot(self) -> ClusterSnapshot:
-        """Blocks for some seconds at most; if the head dies during the call, until it is back."""
+        """Reads the cluster. Blocks for some seconds at most; if the head dies during the call, until it is back."""
         if not ray.is_initialized():
             raise ConnectionStale("the last attempt to connect failed")
         try:
@@ -141,12 +142,12 @@ class RayCluster:
         return watch.stop
 
     def reconnect(self) -> None:
-        """Takes up to some seconds."""
+        """Connects anew. Takes up to some seconds."""
         ray.shutdown()
         self.connect(self.address)
 
     def _nodes(self) -> tuple[Node, ...]:
-        """Ray's node table, with the drains that Ray announces."""
+        """Reads Ray's node table, with the drains that Ray announces."""
         try:
             draining = gcs.draining()
             nodes = tuple(_node(node, draining) for node in gcs.nodes())
@@ -168,7 +169,8 @@ class RayCluster:
             raise ClusterUnreachable(str(error)) from error
 
     def _is_unknown(self) -> bool:
-        """The head accepts connections and does not answer this driver: it was restarted with other tables."""
+        """Whether the head accepts connections and does not answer this driver, since it was restarted with other
+        tables."""
         if not listens(self.address):
             self._unanswered_since_mono = None
         elif self._unanswered_since_mono is None:
@@ -179,8 +181,9 @@ class RayCluster:
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
     ) -> None:
-        """Keeps it also off the head's node if there are others, since it should survive the head's death, and off the
-        nodes of control planes, which have no CPU to give, may have no torch, and come and go with their server."""
+        """Keeps the supervisor also off the head's node if there are others, since it should survive the head's death,
+        and off the nodes of control planes, which have no CPU to give, may have no torch, and come and go with their
+        server."""
         try:
             stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), config.job_id, config.attempt)
             config, is_other = stored.first(config.model_copy(update={"home": self._addressed(config.home)}))
@@ -230,7 +233,8 @@ class RayCluster:
         created.add_done_callback(lambda done: self._note_creation(key, actor, done.exception()))
 
     def _note_creation(self, key: tuple[str, int], actor: ActorHandle, error: BaseException | None) -> None:
-        """Called on a thread of Ray's. One that was killed meanwhile, or is another one by now, has not failed."""
+        """Notes an attempt whose supervisor Ray could not create. Called on a thread of Ray's. A supervisor that was
+        killed meanwhile, or is another one by now, has not failed."""
         if isinstance(error, ActorDiedError) and self._started.get(key) is actor:
             self._failed |= {key}
             self._changed()
@@ -265,7 +269,7 @@ class RayCluster:
         return FoundSupervisor(can_dial=home is not None, dials_here=home == self._addressed(home))
 
     def why_gone(self, job_id: str, attempt: int) -> str:
-        """Takes some seconds if a node has another release."""
+        """Says why a supervisor is gone, in Ray's words. Takes some seconds if a node has another release."""
         actor = self._started.pop((job_id, attempt), None)
         if actor is None:
             return ""
@@ -294,7 +298,8 @@ class RayCluster:
         return node_id
 
     def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool:
-        """The head forgets the old actor at once, also if its process cannot be reached, and frees its name."""
+        """Starts a supervisor in the place of a silent one. The head forgets the old actor at once, also if its process
+        cannot be reached, and frees its name."""
         stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt)
         try:
             config = stored.read()
@@ -310,7 +315,7 @@ class RayCluster:
         return True
 
     def _kill(self, name: str, *, on_node: str = "") -> None:
-        """The actor of this name, if there is one; `on_node`: only if it is there."""
+        """Kills the actor of this name, if there is one. With `on_node`, only if it is on that node."""
         try:
             old = ray.get_actor(name, namespace=NAMESPACE)
         except ValueError:
