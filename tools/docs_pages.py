@@ -100,7 +100,7 @@ def fault_table() -> str:
 
 
 def _stage_diagram() -> str:
-    """Every stage can end; those arrows are left out."""
+    """The state diagram. Every stage can end; those arrows are left out."""
     arrows = [
         f"    {stage} --> {after}"
         for stage in Stage
@@ -147,7 +147,7 @@ _LABEL_VALUES: dict[str, list[str]] = {
     "outcome": [outcome.value for outcome in DeliveryOutcome],
     "phase": [phase.value for phase in RecoveryPhase],
 }
-"""Closed sets; the others are ids, routes and methods."""
+"""Values of labels that have a closed set; the others are ids, routes and methods."""
 
 
 def events_page() -> str:
