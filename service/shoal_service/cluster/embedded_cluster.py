@@ -105,7 +105,7 @@ class EmbeddedCluster:
         """A start that is under way reads it too, and then ends."""
         self._away: tuple[str, ...] = ()
         self.adopted = False
-        """True: the cluster was already running."""
+        """Whether the cluster was already running."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -305,7 +305,7 @@ class EmbeddedCluster:
         return self._spawn(number, command, start_environment(self._note, node), self._log_path(number))
 
     def _check_up(self, numbers: list[int]) -> None:
-        """Raises EmbeddedClusterFailed if none of them runs."""
+        """Checks that one of them runs. Raises EmbeddedClusterFailed if none does."""
         if self._is_stopped:
             raise EmbeddedClusterFailed("stopped before it was up")
         if not any(self._note.nodes[number].runs(RAYLET) for number in numbers):

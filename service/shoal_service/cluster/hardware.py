@@ -41,7 +41,8 @@ def find(environment: Mapping[str, str], dev: Path = Path("/dev"), proc: Path = 
 
 
 def require_cpus(nodes: int, cpus: int, *, found: bool) -> None:
-    """Raises TooManyNodes if there are more nodes than CPUs. `found`: the CPUs were found on this machine, not set."""
+    """Checks that there is a CPU for each node. Raises TooManyNodes. `found`: the CPUs were found on this machine, not
+    set."""
     if nodes > cpus:
         raise TooManyNodes(nodes, cpus, found=found)
 

@@ -113,7 +113,7 @@ class ControlLoop:
         """The state for which the last decisions were taken; None: they changed something."""
         self._decided_mono = 0.0
         self._requested: dict[str, tuple[dict[RoomKind, int], float]] = {}
-        """By cluster: the last request to its autoscaler, and the monotonic time of that request."""
+        """The last request to each cluster's autoscaler, and the monotonic time of that request."""
         self._sizes: dict[str, tuple[str, JobState, int]] = {}
         """Cluster, state and workers of each job with an attempt, in the last pass."""
         self._woken = asyncio.Event()

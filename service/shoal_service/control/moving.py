@@ -78,7 +78,7 @@ class Moving:
         self._begun: set[AttemptKey] = set()
         """Attempts that are directed to save and end. They stay directed, whatever becomes of the other cluster."""
         self._said: dict[str, str] = {}
-        """By job: what stands in the way, as it was said last."""
+        """What stands in the way of each job, as it was said last."""
 
     def drop(self) -> None:
         """Forgets what it has asked and said, because the lease is lost."""

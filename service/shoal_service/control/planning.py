@@ -172,7 +172,7 @@ class PlanningProcesses:
         self._idle: asyncio.subprocess.Process | None = None
 
     async def answer(self, request: PlanRequest) -> PlanAnswer:
-        """Raises SpecError: the spec or the request is not valid, or its answer takes too long."""
+        """Answers a question. Raises SpecError: the spec or the request is not valid, or its answer takes too long."""
         try:
             async with asyncio.timeout(self._budget_s), self._slots:
                 reply = await self._ask(_Question(request=request, profiles=self._profiles))

@@ -69,7 +69,7 @@ _MIN_PASS_S = 0.1
 _CLOCKS_APART_S = 60.0
 """Largest difference between the clocks of two control planes, and longest transaction."""
 _READ_ALL_S = 600.0
-"""All jobs are read so often, in case the clocks are further apart."""
+"""Seconds between two readings of all jobs, in case the clocks are further apart."""
 _STORE_THREADS = 2
 _Key = tuple[str, str]
 _BATCH = 200

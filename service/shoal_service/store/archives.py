@@ -97,8 +97,8 @@ def require_changeable(job: JobRecord, before: JobSpec, after: JobSpec) -> None:
 
 
 def follow(edit: JobEdit, event: PendingEvent) -> None:
-    """If the supervisor has gone back to the code before, so does the spec, unless another version was requested since:
-    the next attempt must not begin with code that has failed."""
+    """Takes the spec back to the code before, if the supervisor has gone back to it and no other version was requested
+    since: the next attempt must not begin with code that has failed."""
     if event.type not in _TAKEN_BACK:
         return
     job, tx = edit.job, edit.tx

@@ -144,7 +144,7 @@ class Database:
     """An SQLAlchemy engine with the two ways to begin a transaction. Safe to share between threads."""
 
     def __init__(self, url: str) -> None:
-        """Raises StoreUnavailable: the URL names no database that Shoal can use."""
+        """Takes the database at this URL. Raises StoreUnavailable: the URL names no database that Shoal can use."""
         self.url = _usable(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._engine = _sqlite_engine(self.url) if self.is_sqlite else _postgres_engine(self.url)

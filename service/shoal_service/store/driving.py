@@ -141,8 +141,11 @@ def to_drive(
     max_queued: int = 1000,
     unreadable: dict[str, str] | None = None,
 ) -> list[DriveRow]:
-    """All jobs with an attempt, oldest first; then the first `max_queued` jobs of the queue, in its order. Jobs whose
-    spec cannot be read are left out; why is added to `unreadable`, by id. `known`: what the caller has read before."""
+    """Reads all jobs with an attempt, oldest first; then the first `max_queued` jobs of the queue, in its order.
+
+    Jobs whose spec cannot be read are left out; why is added to `unreadable`, by id. `known`: what the caller has read
+    before.
+    """
     caches = known or KnownJobs()
     kept: _KnownRows = {}
     rows, specs = caches.rows, caches.specs

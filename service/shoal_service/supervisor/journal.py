@@ -100,7 +100,7 @@ class Beginning:
     """What a supervisor finds when it starts."""
 
     life: int
-    """Its own; greater than that of every supervisor before it."""
+    """The life of this supervisor, which is greater than that of every one before it."""
     starts: list[float]
     """Wall-clock times at which the last supervisors of the attempt began, oldest first, this one included."""
     entry: JournalEntry | None

@@ -516,6 +516,6 @@ HTTP_STREAMS = Metric(
 )
 
 ALL: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
-"""In the order of this file, in which they are shown."""
+"""All metrics in the order of this file, in which they are shown."""
 OF_JOBS: tuple[Metric, ...] = tuple(metric for metric in ALL if metric.of_job is not None)
-"""Rendered for each live job."""
+"""The metrics that are rendered for each live job."""

@@ -18,7 +18,7 @@ from functools import lru_cache
 from shoal_service.telemetry.metric import Exemplar, Histogram, Kind, Labels, Metric, Value
 
 Exemplars = Mapping[Labels, Exemplar]
-"""By the labels of the series."""
+"""Exemplars by the labels of their series."""
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _OF_OPENMETRICS = {"application/openmetrics-text": ("", "1.0.0")}

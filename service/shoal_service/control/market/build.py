@@ -54,7 +54,7 @@ _SERVED = (
 _DECIDES = {"task", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic"}
 """The keys of a spec that a prediction depends on, besides the world sizes."""
 _FEW = 8
-"""Up to this world size, each size is predicted."""
+"""Largest world size up to which each size is predicted."""
 _REMEMBERED = 4096
 _LEAST_GAIN = 1.01
 _DOUBLING = 0.95
@@ -68,11 +68,11 @@ class Whereabouts:
     own: str = ""
     """The cluster of attempts that name none."""
     clusters: Mapping[str, ClusterState] = field(default_factory=dict)
-    """Those that have joined, by name."""
+    """The clusters that have joined, by name."""
     held: frozenset[str] = frozenset()
     """Jobs with an attempt about which nothing is decided: their cluster does not answer, or they move."""
     excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By queued job: clusters in which it may not start, since its checkpoints are not known to be reachable there."""
+    """Clusters in which a queued job may not start, since its checkpoints are not known to be reachable there."""
 
 
 SINGLE = Whereabouts()

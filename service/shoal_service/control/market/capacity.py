@@ -136,10 +136,11 @@ def window_drains(
     now: float,
     begun: Mapping[str, Drain] | None = None,
 ) -> dict[str, Drain]:
-    """By node id: the drains for windows that have begun or begin within the lead.
+    """The drains for windows that have begun or begin within the lead, by node id. `begun`: the answer of the last
+    pass.
 
-    `begun`: the answer of the last pass. A drain that has begun goes on: it may be the first one that was measured, and
-    the lead that follows from it is shorter than the one that it had.
+    A drain that has begun goes on: it may be the first one that was measured, and the lead that follows from it is
+    shorter than the one that it had.
     """
     found: dict[str, Drain] = {}
     for window in sorted(windows, key=lambda one: (one.begins_at, one.window_id)):

@@ -180,8 +180,8 @@ def without_room(
 def freed_places(
     changes: Sequence[Start | Resize | Preempt], grants: Mapping[str, int], reservations: Sequence[Reservation]
 ) -> dict[str, Counter[str]]:
-    """For each job that starts, the places of the workers that other jobs give back for it: workers by node, at most as
-    many as it starts with. Jobs that get free places are not in it, or with fewer workers.
+    """The places of the workers that other jobs give back for each job that starts: workers by node, at most as many as
+    it starts with. Jobs that get free places are not in it, or with fewer workers.
 
     A guess, from which processes are started ahead of time: a job that shrinks gives up the workers of its last ranks,
     which are the newest as a rule.

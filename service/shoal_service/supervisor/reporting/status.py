@@ -51,9 +51,9 @@ class Readings:
     use: dict[int, WorkerUse] = field(default_factory=dict)
     """By worker index."""
     data_shares: dict[int, float] = field(default_factory=dict)
-    """By worker index: share of the time in which its training thread makes batches; moving average."""
+    """Share of its time in which a worker's training thread makes batches, by worker index; moving average."""
     data_marks: dict[int, Progress] = field(default_factory=dict)
-    """By worker index: the progress from which the next share is measured."""
+    """The progress from which the next share is measured, by worker index."""
     refused_calls: dict[int, int] = field(default_factory=dict)
     """By worker index."""
     snapshots: SnapshotCost | None = None
@@ -353,7 +353,7 @@ def _checkpoint_reason(readings: Readings) -> str:
 @dataclass(frozen=True, slots=True)
 class Shortage:
     reason: str
-    """For programs: the reason of the condition WorkersReady."""
+    """The reason of the condition WorkersReady, for programs."""
     message: str
 
 

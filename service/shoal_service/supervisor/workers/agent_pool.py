@@ -53,7 +53,7 @@ class AgentPool:
         self._context = context
         self._agents_from = agents_from
         self._known: dict[str, NodeAgent] = {}
-        """By node id."""
+        """Agents by node id."""
         self._serving: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -161,7 +161,7 @@ class AgentPhase(StrEnum):
     STARTING = "starting"
     SERVING = "serving"
     FAILED = "failed"
-    """Its workers are polled directly until `NodeAgent.retry_at`."""
+    """The agent's workers are polled directly until `NodeAgent.retry_at`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -399,7 +399,7 @@ class NodePreference:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._node_of: dict[int, str] = {}
-        """By worker index: where it is, or ought to be."""
+        """Where each worker is, or ought to be, by worker index."""
         self._held: Counter[str] = Counter()
         self._nodes: Sequence[FreeNode] = ()
         self._read_mono = float("-inf")
