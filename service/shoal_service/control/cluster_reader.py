@@ -154,7 +154,7 @@ class ClusterReader:
                 continue
             gone |= {n.node_id for n in one.snapshot.nodes if not n.alive} & {*requested, *suspicions, *cordons}
             found[name] = _of_cluster(one.snapshot.nodes, name, joined[name], cordons)
-        if gone and lease is not None:
+        if gone and lease is not None:  # Ray never reuses the id of a dead node, so its rows are of no use
             with store.write(lease.epoch) as tx:
                 node_records.forget(tx, frozenset(gone))
         all_nodes = tuple(node for nodes in found.values() for node in nodes)

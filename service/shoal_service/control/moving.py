@@ -174,7 +174,7 @@ class Moving:
             is_leaving=row.desired is not Desired.RUN,
         )
         others: list[OtherCluster] = []
-        if min(cluster_s, supervisor_s) > silent.wait_s:
+        if min(cluster_s, supervisor_s) > silent.wait_s:  # not before: each answer may need a request to a cluster
             others = [
                 OtherCluster(name, self._why_not_go(row, name)) for name in self._reader.connected if name != cluster
             ]

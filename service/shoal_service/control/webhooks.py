@@ -345,8 +345,8 @@ class LaneDelivery:
         self._notifier.close()
 
     async def deliver(self, lane: Lane, passed: int | None, epoch: int) -> Lane | int:
-        """The number of the last event of the job: all are delivered. A lane: an attempt has failed, and the lane has
-        the time of the next one.
+        """Delivers the events of a lane. Returns the number of the job's last event if all are delivered; if an attempt
+        has failed, the lane with the time of the next one.
 
         Args:
             passed: number of the last event that was looked at before; None: this process has not looked yet.
@@ -376,7 +376,7 @@ class LaneDelivery:
     async def _attempt(self, hook: WebhookSpec, lane: Lane, event: EventView, job: JobFacts, epoch: int) -> str:
         """Makes one attempt. Empty: the receiver has accepted the event; otherwise why not."""
         async with self._slots.one(hook.receiver, has_failed=lane.retries.num_failed > 0):
-            if not self._owns(epoch):
+            if not self._owns(epoch):  # the lease may have ended during the wait for a slot
                 raise NotOwner
             began_mono = self._clock.monotonic()
             try:

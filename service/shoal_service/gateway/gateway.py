@@ -244,6 +244,7 @@ class Gateway:
         life.reports += 1
         answers, num_chars = list[Answer](), 0
         for answer in life.outbox.values():
+            # the first one is sent whatever its length, or it would never be
             if answers and (len(answers) == MAX_ANSWERS or num_chars + len(answer.value) > _MAX_ANSWER_CHARS):
                 self._report_soon.set()
                 break
@@ -297,7 +298,7 @@ class Gateway:
         await asyncio.sleep(_STAND_BY_S)
 
     def _begin_life(self, *, takes_over: bool) -> None:
-        """What was ordered in the last one is not answered any more."""
+        """Begins a new life. Orders of the last one are not answered any more."""
         for task in self._life.running.values():
             task.cancel()
         self._is_admitted.clear()
@@ -330,7 +331,7 @@ class Gateway:
                 await self._stand_by(life, str(error))
                 continue
             failures = 0
-            if page.newest < after:
+            if page.newest < after:  # the database was restored, and numbers begin there again
                 _log.warning("gateway.numbers_restart", extra={"known": after, "newest": page.newest})
                 self._begin_life(takes_over=True)
                 continue

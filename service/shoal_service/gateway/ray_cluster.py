@@ -181,13 +181,11 @@ class RayCluster:
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
     ) -> None:
-        """Keeps the supervisor also off the head's node if there are others, since it should survive the head's death,
-        and off the nodes of control planes, which have no CPU to give, may have no torch, and come and go with their
-        server."""
+        """Starts the supervisor on none of these nodes, nor on the head's or a control plane's, if there are others."""
         try:
             stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), config.job_id, config.attempt)
             config, is_other = stored.first(config.model_copy(update={"home": self._addressed(config.home)}))
-            if is_other:
+            if is_other:  # it may have been started with another home
                 self._kill(supervisor_name(config.job_id, config.attempt))
             self._start_supervisor(config, avoid_nodes)
             if places and config.forks_workers:
@@ -204,6 +202,8 @@ class RayCluster:
 
     def _start_supervisor(self, config: SupervisorConfig, avoid_nodes: frozenset[str]) -> None:
         nodes = gcs.nodes()
+        # A supervisor should survive the head's death. Nodes of control planes have no CPU to give, may have no torch,
+        # and come and go with their server.
         others = {node.node_id for node in nodes if node.is_head or not _offers_work(node)}
         selectors = [{_NODE_LABEL: f"!in({','.join(sorted({*others, *avoid_nodes}))})"}, {_NODE_LABEL: "!in(none)"}]
         usable = {node.node_id for node in nodes if node.is_alive} - avoid_nodes

@@ -147,7 +147,7 @@ def take_report(tx: Transaction, cluster: str, report: StoredReport, *, now: flo
     if admission.verdict is not Verdict.REPEATED:
         newest = sender.number
         values = {
-            "life": "" if report.is_last else sender.life,
+            "life": "" if report.is_last else sender.life,  # the next gateway need not wait until this one is silent
             "token_id": sender.token_id,
             "report": sender.number,
             "reported_at": now,
@@ -166,7 +166,7 @@ def take_report(tx: Transaction, cluster: str, report: StoredReport, *, now: flo
             .where(
                 cluster_orders.c.cluster == cluster,
                 cluster_orders.c.number == number,
-                cluster_orders.c.answer.is_(None),
+                cluster_orders.c.answer.is_(None),  # the first answer counts
             )
             .values(answer=answer, answered_at=now, arguments="")  # they may hold the token of an attempt
         )
@@ -327,7 +327,7 @@ def remove(tx: Transaction, name: str, *, force: bool = False, now: float) -> No
     if why:
         raise ClusterConflict(name, why)
     tx.execute(delete(clusters).where(clusters.c.name == name))
-    for one in known:
+    for one in known:  # a gateway that is refused for its token ends
         credentials.revoke_token(tx, one.id, now=now)
     tx.publish(f"cluster {name}", is_request=True)
 

@@ -133,7 +133,7 @@ class JobEdit:
         if self.job.deleting:
             raise RequestConflict(self.job.id, before, "change: it is being deleted")
         if to.state is not before and not (before in ATTEMPT_STATES and to.state in ATTEMPT_STATES):
-            self.book()
+            self.book()  # within an attempt its supervisor keeps the ledger
         self.standing = to
         if to.state is before:
             return

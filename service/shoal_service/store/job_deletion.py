@@ -51,7 +51,7 @@ def begin(tx: Transaction, job_id: str, request: DeletionRequest, *, now: float)
     job = load(tx, job_id, lock=True)
     if not job.state.ended:
         raise JobNotEnded(job_id, job.state, "be deleted")
-    kept = sorted({*job.pins, *checkpoint_rows.holders(tx, job_id)})
+    kept = sorted({*job.pins, *checkpoint_rows.holders(tx, job_id)})  # users or other jobs still need them
     row = tx.execute(select(jobs.c.project, jobs.c.user).where(jobs.c.num == job.num)).one()
     view = DeletionView(
         job_id=job_id,

@@ -110,11 +110,11 @@ def create(
         **checkpoint_rows.hold_columns(spec),
     }
     num = tx.execute(_insert_job(tx), row).scalar_one_or_none()
-    if num is None:
+    if num is None:  # a request with the same key was committed since the look above
         created_meanwhile = _known(tx, idempotency_key, key_hash, spec_hash)
         assert created_meanwhile is not None
         return created_meanwhile, False
-    quotas.require_room_in_queue(tx, spec.project, spec.user)
+    quotas.require_room_in_queue(tx, spec.project, spec.user)  # after the insertion: the new job counts too
     tx.execute(_INSERT_SPEC, {"job_num": num, "version": 1, "accepted_at": now, "document": document})
     _replace_labels(tx, num, {}, spec.labels)
     webhook_lanes.begin(tx, num, len(spec.webhooks))

@@ -114,7 +114,7 @@ class Exposition:
         parts += [self._text(one, openmetrics) for one in families(scene)]
         encode: Callable[[CollectorRegistry], bytes] = generate_openmetrics if openmetrics else generate_latest
         of_process = encode(self._process)
-        body = "".join(parts).encode() + of_process.removesuffix(_END)
+        body = "".join(parts).encode() + of_process.removesuffix(_END)  # it ends the whole body, and no part of it
         return (body + _END if openmetrics else body), media_type
 
     def _of_projects(self, snapshot: Snapshot, projects: frozenset[str], *, openmetrics: bool) -> bytes:

@@ -147,14 +147,16 @@ class CheckpointCatalog:
         best: Collection[int] = (),
         by: Deleter = ANYBODY,
     ) -> list[CheckpointName]:
-        """Deletes what `choose_deletions` chooses; returns what was deleted. Failed deletions are tried again later.
-        `best`: steps whose checkpoints stay. `by` is asked before each one. If a later attempt has begun, nothing is
-        deleted: it goes on from one of them.
+        """Deletes what `choose_deletions` chooses, and returns what was deleted.
 
-        The marker is deleted first, so that an interrupted deletion does not leave a directory with a valid marker.
+        Failed deletions are tried again later. Nothing is deleted if a later attempt has begun.
+
+        Args:
+            best: steps whose checkpoints stay.
+            by: is asked before each deletion.
         """
         if beginnings.later_attempt(open_job_directory(self._root), by.attempt) is not None:
-            return []
+            return []  # the later attempt goes on from one of them
         names = self._names()
         committed = [name for name, _ in self.markers()]
         uncommitted = [name for name in names if name not in committed]
@@ -167,7 +169,7 @@ class CheckpointCatalog:
                 continue
             place = self._open(deletion.name)
             try:
-                place.remove(MARKER_NAME)
+                place.remove(MARKER_NAME)  # first: an interrupted deletion must not leave a valid marker
                 place.remove_tree()
             except OSError:
                 _log.warning("checkpoint.delete_failed", extra={"directory": place.url}, exc_info=True)

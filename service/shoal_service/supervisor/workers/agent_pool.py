@@ -136,7 +136,7 @@ class AgentPool:
                     if worker_id in taken:
                         taken[worker_id].fail()
                 if answered:
-                    await self._context.settled()
+                    await self._context.settled()  # `handled` notes what the outbox has once the machine is done
                 for one, _ in answered:
                     one.handled()
         finally:
