@@ -106,7 +106,7 @@ class Store:
         return call
 
     def trying(self, function: Callable[Concatenate[Transaction, _P], _R]) -> Callable[_P, _R]:
-        """Returns or raises what `writing` would; nothing is stored."""
+        """Makes the function a call that returns or raises what `writing` would, and stores nothing."""
 
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             answer: list[_R] = []

@@ -374,8 +374,8 @@ def shortage(state: Attempt, now: float) -> Shortage | None:
 
 
 def _silent(outside: Sequence[Worker]) -> list[Shortage]:
-    """Workers on silent nodes, by node. A worker whose node answers again has still to leave the generation that went
-    on without it."""
+    """The shortage that each silent node causes. A worker whose node answers again has still to leave the generation
+    that went on without it."""
     by_node: dict[str, list[Worker]] = {}
     for worker in outside:
         if worker.left_out is not None and worker.info is not None:
@@ -400,7 +400,7 @@ def _starting(outside: Sequence[Worker]) -> list[Shortage]:
 
 
 def _idle(state: Attempt, outside: Sequence[Worker], have: int, now: float) -> list[Shortage]:
-    """Workers that are warm and not used."""
+    """Why workers that are warm are not used."""
     idle = [w for w in outside if w.is_usable and departures.leave_of(state, w) is None]
     if not idle or not isinstance(state.current, Running):
         return []
