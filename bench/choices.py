@@ -13,7 +13,7 @@ Name = TypeVar("Name", bound=str)
 
 
 def some_of(valid: Sequence[Name]) -> Callable[[str], tuple[Name, ...]]:
-    """For `type=` of an option: the chosen ones, each once, in the order of `valid`."""
+    """For `type=` of an option. Returns the chosen names, each once, in the order of `valid`."""
 
     def chosen(text: str) -> tuple[Name, ...]:
         names = text.split(",")

@@ -82,7 +82,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _run(folder: Path, world_size: int, deterministic: bool, arguments: argparse.Namespace) -> tuple[list[float], Any]:
-    """The seconds of each step after warm-up, and the losses as printed."""
+    """Runs one trial. Returns the seconds of each step after warm-up, and the losses as printed."""
     spec = yaml.safe_load((_ROOT / "examples" / "lm-10m.yaml").read_text())
     spec["batch"] = {"global_size": arguments.global_size, "micro_size": arguments.micro_size}
     spec["stop"] = {"steps": arguments.steps}

@@ -48,9 +48,9 @@ class Figures(NamedTuple):
     """Seconds of a round, or of one rank in it."""
 
     arrived_s: float
-    """Until all ranks have arrived at the store."""
+    """Seconds until all ranks have arrived at the store."""
     formed_s: float
-    """Until the all-reduce is done."""
+    """Seconds until the all-reduce is done."""
     cpu_s: float
     """CPU of all processes, until the group is destroyed."""
 
@@ -133,7 +133,7 @@ def main() -> None:
 
 
 def _measure(way: Callable[[], Any], world: int, num_rounds: int) -> list[Figures]:
-    """By round: the times of the slowest rank, and the CPU seconds of all."""
+    """Measures rounds: the times of the slowest rank, and the CPU seconds of all."""
     ends = [_fork(way, rank, world) for rank in range(world)]
     port = ends[0].recv()
     rounds = []

@@ -48,7 +48,7 @@ from shoal_workers.snapshot_store.transfer.wire import connect
 _WARM_UP_STEPS = 8
 _WORLD = 4
 _SHAPES = {2048: (8, 256, 2), 384: (12, 32, 3)}
-"""Tokens of a step -> samples, length of a sample, samples of a micro-batch."""
+"""Samples, length of a sample, and samples of a micro-batch, by the tokens of a step."""
 _WIRE_TENSORS, _WIRE_ELEMENTS, _WIRE_ROUNDS = 80, 31_250, 4
 _EXAMPLE = Path(__file__).parents[1] / "examples" / "lm-10m.yaml"
 
@@ -126,7 +126,7 @@ def _figures(workers: list[RemoteWorker], tokens: int, steps: int, *, is_logged:
 
 
 def _replay(buddy: RemoteWorker, newest: int) -> tuple[float, int]:
-    """How long the buddy of rank 0 takes to make its newest part, and from how many entries."""
+    """Measures how long the buddy of rank 0 takes to make its newest part, and from how many entries."""
     with connect(buddy.snapshot_server, "key", check=lambda: None, patience_s=60.0) as wire:
         parts = call(wire, Request(verb=Verb.LIST)).snapshot_parts
         assert any((part.rank, part.step) == (0, newest) for part in parts), parts
@@ -222,7 +222,7 @@ def _ask(connection: Connection) -> tuple[float, ...]:
 
 
 def _usage() -> tuple[float, ...]:
-    """CPU milliseconds, page faults and waits of this process."""
+    """Reads CPU milliseconds, page faults and waits of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return 1000 * (used.ru_utime + used.ru_stime), used.ru_minflt, used.ru_nvcsw
 

@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def measure_planner(trials: int) -> dict[str, Any]:
-    """For the JSON."""
+    """Measures the planner. The result is written as JSON."""
     figures = [
         _measure(name, world_size, trials) for name in ("llama-70b", "moe-671b") for world_size in sorted(_LIMITS_S)
     ]

@@ -43,7 +43,7 @@ class ShoalServer(Server):
         return self.process.pid
 
     def start(self) -> ShoalServer:
-        """Return when the cluster is connected and the lease is held."""
+        """Starts the server. Returns when the cluster is connected and the lease is held."""
         self.started_at = time.time()
         super().start()
         self.listening_at = time.time()
@@ -52,7 +52,7 @@ class ShoalServer(Server):
         return self
 
     def wait_for_cpus(self, num_cpus: float) -> None:
-        """Return when every node of the cluster has joined."""
+        """Waits until every node of the cluster has joined."""
         deadline = time.monotonic() + _PATIENCE_S
         with self.client as client:
             while (cluster := client.cluster()).cpus_total < num_cpus:
@@ -62,7 +62,7 @@ class ShoalServer(Server):
                 time.sleep(0.1)
 
     def end(self) -> None:
-        """Stop the server in order if it answers, by force if it does not; then end what is left of the cluster."""
+        """Stops the server in order if it answers, by force if it does not; then ends what is left of the cluster."""
         if self.process is None:
             return
         known = self.note is not None

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _buddy(connection: Connection, root: str) -> None:
-    """The process of the other node: it serves until a message arrives on the connection."""
+    """Runs as the process of the other node, which serves until a message arrives on the connection."""
     torch.set_num_threads(1)
     store = SnapshotStore(job_id="bench", attempt=1, worker_id="b", node_id="b", key="bench", root=Path(root))
     connection.send(store.port)

@@ -64,7 +64,8 @@ def main() -> None:
 
 
 def _start(probe: Any, runtime_env: dict[str, Any], count: int) -> tuple[float, float, float]:
-    """Seconds until all are ready, and medians of their processor seconds and private MiB."""
+    """Starts processes. Returns the seconds until all are ready, and medians of their processor seconds and private
+    MiB."""
     start = time.perf_counter()
     actors = [probe.options(runtime_env=runtime_env).remote() for _ in range(count)]
     answers = ray.get([actor.ready.remote() for actor in actors])

@@ -23,11 +23,11 @@ _STEP = re.compile(r"^step (\d+)  loss (\S+) .* ([\d.]+) ms$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Step by step."""
+    """A run, step by step."""
 
     step_s: tuple[float, ...]
     losses: tuple[str, ...] = ()
-    """As printed."""
+    """Losses as they are printed."""
 
     def steady_step_s(self, warm_up_steps: int) -> float:
         """Median seconds of a step after warm-up, without the last step, which saves."""
@@ -35,7 +35,7 @@ class Run:
 
 
 def run_engine(spec_path: Path, checkpoints: Path, num_processes: int, environment: Mapping[str, str] = GLOO) -> Run:
-    """Shoal's engine on the spec."""
+    """Runs Shoal's engine on the spec."""
     out = _torchrun(
         ["-m", "shoal_workers.run", str(spec_path), "--checkpoint-dir", str(checkpoints)], num_processes, environment
     )
@@ -44,7 +44,7 @@ def run_engine(spec_path: Path, checkpoints: Path, num_processes: int, environme
 
 
 def run_plain_loop(spec_path: Path, num_processes: int, environment: Mapping[str, str] = GLOO) -> Run:
-    """bench/plain_loop.py on the same spec."""
+    """Runs bench/plain_loop.py on the same spec."""
     out = _torchrun([str(_PLAIN_LOOP), str(spec_path)], num_processes, environment)
     return Run(tuple(json.loads(out.strip().splitlines()[-1])["step_s"]))
 

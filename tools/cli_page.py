@@ -26,7 +26,7 @@ _END = "<!-- end -->"
 _BAR = "\\|"
 """A bar within a cell of a table."""
 _COMMON = ("JOB", "SPEC", "--set", "--url", "--json")
-"""Explained once on the page, by hand; here they appear only in the usage."""
+"""Parameters that are explained once on the page, by hand; here they appear only in the usage."""
 
 
 def main() -> None:
@@ -112,7 +112,8 @@ def _name(info: ArgumentInfo | OptionInfo) -> str:
 
 
 def _names(info: OptionInfo) -> list[str]:
-    """`--follow`, `-f`: typer keeps the first positional argument of `Option()` as its default."""
+    """The names of an option, such as `--follow`, `-f`. Typer keeps the first positional argument of `Option()` as its
+    default."""
     return [one for one in (info.default, *(info.param_decls or ())) if isinstance(one, str)]
 
 

@@ -80,7 +80,7 @@ def document(board: Board) -> str:
 
 
 def _flow(panels: tuple[Panel, ...], top: int) -> list[GridPos]:
-    """Side by side, in lines: a line is as high as its highest panel."""
+    """Places panels side by side, in lines: a line is as high as its highest panel."""
     places: list[GridPos] = []
     left = line = 0
     for panel in panels:

@@ -25,10 +25,10 @@ from shoal_service.core.attempt.state.stages import TRANSITIONS, Stage
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.catalogue import TOPICS
 from shoal_service.core.goodput import Category
-from shoal_service.telemetry import metric_names
+from shoal_service.telemetry import catalogue
 from shoal_service.telemetry.families import NODE_STATES
 from shoal_service.telemetry.metric import RecoveryPhase
-from shoal_service.telemetry.webhook_tallies import DeliveryOutcome
+from shoal_service.telemetry.tallies import DeliveryOutcome
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.model import HuggingFaceConfig, LanguageModelConfig, TextDataConfig
 from shoal_workers.contract.spec import JobSpec
@@ -100,7 +100,7 @@ def fault_table() -> str:
 
 
 def _stage_diagram() -> str:
-    """Every stage can end; those arrows are left out."""
+    """The state diagram. Every stage can end; those arrows are left out."""
     arrows = [
         f"    {stage} --> {after}"
         for stage in Stage
@@ -114,7 +114,7 @@ def _stage_diagram() -> str:
 def metrics_page() -> str:
     """The whole of docs/reference/metrics.md."""
     lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
-    for metric in metric_names.ALL:
+    for metric in catalogue.ALL:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
     words = [
@@ -127,7 +127,7 @@ def metrics_page() -> str:
 
 _METRICS_INTRODUCTION = """# Metrics
 
-<!-- Made by tools/docs_pages.py from service/shoal_service/telemetry/metric_names.py; run `make docs`. -->
+<!-- Made by tools/docs_pages.py from service/shoal_service/telemetry/catalogue.py; run `make docs`. -->
 
 `GET /metrics` is computed at scrape time from the store. Every control plane returns all metrics, and none is lost
 when a control plane dies; counters of what a process itself has done (HTTP, passes, transactions) begin at 0 with it.
@@ -147,7 +147,7 @@ _LABEL_VALUES: dict[str, list[str]] = {
     "outcome": [outcome.value for outcome in DeliveryOutcome],
     "phase": [phase.value for phase in RecoveryPhase],
 }
-"""Closed sets; the others are ids, routes and methods."""
+"""Values of labels that have a closed set; the others are ids, routes and methods."""
 
 
 def events_page() -> str:

@@ -72,7 +72,7 @@ def _drawn(arguments: argparse.Namespace, seed: int) -> Description:
 
 
 def _run_part(arguments: argparse.Namespace) -> None:
-    """Every n-th seed that is not in the file yet."""
+    """Runs every n-th seed that is not in the file yet."""
     number, _, count = arguments.part.partition("/")
     done = {line["seed"] for line in _lines(arguments.out)}
     with _Trials(arguments.limit) as trials, arguments.out.open("a") as out:
@@ -172,7 +172,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _report(path: Path, seeds: range | None) -> int:
-    """The counts; the exit status."""
+    """Prints the counts, and returns the exit status."""
     found = [line for line in _lines(path) if seeds is None or line["seed"] in seeds]
     outcomes = Counter(line["outcome"] for line in found)
     print(f"\n{len(found)} tasks: " + ", ".join(f"{count} {name}" for name, count in outcomes.most_common()))

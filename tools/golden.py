@@ -130,7 +130,7 @@ def main() -> int:
 
 
 def released() -> dict[str, dict[str, str]]:
-    """By version of the wire: the first release that wrote it, and the checksum of its folder."""
+    """Reads, by version of the wire, the first release that wrote it, and the checksum of its folder."""
     found: dict[str, dict[str, str]] = json.loads(RELEASES.read_text("utf-8"))
     return found
 
@@ -142,12 +142,12 @@ def digest(folder: Path) -> str:
 
 
 def without_pickle(text: str) -> dict[str, Any]:
-    """A pickle of an equal value may have other bytes."""
+    """Leaves out the pickles, because a pickle of an equal value may have other bytes."""
     return {key: value for key, value in json.loads(text).items() if key != "pickle"}
 
 
 def written() -> dict[str, str]:
-    """File name to content; the same in every run."""
+    """The content of each file, by name. It is the same in every run."""
     files = {f"{name}.json": _pretty(_document(value)) for name, value in samples()}
     return {**files, "fingerprints.json": _pretty(fingerprints())}
 
@@ -161,7 +161,7 @@ def fingerprints() -> dict[str, str]:
 
 
 def calls(path: str, name: str) -> dict[str, str]:
-    """Public methods of a class and their parameters. From its source: to import it would take seconds."""
+    """Public methods of a class and their parameters, read from its source: to import it would take seconds."""
     tree = ast.parse((ROOT.parents[1] / path).read_text("utf-8"))
     [found] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     methods = [node for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -169,7 +169,7 @@ def calls(path: str, name: str) -> dict[str, str]:
 
 
 def read(document: dict[str, Any]) -> list[Any]:
-    """A golden document by today's code: from its JSON, and from its pickle if it has one."""
+    """Reads a golden document with today's code: from its JSON, and from its pickle if it has one."""
     module, _, name = document["type"].rpartition(".")
     found = [getattr(importlib.import_module(module), name).model_validate(document["json"])]
     if "pickle" in document:

@@ -26,7 +26,7 @@ _SCHEMA = "alembic_version"
 
 
 def dump(connection: Connection, state_directory: str) -> dict[str, Any]:
-    """`{"schema": ..., "tables": {name: rows}}`."""
+    """Dumps a database as `{"schema": ..., "tables": {name: rows}}`."""
     tables: dict[str, list[dict[str, Any]]] = {}
     schema = ""
     for name in inspect(connection).get_table_names():
@@ -40,7 +40,7 @@ def dump(connection: Connection, state_directory: str) -> dict[str, Any]:
 
 
 def load(connection: Connection, document: dict[str, Any]) -> None:
-    """Into tables of the document's schema, instead of the rows that the migrations have made."""
+    """Loads rows into tables of the document's schema, instead of the rows that the migrations have made."""
     tables = [_table(connection, name) for name in document["tables"]]
     metadata = MetaData()
     for table in tables:

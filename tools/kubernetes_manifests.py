@@ -40,7 +40,7 @@ def rendered(values: dict[str, Any], namespace: str = "shoal") -> dict[str, str]
 
 
 def _tidy(text: str) -> str:
-    """Without the empty lines that directives leave, and without a separator before the first document."""
+    """Removes the empty lines that directives leave, and a separator before the first document."""
     return re.sub(r"\A---\n", "", re.sub(r"(?m)^[ ]*\n", "", text + "\n"))
 
 

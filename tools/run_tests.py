@@ -51,7 +51,7 @@ def _run_beside() -> None:
 
 
 def _end_with_parent() -> None:
-    """Linux only. pytest ends what it has started when it receives the signal."""
+    """Ends this process with its parent, on Linux only. pytest ends what it has started when it receives the signal."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 

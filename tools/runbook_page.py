@@ -48,7 +48,7 @@ def text() -> str:
 
 
 def _html(body: str, alerts: set[str]) -> str:
-    """Links to other alerts stay; links to other pages, which the server has not, become their words."""
+    """Turns links to other pages, which the server does not have, into their words. Links to other alerts stay."""
 
     def link(found: re.Match[str]) -> str:
         words, target = found.groups()

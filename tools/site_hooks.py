@@ -60,7 +60,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _joined(parts: list[str]) -> list[str]:
-    """Code within a line goes back into its text: only fences stay apart."""
+    """Puts code within a line back into its text: only fences stay apart."""
     found = [""]
     for part in parts:
         if part.startswith("```"):

@@ -61,10 +61,7 @@ from shoal_service.store import cluster_links
 from shoal_service.store.errors import StoreUnavailable
 from shoal_service.store.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
-from shoal_service.telemetry.pass_times import PassTimes
-from shoal_service.telemetry.removal_tallies import RemovalTallies
-from shoal_service.telemetry.request_metrics import RequestMetrics
-from shoal_service.telemetry.webhook_tallies import WebhookTallies
+from shoal_service.telemetry.tallies import PassTimes, RemovalTallies, RequestMetrics, WebhookTallies
 from shoal_workers.contract.log_settings import LogLevel
 from shoal_workers.logs import set_up_logs
 from shoal_workers.snapshot_store.slots.registry import remove_attempts

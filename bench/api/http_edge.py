@@ -21,8 +21,7 @@ from shoal_service.control.hardware_profiles import planning_profile
 from shoal_service.fleet_views import ClusterView, StartForecast
 from shoal_service.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
-from shoal_service.telemetry.pass_times import PassTimes
-from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.telemetry.tallies import PassTimes, RequestMetrics
 from shoal_service.views import JobView
 from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.spec import JobSpec

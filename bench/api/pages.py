@@ -19,7 +19,7 @@ class Pages:
     def __init__(self, port: int, token: str, job_id: str, count: int) -> None:
         self._port, self._token, self._job_id, self._count = port, token, job_id, count
         self._first: dict[int, list[float]] = {}
-        """By step: when each client received it."""
+        """When each client received a step, by step."""
         self._completed: dict[int, float] = {}
         self._last_step: list[int] = [0] * count
         self._is_connected = [asyncio.Event() for _ in range(count)]

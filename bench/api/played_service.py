@@ -33,18 +33,17 @@ from shoal_service.core.nodes import Node
 from shoal_service.store import Store
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.telemetry.exposition import Exposition, Sources
-from shoal_service.telemetry.pass_times import PassTimes
-from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.telemetry.tallies import PassTimes, RequestMetrics
 
 NUM_NODES, CPUS_OF_NODE = 64, 64.0
-"""Room for 1,000 jobs of four workers."""
+"""They give room for 1,000 jobs of four workers."""
 _PRINTING = threading.Lock()
 _WIDE = 1 << 20
-"""The limits are those of one principal or address, and here all are one."""
+"""Wide limits: they are those of one principal or address, and here all requests are of one."""
 
 
 class PlayedCluster(FakeCluster):
-    """Its supervisors are played by who reads this process's output."""
+    """A cluster in which nothing runs. The reader of this process's output plays its supervisors."""
 
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]

@@ -31,7 +31,7 @@ NUM_JOBS, NUM_STEPS = 1_000, 1_000_000
 _WORKERS = 4
 _SCRAPES, _VIEWS = 12, 12
 _APART_S = 1.1
-"""Between two scrapes: the service keeps what it has read for a second, and each scrape is to read anew."""
+"""Pause between two scrapes. The service keeps what it has read for a second, and each scrape is to read anew."""
 _AT_ONCE = 2_000
 _PAGE_PARTS = 8
 """Events of a stream's first answer: job, series, samples, incidents, workers, checkpoints, events, logs."""
@@ -259,7 +259,7 @@ def _get(edge: _Edge, path: str, *, accept: str = "application/json") -> bytes:
 
 
 def _first_answer(edge: _Edge, path: str) -> bytes:
-    """All parts that a page needs before it shows anything; then the page is closed."""
+    """Reads all parts that a page needs before it shows anything; then closes the page."""
     connection = http.client.HTTPConnection("127.0.0.1", edge.port, timeout=120)
     connection.request("GET", path, headers={"Accept": "text/event-stream", **edge.headers})
     response, lines, num_parts = connection.getresponse(), [], 0

@@ -40,7 +40,7 @@ _SPEC = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 1_000_000}}
 
 
 def serve(url: str) -> None:
-    """In the child: prints its address; a line on its input asks for its CPU seconds."""
+    """Runs in the child: prints its address; a line on its input asks for its CPU seconds."""
     from kit.served_app import served
     from shoal_api.http.app import create_app
 

@@ -38,14 +38,14 @@ from shoal_workers.contract.job import JobState
 from shoal_workers.contract.messages import Phase
 
 _EVERY_S = 1.0
-"""Each job reports so often."""
+"""Seconds between two reports of a job."""
 _WORKERS = 2
 _POLL_S = 20.0
 _SETTLE_S = 5.0
 _STARTS_S = 300.0
 _SCRAPES = 12
 _APART_S = 1.1
-"""The service keeps what a scrape has read for a second, and each is to read anew."""
+"""Pause between two scrapes. The service keeps what a scrape has read for a second, and each is to read anew."""
 _SPEC = {
     "data": {"corpus": "python-stdlib"},
     "stop": {"steps": 10_000_000},
@@ -54,17 +54,17 @@ _SPEC = {
 
 
 def measure_reports(folder: Path, *, jobs: int, pages: int, points: int, seconds: float, tree: Path | None) -> Any:
-    """`jobs` report each second, with `points` steps each; `pages` of one of them are open."""
+    """Measures reports: `jobs` report each second, with `points` steps each; `pages` of one of them are open."""
     return asyncio.run(_reports(folder, jobs=jobs, pages=pages, points=points, seconds=seconds, tree=tree))
 
 
 def measure_polls(folder: Path, *, polls: int, orders: int, tree: Path | None) -> Any:
-    """This many long polls are open while one job after the other is cancelled."""
+    """Measures this many open long polls, while one job after the other is cancelled."""
     return asyncio.run(_polls(folder, polls=polls, orders=orders, tree=tree))
 
 
 def measure_running_scrape(folder: Path, *, jobs: int, tree: Path | None) -> Any:
-    """`GET /metrics` while all of these jobs report each second."""
+    """Measures `GET /metrics` while all of these jobs report each second."""
     return asyncio.run(_running_scrape(folder, jobs=jobs, tree=tree))
 
 
@@ -161,7 +161,7 @@ async def _running_scrape(folder: Path, *, jobs: int, tree: Path | None) -> dict
 
 
 class _Connection:
-    """Kept alive."""
+    """A kept-alive connection."""
 
     def __init__(self, port: int, token: str) -> None:
         self._port, self._token = port, token
@@ -290,7 +290,7 @@ class _Service:
 
 @contextlib.asynccontextmanager
 async def _training(folder: Path, jobs: int, tree: Path | None, *, is_polled: bool = True) -> AsyncIterator[_Service]:
-    """A service whose jobs have all begun; with an open long poll each."""
+    """Runs a service whose jobs have all begun, each with an open long poll."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two connections of each supervisor, here and there
     with _process(folder, jobs, tree) as service:
@@ -345,7 +345,7 @@ def _process(folder: Path, jobs: int, tree: Path | None) -> Iterator[_Service]:
 
 
 async def _stop(tasks: list[asyncio.Task[None]]) -> None:
-    """Raises what one of them has failed with."""
+    """Stops the supervisors. Raises what one of them has failed with."""
     for task in tasks:
         task.cancel()
     for error in await asyncio.gather(*tasks, return_exceptions=True):

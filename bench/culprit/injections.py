@@ -64,7 +64,7 @@ class Target:
 class Kind:
     inject: Callable[[Target, int], AbstractContextManager[None]]
     event: str
-    """The one that names the suspect."""
+    """The event that names the suspect."""
 
 
 @contextmanager
@@ -148,7 +148,7 @@ TOKEN_BUCKET = {
 
 
 def link_tool(hosts: Hosts) -> str:
-    """What `loss` and `delay` are on this machine, in words."""
+    """Says which means `loss` and `delay` use on this machine."""
     if has_netem(hosts):
         return "`loss` and `delay` are netem's."
     return "The kernel has no netem: `loss` and `delay` are token buckets of 2 Mbit/s with a short and a long queue."
@@ -210,7 +210,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one injection."""
+    """The result of one injection."""
 
     kind: str
     rank: int
@@ -218,7 +218,7 @@ class Outcome:
     """The ranks of the first suspect; None: nobody was named in time."""
     resource: str
     after_s: float | None
-    """From the injection to the suspect."""
+    """Seconds from the injection to the suspect."""
     innocent: tuple[int, ...]
     """Ranks that were suspected until the end of the injection, or whose node was, without being guilty."""
     words: str
@@ -272,8 +272,8 @@ def _suspected_since(target: Target, after: int, ranks: dict[str, int]) -> set[i
 
 
 def wait_until_steady(target: Target, steps: int) -> None:
-    """Until that many further steps are done, without a slow one: the pace of a new group is known, and what other
-    programs did to it is over."""
+    """Waits until that many further steps are done, without a slow one: the pace of a new group is known then, and what
+    other programs did to it is over."""
     begin, group = target.client.job(target.job_id).status.step, 0
     deadline = time.monotonic() + 3 * PATIENCE_S
     while time.monotonic() < deadline:
@@ -301,7 +301,7 @@ def _first(target: Target, type_: str, after: int) -> EventView | None:
 
 
 def _suspects(event: EventView) -> tuple[int, ...] | None:
-    """None: the event suspects nobody."""
+    """The suspects that an event names; None: it names none."""
     if event.type == "step.skipped":
         return tuple(event.data["ranks"])
     suspect = event.data.get("suspect")

@@ -74,7 +74,7 @@ def main() -> None:
 
 @contextmanager
 def _busy(number: int) -> Iterator[None]:
-    """So many processes use whatever CPU time they get."""
+    """Runs busy processes in a block, each of which uses whatever CPU time it gets."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
     try:
         yield

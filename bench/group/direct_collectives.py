@@ -87,7 +87,7 @@ def _run(rank: int, world: int, size: int, rounds: int, store: Path) -> None:
 
 
 def _timed(call: Callable[[], object], rounds: int) -> tuple[float, float]:
-    """Milliseconds of a call, and CPU milliseconds of all ranks."""
+    """Times a call: milliseconds, and CPU milliseconds of all ranks."""
     call()
     dist.barrier()
     start, cpu = time.perf_counter(), time.process_time()

@@ -49,7 +49,7 @@ _SIZES = {
     50: {"dim": 512, "num_layers": 16},
     10: {"dim": 384, "num_layers": 6},
 }
-"""Millions of parameters."""
+"""Models by millions of parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def measure_moves(say: Callable[[str], None], *, millions: int = 200) -> Moves:
 
 
 def summary(found: Moves) -> dict[str, Any]:
-    """For the JSON."""
+    """Makes the summary that is written as JSON."""
     share, extra = min(move.share for move in found.moves), max(move.extra for move in found.moves)
     return {
         **asdict(found),
@@ -165,7 +165,7 @@ class _Mover:
         )
 
     def _copied(self, sizes: list[int]) -> tuple[float, float]:
-        """Wall seconds, and CPU seconds of all ranks, of a copy of `sizes` bytes, one size per rank: medians."""
+        """Copies `sizes` bytes, one size per rank. Returns medians of wall seconds, and of CPU seconds of all ranks."""
         passes = []
         for _ in range(_COPIES):
             for end, size in zip(self._ends, sizes, strict=True):
@@ -194,7 +194,7 @@ class _Mover:
 
 
 def _together(passages: Sequence[Passage]) -> tuple[float, float]:
-    """Seconds, and CPU seconds of all ranks."""
+    """Seconds, and CPU seconds, of all ranks together."""
     return _seconds([one.interval for one in passages]), sum(one.cpu_s for one in passages)
 
 
@@ -204,7 +204,7 @@ def _medians(passes: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _seconds(intervals: list[Interval]) -> float:
-    """From the first start to the last end."""
+    """Seconds from the first start to the last end."""
     return max(one.end_s for one in intervals) - min(one.start_s for one in intervals)
 
 

@@ -66,20 +66,20 @@ class RankMove:
     """What one rank did until the end of its first step in the new layout."""
 
     loads: tuple[Passage, ...]
-    """The same one several times."""
+    """The same load, several times."""
     state_bytes: int
     fresh_bytes: int
     """Bytes of pages that were touched for the first time during the first load."""
     build_s: float
-    """Rank 0 only."""
+    """Seconds to build model and optimizer; rank 0 only."""
     change: Interval
-    """From the assignment to the end of the first step, as long as if it had been loaded once."""
+    """The time from the assignment to the end of the first step, as long as if the state had been loaded once."""
     change_cpu_s: float
-    """In that time, forward and backward passes included."""
+    """CPU seconds in that time, forward and backward passes included."""
     extra_bytes: int
     """Peak until the end of the first step, beyond the memory in the old layout."""
     step: int
-    """At which the generation has yielded."""
+    """The step at which the generation has yielded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class _Rank:
         return before.until(_Use.now())
 
     def run(self, assignment: Assignment) -> RankMove | int:
-        """The step at which the generation has yielded if it was not restored."""
+        """Runs a generation. Returns what the rank did; if it was not restored, the step at which it has yielded."""
         reset_peak()
         self._generation, self._first_step = assignment.generation, -1
         self._resident, self._began = _resident(), _Use.now()
@@ -219,7 +219,7 @@ class _Rank:
 
 
 def _shared_memory(path: Path) -> torch.Tensor:
-    """Its pages are in place."""
+    """Makes shared memory whose pages are in place."""
     with path.open("w+b") as file:
         os.posix_fallocate(file.fileno(), 0, COPY_BYTES)
         memory = mmap.mmap(file.fileno(), COPY_BYTES, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)

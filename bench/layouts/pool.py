@@ -47,11 +47,11 @@ class WorkerPool:
 
     @property
     def num_ranks(self) -> int:
-        """Live processes."""
+        """Number of live processes."""
         return len(self._ranks)
 
     def train(self, layout: Layout) -> LayoutRun:
-        """Train from the seed to the last step. Raises RuntimeError with the traceback of the first rank that
+        """Trains from the seed to the last step. Raises RuntimeError with the traceback of the first rank that
         failed."""
         self._start(layout.world_size - len(self._ranks))
         self._generation += 1

@@ -37,12 +37,12 @@ class Compared:
     name: str
     world_size: int
     predicted_bytes: int
-    """Without the reserved part."""
+    """Predicted memory without the reserved part."""
     measured_bytes: int
     predicted_state_bytes: int
     """Parameters and optimizer state."""
     measured_state_bytes: int
-    """Between two steps."""
+    """Measured memory between two steps."""
     predicted_s: float
     measured_s: float | None
     predicted_parts: dict[str, int]
@@ -60,7 +60,7 @@ def compare(
     *,
     timed_steps: int,
 ) -> list[Compared]:
-    """Run each layout. With 0 timed steps only memory is measured."""
+    """Runs each layout. With 0 timed steps only memory is measured."""
     predictions = [predict(fixed, profile, COUNTED_MODEL) for fixed in cases]
     order = sorted(range(len(cases)), key=lambda place: world_of(cases[place]))
     peaks: dict[int, tuple[int, int]] = {}
@@ -84,7 +84,7 @@ def compare(
 
 
 def predict(fixed: Fixed, profile: HardwareProfile, model: Model) -> Prediction:
-    """The prediction for this layout. The planner chooses only what the case leaves open: the cuts of a pipeline."""
+    """Predicts this layout. The planner chooses only what the case leaves open: the cuts of a pipeline."""
     spec = parse_spec(spec_of(model, steps=1, parallelism=parallelism(fixed)))
     found = rank(spec, world_of(fixed), profile, top=1)
     if not found.predictions:
@@ -93,7 +93,7 @@ def predict(fixed: Fixed, profile: HardwareProfile, model: Model) -> Prediction:
 
 
 def summary(compared: Sequence[Compared]) -> dict[str, Any]:
-    """For the JSON."""
+    """Makes the summary that is written as JSON."""
     timed = [(one.predicted_s, one.measured_s) for one in compared if one.measured_s is not None]
     errors = [abs(one.memory_error) for one in compared]
     document: dict[str, Any] = {

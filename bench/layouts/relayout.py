@@ -52,11 +52,11 @@ class Change:
     """Median step of the new layout."""
     steps_lost: int
     is_same_pids: bool
-    """No process was replaced."""
+    """Whether no process was replaced."""
 
 
 def measure_changes(folder: Path, say: Callable[[str], None]) -> list[Change]:
-    """Takes about two minutes on two idle cores."""
+    """Measures the changes. Takes about two minutes on two idle cores."""
     server = ShoalServer(folder, (f"--num-cpus={WORKERS}",))
     changes = []
     try:
@@ -77,7 +77,7 @@ def measure_changes(folder: Path, say: Callable[[str], None]) -> list[Change]:
 
 
 def summary(changes: list[Change]) -> dict[str, Any]:
-    """For the JSON."""
+    """Makes the summary that is written as JSON."""
     median_s = statistics.median(change.pause_s for change in changes)
     return {
         "changes": [asdict(change) for change in changes],

@@ -18,12 +18,12 @@ from layouts.reality import MEMORY_WITHIN, Compared, compare
 from shoal_service.planner.gpus import CPU
 
 _HOST_SHARE = 4 / 3
-"""Parameters, two moments and gradients over parameters and two moments."""
+"""Ratio of parameters, two moments and gradients to parameters and two moments."""
 
 
 def measure(folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """For the JSON. It passes if every technique reduces the peak and every prediction is within the planner's
-    limit."""
+    """Measures all techniques. It passes if every technique reduces the peak and every prediction is within the
+    planner's limit."""
     cases = [fixed for _, fixed_list in TECHNIQUES for fixed in fixed_list] + list(OFFLOAD)
     found = compare(cases, CPU, folder, say, timed_steps=0)
     rows: dict[str, list[Compared]] = {}

@@ -28,7 +28,7 @@ class Counted:
 
 
 def give_back_freed_memory() -> None:
-    """Until this process ends, undo `keep_freed_memory` of the engine. Call it before the first training: memory that
+    """Undoes `keep_freed_memory` of the engine until this process ends. Call it before the first training: memory that
     malloc has kept once is reused, and then it is not a mapping of its own."""
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_MAX, _NUM_MAPPINGS)

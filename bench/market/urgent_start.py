@@ -81,8 +81,8 @@ def main() -> None:
 
 
 def _measure(client: Client, folder: Path, holders: tuple[Holder, ...], num_starts: int) -> list[dict[str, float]]:
-    """The holders are new jobs each time: one that was made smaller trains about as fast on these cores, and then the
-    policy leaves it as it is."""
+    """Measures starts. The holders are new jobs each time: one that was made smaller trains about as fast on these
+    cores, and then the policy leaves it as it is."""
     folder.mkdir()
     starts = []
     for number in range(num_starts + 1):
@@ -114,7 +114,7 @@ def _start(client: Client, folder: Path, others: list[Run]) -> dict[str, float]:
 
 
 def _is_whole(run: Run, holder: Holder) -> bool:
-    """It trains with its most, for some steps already."""
+    """Whether the job trains with its most workers, for some steps already."""
     status = run.now().status
     if status.state is not JobState.RUNNING or status.workers != holder.max_workers:
         return False

@@ -13,12 +13,12 @@ from measurements.trial import NODE_LOSSES, Event, Size, System, Trial, Victim
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """What one run of one model does."""
+    """The trials that one run of one model is to do."""
 
     kills: int
     """Trials of each cell."""
     seed: int
-    """The ranks, steps and moments of the faults are drawn with it."""
+    """Seed with which the ranks, steps and moments of the faults are drawn."""
     window_s: float
     """Seconds after each signal that are watched; 0: only until training has passed the old step."""
     params: Size

@@ -87,7 +87,7 @@ def _measure(name: str, url: str, folder: Path, trials: int, hosts: bool, found:
 
 
 def _strike(active: Server, way: signal.Signals, store: Store) -> float:
-    """Seconds from the signal until the other one has the lease."""
+    """Kills the owner of the lease. Returns the seconds until the other one has the lease."""
     before = store.current_lease()
     assert before is not None and active.process is not None
     began = time.monotonic()

@@ -47,11 +47,11 @@ _PATIENCE_S = 900.0
 _SAVED_STEP = 2
 _CGROUPS = Path("/sys/fs/cgroup/memory")
 _BYTES = 16
-"""A parameter takes these: weight, gradient, two moments."""
+"""Bytes that a parameter takes: weight, gradient, two moments."""
 _STEP_BYTES = 17
-"""A parameter takes these in the first step: its state, the optimizer's temporaries and the gathered blocks."""
+"""Bytes that a parameter takes in the first step: its state, the optimizer's temporaries and the gathered blocks."""
 _BASE_BYTES = 450 << 20
-"""A process has these when it has imported everything."""
+"""Bytes of a process that has imported everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,10 @@ class _Task:
     spec: dict[str, Any]
     folder: str
     first_step: int = 0
-    """Completed when the first step of this group begins."""
+    """The step that is complete when the first step of this group begins."""
     restore_from: str | None = None
     steps: bool = True
-    """Also the first step, not only the start."""
+    """The group also makes the first step, and not only the start."""
     saves: bool = False
     """Trains to the end and saves a checkpoint there."""
     limit_bytes: int | None = None

@@ -49,19 +49,19 @@ _BLOCK = 32
 _PROCESSES = 2
 _PATIENCE_S = 600.0
 _VALUE = '[["10.0.12.134", 40123]]'
-"""As long as the address that a rank listens on."""
+"""A value as long as the address that a rank listens on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     done_s: float
-    """Until the last rank has its answer."""
+    """Seconds until the last rank has its answer."""
     root_s: float
     """CPU seconds of the store of rank 0."""
     stores_s: float
     """Seconds of all stores together."""
     received_bytes: int
-    """By all ranks."""
+    """Bytes that all ranks receive."""
 
 
 class Rank:
@@ -210,7 +210,8 @@ def _serve(orders: Connection, num_stores: int) -> None:
 
 
 def _run_ranks(orders: Connection, way: str, numbers: range, world: int, ports: list[int]) -> None:
-    """Its ranks begin together; answers ((when they began, bytes received), when the last one was done)."""
+    """Runs the ranks of a process, which begin together. Answers ((when they began, bytes received), when the last one
+    was done)."""
     ranks = [Rank(number, world, ports) for number in numbers]
     while (generation := orders.recv()) is not None:
         start = threading.Event()

@@ -44,7 +44,7 @@ _CASES: dict[str, tuple[dict[str, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the worker that has the most has."""
+    """Memory of the worker that has the most."""
 
     peak_bytes: int
     shared_bytes: int

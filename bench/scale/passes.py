@@ -35,8 +35,7 @@ from shoal_service.control.control_loop import ControlLoop
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.nodes import Node
 from shoal_service.store import Store
-from shoal_service.telemetry.pass_times import PassTimes
-from shoal_service.telemetry.tallies import Durations
+from shoal_service.telemetry.tallies import Durations, PassTimes
 from shoal_service.views import JobStatus, WorkerState, WorkerView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
@@ -47,12 +46,12 @@ _WORKERS_PER_NODE = 8
 _LIMIT_S = 0.5
 _START_LIMIT_S = 120.0
 _FIRST_PASSES = 5
-"""Are not measured: they read the whole queue for the first time."""
+"""These passes are not measured: they read the whole queue for the first time."""
 _SPARE = {"room": "spare"}
 
 
 class _Listed(Durations):
-    """Keeps each value."""
+    """A histogram that keeps each value."""
 
     def __init__(self, inner: Durations) -> None:
         self._inner = inner
@@ -142,7 +141,7 @@ async def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, flo
 
 
 def _nodes(running: int) -> tuple[Node, ...]:
-    """Full with the jobs that run, and one that no other job may use."""
+    """Nodes that are full with the jobs that run, and one that no other job may use."""
     full = [_labelled(f"n{number}", "all") for number in range(2 * running // _WORKERS_PER_NODE)]
     return (*full, _labelled("spare", "spare"))
 
@@ -162,7 +161,7 @@ def _submit(store: Store, spec: JobSpec) -> str:
 
 
 async def _report(cluster: FakeCluster) -> None:
-    """A step a second of each job, with its status, as a supervisor reports it."""
+    """Reports a step a second of each job, with its status, as a supervisor does."""
     step = 0
     while True:
         step += 1

@@ -165,7 +165,7 @@ class Bench:
     def __init__(self, config: SupervisorConfig, fleet: RayFleet, state: Attempt) -> None:
         clock, outbox = SystemClock(), Outbox(1)
         self.lines: list[float] = []
-        """Milliseconds from each line until it is here."""
+        """Milliseconds from the print of each line until it is here."""
         reporter = Reporter(outbox, config, clock)
         record = reporter.record_poll
 
@@ -219,7 +219,7 @@ def _node() -> str:
 
 
 def _state(config: SupervisorConfig, names: dict[int, str]) -> Attempt:
-    """A group that has trained for long."""
+    """The state of an attempt whose group has trained for long."""
     workers = tuple(Worker(index=index, worker_id=name, info=_info(name)) for index, name in names.items())
     return replace(
         new_attempt(config, 0.0),

@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def _rows(cluster: EmbeddedCluster, folder: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measured by a process of its own, because Ray reads the cluster's environment when it is imported."""
+    """Measures in a process of its own, because Ray reads the cluster's environment when it is imported."""
     address = cluster.start()
     script = str(Path(__file__).with_name("ray_attempt.py"))
     options = [arguments.nodes, arguments.workers, arguments.train_s, arguments.kills, arguments.agents_from]

@@ -40,12 +40,12 @@ _PATIENCE_S = 300.0
 _LOOK_S = 0.01
 _SILENT = "node.silent"
 _AGENTS_S = 15.0
-"""Until agents poll the workers."""
+"""Time until agents poll the workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Those of bench/scale/ray_actors.py."""
+    """The options of bench/scale/ray_actors.py."""
 
     train_s: float
     num_kills: int
@@ -119,7 +119,8 @@ class Attempt:
         return cpu_seconds(self.pid)
 
     def until_whole(self, after: int, world_size: int | None = None) -> int:
-        """The first generation after this one in which each rank has got `run`; `world_size`: only one of that size."""
+        """Waits for the first generation after this one in which each rank has got `run`; `world_size`: only one of
+        that size."""
 
         def newer() -> int:
             numbers = sorted(int(path.name) for path in self.notes.iterdir()) if self.notes.exists() else []
@@ -139,7 +140,7 @@ class Attempt:
         return num == int(json.loads((folder / "0").read_text())["of"])
 
     def arrivals(self, generation: int) -> dict[int, dict[str, Any]]:
-        """By rank: when `run` arrived, at which worker, and its pid."""
+        """When `run` arrived at each rank, at which worker, and the worker's pid."""
         folder = self.notes / str(generation)
         return {int(path.name): json.loads(path.read_text()) for path in folder.iterdir() if path.name.isdigit()}
 

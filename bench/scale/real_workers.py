@@ -101,7 +101,7 @@ class Job:
         return found
 
     def settle(self) -> float:
-        """All workers have trained a few steps as one group. Median seconds of these steps."""
+        """Waits until all workers have trained a few steps as one group. Returns median seconds of these steps."""
         begun = self.client.job(self.id).status.step
 
         def recent() -> list[float]:
@@ -112,7 +112,7 @@ class Job:
         return statistics.median(self.until(recent, f"{self.num_workers} workers train"))
 
     def recovered(self, known: int) -> IncidentView | None:
-        """The newest incident, once no incident is open and there are more than `known` of them."""
+        """Waits until no incident is open and there are more than `known` of them. Returns the newest one."""
         incidents = self.client.incidents(self.id)
         return incidents[-1] if len(incidents) > known and all(incident.closed for incident in incidents) else None
 

@@ -32,9 +32,9 @@ from shoal_workers.engine.process.position import Position
 STEP_S = 0.5
 TOTAL_STEPS = 1_000_000
 FORMED = "formed"
-"""In the directory of a generation: the time at which its first step began."""
+"""File in the directory of a generation: the time at which its first step began."""
 _STOP = "stop"
-"""There too: the step after which all ranks yield. The first rank that is asked decides."""
+"""File in that directory: the step after which all ranks yield. The first rank that is asked decides."""
 _RANKS_PER_MEMORY = 8
 _LOOK_S = 0.02
 _PART_BYTES = 1 << 30
@@ -65,7 +65,7 @@ class SupervisorActorOfThinWorkers(SupervisorActor):
         return os.getpid()
 
     def pull(self, after: int, wait_s: float) -> SupervisorReports:
-        """It has no home: the benchmark reads its outbox."""
+        """Reads the outbox, since the supervisor has no home."""
         return self._supervisor.outbox.pull(after, wait_s)
 
 
@@ -175,7 +175,7 @@ class ThinEngine:
         return self._exit(assignment, kind)
 
     def _note_arrival(self, folder: Path, assignment: Assignment) -> None:
-        """The file appears with all that is in it."""
+        """Writes a file, which appears with all that is in it."""
         folder.mkdir(parents=True, exist_ok=True)
         note = {
             "at": time.time(),
@@ -232,7 +232,7 @@ class ThinEngine:
                     self._report(assignment, step)
 
     def _waits(self, generation: int, seconds: float, *, is_asked: bool = True) -> bool:
-        """Until then, or until something is asked for. True: the generation is fenced."""
+        """Waits until that time, or until something is asked for. True: the generation is fenced."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._fenced >= generation or (not is_asked and self._yields_from >= generation), seconds
@@ -278,7 +278,7 @@ class ThinEngine:
 
 
 def _time_in(path: Path) -> float:
-    """0: it is not there yet, or not written yet."""
+    """The time in a file; 0: it is not there yet, or not written yet."""
     try:
         return float(path.read_text() or 0.0)
     except FileNotFoundError:

@@ -37,7 +37,7 @@ _TOTAL_STEPS = 1_000_000
 
 
 class CountingStore(FakeKeyValueStore):
-    """How much the journal writes."""
+    """Counts how much the journal writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,8 @@ class ScaleWorld:
         )
 
     async def start(self) -> None:
-        """Returns when every worker has received `run` of the first group. From then on the groups live on."""
+        """Starts the attempt. Returns when every worker has received `run` of the first group. From then on the groups
+        live on."""
         collect_rarely()  # as the supervisor's process does
         self.running = asyncio.create_task(self.executor.run())
         await self.until(lambda: self.stage == "forming" and self.is_whole)
@@ -138,7 +139,7 @@ class ScaleWorld:
         await asyncio.sleep(seconds)
 
     async def _live(self) -> None:
-        """What the workers' own processes would do: form, train, and stop at a step boundary on request."""
+        """Does what the workers' own processes would do: form, train, and stop at a step boundary on request."""
         formed, next_step = 0, 0.0
         while True:
             await asyncio.sleep(0.02)
@@ -158,7 +159,7 @@ class ScaleWorld:
                 self._step()
 
     def _step(self) -> None:
-        """Every worker completes a step, and rank 0 reports it."""
+        """Completes a step on every worker, and reports it from rank 0."""
         group, now = self.executor._state.group, self.clock.time()
         workers = [self.fleet._handles[index] for index in group.workers if index in self.fleet._handles]
         for worker in workers:
@@ -183,7 +184,8 @@ class ScaleWorld:
         )
 
     def _keep_snapshots(self) -> None:
-        """Each worker has its own part of the newest snapshot in its memory, and that of the worker a node further."""
+        """Gives each worker its own part of the newest snapshot in its memory, and that of the worker a node
+        further."""
         group = self.executor._state.group
         workers = [self.fleet._handles[index] for index in group.workers]
         num = len(workers)
@@ -201,7 +203,7 @@ class ScaleWorld:
             )
 
     async def lose_worker(self, rank: int) -> float:
-        """One worker is killed. Seconds until the last `run` of the next group has arrived."""
+        """Kills one worker. Returns the seconds until the last `run` of the next group has arrived."""
         victim = self.fleet._handles[self.executor._state.group.workers[rank]]
         self._keep_snapshots()
         began, before = time.perf_counter(), self.executor.generation
@@ -209,7 +211,8 @@ class ScaleWorld:
         return await self._next_group(began, before)
 
     async def lose_nodes(self, share: float) -> float:
-        """A share of the nodes is gone at once: their workers die, and the head says so. Seconds, as above."""
+        """Takes away a share of the nodes at once: their workers die, and the head says so. Returns seconds, as
+        `lose_worker` does."""
         nodes = list(dict.fromkeys(self.executor._state.group.nodes))
         gone = frozenset(nodes[1 : 1 + max(1, round(share * len(nodes)))])
         victims = [worker for worker in self.workers.by_name.values() if worker.info.node_id in gone]

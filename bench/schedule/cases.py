@@ -59,7 +59,7 @@ def plain(folder: Path, trace: str, workers: int, costs: Costs) -> Case:
 
 
 def with_projects(case: Case) -> Case:
-    """Three projects: half of the jobs are of `research`, which weighs twice; `batch` has a limit."""
+    """The case with three projects: half of the jobs are of `research`, which weighs twice; `batch` has a limit."""
     workers = case.market.capacity.workers(0)
     projects = {
         "research": Project(name="research", weight=2, guaranteed=workers // 4),
@@ -73,7 +73,7 @@ def with_projects(case: Case) -> Case:
 
 
 def with_priorities(case: Case) -> Case:
-    """One job of eight is urgent."""
+    """The case in which one job of eight is urgent."""
     draw = random.Random(_SEED)
     jobs = tuple(replace(job, priority=URGENT if draw.random() < 1 / 8 else 0) for job in case.jobs)
     urgent = frozenset(job.job_id for job in jobs if job.priority)

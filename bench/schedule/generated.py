@@ -85,7 +85,7 @@ def _jobs(draw: random.Random, workers: int, projects: list[str]) -> tuple[Trace
 
 
 def _arrivals(draw: random.Random, number: int, span_s: float) -> list[float]:
-    """Rising; one at a time, or up to ten within a tenth of the usual distance."""
+    """Times of arrival, in order: one at a time, or up to ten within a tenth of the usual distance."""
     mean_s = span_s / number
     if draw.random() >= 1 / 3:
         gaps = [draw.expovariate(1 / mean_s) for _ in range(number)]
@@ -103,7 +103,7 @@ def _arrivals(draw: random.Random, number: int, span_s: float) -> list[float]:
 
 
 def _curve(rate: float, serial: float, bend: float, most: int) -> ThroughputCurve:
-    """No larger size is slower: as in a trace, the best rate up to that size."""
+    """A throughput curve in which no larger size is slower: as in a trace, the best rate up to that size."""
     sizes = tuple(size for size in _SIZES if size <= most)
     rates: list[float] = []
     for size in sizes:
@@ -127,7 +127,8 @@ def _projects(draw: random.Random, workers: int) -> dict[str, Project]:
 
 
 def _spot(draw: random.Random, capacity: Capacity, until_s: float) -> Capacity:
-    """Up to two thirds of the nodes leave and return; in the end all are there, so that every job can end."""
+    """Spot capacity: up to two thirds of the nodes leave and return. In the end all are there, so that every job can
+    end."""
     nodes = capacity.steps[0][1]
     steps, at = [(0.0, nodes)], 0.0
     while (at := at + draw.expovariate(12 / until_s)) < until_s:

@@ -35,7 +35,7 @@ class Timing:
     words: str
     seconds: float
     num_decisions: int
-    """Without those that only say that a job waits."""
+    """Number of decisions, without those that only say that a job waits."""
 
 
 def measure_speed(policy: Policy, trials: int) -> list[Timing]:
@@ -59,7 +59,7 @@ def measure_speed(policy: Policy, trials: int) -> list[Timing]:
 
 
 def large_market(num_jobs: int, num_nodes: int) -> MarketState:
-    """Drawn from a fixed seed: a third of the jobs would fill the cluster."""
+    """A market that is drawn from a fixed seed: a third of the jobs would fill the cluster."""
     draw = random.Random(16)
     jobs = [_job(draw, number) for number in range(num_jobs)]
     size = float(WORKERS_PER_NODE)

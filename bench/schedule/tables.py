@@ -90,7 +90,7 @@ def distribution(compared: Sequence[Compared]) -> str:
 
 
 def markets(compared: Sequence[Compared]) -> str:
-    """A line for each market."""
+    """A table with a line for each market."""
     rows = [
         [
             one.case.trace,
@@ -111,7 +111,7 @@ def details(one: Compared) -> str:
 
 
 def reached(found: Mapping[str, Sequence[Target]]) -> str:
-    """A line for each case. What misses its target is in bold."""
+    """A table with a line for each case. What misses its target is in bold."""
     columns = {one.words: one for targets in found.values() for one in targets}
     header = [f"{words} ({'>=' if one.at_least else '<='} {one.limit:g})" for words, one in columns.items()]
     rows = []

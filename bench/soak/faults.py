@@ -28,7 +28,7 @@ _HANG_PATIENCE_S = 60.0
 _MATRIX = Path(__file__).parents[2] / "tests" / "chaos" / "fault_matrix.yaml"
 _ALSO = ("hang", "drain")
 _MATRIX_ONLY = ("storage_hangs",)
-"""It needs the name of the next checkpoint of a held group."""
+"""Faults that need the name of the next checkpoint of a held group."""
 _CUT = "cut"
 _EMBEDDED_ONLY = ("node", "head")
 _BOUNDS = {"hang": 1, "drain": 0, _CUT: 1}
@@ -121,13 +121,13 @@ class Strikes:
         return f"all processes of the head; it ran again after {time.time() - killed_at:.1f} s"
 
     def supervisors(self) -> list[int]:
-        """Their pids."""
+        """Pids of the supervisors."""
         if self._hosts is not None:
             return list(self._hosts.pids_of("SupervisorActor"))
         return self._nodes.pids_of("SupervisorActor")
 
     def _hang(self) -> str:
-        """The supervisor kills the stopped process. It is continued afterwards in case it was spared."""
+        """Stops a worker, which the supervisor then kills. The worker is continued afterwards in case it was spared."""
         found = self._ranked()
         if not found:
             return "no worker trains at the moment"
@@ -157,7 +157,7 @@ class Strikes:
         return f"{worker.node_ip} for {drained_s:.1f} s"
 
     def _cut(self) -> str:
-        """The link of a host without a supervisor goes down; after it is up again, a new node starts there."""
+        """Takes down the link of a host without a supervisor. After it is up again, a new node starts there."""
         assert self._hosts is not None
         supervisors = set(self._hosts.pids_of("SupervisorActor").values())
         found = sorted({one.node_ip for one in self._ranked()} - supervisors)

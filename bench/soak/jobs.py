@@ -22,7 +22,8 @@ _ELASTICITY: dict[str, dict[str, int]] = {
 
 
 def submit_disturbed(client: Client, *, deterministic: bool) -> dict[str, JobView]:
-    """Name -> job. `exact` must have bit-identical losses if `deterministic`; `spare` has a standby."""
+    """Submits the jobs, and returns them by name. `exact` must have bit-identical losses if `deterministic`; `spare`
+    has a standby."""
     return {
         name: client.submit(
             _spec(name, steps=_ENDLESS, pace_s=_PACE_S, deterministic=deterministic)

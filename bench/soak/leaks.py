@@ -92,7 +92,7 @@ class Watch:
 
 
 def size_of(pid: int) -> Size | None:
-    """None if the process is gone."""
+    """Memory of a process; None if it is gone."""
     if not is_alive(pid):
         return None
     try:

@@ -27,7 +27,8 @@ class Clock(Protocol):
     async def sleep(self, seconds: float) -> None: ...
 
     async def wait_for(self, awaitable: Awaitable[T], timeout_s: float) -> T:
-        """The awaitable's result. TimeoutError after `timeout_s` seconds; the awaitable is cancelled then."""
+        """Waits for the result of the awaitable. Raises TimeoutError after `timeout_s` seconds; the awaitable is
+        cancelled then."""
 
 
 class WallClockWatch:
@@ -38,7 +39,8 @@ class WallClockWatch:
         self._ahead_s = self._read()
 
     def jump_s(self) -> float:
-        """How far it has jumped since the last call; 0: it has not, or this thread was held up while it looked."""
+        """Seconds that the wall clock has jumped since the last call; 0: it has not, or this thread was held up while
+        it looked."""
         ahead_s = self._read()
         if ahead_s is None:
             return 0.0

@@ -33,7 +33,8 @@ _PAUSES = _Pauses()
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """Cycles of any thread stay until afterwards: until the last of the blocks that threads are in at the same time."""
+    """Pauses the collector in a block. Cycles of any thread stay until the last of the blocks that threads are in at
+    the same time has ended."""
     with _PAUSES.lock:
         if not _PAUSES.count:
             _PAUSES.was_on = gc.isenabled()
@@ -49,22 +50,25 @@ def paused_collector() -> Iterator[None]:
 
 
 def collect_rarely() -> None:
-    """For a process that runs for weeks, whose objects make few cycles, and of which a pass over everything would hold
-    up the only thread that matters: a supervisor. Such a pass comes once in some ten million new objects. Call it once,
-    when the process has started; it also spares what exists."""
+    """Makes passes over all objects rare, about one in ten million new objects, and spares what exists. Call it once,
+    when the process has started.
+
+    It is for a process that runs for weeks, whose objects make few cycles, and of which a pass over everything would
+    hold up the only thread that matters: a supervisor.
+    """
     spare_what_exists()
     gc.set_threshold(10_000, 5, 200)
 
 
 def spare_what_exists() -> None:
-    """What there is now, modules above all, stays as long as the process: later passes leave it out. Call it once, when
-    the process has started."""
+    """Makes later passes leave out what there is now, modules above all, which stays as long as the process. Call it
+    once, when the process has started."""
     gc.collect()
     gc.freeze()
 
 
 SPARED_AT_ONCE = 1_000
-"""New jobs. A pass over the objects of fewer takes some 0.05 s."""
+"""Number of new jobs. A pass over the objects of fewer takes some 0.05 s."""
 
 
 class SparedJobs:
@@ -74,7 +78,7 @@ class SparedJobs:
     def __init__(self) -> None:
         self._num_new = 0
         self._num_spared = 0
-        """Jobs that were kept when they were last left out; 0: they are not."""
+        """Number of jobs that were kept when they were last left out; 0: they are not left out."""
 
     def note(self, num_new: int, num_kept: int) -> None:
         """Call it after each reading. It collects the rest of the heap once per `SPARED_AT_ONCE` new jobs.

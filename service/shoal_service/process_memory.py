@@ -14,7 +14,8 @@ _PR_SET_DUMPABLE = 4
 
 
 def hide_process() -> bool:
-    """False: this system has no such protection. A process that this one executes is readable again."""
+    """Hides this process. False: this system has no such protection. A process that this one executes is readable
+    again."""
     if sys.platform != "linux":
         return False
     return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) == 0)

@@ -401,7 +401,7 @@ def is_loopback(host: str) -> bool:
 
 
 def load_settings(**given: object) -> Settings:
-    """Raises SettingsError."""
+    """Reads the settings from the environment and from files. Raises SettingsError."""
     secrets = os.environ.get(SECRETS_DIR) or None
     if secrets is not None and not Path(secrets).is_dir():
         raise SettingsError(

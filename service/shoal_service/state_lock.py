@@ -53,7 +53,7 @@ class StateDirectoryInUse(ValueError):
 
 
 class StateLock:
-    """Held from `take` until `release`. Used by one thread."""
+    """Locks a state directory from `take` until `release`. Used by one thread."""
 
     def __init__(self, directory: Path, descriptor: int, owner: Owner) -> None:
         self._path = directory / FILE
@@ -62,7 +62,7 @@ class StateLock:
 
     @classmethod
     def take(cls, directory: Path) -> StateLock:
-        """Creates the directory if it does not exist. Raises StateDirectoryInUse."""
+        """Takes the lock. Creates the directory if it does not exist. Raises StateDirectoryInUse."""
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = directory / FILE
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -80,8 +80,8 @@ class StateLock:
 
     @classmethod
     def take_for_process(cls, directory: Path) -> StateLock:
-        """Held until this process has ended its last thread, which may use the directory after its server has stopped.
-        Raises StateDirectoryInUse."""
+        """Takes the lock until this process has ended its last thread, which may use the directory after its server has
+        stopped. Raises StateDirectoryInUse."""
         lock = cls.take(directory)
         atexit.register(lock.release)
         return lock
@@ -92,7 +92,7 @@ class StateLock:
         self._write()
 
     def release(self) -> None:
-        """The file stays, empty: to delete it would let two servers lock two files of one name."""
+        """Releases the lock. The file stays, empty: to delete it would let two servers lock two files of one name."""
         os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
 

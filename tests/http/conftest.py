@@ -30,8 +30,7 @@ from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store, driving, reporting
 from shoal_service.telemetry.exposition import Exposition, Sources
-from shoal_service.telemetry.pass_times import PassTimes
-from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.telemetry.tallies import PassTimes, RequestMetrics
 from shoal_service.views import JobStatus
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces
 from shoal_workers.contract.job import JobState

@@ -11,9 +11,7 @@ from doubles.fake_cluster_source import FakeClusterSource
 from shoal_service.planner.planning import profile_for
 from shoal_service.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
-from shoal_service.telemetry.pass_times import PassTimes
-from shoal_service.telemetry.request_metrics import RequestMetrics
-from shoal_service.telemetry.webhook_tallies import WebhookTallies
+from shoal_service.telemetry.tallies import PassTimes, RequestMetrics, WebhookTallies
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 NOW = 100.0

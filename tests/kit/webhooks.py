@@ -17,7 +17,7 @@ from shoal_service.clock import SystemClock
 from shoal_service.control.webhooks import Secrets, WebhookConfig, WebhookDelivery
 from shoal_service.core.webhooks import UNRESTRICTED, RetryPolicy, WebhookRules
 from shoal_service.store import Lease, Store
-from shoal_service.telemetry.webhook_tallies import WebhookTallies
+from shoal_service.telemetry.tallies import WebhookTallies
 
 SECRET_NAME = "env:SHOAL_WEBHOOK_SECRET_TEST"
 SECRET = "a-secret-of-this-test"

@@ -153,8 +153,8 @@ def steady_step_s(steps: Sequence[StepEnd], first: StepEnd) -> float:
 
 
 def _parted(steps: Sequence[StepEnd], signal_at: float) -> tuple[list[StepEnd], list[StepEnd]]:
-    """The steps before the fault and those of later groups. A step that the hit group still completes, since a killed
-    worker takes a moment to die, counts as before."""
+    """Splits the steps into those before the fault and those of later groups. A step that the hit group still
+    completes, since a killed worker takes a moment to die, counts as before."""
     before = [one for one in steps if one.at <= signal_at]
     hit = before[-1].life if before else ""
     before = [one for one in steps if one.at <= signal_at or one.life == hit]

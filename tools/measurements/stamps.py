@@ -29,7 +29,7 @@ class StepEnd:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """A process began to train."""
+    """The start of a worker's training."""
 
     rank: int
     pid: int
@@ -51,7 +51,7 @@ class StampWriter:
             self._write(step=step)
 
     def completed(self, step: int, *, world_size: int, life: str) -> None:
-        """As `step_ended`, for a group whose size changes while its processes live on."""
+        """Notes a completed step as `step_ended` does, for a group whose size changes while its processes live on."""
         self._write(step=step, world_size=world_size, life=life)
 
     def _write(self, **fields: Any) -> None:

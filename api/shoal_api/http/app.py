@@ -56,8 +56,7 @@ from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
-from shoal_service.telemetry.removal_tallies import RemovalTallies
-from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.telemetry.tallies import RemovalTallies, RequestMetrics
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces
 
 _DESCRIPTION = (

@@ -19,7 +19,7 @@ from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.control.spec_io import Lines, SpecFormat, decode, parse_document
 from shoal_service.core.selection import MAX_SELECTORS as MAX_SELECTORS
 from shoal_service.core.selection import InvalidSelector, LabelSelector
-from shoal_service.telemetry.request_metrics import Limit
+from shoal_service.telemetry.tallies import Limit
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, unknown_name, validation_problems
 from shoal_workers.contract.spec import JobSpec
 

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal_api.http.problems import Kind, problem_response
-from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.telemetry.tallies import RequestMetrics
 
 _log = logging.getLogger(__name__)
 OPEN_ENDED = "shoal.open_ended"

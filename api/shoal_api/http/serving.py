@@ -35,7 +35,7 @@ from starlette.datastructures import State
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shoal_api.http.changes import Changes
-from shoal_service.telemetry.request_metrics import Limit, RequestMetrics
+from shoal_service.telemetry.tallies import Limit, RequestMetrics
 
 _GRACE_S = 5
 _BACKLOG = 2048

@@ -145,7 +145,7 @@ def stop_workers(run: PeerRun, num_trials: int, chance: random.Random, emit: Emi
 
 
 def kill_raylet(run: PeerRun, nodes: Nodes, ip: str, victim: WorkerStart) -> tuple[Trial, float]:
-    """The trial, and the time of the signal."""
+    """Kills a raylet. Returns the trial, and the time of the signal."""
     at = nodes.kill_raylet(ip)
     died_s = died_after_s(victim.pid, at, _PATIENCE_S)
     trial = _observe(run, Event.RAYLET_KILL, at, figures={"processes_died_s": died_s})

@@ -71,7 +71,8 @@ def run_events(events: set[Event], folder: Path, cells: Cells, emit: Emit) -> No
 
 
 def _run(plan: Plan, remaining: list[Event], folder: Path, cells: Cells, chance: random.Random, emit: Emit) -> None:
-    """Removes each event from `remaining` when it is done. `capacity` is measured within `raylet_kill`."""
+    """Runs a plan, and removes each event from `remaining` when it is done. `capacity` is measured within
+    `raylet_kill`."""
     server = ShoalServer(folder, plan.options)
     try:
         server.start()

@@ -40,7 +40,7 @@ class ShoalRun:
         self._seen: dict[tuple[int, int, float], StepEnd] = {}
 
     def calibrate(self, *sizes: int) -> None:
-        """Measure the step time without other load at each of these sizes. The job keeps the last size."""
+        """Measures the step time without other load at each of these sizes. The job keeps the last size."""
         for workers in sizes:
             self.client.scale(self.id, max_workers=workers)
             self.must(lambda: self._is_settled(workers, 0), f"{workers} workers")  # noqa: B023
@@ -57,7 +57,8 @@ class ShoalRun:
         return sorted(self._seen.values(), key=lambda one: one.at)
 
     def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = _PATIENCE_S) -> bool:
-        """Whether the condition came true within the time. A service that does not answer is polled again."""
+        """Waits for the condition. Returns whether it came true within the time. A service that does not answer is
+        polled again."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -77,7 +78,8 @@ class ShoalRun:
             raise EventFailed(f"not within {timeout_s:.0f} s: {what}; {self.client.job(self.id).status}")
 
     def wait_for_random_moment(self, chance: random.Random, workers: int, standbys: int = 0) -> None:
-        """As for the peers: a random step of the checkpoint cycle and a random point within it, with all workers."""
+        """Waits for a random step of the checkpoint cycle and a random point within it, with all workers. The peers do
+        the same."""
         self.must(lambda: self._is_settled(workers, standbys), f"{workers} workers and {standbys} standbys")
         target = self.steps()[-1].step + chance.randint(4, 3 + CHECKPOINT_EVERY_STEPS)
         self.must(lambda: self.steps()[-1].step >= target, f"step {target}")
@@ -85,7 +87,7 @@ class ShoalRun:
         time.sleep(chance.random() * steady_step_s(steps, steps[-1]))
 
     def watch_until(self, at: float) -> None:
-        """Return when this wall-clock time has passed and the steps until then have been read."""
+        """Watches until this wall-clock time has passed and the steps until then have been read."""
 
         def is_past() -> bool:
             self.steps()

@@ -104,8 +104,8 @@ def stop_workers(arena: Arena, *, factor: float, floor_s: float) -> None:
 
 
 def kill_raylets(arena: Arena) -> None:
-    """After each kill a new node starts at the same address, which is the event `capacity`; the control plane starts a
-    killed head again."""
+    """Kills raylets. After each kill a new node starts at the same address, which is the event `capacity`; the control
+    plane starts a killed head again."""
     nodes, run = arena.server.nodes, arena.run
     for place in arena.cells.victims:
         for _ in arena.turns(Event.RAYLET_KILL, place):
@@ -135,7 +135,8 @@ def shrink(arena: Arena) -> None:
 
 
 def drain_nodes(arena: Arena) -> None:
-    """No other node has a free CPU, so the group shrinks. Then the drain is undone, and the group grows."""
+    """Drains nodes. No other node has a free CPU, so the group shrinks. Then the drain is undone, and the group
+    grows."""
     run = arena.run
     for _ in arena.turns(Event.DRAIN):
         run.wait_for_random_moment(arena.chance, WORKERS)
@@ -147,7 +148,7 @@ def drain_nodes(arena: Arena) -> None:
 
 
 def kill_head(arena: Arena) -> None:
-    """The control plane restarts the head."""
+    """Kills the head, which the control plane restarts."""
     nodes, run = arena.server.nodes, arena.run
     for _ in arena.turns(Event.HEAD_KILL):
         run.wait_for_random_moment(arena.chance, WORKERS)
@@ -163,8 +164,8 @@ def kill_head(arena: Arena) -> None:
 
 
 def cut_hosts(hosts: Hosts, arena: Arena) -> None:
-    """The host's processes keep running without a network; they are examined once its link is up again. The head has
-    its own host without workers, so `head` is not a place for a victim."""
+    """Cuts hosts off. The host's processes keep running without a network; they are examined once its link is up again.
+    The head has its own host without workers, so `head` is not a place for a victim."""
     run = arena.run
     for place in arena.cells.victims:
         for _ in arena.turns(Event.HOST_CUT, place) if place is not Victim.HEAD else ():
@@ -231,7 +232,7 @@ def _observe_switch(run: ShoalRun, event: Event, asked_at: float, workers: int) 
 
 
 def _undisturbed(run: ShoalRun, event: Event, at: float, pids: list[int]) -> Trial:
-    """For faults that must not disturb training: the longest gap between steps, minus a median step."""
+    """The longest gap between steps, minus a median step, for faults that must not disturb training."""
     steps = run.steps()
     before = [one for one in steps if one.at <= at]
     since = [before[-1], *(one for one in steps if one.at > at)]

@@ -1,7 +1,8 @@
-"""Asks for a moment whether a host answers connects. `core/reachability.py` says what an answer means.
+"""TCP connects to hosts and ports: whether a host answers, whether a program listens, and which port is free.
 
-Called by `gateway/ray_cluster.py` about the host of a supervisor that is late. The supervisor watches the
-hosts of its workers all the time, with `supervisor/workers/probes.py`.
+`core/reachability.py` says what the answer of a host means. `gateway/ray_cluster.py` asks about the host of a
+supervisor that is late, and whether the port of the head is open. The supervisor watches the hosts of its workers all
+the time, with `supervisor/workers/probes.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from shoal_service.core.reachability import HURRIED_S
 
 
 def answers(host: str, port: int, *, within_s: float) -> bool:
-    """One of the connects, made every 0.2 s, was accepted or refused. Blocks until the first answer, `within_s` at
-    most."""
+    """Whether the host accepted or refused one of the connects that are made every 0.2 s.
+
+    Blocks until the first answer, `within_s` at most.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     give_up = time.monotonic() + within_s
     poll = select.poll()
@@ -37,6 +40,24 @@ def answers(host: str, port: int, *, within_s: float) -> bool:
     finally:
         for attempt in attempts.values():
             attempt.close()
+
+
+def listens(address: str) -> bool:
+    """Whether a process accepts connections at this address, host:port."""
+    host, port = address.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), timeout=2.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that no process uses now. Another process may take it before the caller does."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _is_answer(code: int) -> bool:

@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from shoal_service.cluster.connects import free_port, listens
 from shoal_service.cluster.embedded_node import (
     GCS,
     HEAD,
@@ -46,8 +47,6 @@ from shoal_service.cluster.process_sessions import (
     SessionsRemain,
     command_of,
     end_session,
-    free_port,
-    listens,
     pids_of_session,
 )
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
@@ -103,10 +102,10 @@ class EmbeddedCluster:
         self._note = EmbeddedNote(address="", pids=(), temp_dir="")
         self._lock = threading.Lock()
         self._is_stopped = False
-        """Also read by a start that is under way, which then ends."""
+        """A start that is under way reads it too, and then ends."""
         self._away: tuple[str, ...] = ()
         self.adopted = False
-        """True: the cluster was already running."""
+        """Whether the cluster was already running."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -144,8 +143,8 @@ class EmbeddedCluster:
                 self._check_away()
 
     def heal(self) -> bool:
-        """Start the head again if it has died, the nodes if all of them have died, and a dead node of several after its
-        pause; True: something was started. Call it after `start`; after `stop` it does nothing."""
+        """Starts the head if it has died, the nodes if all of them have died, and one dead node of several after its
+        pause. Returns whether something was started. Call it after `start`; after `stop` it does nothing."""
         with self._lock:
             if self._is_stopped:
                 return False
@@ -155,10 +154,8 @@ class EmbeddedCluster:
                 self._check_away()
 
     def stop(self) -> None:
-        """End all processes of the note's sessions, and remove their temporary files.
-
-        By SIGKILL: there is nothing to save, and Ray takes ten seconds and more after a SIGTERM.
-        """
+        """Ends all processes of the note's sessions with SIGKILL, and removes their temporary files. There is nothing
+        to save, and Ray takes ten seconds and more after a SIGTERM."""
         self._is_stopped = True
         with self._lock:
             self._stop()
@@ -209,7 +206,7 @@ class EmbeddedCluster:
         return True
 
     def _start_due_nodes(self) -> bool:
-        """The dead nodes of a cluster whose head runs, each once its pause is over."""
+        """Starts the dead nodes of a cluster whose head runs, each once its pause is over."""
         now, due = self._monotonic(), []
         for node in self._note.nodes[1:]:
             life = self._lives[node.number] = seen(self._lives.get(node.number, NodeLife()), node.runs(RAYLET), now)
@@ -226,7 +223,8 @@ class EmbeddedCluster:
         return True
 
     def _is_joined_by_others(self) -> bool:
-        """Nodes that are not in the note belong to this cluster: it can train without those of the note."""
+        """Whether nodes that are not in the note belong to this cluster, which can then train without those of the
+        note."""
         return bool(set(raylets_of(self.address)) - set(self._note.nodes[HEAD].pids_of(RAYLET)))
 
     def _stop(self) -> None:
@@ -247,7 +245,7 @@ class EmbeddedCluster:
         self._away = away
 
     def _start_nodes(self, numbers: Iterable[int]) -> None:
-        """The head first; then all others at the same time. A node that runs is left alone."""
+        """Starts the head first, then all others at the same time. A node that runs is left alone."""
         pending = [number for number in numbers if not self._note.nodes[number].runs(RAYLET)]
         if HEAD in pending:
             self._start_together([HEAD])
@@ -289,7 +287,8 @@ class EmbeddedCluster:
             process.wait()
 
     def _say_up(self, number: int) -> None:
-        """The head of several nodes trains nothing, so it is none of those that the user asked for."""
+        """Says for people that a node is up. The head of several nodes trains nothing, so it is not counted among the
+        nodes that the user asked for."""
         others = self._note.nodes[1:]
         if number == HEAD:
             self._say("Ray: the head is up")
@@ -297,7 +296,7 @@ class EmbeddedCluster:
             self._say(f"Ray: node {number} is up, {sum(node.has_been_up for node in others)} of {len(others)}")
 
     def _launch(self, number: int) -> subprocess.Popen[bytes]:
-        """One `ray start`, the leader of its own session."""
+        """Runs one `ray start`, which leads a session of its own."""
         node = self._note.nodes[number].model_copy(update={"has_been_up": False})
         self._note = self._note.with_node(node)
         self._end_sessions(node)  # what may remain of its last start
@@ -306,7 +305,7 @@ class EmbeddedCluster:
         return self._spawn(number, command, start_environment(self._note, node), self._log_path(number))
 
     def _check_up(self, numbers: list[int]) -> None:
-        """Raises EmbeddedClusterFailed if none of them runs."""
+        """Checks that one of them runs. Raises EmbeddedClusterFailed if none does."""
         if self._is_stopped:
             raise EmbeddedClusterFailed("stopped before it was up")
         if not any(self._note.nodes[number].runs(RAYLET) for number in numbers):
@@ -357,7 +356,8 @@ class EmbeddedCluster:
 
 
 def _is_ray(leader: int) -> bool:
-    """The session's number may have been reused by another program since the note was written."""
+    """Whether the session is still one of Ray. Another program may have reused its number since the note was
+    written."""
     return any("ray" in part for pid in pids_of_session(leader) for part in command_of(pid)[:3])
 
 

@@ -30,7 +30,7 @@ class EmbeddedNode(Frozen):
     sessions: tuple[int, ...] = ()
     """Every session that was started for it."""
     has_been_up: bool = False
-    """It has joined the cluster since its last start."""
+    """Whether the node has joined the cluster since its last start."""
 
     @property
     def ip(self) -> str:
@@ -40,11 +40,11 @@ class EmbeddedNode(Frozen):
         return next(self.pids_of(program), None) is not None
 
     def has_lost(self, program: str) -> bool:
-        """Such a process has died, and the `ray start` that started it still waits for it."""
+        """Whether such a process has died while the `ray start` that started it still waits for it."""
         return any(program.endswith(f"/{name}") for session in self.sessions for name in died_in_session(session))
 
     def pids_of(self, program: str) -> Iterator[int]:
-        """Pids of its processes that run this program."""
+        """Pids of the node's processes that run this program."""
         for session in self.sessions:
             for pid in pids_of_session(session):
                 if command_of(pid)[:1] and command_of(pid)[0].endswith(program):
@@ -67,7 +67,7 @@ class EmbeddedNote(Frozen):
 
     @staticmethod
     def read(path: Path) -> EmbeddedNote | None:
-        """None: there is no note, or not a valid one."""
+        """Reads the note; None if there is none, or if it is not valid."""
         try:
             return EmbeddedNote.model_validate_json(path.read_text())
         except (FileNotFoundError, ValidationError):
@@ -86,8 +86,8 @@ class EmbeddedNote(Frozen):
 
 
 def start_command(note: EmbeddedNote, node: EmbeddedNode, *, num_cpus: int, num_gpus: int) -> list[str]:
-    """`ray start` of a node. It ends when its node is up, and its child processes stay. With `--block` it would end
-    all of them when one dies, and the GCS could not be started again alone."""
+    """The `ray start` command of a node. It ends when the node is up, and its child processes stay. With `--block` it
+    would end all of them when one dies, and the GCS could not be started again alone."""
     return [
         *(sys.executable, "-m", "ray.scripts.scripts", "start"),
         f"--node-ip-address={node.ip}",
@@ -103,7 +103,7 @@ def start_command(note: EmbeddedNote, node: EmbeddedNode, *, num_cpus: int, num_
 
 
 def private_file(path: Path) -> IO[bytes]:
-    """Opened to be written anew; of the owner only, also if it existed with another mode."""
+    """Opens a file to write it anew. Only the owner may read it, also if it existed with another mode."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     os.fchmod(descriptor, 0o600)
     return os.fdopen(descriptor, "wb")
@@ -123,23 +123,24 @@ def raylets_of(address: str) -> list[int]:
 
 
 def start_environment(note: EmbeddedNote, node: EmbeddedNode) -> dict[str, str]:
-    """Environment of a node's processes, besides that of every process of the cluster."""
+    """The variables of a node's processes, besides those of every process of the cluster."""
     return gcs_environment(note) if node.number == HEAD else _JOIN_ENVIRONMENT
 
 
 def gcs_environment(note: EmbeddedNote) -> dict[str, str]:
-    """Keeps the head's tables on disk, so that a head that dies alone finds its live actors after its restart."""
+    """Variables that keep the head's tables on disk, so that a head that dies alone finds its live actors after its
+    restart."""
     return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{note.temp_dir}/gcs"}
 
 
 _JOIN_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
-"""Without it Ray refuses a second node on loopback."""
+"""Ray refuses a second node on loopback without it."""
 
 
 def _temp_dir(note: EmbeddedNote, node: EmbeddedNode) -> str:
-    """A directory of its own for each node. In a shared directory Ray names a raylet's socket by the first unused
-    number, and binds it seconds later: of two nodes that started at the same time one died of `Address already in use`.
-    Ray opens it to everybody (0777), but not the one above."""
+    """The directory of a node, which no other node uses. In a shared directory Ray names a raylet's socket by the first
+    unused number, and binds it seconds later: of two nodes that started at the same time one died of `Address already
+    in use`. Ray opens it to everybody (0777), but not the one above."""
     return f"{note.temp_dir}/{node.number}"
 
 
@@ -153,6 +154,6 @@ def _head_arguments(note: EmbeddedNote) -> tuple[str, ...]:
 
 
 def _join_arguments(note: EmbeddedNote) -> tuple[str, ...]:
-    """The head's address as IPv6. Ray replaces an IPv4 loopback address by the host's own address, at which the head
-    does not listen."""
+    """Gives the head's address as IPv6. Ray replaces an IPv4 loopback address by the host's own address, at which the
+    head does not listen."""
     return (f"--address=[::ffff:127.0.0.1]:{note.address.rpartition(':')[2]}",)

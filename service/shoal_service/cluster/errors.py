@@ -1,4 +1,4 @@
-"""Errors of the cluster's room: what Ray, its head or a supervisor did not answer. Imports no Ray."""
+"""Errors of the package `cluster`: Ray, its head or a supervisor did not answer. Imports no Ray."""
 
 from __future__ import annotations
 

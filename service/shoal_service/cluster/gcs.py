@@ -1,4 +1,5 @@
-"""The head's tables (Ray's GCS), read and written with a deadline: nodes, announced drains, the key-value store.
+"""Reads and writes the head's tables (Ray's GCS) with a deadline: nodes, announced drains, actors and how their
+processes have ended, the key-value store.
 
 Ray's public calls wait for a head that is away, for minutes if necessary. The calls here raise GcsUnavailable after two
 seconds. Called by the supervisor and by `gateway/ray_cluster.py`. The client of the GCS is not a public interface, see
@@ -8,15 +9,20 @@ seconds. Called by the supervisor and by `gateway/ray_cluster.py`. The client of
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 from ray.exceptions import RaySystemError, RpcError
 
+import ray
 from ray import ActorID
 from shoal_service.cluster.errors import GcsUnavailable
+from shoal_service.core.supervisor_starts import ProcessEnd
 from shoal_workers import ray_internals
 
+_log = logging.getLogger(__name__)
 _TIMEOUT_S = 2.0
 
 
@@ -112,11 +118,17 @@ def node_of(actor_id: str, timeout_s: float = _TIMEOUT_S) -> str:
     return str(info.address.node_id.hex())
 
 
-def replaced_processes(actor_id: str, timeout_s: float = _TIMEOUT_S) -> list[bytes]:
-    """Ray's ids of the last processes of the actor before its present one, ten at most, oldest first. Not from the
+def ends_of(actor_id: str, last: int) -> tuple[ProcessEnd, ...]:
+    """How the last processes of an actor before its present one have ended, oldest first; fewer if the head does not
+    know more. A supervisor that died again and again asks, to say why. Blocks for some seconds at most. Not from the
     thread of an event loop."""
-    info = _actor_info(actor_id, timeout_s)
-    return [one.worker_id for one in info.previous_incarnations] if info is not None else []
+    try:
+        worker_ids = _replaced_processes(actor_id)[-last:]
+        found = ray_internals.ends_of_processes(ray.get_runtime_context().gcs_address, worker_ids, _TIMEOUT_S)
+        return tuple(ProcessEnd(lacked_memory, words) for lacked_memory, words in found)
+    except (GcsUnavailable, grpc.RpcError) as error:
+        _log.warning("process_ends.unknown", extra={"error": str(error)})
+        return ()
 
 
 async def died_at(actor_id: str, timeout_s: float = _TIMEOUT_S) -> float | None:
@@ -159,8 +171,14 @@ class GcsKeyValueStore:
         _call("internal_kv_del", prefix, True, self._namespace)
 
 
+def _replaced_processes(actor_id: str, timeout_s: float = _TIMEOUT_S) -> list[bytes]:
+    """Ray's ids of the last processes of the actor before its present one, ten at most, oldest first."""
+    info = _actor_info(actor_id, timeout_s)
+    return [one.worker_id for one in info.previous_incarnations] if info is not None else []
+
+
 def _actor_info(actor_id: str, timeout_s: float) -> Any:
-    """None: the head does not know the actor."""
+    """What the head knows of the actor; None: it does not know it."""
     client = ray_internals.head()
     if client is None:
         raise GcsUnavailable("not connected to a Ray cluster")

@@ -22,7 +22,7 @@ class Hardware:
 
 
 class TooManyNodes(ValueError):
-    """More Ray nodes than CPUs."""
+    """There are more Ray nodes than CPUs."""
 
     def __init__(self, nodes: int, cpus: int, *, found: bool) -> None:
         super().__init__(nodes, cpus)
@@ -41,13 +41,14 @@ def find(environment: Mapping[str, str], dev: Path = Path("/dev"), proc: Path = 
 
 
 def require_cpus(nodes: int, cpus: int, *, found: bool) -> None:
-    """`found`: the CPUs are those of this machine, no setting. Raises TooManyNodes."""
+    """Checks that there is a CPU for each node. Raises TooManyNodes. `found`: the CPUs were found on this machine, not
+    set."""
     if nodes > cpus:
         raise TooManyNodes(nodes, cpus, found=found)
 
 
 def _gpus(environment: Mapping[str, str], dev: Path) -> int:
-    """Devices of the NVIDIA driver, and no more than CUDA_VISIBLE_DEVICES lets the workers see."""
+    """Number of the NVIDIA driver's devices, and no more than CUDA_VISIBLE_DEVICES lets the workers see."""
     try:
         present = sum(_GPU.fullmatch(entry.name) is not None for entry in dev.iterdir())
     except OSError:

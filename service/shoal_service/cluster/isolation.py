@@ -79,7 +79,7 @@ class Account:
         return {"HOME": str(self.home), "USER": self.name, "LOGNAME": self.name}
 
     def adapted(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """An environment of the server's user as one of this account: without that user's directories."""
+        """Makes an environment of the server's user one of this account: without that user's directories."""
         kept = {name: value for name, value in environment.items() if not name.startswith("XDG_") and name != "MAIL"}
         return {**kept, **self.environment}
 
@@ -92,7 +92,8 @@ class Isolation:
     gateway: Account
 
     def remove_attempts(self, attempts: Sequence[tuple[str, int]]) -> None:
-        """What processes of these attempts left in shared memory, as their user: root must not follow their links."""
+        """Removes what processes of these attempts left in shared memory. It runs as their user, because root must not
+        follow their links."""
         if attempts:
             _python(self.workers, _REMOVE, [list(one) for one in attempts])
 
@@ -102,16 +103,16 @@ class IsolationConfig:
     user: str
     gateway_user: str
     home: Path
-    """Home directory of the workers; made if it is not there."""
+    """Home directory of the workers. It is made if it does not exist."""
     state_dir: Path
     checkpoints: Path | None
-    """It is made if it is not there. None: checkpoints are not on this machine."""
+    """Directory of the checkpoints. It is made if it does not exist. None: checkpoints are not on this machine."""
     secrets: Mapping[str, Path] = field(default_factory=dict)
-    """By the name of the setting: files and directories that these users must not read."""
+    """Files and directories that these users must not read, by the name of the setting."""
 
 
 def isolate(config: IsolationConfig) -> Isolation:
-    """The accounts, after their directories were made, and processes of theirs have looked at what is open to them.
+    """Makes the directories of the accounts, and lets processes of theirs look at what is open to them.
 
     Raises:
         IsolationError
@@ -148,7 +149,7 @@ def isolate(config: IsolationConfig) -> Isolation:
 
 
 def account(setting: str, name: str, home: Path, groups: tuple[int, ...] = ()) -> Account:
-    """A user by name or number. Raises IsolationError."""
+    """Finds a user by name or number. Raises IsolationError."""
     try:
         entry = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
         found = Account(entry.pw_name, entry.pw_uid, entry.pw_gid, home, groups)
@@ -172,7 +173,7 @@ def _is_privileged(gid: int) -> bool:
 
 
 def _make(setting: str, directory: Path, owner: Account) -> None:
-    """Makes the directory with this owner, if it is not there. What is there keeps its owner: it may have files of
+    """Makes the directory with this owner, if it does not exist. An existing one keeps its owner: it may have files of
     others."""
     try:
         directory.mkdir(parents=True, mode=0o755)
@@ -208,7 +209,8 @@ def _look(setting: str, user: Account, closed: Mapping[str, Path], needed: Mappi
 
 
 def _python(user: Account, program: str, argument: object) -> str:
-    """Output of a program that reads JSON. It has nothing of this process's environment but where modules are."""
+    """Runs a program that reads JSON, and returns its output. It has nothing of this process's environment but where
+    modules are."""
     modules = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     done: subprocess.CompletedProcess[str] = subprocess.run(
         [sys.executable, "-c", program],

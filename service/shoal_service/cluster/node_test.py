@@ -17,16 +17,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import ray
 
 _START_S = 90.0
-"""The start of a process that imports torch on a busy machine."""
+"""Time for the start of a process that imports torch on a busy machine."""
 _TEST_S = 60.0
 
 
 class NodeTestActor:
-    """One process on one node, for one test. It answers in words: an exception of torch would make the control plane,
-    which reads it, import torch."""
+    """One process on one node, for one test.
+
+    It answers in words: an exception of torch would make the control plane, which reads it, import torch.
+    """
 
     def matmul(self, device: str) -> str:
-        """What was wrong; empty: it passed."""
+        """Computes on the device; says what was wrong, empty if nothing was."""
         from shoal_workers import node_test
 
         return _in_words(lambda: node_test.matmul_fault(device))
@@ -52,7 +54,8 @@ def _in_words(test: Callable[[], str]) -> str:
 
 
 async def fault_of_node(suspect: str, partner: str | None, *, has_gpu: bool) -> str:
-    """What a test of the suspected node found; empty: it passed. Takes seconds, and two and a half minutes at most."""
+    """Tests the suspected node, and says what was wrong; empty if it passed. Takes seconds, and two and a half minutes
+    at most."""
     actors = [_start(suspect, has_gpu=has_gpu)]
     if partner is not None:
         actors.append(_start(partner, has_gpu=False))

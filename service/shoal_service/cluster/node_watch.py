@@ -20,7 +20,7 @@ _PERIOD_S = 0.5
 
 
 class GcsNodeWatch:
-    """The real `protocols.NodeWatch`: reads the head's node table every half second."""
+    """Reads the head's node table every half second. The real `protocols.NodeWatch`."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()
@@ -29,7 +29,7 @@ class GcsNodeWatch:
         threading.Thread(target=self._run, args=(report,), name="node-watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Does not wait for a request that is under way."""
+        """Ends the watch. Does not wait for a request that is under way."""
         self._stop.set()
 
     def dead_nodes(self) -> frozenset[str]:

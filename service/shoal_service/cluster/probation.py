@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class NodeTester(Protocol):
-    """The part of `control.protocols.Cluster` that probation needs."""
+    """What probation needs of `control.protocols.Cluster`."""
 
     async def fault_of_node(self, suspect: Node, partner: str | None) -> str: ...
 
@@ -64,7 +64,7 @@ class Probation:
             self._test = asyncio.create_task(self._run(node, partner, suspicion, epoch))
 
     def stop(self) -> None:
-        """The lease is lost: its next holder repeats the test."""
+        """Cancels the test, because the lease is lost. Its next holder repeats the test."""
         if self._test is not None:
             self._test.cancel()
             self._test = None

@@ -1,5 +1,4 @@
-"""The processes of a session, from /proc: their pids, their programs, and how to end all of them, with their children
-in other sessions.
+"""Finds the processes of a session in /proc: their pids, their programs, and how to end all of them.
 
 A session outlives its leader, and its number is not reused while one of its processes lives. Used by the embedded
 cluster only, which must find the processes of an earlier control plane.
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +32,7 @@ def died_in_session(leader: int) -> list[str]:
 
 
 def command_of(pid: int) -> tuple[str, ...]:
-    """The command line of a process; empty: it has ended."""
+    """The command line of a process; empty if it has ended."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -43,8 +41,8 @@ def command_of(pid: int) -> tuple[str, ...]:
 
 
 def end_session(leader: int) -> None:
-    """Kill every process of the session, whatever its process group, until there is none; and what they have started
-    in other sessions, as a task may."""
+    """Kills every process of the session, whatever its process group, until there is none. Kills also what they have
+    started in other sessions, as a task may."""
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while pids := pids_of_session(leader):
         for pid in [*_below(pids), *pids]:  # before their ancestors, by which they are found
@@ -59,25 +57,9 @@ def end_session(leader: int) -> None:
     _reap(leader)
 
 
-def listens(address: str) -> bool:
-    """A process accepts connections at host:port."""
-    host, port = address.rsplit(":", 1)
-    try:
-        socket.create_connection((host, int(port)), timeout=2.0).close()
-    except OSError:
-        return False
-    return True
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _of_session(leader: int) -> Iterator[int]:
-    """Makes one system call per process. Reading each `stat` file took 20 ms per call, once a second for each node."""
+    """Pids of the session, with one system call per process. Reading each `stat` file took 20 ms per call, once a
+    second for each node."""
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and os.getsid(int(entry.name)) == leader:
@@ -87,7 +69,7 @@ def _of_session(leader: int) -> Iterator[int]:
 
 
 def _below(pids: list[int]) -> list[int]:
-    """The descendants that are of another session."""
+    """Descendants of these processes that are in another session."""
     children: dict[int, list[int]] = {}
     for child, parent in parents().items():
         children.setdefault(parent, []).append(child)
@@ -99,7 +81,7 @@ def _below(pids: list[int]) -> list[int]:
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """Name and state (one letter) of a process; empty: it has ended."""
+    """Name and state (one letter) of a process; empty if it has ended."""
     try:
         head, _, tail = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")
     except OSError:

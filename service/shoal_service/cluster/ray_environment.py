@@ -1,4 +1,4 @@
-"""Ray's settings for Shoal, as environment variables, and what the processes of a cluster inherit of the server's own.
+"""Ray's settings for Shoal, as environment variables, and what the cluster's processes inherit of the server's own.
 
 `shoal serve` sets CLUSTER_ENVIRONMENT for the head, every node and every driver of the cluster that it starts.
 docs/ray-cluster.md explains each one. deploy/ray.env is the same list for clusters that are started in another way (a
@@ -40,12 +40,12 @@ RAY_ACCESS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _OF_THE_SERVICE = ("SHOAL_", "PG")
 """Settings of the server, and of libpq: host, user and password of its database."""
 _CREDENTIALS = frozenset({"CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"})
-"""What systemd gives to a service alone."""
+"""Variables that systemd gives to a service alone."""
 _DATABASE = re.compile(r"\b(?:postgres(?:ql)?|mysql|mariadb|sqlite|oracle|mssql)(?:\+\w+)?://", re.IGNORECASE)
 
 
 def inherited(environment: Mapping[str, str], *, keep_ray_access: bool = False) -> dict[str, str]:
-    """What a process that is not the server itself may have of the server's environment: job code reads its own.
+    """The part of the server's environment that another process may have, since the code of a job can read its own.
 
     Left out are the settings of Shoal and of the database, every value with a database URL in it, systemd's
     credentials, and the token of a Ray cluster unless `keep_ray_access`.

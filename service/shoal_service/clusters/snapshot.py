@@ -22,7 +22,7 @@ class Reservation:
     node_id: str
     need: WorkerNeed
     is_alive: bool = True
-    """False: Ray is creating it, and may or may not have reserved the resources by now."""
+    """False while Ray is creating the worker, which may or may not have reserved the resources by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class ClusterSnapshot:
     reservations: tuple[Reservation, ...] = ()
     """Reservations of the workers of all jobs."""
     attempts: frozenset[AttemptKey] = frozenset()
-    """Those that have actors, also of other control planes."""
+    """Attempts that have actors, also those of other control planes."""
     failed: frozenset[AttemptKey] = frozenset()
-    """Those whose supervisor Ray could not create, until they are started again or reaped."""
+    """Attempts whose supervisor Ray could not create, until they are started again or reaped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class FoundSupervisor:
     """The actor of an attempt's supervisor, which may be starting."""
 
     can_dial: bool
-    """False: a release whose supervisors are called, and do not dial home, has started it."""
+    """False if a release has started it whose supervisors are called, and do not dial home."""
     dials_here: bool
-    """It was given the address that supervisors of this cluster have now."""
+    """Whether it was given the address that supervisors of this cluster have now."""
 
 
 @dataclass(frozen=True, slots=True)

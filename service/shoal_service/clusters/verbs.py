@@ -36,19 +36,23 @@ class RayVerbs(Protocol):
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
     ) -> None:
-        """Idempotent: an attempt has one supervisor. One that was given another `home` is replaced. It is kept off
-        `avoid_nodes` if there are other nodes. `places`: how many of its workers are expected on which node, once
-        others have given these places back; their processes may start at once. The cluster fills in the address of
-        `config.home`."""
+        """Starts the supervisor of an attempt. Idempotent: an attempt has one supervisor. One that was given another
+        `home` is replaced.
+
+        It is kept off `avoid_nodes` if there are other nodes. `places`: how many of its workers are expected on which
+        node, once others have given these places back; their processes may start at once. The cluster fills in the
+        address of `config.home`.
+        """
 
     def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
-        """Called again and again: has a process started, now and then, in which the next supervisor begins at once."""
+        """Has a process started, now and then, in which the next supervisor begins at once. It is called again and
+        again."""
 
     def find_supervisor(self, job_id: str, attempt: int) -> FoundSupervisor | None:
-        """None: no actor of the attempt's supervisor is there, and Ray makes none any more."""
+        """Finds the actor of the attempt's supervisor. None: there is none, and Ray makes none any more."""
 
     def why_gone(self, job_id: str, attempt: int) -> Words:
-        """Why there is none, in Ray's words; empty: not known."""
+        """Why there is no supervisor, in Ray's words; empty: not known."""
 
     def silent_supervisor(self, job_id: str, attempt: int) -> Words:
         """The node of the attempt's supervisor, if its host answers no connect for 1.5 s although the head answers;
@@ -76,7 +80,7 @@ class RayVerbs(Protocol):
         """The packages that no process has used for `for_s` seconds, on all nodes that are alive and answer."""
 
     async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
-        """False: they were used meanwhile, or the node does not answer."""
+        """Removes a set of packages. False: they were used meanwhile, or the node does not answer."""
 
     def request_room(self, workers: tuple[tuple[RoomKind, int], ...]) -> None:
         """Asks the cluster's autoscaler for room for these numbers of workers by kind. Replaces the last request."""

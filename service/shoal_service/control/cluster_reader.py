@@ -35,7 +35,7 @@ READ_S = 1.0
 """A cluster is read again after this time."""
 _SNAPSHOT_S = 5.0
 _LATE_S = 0.3
-"""A pass waits this long for one cluster of several."""
+"""A pass waits this long for one cluster, if there are several."""
 _NOTHING = WorkerNeed()
 
 
@@ -69,38 +69,38 @@ class ClusterReader:
         )
 
     def expire(self, cluster: str) -> None:
-        """A node or an attempt has changed there: the next `read` has the cluster looked at."""
+        """Notes that a node or an attempt has changed in the cluster. The next `read` has the cluster looked at."""
         if (reading := self._readings.get(cluster or self._clusters.own)) is not None:
             reading.is_expired = True
 
     def nodes_of(self, cluster: str) -> tuple[NodeView, ...]:
-        """Nodes of one cluster as it has reported them last, also if it is away."""
+        """The nodes of one cluster as it has reported them last, also if it is away."""
         reading = self._readings.get(cluster or self._clusters.own)
         return () if reading is None else reading.nodes
 
     @property
     def connected_nodes(self) -> tuple[NodeView, ...]:
-        """Nodes of the clusters that answer."""
+        """The nodes of the clusters that answer."""
         return tuple(node for one in self._readings.values() if not one.why_away for node in one.nodes)
 
     @property
     def connected(self) -> tuple[str, ...]:
-        """The clusters that answer."""
+        """Names of the clusters that answer."""
         return tuple(name for name, one in self._readings.items() if not one.why_away)
 
     def why_away(self, cluster: str) -> str:
-        """Why it is not one of these; empty: it is."""
+        """Why a cluster does not count as connected; empty if it does."""
         name = cluster or self._clusters.own
         reading = self._readings.get(name)
         return f"no cluster has joined under the name {name!r}" if reading is None else reading.why_away
 
     def attempts(self, cluster: str) -> frozenset[AttemptKey]:
-        """Attempts that have actors there."""
+        """Attempts that have actors in the cluster."""
         snapshot = self._readings[cluster].snapshot
         return frozenset() if snapshot is None else snapshot.attempts
 
     async def read(self, lease: Lease | None, clusters_of_jobs: Mapping[str, str]) -> bool:
-        """False: no cluster answers; the last view is kept, marked as not connected.
+        """Reads all clusters. False: no cluster answers, and the last view is kept, marked as not connected.
 
         Args:
             clusters_of_jobs: of the jobs with an attempt, by job id.
@@ -154,7 +154,7 @@ class ClusterReader:
                 continue
             gone |= {n.node_id for n in one.snapshot.nodes if not n.alive} & {*requested, *suspicions, *cordons}
             found[name] = _of_cluster(one.snapshot.nodes, name, joined[name], cordons)
-        if gone and lease is not None:
+        if gone and lease is not None:  # Ray never reuses the id of a dead node, so its rows are of no use
             with store.write(lease.epoch) as tx:
                 node_records.forget(tx, frozenset(gone))
         all_nodes = tuple(node for nodes in found.values() for node in nodes)
@@ -190,7 +190,7 @@ class ClusterReader:
 
 
 class _Reading:
-    """What is known of one cluster."""
+    """What this process knows of one cluster."""
 
     def __init__(self, name: str, clock: Clock) -> None:
         self.name = name
@@ -199,14 +199,14 @@ class _Reading:
         self._task: asyncio.Task[ClusterSnapshot] | None = None
         self._began_mono = self._read_mono = 0.0
         self._is_new = False
-        """The newest snapshot was not observed yet."""
+        """Whether the newest snapshot was not observed yet."""
         self.snapshot: ClusterSnapshot | None = None
-        """None: it is away."""
+        """The snapshot that counts; None: the cluster is away."""
         self.seen: ClusterSnapshot | None = None
-        """The newest one, also if it is away now."""
+        """The newest snapshot, also if the cluster is away now."""
         self.why_away = "its gateway has not reported yet"
         self.is_expired = False
-        """Something has changed since the gateway has reported."""
+        """Whether something has changed since the gateway has reported."""
         self.nodes: tuple[NodeView, ...] = ()
         self.foreign: dict[str, WorkerNeed] = {}
 
@@ -215,8 +215,8 @@ class _Reading:
         return self.snapshot is None or self.is_expired or age_s >= READ_S
 
     def begin(self, cluster: Cluster) -> asyncio.Task[ClusterSnapshot] | None:
-        """One call at a time: a call that hangs is asked about again in the next pass. None: it hangs, so nothing waits
-        for it."""
+        """Begins a call, one at a time. A call that hangs is asked about again in the next pass. None: it hangs, so
+        nothing waits for it."""
         mono = self._clock.monotonic()
         if self._task is None:
             self._task = asyncio.create_task(asyncio.to_thread(cluster.snapshot, fresh=self.is_expired))
@@ -227,7 +227,7 @@ class _Reading:
         return self._task
 
     def take(self) -> None:
-        """What has come of the call. Raises what is no error of the cluster."""
+        """Takes the result of the call. Raises what is no error of the cluster."""
         mono, task = self._clock.monotonic(), self._task
         assert task is not None
         if not task.done():
@@ -243,7 +243,7 @@ class _Reading:
         self.why_away, self._read_mono, self._is_new = "", mono, True
 
     def observe(self, job_ids: set[str]) -> None:
-        """`job_ids`: of the jobs with an attempt there."""
+        """Observes the newest snapshot. `job_ids`: of the jobs with an attempt there."""
         if self._is_new and self.snapshot is not None:
             self.foreign = self._foreign_use.observe(self.snapshot, job_ids, self._read_mono)
             self._is_new = False
@@ -274,7 +274,7 @@ class _Reading:
 
 
 def _of_cluster(nodes: Sequence[Node], name: str, joined: JoinedAs, cordons: Mapping[str, Cordon]) -> tuple[Node, ...]:
-    """The nodes of a snapshot as nodes of that cluster: with its name, its labels under their own, and its cordon."""
+    """Makes the nodes of a snapshot those of the cluster: with its name, its labels under their own, and its cordon."""
     of_all = node_rules.cordon_of_cluster(name, joined.cordon)
     return tuple(
         node.model_copy(
@@ -294,7 +294,7 @@ def _view_of(node: Node, foreign: Mapping[str, WorkerNeed]) -> NodeView:
 
 
 def _retrieve(task: asyncio.Task[ClusterSnapshot]) -> None:
-    """The error of a call that is no longer waited for is not reported as a lost one."""
+    """Retrieves the error of a call that is no longer waited for, so that asyncio does not report it as a lost one."""
     if not task.cancelled():
         task.exception()
 
@@ -302,7 +302,7 @@ def _retrieve(task: asyncio.Task[ClusterSnapshot]) -> None:
 def _by_job(
     seen: Sequence[tuple[str, ClusterSnapshot]], clusters_of_jobs: Mapping[str, str]
 ) -> dict[str, dict[str, int]]:
-    """Leaves out what is left of an earlier attempt in another cluster."""
+    """Groups by job, without what is left of an earlier attempt in another cluster."""
     found: dict[str, dict[str, int]] = {}
     for name, snapshot in seen:
         for one in snapshot.reservations:

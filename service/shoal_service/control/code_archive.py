@@ -51,7 +51,7 @@ class CodeArchiveError(ValueError):
 
 
 def pack(working_dir: str | Path, *, max_bytes: int = MAX_ARCHIVE_BYTES) -> CodeArchive:
-    """Pack a directory.
+    """Packs a directory.
 
     Raises:
         CodeArchiveError: not a directory, a link that leads out of it, too many files, or too large (the largest files
@@ -129,7 +129,7 @@ def _require_few(data: bytes) -> None:
 
 
 def _require_bounded(entries: list[zipfile.ZipInfo], num_bytes: int) -> None:
-    """What reading all entries takes is bounded by what the archive itself holds, and by what it declares."""
+    """Requires that the archive's size and what it declares bound the cost of reading all entries."""
     unpacked_bytes = sum(entry.file_size for entry in entries)
     if unpacked_bytes > 16 * MAX_ARCHIVE_BYTES:
         raise CodeArchiveError(f"the archive unpacks to {unpacked_bytes} bytes, more than 1 GiB.")
@@ -143,7 +143,7 @@ def _require_bounded(entries: list[zipfile.ZipInfo], num_bytes: int) -> None:
 
 
 def _damaged(archive: zipfile.ZipFile, entries: list[zipfile.ZipInfo], within_s: float) -> str | None:
-    """The first entry whose content differs from its checksum."""
+    """Finds the first entry whose content differs from its checksum."""
     ends_mono = time.monotonic() + within_s
     for entry in entries:
         try:
@@ -159,7 +159,7 @@ def _damaged(archive: zipfile.ZipFile, entries: list[zipfile.ZipInfo], within_s:
 
 
 def _require_plain(entries: list[zipfile.ZipInfo]) -> None:
-    """Every entry is a file or a directory with a name of its own, below the archive's root."""
+    """Requires that every entry is a file or a directory with a name of its own, below the archive's root."""
     files: set[str] = set()
     folders: set[str] = set()
     for entry in entries:
@@ -189,7 +189,7 @@ def _shown(name: str) -> str:
 
 
 def _files_of(root: Path) -> dict[str, Path]:
-    """Regular files by their name in the archive, sorted: the order must not depend on the file system."""
+    """The regular files by their name in the archive, sorted, because the order must not depend on the file system."""
     inside = root.resolve()
     found: dict[str, Path] = {}
     for folder, subfolders, names in os.walk(root, followlinks=False):

@@ -49,7 +49,7 @@ from shoal_service.store.errors import LeaseLost
 from shoal_service.store.hub import REQUESTS
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
-from shoal_service.telemetry.pass_times import PassTimes
+from shoal_service.telemetry.tallies import PassTimes
 from shoal_service.views import JobView
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.messages import Stacks
@@ -97,7 +97,7 @@ class ControlLoop:
         self._drivers: dict[tuple[str, int], tuple[Driver, asyncio.Task[None]]] = {}
         self._quarantined: frozenset[str] = frozenset()
         self._probations: dict[str, Probation] = {}
-        """By cluster."""
+        """Probations by cluster."""
         self._errands = Errands()
         self._times = times or PassTimes()
         self._reader = ClusterReader(store, clusters, clock, config.max_probation)
@@ -110,16 +110,16 @@ class ControlLoop:
         self._moving = Moving(store, clusters, self._reader, self._links, clock, config.checkpoint_url)
         self._last_market: MarketState | None = None
         self._decided_for: object = None
-        """What the last decisions were taken for; None: they changed something."""
+        """The state for which the last decisions were taken; None: they changed something."""
         self._decided_mono = 0.0
         self._requested: dict[str, tuple[dict[RoomKind, int], float]] = {}
-        """By cluster: the last request to its autoscaler, and the monotonic time of that request."""
+        """The last request to each cluster's autoscaler, and the monotonic time of that request."""
         self._sizes: dict[str, tuple[str, JobState, int]] = {}
         """Cluster, state and workers of each job with an attempt, in the last pass."""
         self._woken = asyncio.Event()
         self._is_requested = asyncio.Event()
         self._show_saving: Callable[[Sequence[DriveRow]], None] | None = None
-        """Not None: the server stops, and every attempt saves and ends."""
+        """Set while the server stops, and every attempt saves and ends."""
         self._is_saved = False
         self.given_up: tuple[tuple[str, int], ...] = ()
         """Job and number of each attempt that was not saved when the server ended the cluster."""
@@ -129,7 +129,7 @@ class ControlLoop:
         return self._reader.view
 
     def expected_start(self, spec: JobSpec) -> StartForecast | None:
-        """Expected start of a job that is not submitted; None: this process does not schedule. On any thread; it
+        """The expected start of a job that is not submitted; None: this process does not schedule. On any thread; it
         blocks."""
         if (market := self._last_market) is None:
             return None
@@ -152,7 +152,7 @@ class ControlLoop:
         return await self._drivers[max(attempts)][0].stacks(rank, native=native)
 
     async def why_not_in(self, job: JobView, cluster: str) -> str:
-        """Why the job cannot run in that cluster, with the way out and no full stop; empty: it can. On the loop's
+        """Why the job cannot run in that cluster, with the way out and no full stop; empty if it can. On the loop's
         thread. Raises ClusterNotFound."""
         return await self._moving.why_not(job, cluster, may_ask=self._lease is not None)
 
@@ -247,7 +247,7 @@ class ControlLoop:
         self._forget_ended()
 
     async def _look_after(self, cluster: str, lease: Lease) -> None:
-        """What a cluster needs beside its jobs: leftovers ended, suspected nodes tested."""
+        """Does what a cluster needs beside its jobs: ends leftovers, and tests suspected nodes."""
         if keys := self._leftovers.of(self._reader.attempts(cluster), self._drivers):
             self._errands.block(cluster, "end leftovers", lambda: self._leftovers.end(cluster, keys))
         probation = self._probations.get(cluster)
@@ -272,7 +272,8 @@ class ControlLoop:
         self._is_requested.set()
 
     def _expire_if_resized(self, rows: Sequence[DriveRow]) -> None:
-        """A group has formed with other workers, or an attempt has begun or ended: other resources are free now."""
+        """Expires the readings of clusters whose resources have changed: a group has formed with other workers, or an
+        attempt has begun or ended."""
         sizes: dict[str, tuple[str, JobState, int]] = {
             row.id: (self._cluster_of(row), row.state, row.status.workers)
             for row in rows
@@ -285,11 +286,11 @@ class ControlLoop:
                 self._reader.expire(cluster)
 
     def _cluster_of(self, row: DriveRow) -> str:
-        """Cluster of the job's attempt; empty: the job has none."""
+        """The cluster of the job's attempt; empty if the job has none."""
         return "" if row.state is JobState.QUEUED else row.cluster or self._clusters.own
 
     async def _read_clusters(self, rows: Sequence[DriveRow]) -> bool:
-        """False: none answers."""
+        """Reads all clusters. False: none answers."""
         with_attempt = {row.id: self._cluster_of(row) for row in rows if row.state is not JobState.QUEUED}
         return await self._reader.read(self._lease, with_attempt)
 
@@ -320,7 +321,7 @@ class ControlLoop:
     def _freed_places(
         self, changes: Sequence[Start | Resize | Preempt], rows: Mapping[str, DriveRow]
     ) -> dict[str, Mapping[str, int]]:
-        """Workers of jobs that start take the places that others give back in the same cluster."""
+        """Finds places for the workers of jobs that start: those that other jobs give back in the same cluster."""
         by_cluster: dict[str, list[Start | Resize | Preempt]] = {}
         for change in changes:
             cluster = change.cluster if isinstance(change, Start) else self._cluster_of(rows[change.job_id])
@@ -336,7 +337,8 @@ class ControlLoop:
             return self._policy(state, now)
 
     def _scale_out(self, state: MarketState, decisions: Sequence[Decision], mono: float) -> None:
-        """Again after a while, since a head that was restarted has forgotten the request."""
+        """Asks the autoscalers for nodes. Asks again after a while, since a head that was restarted has forgotten the
+        request."""
         if not self._config.scale_out:
             return
         room = demand(state, decisions)
@@ -361,7 +363,7 @@ class ControlLoop:
     def _drive_all(
         self, rows: list[DriveRow], lease: Lease, places: Mapping[str, Mapping[str, int]] | None = None
     ) -> None:
-        """`places`: where workers of jobs that start are expected, by job and node."""
+        """Drives all attempts. `places`: where workers of jobs that start are expected, by job and node."""
         by_cluster: dict[str, list[DriveRow]] = {}
         for row in rows:
             if row.state is not JobState.QUEUED:
@@ -380,7 +382,7 @@ class ControlLoop:
                 self._drive(row, lease, avoid, (places or {}).get(row.id, {}))
 
     def _drive(self, row: DriveRow, lease: Lease, avoid: tuple[AvoidedNode, ...], places: Mapping[str, int]) -> None:
-        """One driver per attempt; an existing one gets the newest row."""
+        """Starts one driver per attempt; an existing one gets the newest row."""
         key = (row.id, row.attempt)
         moves = self._moving.moves(row)
         server_stops = self._show_saving is not None and self._cluster_of(row) == self._clusters.own
@@ -412,7 +414,7 @@ class ControlLoop:
                     _log.error("driver.failed", exc_info=error, extra=fields)  # the next pass starts another
 
     def _give_up(self, lease: Lease) -> None:
-        """The cluster ends before these attempts are saved: their jobs return to the queue with what they have lost."""
+        """Returns jobs to the queue whose attempts were not saved before the cluster ends, with what they have lost."""
         for row in self._store.reading(driving.to_drive)(self._known, max_queued=0):
             if self._cluster_of(row) != self._clusters.own:
                 continue
@@ -431,7 +433,7 @@ class ControlLoop:
             self.given_up = (*self.given_up, (row.id, row.attempt))
 
     async def _readable_jobs(self, lease: Lease) -> list[DriveRow]:
-        """Jobs that cannot be read go into quarantine, and the others go on."""
+        """Puts jobs that cannot be read into quarantine, and returns the others."""
         unreadable: dict[str, str] = {}
         rows = await asyncio.to_thread(
             self._store.reading(driving.to_drive), self._known, max_queued=_MAX_QUEUED, unreadable=unreadable
@@ -446,13 +448,13 @@ class ControlLoop:
         return rows
 
     async def _with_changes(self, rows: Sequence[DriveRow]) -> list[DriveRow]:
-        """The rows once decisions are in effect. These change only jobs that have an attempt then."""
+        """The rows once decisions are in effect. Decisions change only jobs that have an attempt then."""
         held = await asyncio.to_thread(self._store.reading(driving.to_drive), self._known, max_queued=0)
         held_ids = {row.id for row in held}
         return [*held, *(row for row in rows if row.state is JobState.QUEUED and row.id not in held_ids)]
 
     async def _stop_driving(self) -> None:
-        """Ends all drivers: nothing is driven without the lease, and supervisors go on alone."""
+        """Ends all drivers. Nothing is driven without the lease, and supervisors go on alone."""
         self._lease = self._last_market = None
         for probation in self._probations.values():
             probation.stop()
@@ -479,7 +481,7 @@ class ControlLoop:
 
 
 def _of_nodes(wanted: Mapping[RoomKind, int], labels: Mapping[str, str]) -> dict[RoomKind, int]:
-    """Removes the labels of the cluster, which its nodes do not have in Ray."""
+    """Removes the cluster's labels from the selector, because its nodes do not have them in Ray."""
     found = Counter[RoomKind]()
     for kind, workers in wanted.items():
         own = tuple((name, value) for name, value in kind.labels if labels.get(name) != value)
@@ -488,7 +490,7 @@ def _of_nodes(wanted: Mapping[RoomKind, int], labels: Mapping[str, str]) -> dict
 
 
 def pauses_after(pass_s: float) -> tuple[float, float]:
-    """Seconds until the next pass if a user has asked for something or workers are free, and if only jobs reported."""
+    """Seconds until the next pass: if a user has asked for something or workers are free, and if only jobs reported."""
     return _within(_REQUEST_SHARE * pass_s), _within(_IDLE_SHARE * pass_s)
 
 

@@ -26,10 +26,10 @@ _REFRESH_S = 10.0
 
 
 class DecisionWriter:
-    """Made by the control loop. Raises LeaseLost."""
+    """Writes decisions to the store. Made by the control loop. Every method raises LeaseLost."""
 
     def __init__(self, store: Store, own: str = "") -> None:
-        """`own`: the cluster in which a job starts for which the policy names none."""
+        """`own`: the cluster in which a job starts if the policy names none."""
         self._store = store
         self._own = own
         self._written: object = None
@@ -40,7 +40,7 @@ class DecisionWriter:
         """When growth was explained last."""
 
     async def write(self, changes: Sequence[Change], rows: Mapping[str, DriveRow], *, epoch: int, now: float) -> None:
-        """Those that give workers back first."""
+        """Writes the decisions, those that give workers back first."""
         for change in sorted(changes, key=lambda one: _turn(one, rows[one.job_id])):
             try:
                 await asyncio.to_thread(self._change, change, rows[change.job_id], epoch, now)
@@ -50,8 +50,8 @@ class DecisionWriter:
     async def explain(
         self, state: MarketState, decisions: Sequence[Decision], rows: Mapping[str, DriveRow], *, epoch: int, now: float
     ) -> None:
-        """Why jobs wait, and why running ones get no more. After `write`, and after supervisors were informed: they
-        must not wait for words."""
+        """Stores why jobs wait, and why running ones get no more. Called after `write`, and after supervisors were
+        informed: they must not wait for explanations."""
         await self._explain_waits([one for one in decisions if isinstance(one, Wait)], epoch, now)
         await self._explain_growth(state, changes_of(decisions), rows, epoch, now)
 
@@ -73,8 +73,8 @@ class DecisionWriter:
     async def _explain_growth(
         self, state: MarketState, changes: Sequence[Change], rows: Mapping[str, DriveRow], epoch: int, now: float
     ) -> None:
-        """At once if the policy was asked about something new, otherwise now and then: the numbers in the words change
-        with the progress of the jobs."""
+        """Explains growth at once if the policy was asked about something new, otherwise now and then: the numbers in
+        the words change with the progress of the jobs."""
         standing = {job.job_id: (job.granted, rows[job.job_id].spec_version) for job in state.jobs}
         if not changes and standing == self._explained and 0 <= now - self._explained_at < _REFRESH_S:
             return
@@ -84,14 +84,15 @@ class DecisionWriter:
         self._explained, self._explained_at = standing, now
 
     async def _explain_waits(self, waits: Sequence[Wait], epoch: int, now: float) -> None:
-        """The order of the queue, and why each job waits."""
+        """Stores the order of the queue, and why each job waits."""
         words = [(wait.job_id, wait.position, wait.reason, wait.holders) for wait in waits]
         if words != self._written or (waits and not 0 <= now - self._written_at < _REFRESH_S):
             is_whole = await asyncio.to_thread(self._write_places, waits, epoch, now)
             self._written, self._written_at = words if is_whole else None, now
 
     def _write_places(self, waits: Sequence[Wait], epoch: int, now: float) -> bool:
-        """False: there are too many for one transaction, and the rest is written by the next call."""
+        """Writes places in the queue. False: there are too many for one transaction, and the next call writes the
+        rest."""
         with self._store.read() as tx:
             changes = queueing.differing(tx, waits, now=now)
         with self._store.write(epoch) as tx:

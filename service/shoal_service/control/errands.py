@@ -1,4 +1,5 @@
-"""Errands: what the control loop asks of clusters without waiting for the answer. One of a kind and cluster at a time.
+"""Errands: requests of the control loop to clusters whose answers it does not wait for. One of a kind and cluster at a
+time.
 
 A cluster that does not answer must not hold up a pass, which is about all clusters. What an errand was meant to do is
 done by a later one, with the next pass. Used on the event loop.
@@ -25,7 +26,7 @@ class Errands:
         return task is not None and not task.done()
 
     def begin(self, cluster: str, kind: str, errand: Callable[[], Awaitable[object]]) -> bool:
-        """False: the last one of that kind is not done. What it raises is logged."""
+        """Begins an errand. False: the last one of that kind is not done. What it raises is logged."""
         if self.is_under_way(cluster, kind):
             return False
         self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
@@ -33,11 +34,11 @@ class Errands:
         return True
 
     def block(self, cluster: str, kind: str, errand: Callable[[], object]) -> bool:
-        """The same for one that blocks: on a thread."""
+        """Begins an errand that blocks, on a thread."""
         return self.begin(cluster, kind, lambda: asyncio.to_thread(errand))
 
     def drop(self) -> None:
-        """Nothing is begun any more; what blocks goes on in its thread."""
+        """Cancels all errands. One that blocks goes on in its thread."""
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()

@@ -25,7 +25,7 @@ _LIVES_S = 30.0
 """A gateway that has lived for this long is started again without a longer pause than the first one."""
 _END_S = 8.0
 _LOOK_S = 1.0
-"""Pause between two looks at whether it has reported."""
+"""Pause between two looks at whether the gateway has reported."""
 _LIMITS = HangLimits()
 _log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ _TIMEOUT_S = 600
 
 
 class ProfileError(ValueError):
-    """A stored profile that cannot be read; the message names the file."""
+    """A stored profile cannot be read. The message names the file."""
 
     code = "invalid_profile"
 
@@ -50,17 +50,17 @@ def load_profiles(state_dir: Path) -> dict[str, HardwareProfile]:
 
 
 def measured_profile(profiles: Iterable[HardwareProfile], *, has_gpu: bool) -> HardwareProfile | None:
-    """The first profile that was measured on a node of that kind."""
+    """Finds the first profile that was measured on a node of that kind."""
     return next((one for one in profiles if one.measured and (one.kind is DeviceKind.GPU) == has_gpu), None)
 
 
 def planning_profile(spec: JobSpec, profiles: Iterable[HardwareProfile]) -> HardwareProfile:
-    """The profile with which the layouts of a job are planned."""
+    """Chooses the profile with which the layouts of a job are planned."""
     return profile_for(spec, measured_profile(profiles, has_gpu=spec.worker.gpus > 0))
 
 
 def save_profile(state_dir: Path, profile: HardwareProfile) -> Path:
-    """Replaces the stored profile of the same name; returns the file."""
+    """Stores the profile in place of the stored one of the same name. Returns the file."""
     path = state_dir / _FOLDER / f"{profile.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
@@ -78,7 +78,7 @@ class ProfilingError(RuntimeError):
 def measure_profile(
     *, name: str | None, max_processes: int, seconds: float, report: Callable[[str], None]
 ) -> HardwareProfile:
-    """Takes about a minute. Raises ProfilingError."""
+    """Measures this machine. Takes about a minute. Raises ProfilingError."""
     report(f"measuring groups of up to {count_text(max_processes, 'process')}; keep the machine otherwise idle")
     command = [sys.executable, "-m", "shoal_workers.profile", "--processes", str(max_processes)]
     try:
@@ -93,7 +93,7 @@ def measure_profile(
 
 
 def profile_of(measured: dict[str, Any], name: str | None = None) -> HardwareProfile:
-    """Pure: measurements of `shoal_workers.profile` -> a profile."""
+    """Makes a profile of the measurements of `shoal_workers.profile`. Pure."""
     is_gpu = measured["device"] == "cuda"
     like = _most_like(measured["name"]) if is_gpu else CPU
     matmul = {Precision(precision): float(rate) for precision, rate in measured["matmul_flops"].items()}
@@ -127,7 +127,8 @@ def profile_of(measured: dict[str, Any], name: str | None = None) -> HardwarePro
 
 
 def _uncrowded(groups: dict[int, Any], measured: dict[str, Any]) -> int:
-    """The largest group with a processor for each rank: the planner itself accounts for crowded groups."""
+    """The measurement of the largest group with a processor for each rank: the planner itself accounts for crowded
+    groups."""
     return max((size for size in groups if size <= int(measured["num_devices"])), default=min(groups))
 
 
@@ -137,7 +138,7 @@ def _share(measured: dict[str, Any]) -> int:
 
 
 def _most_like(device_name: str) -> HardwareProfile:
-    """The built-in GPU whose name is a word of the device's name: "NVIDIA H200" -> h200."""
+    """Finds the built-in GPU whose name is a word of the device's name: "NVIDIA H200" -> h200."""
     words = device_name.lower().replace("_", "-").replace("-", " ").split()
     fitting = [p for p in PROFILES.values() if p.kind is DeviceKind.GPU and p.name.split("-")[0] in words]
     if len(fitting) > 1:  # one GPU in sizes: a100-40gb, a100-80gb

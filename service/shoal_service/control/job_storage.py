@@ -35,7 +35,7 @@ _PIECE_BYTES = 1 << 20
 MAX_READING = 2
 STALL_S = 60.0
 _Key = tuple[str, str]
-"""Job and checkpoint."""
+"""A job and a checkpoint."""
 
 
 class StorageAway(Exception):
@@ -51,18 +51,18 @@ class JobStorage:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="storage")
 
     def catalog(self, job: JobView) -> CheckpointCatalog:
-        """The checkpoints of a job. Raises StorageAway."""
+        """Opens the catalog of a job's checkpoints. Raises StorageAway."""
         return CheckpointCatalog(self._root(job))
 
     def root(self, job: JobView) -> str:
-        """URL of the job's directory; empty: this server does not know it."""
+        """URL of the job's directory; empty if this server does not know it."""
         try:
             return self._root(job)
         except StorageAway:
             return ""
 
     async def profile_file(self, job: JobView, number: int, name: str) -> tuple[int, AsyncIterator[bytes]] | None:
-        """Length and content of a file of a profile; None: it is not there any more. `name` must be a valid one.
+        """Length and content of a file of a profile; None if it is not there any more. `name` must be a valid one.
 
         Raises:
             StorageAway: also while the content is read.
@@ -75,7 +75,7 @@ class JobStorage:
         return None if length is None else (length, self._pieces(place, name, length))
 
     async def run(self, work: Callable[[], T], *, within_s: float = _ANSWER_S) -> T:
-        """The result of a blocking call, from one of the threads. Raises StorageAway, FileNotFoundError."""
+        """Runs a blocking call on one of the threads, and returns its result. Raises StorageAway, FileNotFoundError."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.wait_for(asyncio.shield(future), within_s)
@@ -88,7 +88,7 @@ class JobStorage:
             raise StorageAway(f"the server cannot use the storage: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Waits for no thread: one that hangs in the storage cannot be ended."""
+        """Ends the threads without a wait, because one that hangs in the storage cannot be ended."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _root(self, job: JobView) -> str:
@@ -109,7 +109,7 @@ class JobStorage:
 
 @dataclass(slots=True)
 class _Reading:
-    """One verification. Written by its thread, read on the loop; each field is replaced as a whole."""
+    """One verification. Its thread writes it, the loop reads it; each field is replaced as a whole."""
 
     catalog: CheckpointCatalog
     name: CheckpointName
@@ -192,7 +192,8 @@ def _verify(reading: _Reading) -> tuple[VerificationState, str]:
 
 
 def _damaged(reading: _Reading, error: DamagedCheckpoint) -> tuple[VerificationState, str]:
-    """A deletion removes the marker first, so a checkpoint without one may be gone, and is not called damaged."""
+    """Whether the error means damage. A deletion removes the marker first, so a checkpoint without one may be gone, and
+    is not called damaged."""
     try:
         is_there = reading.catalog.has_marker(reading.name)
     except OSError:

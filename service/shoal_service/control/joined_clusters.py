@@ -57,7 +57,10 @@ _log = logging.getLogger(__name__)
 
 
 class JoinedClusters:
-    """A `protocols.Clusters`. Call `close` at the end. Everything but `refresh` may be called from any thread."""
+    """The clusters that have joined. The real `protocols.Clusters`.
+
+    Call `close` at the end. Everything but `refresh` may be called from any thread.
+    """
 
     def __init__(self, store: Store, own: str, clock: Clock, lease: Callable[[], Lease | None]) -> None:
         """`lease`: the one of this process, None while it has none. From any thread."""
@@ -112,7 +115,7 @@ class JoinedClusters:
         return lambda: self._watchers.remove(changed)
 
     def close(self) -> None:
-        """Calls that wait fail."""
+        """Closes all clusters. Calls that wait fail."""
         with self._lock:
             self._is_closed = True
             started, self._started = [*self._started.values()], {}
@@ -160,7 +163,10 @@ class _Waiting:
 
 
 class JoinedCluster:
-    """A `protocols.Cluster`. Call `start` first, and `close` at the end. One that was not started answers no call."""
+    """One cluster that has joined. The real `protocols.Cluster`.
+
+    Call `start` first, and `close` at the end. One that was not started answers no call.
+    """
 
     def __init__(self, store: Store, name: str, clock: Clock, lease: Callable[[], Lease | None]) -> None:
         """`lease`: the one of this process, None while it has none. From any thread."""
@@ -184,7 +190,7 @@ class JoinedCluster:
         return self
 
     def close(self) -> None:
-        """Calls that wait fail."""
+        """Closes the cluster. Calls that wait fail."""
         with self._lock:
             self._is_closed = self._is_woken = True
             self._lock.notify_all()
@@ -228,15 +234,17 @@ class JoinedCluster:
         return lambda: self._watchers.remove(changed)
 
     def __getattr__(self, name: str) -> Any:
-        """Any other method of `protocols.Cluster`: it orders the verb of this name, and returns the answer. Raises what
-        the call raises in the cluster; ClusterUnreachable."""
+        """Makes any other method of `protocols.Cluster`: it orders the verb of this name, and returns the answer.
+
+        Raises what the call raises in the cluster; ClusterUnreachable.
+        """
         verb = BY_METHOD.get(name)
         if verb is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return partial(self._ask if verb.is_coroutine else self._block, verb)
 
     async def _ask(self, verb: Verb, *arguments: Any, **named: Any) -> Any:
-        """The answer to an order. If the caller is cancelled, so is the order."""
+        """Orders a verb and waits for the answer. If the caller is cancelled, so is the order."""
         number, answer = await asyncio.to_thread(self._write, verb, verb.asked(*arguments, **named))
         try:
             async with asyncio.timeout(verb.limit_s):
@@ -256,7 +264,7 @@ class JoinedCluster:
             self._leave(number)
 
     def _write(self, verb: Verb, request: Frozen) -> tuple[int, Future[Any]]:
-        """Blocks on the store. Raises ClusterUnreachable, LeaseLost."""
+        """Writes an order. Blocks on the store. Raises ClusterUnreachable, LeaseLost."""
         if reason := self._why_unreachable(self._newest):
             raise ClusterUnreachable(reason)
         epoch = self._own_epoch()
@@ -280,13 +288,14 @@ class JoinedCluster:
         return number, answer
 
     def _own_epoch(self) -> int | None:
-        """A server that stops ends its drivers after it has dropped its lease; the store fences what they order."""
+        """The epoch under which orders are written. A server that stops ends its drivers after it has dropped its
+        lease; the store fences what they order."""
         if (lease := self._lease()) is not None:
             self._epoch = lease.epoch
         return self._epoch
 
     def _leave(self, number: int) -> None:
-        """Its caller waits no more: for an answer, or since it has it."""
+        """Notes that a caller waits no more: it has its answer, or was cancelled."""
         with self._lock:
             if self._pending.pop(number, None) is not None:
                 self._unwanted.add(number)
@@ -294,7 +303,7 @@ class JoinedCluster:
                 self._lock.notify_all()
 
     def _why_unreachable(self, newest: _Newest) -> str:
-        """Empty: the gateway reports, and Ray answers it."""
+        """Why the cluster cannot be reached; empty if the gateway reports and Ray answers it."""
         silent_s = self._clock.monotonic() - newest.seen_mono
         if silent_s > STALE_S:
             if not newest.life and newest.number <= 0:
@@ -409,12 +418,12 @@ class JoinedCluster:
 
 
 def _watched(snapshot: ClusterSnapshot | None) -> object:
-    """A change of this is announced to watchers."""
+    """The part of a snapshot whose changes are announced to watchers."""
     return None if snapshot is None else (snapshot.nodes, snapshot.failed)
 
 
 def _settle_with(waiting: _Waiting, answer: Answer) -> None:
-    """Raises ValidationError: it is not an answer to that call."""
+    """Gives the answer to its waiter. Raises ValidationError: it is not an answer to that call."""
     if answer.failure is not None:
         _settle(waiting.answer, error=answer.failure.error())
     else:
@@ -422,7 +431,7 @@ def _settle_with(waiting: _Waiting, answer: Answer) -> None:
 
 
 def _settle(answer: Future[Any], *, value: Any = None, error: Exception | None = None) -> None:
-    """A future that was cancelled by its waiter stays so."""
+    """Settles a future, unless its waiter has cancelled it."""
     if answer.set_running_or_notify_cancel():
         if error is not None:
             answer.set_exception(error)

@@ -28,7 +28,7 @@ class Leftovers:
         """Attempts of jobs that this store does not have, or cannot read."""
 
     def of(self, found: Collection[AttemptKey], driven: Collection[AttemptKey]) -> list[AttemptKey]:
-        """The attempts of `found` that may be over.
+        """Selects the attempts of `found` that may be over.
 
         Args:
             found: attempts with actors in a cluster.
@@ -37,7 +37,7 @@ class Leftovers:
         return sorted({*found} - {*driven} - self._kept)
 
     def end(self, cluster: str, keys: Sequence[AttemptKey]) -> None:
-        """Ends those that are over, in this cluster; blocks. Raises ClusterUnreachable."""
+        """Ends the attempts that are over, in this cluster; blocks. Raises ClusterUnreachable."""
         for key in keys:
             self._look(cluster, key)
 

@@ -45,19 +45,19 @@ from shoal_workers.contract.spec import JobSpec
 
 _GOOD_S = 300.0
 _BAD_S = 15.0
-"""An answer is asked for again after this time; the old one counts until then."""
+"""An answer is asked for again after this time. The old one counts until then."""
 _KEPT_S = 3600.0
 _AT_ONCE = 4
-"""Questions to one cluster."""
+"""Questions to one cluster at a time."""
 _Key: TypeAlias = tuple[str, str, int, bool]
 """Cluster, job, attempt (the next one may have saved something), and whether the attempt will save."""
 
 _PASS_S = 2.0
-"""More than this between two passes counts as this much: the process may have been suspended."""
+"""Longest time between two passes that is counted: the process may have been suspended."""
 
 
 class Moving:
-    """Made by the control loop. Raises LeaseLost."""
+    """Decides which jobs go on in another cluster. Made by the control loop. Its methods raise LeaseLost."""
 
     def __init__(
         self,
@@ -78,19 +78,19 @@ class Moving:
         self._begun: set[AttemptKey] = set()
         """Attempts that are directed to save and end. They stay directed, whatever becomes of the other cluster."""
         self._said: dict[str, str] = {}
-        """By job: what stands in the way, as it was said last."""
+        """What stands in the way of each job, as it was said last."""
 
     def drop(self) -> None:
-        """The lease is lost."""
+        """Forgets what it has asked and said, because the lease is lost."""
         self._storage.drop()
         self._said.clear()
 
     def cluster_of(self, row: DriveRow) -> str:
-        """Cluster of the job's newest attempt; empty: it has had none."""
+        """The cluster of the job's newest attempt; empty if it has had none."""
         return (row.cluster or self._clusters.own) if row.attempt else ""
 
     async def give_up_lost(self, rows: Sequence[DriveRow], lease: Lease) -> list[DriveRow]:
-        """Requeues the jobs that go on elsewhere; the others."""
+        """Requeues the jobs that go on elsewhere, and returns the others."""
         away = [row for row in rows if row.state is not JobState.QUEUED and self._reader.why_away(self.cluster_of(row))]
         if len(self._clusters.joined) < 2:
             away = [row for row in away if self.cluster_of(row) not in self._clusters.joined]
@@ -106,7 +106,7 @@ class Moving:
         return [row for row in rows if row.id not in gone] if gone else [*rows]
 
     async def whereabouts(self, rows: Sequence[DriveRow], lease: Lease) -> Whereabouts:
-        """Where jobs may go, for the market; says what stands in the way of jobs."""
+        """Finds where jobs may go, for the market, and says what stands in the way of jobs."""
         if self._said:
             known = {row.id for row in rows}
             self._said = {job_id: words for job_id, words in self._said.items() if job_id in known}
@@ -132,7 +132,7 @@ class Moving:
         return ClusterState.OPEN if self._clusters.joined[cluster].cordon is None else ClusterState.CORDONED
 
     def moves(self, row: DriveRow) -> bool:
-        """Its attempt has to save and end, since the job goes on in another cluster."""
+        """Whether the job's attempt has to save and end, since the job goes on in another cluster."""
         return (row.id, row.attempt) in self._begun and self._is_elsewhere(row)
 
     async def why_not(self, job: JobView, to: str, *, may_ask: bool) -> str:
@@ -174,7 +174,7 @@ class Moving:
             is_leaving=row.desired is not Desired.RUN,
         )
         others: list[OtherCluster] = []
-        if min(cluster_s, supervisor_s) > silent.wait_s:
+        if min(cluster_s, supervisor_s) > silent.wait_s:  # not before: each answer may need a request to a cluster
             others = [
                 OtherCluster(name, self._why_not_go(row, name)) for name in self._reader.connected if name != cluster
             ]
@@ -227,7 +227,7 @@ class Moving:
         return found
 
     def _why_not_go(self, row: DriveRow, to: str, *, saves: bool = False) -> str | None:
-        """Empty: it can go on there; None: not known yet."""
+        """Why the job cannot go on there; empty if it can, None if that is not known yet."""
         if away := self._reader.why_away(to):
             return away
         if why := self._why_no_place(row, to):
@@ -250,7 +250,7 @@ class Moving:
         )
 
     async def _say(self, row: DriveRow, words: str, lease: Lease, *, cluster: str) -> None:
-        """Once. With empty words what was said is taken back."""
+        """Says once what stands in the way of a job. With an empty text, what was said is taken back."""
         before = self._said.get(row.id, "")
         if words == before:
             return
@@ -318,10 +318,10 @@ class ReachableStorage:
         self._errands = Errands()
         self._answers: dict[_Key, _Answer] = {}
         self._asked: dict[str, int] = {}
-        """Open questions, by cluster."""
+        """Number of open questions, by cluster."""
 
     def why_not(self, cluster: str, row: DriveRow, *, saves: bool = False) -> str | None:
-        """Why the job cannot go on there from what it has saved; empty: it can; None: not known yet.
+        """Why the job cannot go on there from what it has saved; empty if it can, None if that is not known yet.
 
         Args:
             saves: its attempt saves before, so its directory must be there also if it has no checkpoint yet.
@@ -340,12 +340,12 @@ class ReachableStorage:
         return None if known is None else known.why_not
 
     def look_now(self, cluster: str, job_id: str, spec: JobSpec, *, saves: bool) -> str:
-        """The same, asked now; blocks. Raises ClusterUnreachable, JobNotFound."""
+        """Asks now why the job cannot go on there; blocks. Raises ClusterUnreachable, JobNotFound."""
         root, name = self._saved(job_id, spec)
         return self._clusters.of(cluster).sees_storage(root, name) if name or saves else ""
 
     def drop(self) -> None:
-        """The lease is lost: nothing is asked any more."""
+        """Stops asking, because the lease is lost."""
         self._errands.drop()
         self._asked.clear()
 
@@ -364,7 +364,7 @@ class ReachableStorage:
         self._answers[key] = _Answer(why_not, mono)
 
     def _saved(self, job_id: str, spec: JobSpec) -> tuple[str, str]:
-        """URL of the job's directory, and name of the checkpoint from which it would go on; empty: it has none."""
+        """URL of the job's directory, and name of the checkpoint from which it would go on; empty if it has none."""
         committed = [
             one
             for one in self._store.reading(checkpoint_rows.read_checkpoints)(job_id)
@@ -381,12 +381,12 @@ class ReachableStorage:
 
 
 def needs_storage(row: DriveRow) -> bool:
-    """The job may go on from a checkpoint."""
+    """Whether the job may go on from a checkpoint."""
     return row.attempt > 0 or row.spec.continue_from is not None
 
 
 class _Silences:
-    """For how long clusters and the supervisors in them are silent, while this process is awake.
+    """Measures how long clusters and the supervisors in them are silent, while this process is awake.
 
     A control plane that was suspended, or has just taken over, has seen no silence.
     """
@@ -395,12 +395,12 @@ class _Silences:
         self._clock = clock
         self._looked_mono = clock.monotonic()
         self._clusters: dict[str, float] = {}
-        """Seconds of silence."""
+        """Seconds of silence of each cluster."""
         self._supervisors: dict[AttemptKey, tuple[float, float]] = {}
         """When each has reported last, and seconds of silence since."""
 
     def observe(self, away: Collection[str], reported_at: Mapping[AttemptKey, float]) -> None:
-        """With each pass.
+        """Called with each pass.
 
         Args:
             away: clusters that do not answer.
@@ -416,5 +416,5 @@ class _Silences:
             self._supervisors[key] = (at, silent_s + passed_s if known_at == at else 0.0)
 
     def silent_s(self, cluster: str, key: AttemptKey) -> tuple[float, float]:
-        """Seconds of silence: of the cluster, and of the supervisor."""
+        """Seconds of silence of the cluster, and of the supervisor."""
         return self._clusters.get(cluster, 0.0), self._supervisors.get(key, (0.0, 0.0))[1]

@@ -61,7 +61,7 @@ class _Keys:
 
 
 class Issuer:
-    """Used on one event loop."""
+    """Verifies the JWTs of one issuer. Used on one event loop."""
 
     def __init__(
         self,
@@ -76,10 +76,10 @@ class Issuer:
         self._reading: asyncio.Task[None] | None = None
         self._tried_mono: float | None = None
         self._away = ""
-        """Why the last read failed; empty: it did not."""
+        """Why the last read failed; empty: it did not fail."""
 
     async def principal(self, token: str) -> Principal:
-        """Raises JwtRefused, IssuerAway."""
+        """The principal that the JWT names. Raises JwtRefused, IssuerAway."""
         try:
             kid = extract_compact(token.encode()).headers().get("kid")
         except (JoseError, ValueError) as error:
@@ -106,7 +106,7 @@ class Issuer:
             raise JwtRefused(f"{error}.") from error
 
     async def _keys_with(self, kid: Any) -> KeySet:
-        """Only a token whose key is not known waits for the issuer."""
+        """The known keys. Only a token whose key is not known waits for the issuer."""
         known = self._valid_keys()
         has_key = known is not None and known.has(kid)
         if known is None or not has_key or self._clock_mono() - known.read_mono > _KEPT_S:

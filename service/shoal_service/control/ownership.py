@@ -31,7 +31,8 @@ def own_name() -> str:
 
 
 def is_gone(name: str) -> bool:
-    """True only if a process of that name ran on this machine and has ended. False for other machines: unknown."""
+    """Whether a process of that name ran on this machine and has ended. False for other machines, of which nothing is
+    known."""
     parts = name.rsplit("-", 3)
     if len(parts) != 4 or not parts[1].isdecimal() or not parts[3].isdecimal():
         return False
@@ -54,24 +55,24 @@ class LeaseWatch:
         self._is_renewed = False
 
     def see(self, lease: Lease, mono: float) -> None:
-        """The lease of another owner, as the database has it now."""
+        """Takes the lease of another owner, as the database has it now."""
         if lease != self._seen:
             self._is_renewed = self._seen is not None and self._seen.owner == lease.owner
             self._seen, self._changed_mono = lease, mono
 
     def is_alive(self, ttl_s: float, mono: float) -> bool:
-        """It was seen to be renewed within this time."""
+        """Whether the lease was seen to be renewed within this time."""
         return self._is_renewed and mono - self._changed_mono < ttl_s
 
     def is_silent(self, ttl_s: float, mono: float) -> bool:
-        """The lease was first seen, or last renewed, at least `ttl_s` seconds ago."""
+        """Whether the lease was first seen, or last renewed, at least `ttl_s` seconds ago."""
         return self._seen is not None and mono - self._changed_mono >= ttl_s
 
 
 def acquired(
     store: Store, config: ControlConfig, before: Lease | None, watch: LeaseWatch, *, now: float, mono: float
 ) -> Lease | None:
-    """The lease, renewed or taken; None while another control plane, which may be alive, holds it."""
+    """Acquires the lease: renews or takes it. None while another control plane, which may be alive, holds it."""
     other, ttl_s = store.current_lease(), config.lease_ttl_s
     if other is not None and other.owner != config.owner:
         watch.see(other, mono)

@@ -84,7 +84,7 @@ class PlanAnswer(Frozen):
 
 
 def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> PlanAnswer:
-    """Pure.
+    """Answers a question. Pure.
 
     Raises:
         SpecError: the spec or the request is not valid.
@@ -153,14 +153,17 @@ class _Question(Frozen):
 
 
 class _Reply(Frozen):
-    """One of the two."""
+    """An answer, or an error."""
 
     answer: PlanAnswer | None = None
     problems: tuple[SpecProblem, ...] = ()
 
 
 class PlanningProcesses:
-    """Used on one event loop. Two questions are answered at a time; others wait, within their budget."""
+    """The processes that answer questions to the planner. Used on one event loop.
+
+    Two questions are answered at a time; others wait, within their budget.
+    """
 
     def __init__(self, profiles: Mapping[str, HardwareProfile], *, budget_s: float = BUDGET_S) -> None:
         self._profiles = dict(profiles)
@@ -169,7 +172,7 @@ class PlanningProcesses:
         self._idle: asyncio.subprocess.Process | None = None
 
     async def answer(self, request: PlanRequest) -> PlanAnswer:
-        """Raises SpecError: the spec or the request is not valid, or its answer takes too long."""
+        """Answers a question. Raises SpecError: the spec or the request is not valid, or its answer takes too long."""
         try:
             async with asyncio.timeout(self._budget_s), self._slots:
                 reply = await self._ask(_Question(request=request, profiles=self._profiles))
@@ -202,7 +205,7 @@ class PlanningProcesses:
         return _Reply.model_validate_json(line)
 
     async def _keep(self, process: asyncio.subprocess.Process) -> None:
-        """One is kept; a second one ends."""
+        """Keeps one process for the next question, and ends a second one."""
         if self._idle is None:
             self._idle = process
         else:

@@ -21,7 +21,7 @@ class PackageStores(Protocol):
         """The packages that no process has used for `for_s` seconds, on all nodes that are alive and answer."""
 
     async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
-        """False: they were used meanwhile, or the node does not answer."""
+        """Removes a set of packages. False: they were used meanwhile, or the node does not answer."""
 
 
 class Cluster(RayVerbs, GatewayVerbs, Protocol):
@@ -52,7 +52,7 @@ class JoinedAs:
 
     cluster: Cluster
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Added to those of its nodes."""
+    """Labels that are added to those of its nodes."""
     cordon: Cordon | None = None
 
 
@@ -72,7 +72,7 @@ class Clusters(Protocol):
         """The clusters as of the last `refresh`: the own one first, the others by name."""
 
     def of(self, name: str) -> Cluster:
-        """The one of this name; empty: the own one. One that has not joined, or was removed, answers no call."""
+        """The cluster of this name; empty: the own one. One that has not joined, or was removed, answers no call."""
 
     def watch(self, changed: Callable[[str], None]) -> Callable[[], None]:
         """Calls `changed` with the name of a cluster, on any thread, soon after a node of it has come, gone or begun to

@@ -32,7 +32,7 @@ from shoal_service.store.job_deletion import BEGINNING, DeletionRequest, Place
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
 from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
-from shoal_service.telemetry.removal_tallies import RemovalTallies
+from shoal_service.telemetry.tallies import RemovalTallies
 from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.profiles import FOLDER as PROFILES
@@ -57,11 +57,11 @@ files that are not Shoal's."""
 class RetentionConfig:
     rules: RetentionRules = DEFAULT_RULES
     every_s: float = DEFAULT_EVERY_S
-    """Pause between two rounds; 0: only when a user asks."""
+    """Pause between two rounds; 0: there are rounds only when a user asks."""
 
 
 class RetentionCollector:
-    """`run` returns after `stop` is set."""
+    """Deletes what is old, round after round. `run` returns after `stop` is set."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class RetentionCollector:
         self._tallies = tallies
         self._packages = packages
         self._packages_mono = float("-inf")
-        """When they were last looked for."""
+        """When packages were last looked for."""
         self.deleter = JobDeleter(store, storage, clock, tallies)
 
     async def run(self, stop: asyncio.Event, lease: Callable[[], Lease | None]) -> None:
@@ -103,7 +103,7 @@ class RetentionCollector:
                 pass
 
     async def collect(self, *, dry_run: bool, within_s: float, limit: int) -> GcView:
-        """One round for a user: up to that time, and that number of removals."""
+        """Does one round for a user: up to that time, and that number of removals."""
         end_mono = self._clock.monotonic() + within_s
         found: list[RemovalView] = []
         if not dry_run:
@@ -151,7 +151,8 @@ class RetentionCollector:
                 yield Removal(kind=Kind.AUDIT, name="audit", reason=reason)
 
     async def _due_packages(self) -> list[Removal]:
-        """Once a day, since a process has to start on each node; and whenever a user asks."""
+        """The packages to delete. They are looked for once a day, since a process has to start on each node, and
+        whenever a user asks."""
         days, mono = self._config.rules.packages_days, self._clock.monotonic()
         if self._packages is None or days <= 0 or mono - self._packages_mono < _DAY_S:
             return []
@@ -178,7 +179,8 @@ class RetentionCollector:
         return view
 
     async def _carry_out(self, removal: Removal) -> int:
-        """Rows that it removed. Raises StorageAway, NotFound, ClusterUnreachable."""
+        """Carries out a removal. Returns the number of rows that it removed. Raises StorageAway, NotFound,
+        ClusterUnreachable."""
         now, store = self._clock.time(), self._store
         match removal.kind:
             case Kind.JOB:
@@ -304,12 +306,12 @@ def _remove_if_empty(url: str) -> None:
 
 
 class NodePackages:
-    """The packages on the nodes of all clusters: a `protocols.PackageStores`. Used on one event loop."""
+    """The packages on the nodes of all clusters. Used on one event loop. The real `protocols.PackageStores`."""
 
     def __init__(self, clusters: Clusters) -> None:
         self._clusters = clusters
         self._places: dict[str, str] = {}
-        """By node id: the cluster, of nodes on which unused packages were found."""
+        """The cluster of each node on which unused packages were found, by node id."""
 
     async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
         """The unused packages of the clusters that answer. Raises ClusterUnreachable: none does."""

@@ -66,13 +66,13 @@ class SpecFormat(StrEnum):
 
 
 def parse_text(text: str, spec_format: SpecFormat) -> JobSpec:
-    """Raises SpecError with every problem; for YAML also with its line."""
+    """Parses and validates a spec. Raises SpecError with every problem; for YAML also with its line."""
     document, lines = decode(text, spec_format)
     return parse_document(document, lines)
 
 
 def parse_document(document: Any, lines: Lines) -> JobSpec:
-    """What `decode` has returned. Raises SpecError as `parse_text` does."""
+    """Validates what `decode` has returned. Raises SpecError as `parse_text` does."""
     try:
         return parse_spec(document)
     except SpecError as error:
@@ -88,7 +88,7 @@ class Lines:
     """Keys of the nodes that were looked into, by the Python id of the node: line and value of each key."""
 
     def of(self, path: str) -> int | None:
-        """The line of the key at a dotted path, or of the nearest enclosing one; None: it is not known."""
+        """The line of the key at a dotted path, or of the nearest enclosing one; None if it is not known."""
         parts, line, node, at = path.split("."), None, self.root, 0
         while node is not None and at < len(parts):
             children = self._of(node)
@@ -204,7 +204,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _require_plain(value: Any, place: Link | None, depth: int) -> None:
-    """Only what JSON can express and every database can store."""
+    """Refuses what JSON cannot express, or what a database may not be able to store."""
     if depth > MAX_DEPTH:
         raise _too_deep()
     if isinstance(value, dict):

@@ -51,7 +51,7 @@ class Surroundings:
     """The hardware profiles. A measured one predicts whether the job can make `finish_by`."""
     nodes: tuple[Node, ...] = ()
     note: str = ""
-    """Begins the note of the job's status."""
+    """Text with which the note of the job's status begins."""
     places: AllowedPlaces = EVERYWHERE
     webhooks: WebhookRules = UNRESTRICTED
 
@@ -68,7 +68,7 @@ def patch(
     now: float,
     places: AllowedPlaces = EVERYWHERE,
 ) -> JobView:
-    """Change a job's spec. New code is checked and stored as at submit.
+    """Changes a job's spec. New code is checked and stored as at submit.
 
     Raises:
         JobNotFound, JobEnded, PreconditionFailed, RequestConflict, SpecError, CodeUnknown
@@ -91,7 +91,7 @@ def patch(
 
 
 def check_spec(spec: JobSpec, places: AllowedPlaces, webhooks: WebhookRules) -> None:
-    """What can be checked without the store and the planner. Raises SpecError."""
+    """Checks what can be checked without the store and the planner. Raises SpecError."""
     check_checkpoint_url(spec)
     check_places(spec, places, os.path.realpath)
     check_webhooks(spec, webhooks)
@@ -123,8 +123,8 @@ def submit(
 
 
 def accepted(store: Store, spec: JobSpec, now: float, surroundings: Surroundings) -> tuple[JobSpec, str]:
-    """The spec as it is submitted, with its code stored, and the note of the job's status. Raises SpecError,
-    CodeUnknown."""
+    """Stores the code of a spec. Returns the spec as it is submitted, and the note of the job's status. Raises
+    SpecError, CodeUnknown."""
     note = _checked(store, spec, now, surroundings)
     if spec.code.archive is not None:
         _require_code(store, spec.code.archive)
@@ -173,7 +173,7 @@ def dry_run(
 
 
 def _checked(store: Store, spec: JobSpec, now: float, surroundings: Surroundings) -> str:
-    """The note of the job's status. Raises SpecError."""
+    """Checks a spec, and makes the note of the job's status. Raises SpecError."""
     check_spec(spec, surroundings.places, surroundings.webhooks)
     _check_origin(store, spec, surroundings.places)
     too_large = refusal(spec)
@@ -189,7 +189,8 @@ def _checked(store: Store, spec: JobSpec, now: float, surroundings: Surroundings
 
 
 def _check_origin(store: Store, spec: JobSpec, places: AllowedPlaces) -> None:
-    """The checkpoints of the job that this one goes on from: the settings may have changed since it was submitted."""
+    """Checks that the checkpoints of the job that this one goes on from may be read: the settings may have changed
+    since it was submitted."""
     if spec.continue_from is None:
         return
     try:
@@ -213,7 +214,7 @@ def _store_code(store: Store, packed: CodeArchive, now: float) -> None:
 
 
 def _packed(spec: JobSpec) -> CodeArchive | None:
-    """The directory of this machine that the spec names; None: it names none. Raises SpecError."""
+    """Packs the directory of this machine that the spec names; None if it names none. Raises SpecError."""
     if spec.code.working_dir is None:
         return None
     try:

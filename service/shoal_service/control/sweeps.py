@@ -28,7 +28,7 @@ MAX_TOTAL_BYTES = 16 << 20
 """Size of all specs of a sweep together, at most."""
 _MAX_STEM = 50
 _LOOK_S = 2.0
-"""Not more often."""
+"""Seconds between two looks, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Member:
     document: dict[str, Any]
     """Document of the job's spec; not yet validated."""
     labels: dict[str, str]
-    """Its values."""
+    """The values of the job, as labels."""
 
 
 def with_name(request: SweepRequest) -> SweepRequest:
@@ -48,7 +48,7 @@ def with_name(request: SweepRequest) -> SweepRequest:
 
 
 def members(request: SweepRequest) -> list[Member]:
-    """The jobs in the order of the grid; the request must have a name. Raises InvalidGrid."""
+    """The jobs of a request in the order of the grid; it must have a name. Raises InvalidGrid."""
     texts = {key: tuple(map(_text, values)) for key, values in request.grid.items()}
     for key, found in texts.items():
         if not found or len(set(found)) < len(found):
@@ -78,8 +78,12 @@ def members(request: SweepRequest) -> list[Member]:
 
 
 def specs_of(request: SweepRequest) -> list[JobSpec]:
-    """Specs of all jobs of the sweep. Raises InvalidGrid; SpecError, of the first spec that is not valid, with its
-    values."""
+    """The specs of all jobs of the sweep.
+
+    Raises:
+        InvalidGrid
+        SpecError: the first spec that is not valid, with its values.
+    """
     specs = []
     for member in members(request):
         try:
@@ -92,7 +96,7 @@ def specs_of(request: SweepRequest) -> list[JobSpec]:
 def submit_sweep(
     store: Store, name: str, jobs: Sequence[tuple[JobSpec, Surroundings]], now: float
 ) -> tuple[list[str], bool]:
-    """The ids of the jobs in their order, and whether one of them is new. All or none are submitted.
+    """Submits all jobs of a sweep, or none. Returns the ids of the jobs in their order, and whether one of them is new.
 
     Raises:
         SpecError, CodeUnknown: as `submission.submit`.
@@ -149,7 +153,7 @@ class Pruner:
         """Monotonic time of the last look."""
 
     def look(self, rows: Iterable[DriveRow], mono: float, *, epoch: int, now: float) -> None:
-        """Raises LeaseLost."""
+        """Looks at the sweeps whose jobs have trained on. Raises LeaseLost."""
         mine = {row.id: row for row in rows if _may_be_pruned(row)}
         steps = {job_id: row.status.step for job_id, row in mine.items()}
         if not mine or steps == self._seen or mono - self._looked_mono < _LOOK_S:

@@ -32,8 +32,8 @@ class ClusterTokenError(ValueError):
 
 
 def ensure_admin_token(store: Store, state_dir: Path, *, now: float) -> Path:
-    """The file with a token of role admin that the store knows. Servers that start at the same time, with one file or
-    with equal ones, take the same token. Raises OSError: the file cannot be written."""
+    """Makes sure that the file has a token of role admin that the store knows. Servers that start at the same time,
+    with one file or with equal ones, take the same token. Raises OSError: the file cannot be written."""
     path = state_dir / ADMIN_TOKEN_FILE
     found = _read(path)
     if found is None:
@@ -52,7 +52,7 @@ def ensure_admin_token(store: Store, state_dir: Path, *, now: float) -> Path:
 
 
 def ensure_cluster_token(store: Store, state_dir: Path, cluster: str, *, now: float) -> str:
-    """The token of the gateway that a server starts for its own cluster: that of the file, or a new one if the store
+    """Makes sure that the gateway of the server's own cluster has a token: that of the file, or a new one if the store
     does not know it, or it is not valid any more. Raises OSError."""
     path = state_dir / f"{cluster}-{GATEWAY_TOKEN_FILE}"
     found = _read(path)
@@ -67,7 +67,7 @@ def ensure_cluster_token(store: Store, state_dir: Path, cluster: str, *, now: fl
 
 
 def register_cluster_token(store: Store, path: Path, cluster: str, *, now: float) -> None:
-    """The gateway that shows the token of this file (setting cluster_token_file) may join as `cluster`, and no more.
+    """Lets the gateway that shows the token of this file (setting cluster_token_file) join as `cluster`, and no more.
 
     A token that was revoked stays so: the server starts, warns, and refuses the gateway.
 
@@ -93,7 +93,7 @@ def register_cluster_token(store: Store, path: Path, cluster: str, *, now: float
 
 
 def _read(path: Path) -> str | None:
-    """The token in the file; None: there is none that can be used. One that others could read is deleted."""
+    """Reads the token in the file; None if there is none that can be used. One that others could read is deleted."""
     try:
         if path.stat().st_mode & _OTHERS and os.access(path.parent, os.W_OK):
             path.unlink()
@@ -111,8 +111,8 @@ def _register(store: Store, token: str, now: float) -> None:
 
 
 def _write(path: Path, token: str, *, replaces: bool = True) -> None:
-    """Writes the file in one step; others can never read it, not even for a moment. `replaces`: a file that is there is
-    replaced; else it stays."""
+    """Writes the file in one step. Others can never read it, not even for a moment. `replaces`: a file that is there is
+    replaced; otherwise it stays."""
     beside = path.with_name(f"{path.name}-{secrets.token_hex(4)}.writing")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

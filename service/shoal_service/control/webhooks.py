@@ -53,7 +53,7 @@ from shoal_service.store.errors import LeaseLost, StoreUnavailable
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
 from shoal_service.store.webhook_lanes import JOB, SERVICE, Failure, Lane
-from shoal_service.telemetry.webhook_tallies import DeliveryOutcome, WebhookTallies
+from shoal_service.telemetry.tallies import DeliveryOutcome, WebhookTallies
 from shoal_service.views import EventView
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 from shoal_workers.contract.spec import JobSpec, WebhookSpec
@@ -69,7 +69,7 @@ _MIN_PASS_S = 0.1
 _CLOCKS_APART_S = 60.0
 """Largest difference between the clocks of two control planes, and longest transaction."""
 _READ_ALL_S = 600.0
-"""All jobs are read so often, in case the clocks are further apart."""
+"""Seconds between two readings of all jobs, in case the clocks are further apart."""
 _STORE_THREADS = 2
 _Key = tuple[str, str]
 _BATCH = 200
@@ -110,7 +110,7 @@ def check_webhooks(spec: JobSpec, rules: WebhookRules) -> None:
 
 
 class WebhookDelivery:
-    """`run` returns after `stop` is set, once: it closes the connections."""
+    """Decides which lanes have a task. `run` returns after `stop` is set, once: it closes the connections."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class WebhookDelivery:
         self._woken = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Deliver while this process owns the lease."""
+        """Delivers while this process owns the lease."""
         loop = asyncio.get_running_loop()
         try:
             with self._store.subscribe(lambda _: loop.call_soon_threadsafe(self._woken.set)):
@@ -236,7 +236,7 @@ class WebhookDelivery:
             self._passed[lane.key] = end
 
     def _later(self, lane: Lane) -> Lane:
-        """The lane after a failure that is not the receiver's."""
+        """Makes the lane after a failure that is not the receiver's."""
         next_at = self._clock.time() + self._config.retries.first_s
         return replace(lane, retries=replace(lane.retries, next_at=next_at))
 
@@ -248,7 +248,7 @@ class WebhookDelivery:
         return lease.expires_at > self._clock.time()
 
     async def _drop(self) -> None:
-        """Forget everything that was read under the last lease."""
+        """Forgets everything that was read under the last lease."""
         tasks = list(self._tasks.values())
         self._epoch = self._read_at = None
         self._tasks.clear()
@@ -259,7 +259,7 @@ class WebhookDelivery:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _wait(self, stop: asyncio.Event) -> None:
-        """Returns when something has changed or an attempt is due, and after a moment at least."""
+        """Waits until something has changed or an attempt is due; after a moment it returns in any case."""
         await self._any(stop, timeout_s=_MIN_PASS_S)
         now = self._clock.time()
         due_s = [max(0.0, (lane.retries.next_at or now) - now) for lane in self._waiting.values()]
@@ -278,7 +278,7 @@ class WebhookDelivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotLimits:
-    """Attempts at a time."""
+    """How many attempts may go on at a time."""
 
     per_receiver: int = 4
     healthy: int = 128
@@ -287,7 +287,7 @@ class SlotLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookConfig:
-    """Durations in seconds."""
+    """The settings of the delivery. Durations are in seconds."""
 
     secrets: Secrets
     rules: WebhookRules
@@ -345,8 +345,8 @@ class LaneDelivery:
         self._notifier.close()
 
     async def deliver(self, lane: Lane, passed: int | None, epoch: int) -> Lane | int:
-        """The number of the last event of the job: all are delivered. A lane: an attempt has failed, and the lane has
-        the time of the next one.
+        """Delivers the events of a lane. Returns the number of the job's last event if all are delivered; if an attempt
+        has failed, the lane with the time of the next one.
 
         Args:
             passed: number of the last event that was looked at before; None: this process has not looked yet.
@@ -374,9 +374,9 @@ class LaneDelivery:
         return seen
 
     async def _attempt(self, hook: WebhookSpec, lane: Lane, event: EventView, job: JobFacts, epoch: int) -> str:
-        """Empty: the receiver has accepted the event; otherwise why not."""
+        """Makes one attempt. Empty: the receiver has accepted the event; otherwise why not."""
         async with self._slots.one(hook.receiver, has_failed=lane.retries.num_failed > 0):
-            if not self._owns(epoch):
+            if not self._owns(epoch):  # the lease may have ended during the wait for a slot
                 raise NotOwner
             began_mono = self._clock.monotonic()
             try:
@@ -408,7 +408,7 @@ class LaneDelivery:
     async def _failed(
         self, hook: WebhookSpec, lane: Lane, waiting: Sequence[EventView], error: str, epoch: int
     ) -> Lane:
-        """The first of the waiting events has failed. The lane, with its next attempt."""
+        """Notes that the first of the waiting events has failed. Returns the lane, with its next attempt."""
         now = self._clock.time()
         verdict = after_failure(
             lane.retries,
@@ -433,7 +433,7 @@ class LaneDelivery:
         return replace(lane, seq=failure.seq, retries=verdict.retries)
 
     async def _job(self, job_id: str) -> _Job:
-        """Name, project, user and webhooks of a job never change."""
+        """Facts of a job that never change: name, project, user and webhooks."""
         if job_id not in self._jobs:
             if len(self._jobs) >= _KNOWN_JOBS:
                 self._jobs.clear()
@@ -460,7 +460,7 @@ def _gave_up(hook: WebhookSpec, lane: Lane, lost: Sequence[EventView], failure: 
 
 
 def _of_spec(job: _Job, hook: str) -> WebhookSpec | None:
-    """None: a hook of the settings that was removed, or a spec that cannot be read any more."""
+    """A hook of a spec; None: a hook of the settings that was removed, or a spec that cannot be read any more."""
     number = int(hook.removeprefix(JOB)) if hook.startswith(JOB) else len(job.hooks)
     return job.hooks[number] if number < len(job.hooks) else None
 
@@ -541,11 +541,11 @@ class Secrets:
         return f"Secrets({len(self._variables)} variables, {self._directory})"
 
     def key(self, reference: str) -> bytes:
-        """The key that signs. Blocks, if it is in a file. Raises SecretUnusable."""
+        """Reads the key that signs. Blocks, if it is in a file. Raises SecretUnusable."""
         return _decoded(reference, self._text(reference))
 
     def url(self, reference: str) -> str:
-        """The apprise URL. Blocks, if it is in a file. Raises SecretUnusable."""
+        """Reads the apprise URL. Blocks, if it is in a file. Raises SecretUnusable."""
         text = self._text(reference)
         if not text or len(text.split()) > 1:
             raise SecretUnusable(reference, "it is not one URL; a hook has one, so use more hooks")
@@ -598,7 +598,8 @@ class Slots:
 
     @asynccontextmanager
     async def one(self, receiver: str, *, has_failed: bool) -> AsyncIterator[None]:
-        """Waits for a slot of the receiver first, so that attempts that wait for it take no other slot."""
+        """Takes a slot. It waits for a slot of the receiver first, so that attempts that wait for the receiver take no
+        other slot."""
         of_receiver = self._receivers.get(receiver)
         if of_receiver is None:
             of_receiver = self._receivers[receiver] = asyncio.Semaphore(self._limits.per_receiver)
@@ -628,8 +629,8 @@ class Sender:
         )
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> str:
-        """Empty: the receiver has accepted it, with a status of 200 to 299. Otherwise why not, in words without the
-        URL."""
+        """Posts the message. Empty: the receiver has accepted it, with a status of 200 to 299. Otherwise why not, in
+        words without the URL."""
         try:
             async with asyncio.timeout(self._answer_s):
                 async with self._http.stream("POST", url, headers=headers, content=body) as answer:
@@ -649,7 +650,8 @@ class Sender:
 
 
 class _Checked(httpx.AsyncBaseTransport):
-    """Keeps no connection alive: two names of one address would share it, and only one was authenticated."""
+    """A transport that keeps no connection alive: two names of one address would share it, and only one was
+    authenticated."""
 
     def __init__(self, rules: WebhookRules) -> None:
         self._rules = rules
@@ -696,7 +698,7 @@ class Notifier:
         self._threads = Threads(_APPRISE_THREADS)
 
     async def send(self, url: str, event: EventView, job: JobFacts) -> str:
-        """Empty: it is sent. Otherwise why not, in words without the URL."""
+        """Sends the message. Empty: it is sent. Otherwise why not, in words without the URL."""
         if not is_installed():
             return f"was not called: {MISSING}"
         title = f"{job.name}: {event.type}"
@@ -733,9 +735,9 @@ class Threads:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="webhooks")
 
     async def __call__(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """The result of the call. A cancelled caller does not end it."""
+        """Runs the call, and returns its result. A cancelled caller does not end it."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(call, *arguments, **named))
 
     def close(self) -> None:
-        """Returns when the calls that have begun are over."""
+        """Ends the threads. Returns when the calls that have begun are over."""
         self._pool.shutdown(cancel_futures=True)

@@ -27,7 +27,7 @@ from shoal_workers.contract.marker import CheckpointName
 
 _THREADS = 32
 _STORAGE_THREADS = 4
-"""A storage that hangs keeps these, and no others."""
+"""Number of threads for calls to the storage. A storage that hangs blocks these, and no others."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -50,16 +50,16 @@ class RayAccess(RayVerbs, Protocol):
     def disconnect(self) -> None: ...
 
     def snapshot(self) -> ClusterSnapshot:
-        """Raises ConnectionStale: call `reconnect`."""
+        """The cluster as it is now. Raises ConnectionStale: call `reconnect`."""
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]: ...
 
     def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:
-        """Stores a zip archive in the cluster; its URI, the same for equal bytes."""
+        """Stores a zip archive in the cluster. Returns its URI, which is the same for equal bytes."""
 
 
 class Answering:
-    """Not thread-safe: everything but the blocking calls runs on the loop."""
+    """Carries out orders. Not thread-safe: everything but the blocking calls runs on the loop."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Answering:
             "upload_code": self._upload_code,
             "sees_storage": self._sees_storage,
         }
-        """By method of GatewayVerbs."""
+        """Methods of GatewayVerbs by name."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="order")
         self._storage_threads = ThreadPoolExecutor(_STORAGE_THREADS, thread_name_prefix="storage")
 

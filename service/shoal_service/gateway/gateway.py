@@ -30,14 +30,14 @@ from shoal_service.gateway.link import Link, LinkDown, LinkError, LinkReplaced
 
 _REPORT_S = 1.0
 _FIRST_REPORT_S = 5.0
-"""The first one comes after this time at the latest, also if Ray has not answered until then."""
+"""The first report comes after this time at the latest, also if Ray has not answered until then."""
 _LOOK_S = 1.0
 _SNAPSHOT_S = 5.0
 _RECONNECT_S = 60.0
 _WAIT_S = 20.0
 """Longest time for which the service may hold a long poll."""
 _PACE_S = 0.02
-"""Pause between two requests of a loop: under load each has more in it, and there are not more of them."""
+"""Pause between two requests of a loop. Under load each request has more in it, and there are not more of them."""
 _STAND_BY_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _KEPT_ANSWERS = 1_000
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class RayHangs(Exception):
-    """Ray's client does not come back; the process has to be started again."""
+    """Ray's client hangs, and the process has to be started again."""
 
 
 @dataclass(slots=True)
@@ -59,14 +59,14 @@ class _Life:
     name: str = field(default_factory=lambda: secrets.token_hex(8))
     reports: int = 0
     epoch: int = 0
-    """Highest that an order has had."""
+    """The highest lease epoch of an order so far."""
     sent: ClusterSnapshot | None = None
     """The snapshot in the newest report that was stored."""
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     outbox: dict[int, Answer] = field(default_factory=dict)
     """Answers that are not acknowledged."""
     done: OrderedDict[int, Answer] = field(default_factory=OrderedDict)
-    """The last ones."""
+    """The newest answers, by number of the order, for an order that comes again."""
     is_admitted: bool = False
 
 
@@ -104,7 +104,7 @@ class Gateway:
         self._seen: ClusterSnapshot | None = None
         self._error = f"the gateway connects to Ray at {address}"
         self._has_tried = asyncio.Event()
-        """Ray has answered, or failed to do so."""
+        """Set once Ray has answered, or failed to do so."""
         self._is_connected = asyncio.Event()
         self._is_admitted = asyncio.Event()
         self._look_soon = asyncio.Event()
@@ -210,7 +210,7 @@ class Gateway:
         return "connected to Ray anew"
 
     async def _look_now(self) -> None:
-        """Returns once a look that begins from now on has ended."""
+        """Waits for a look that begins from now on."""
         wanted = self._num_begun + 1
         self._look_soon.set()
         async with self._looks:
@@ -244,6 +244,7 @@ class Gateway:
         life.reports += 1
         answers, num_chars = list[Answer](), 0
         for answer in life.outbox.values():
+            # the first one is sent whatever its length, or it would never be
             if answers and (len(answers) == MAX_ANSWERS or num_chars + len(answer.value) > _MAX_ANSWER_CHARS):
                 self._report_soon.set()
                 break
@@ -288,7 +289,7 @@ class Gateway:
             self._say(f"gateway: {error.reason}. Trying again; what runs in this cluster goes on.")
 
     async def _stand_by(self, life: _Life, reason: str) -> None:
-        """Another gateway speaks for the cluster."""
+        """Waits while another gateway speaks for the cluster."""
         if life is self._life:
             self._begin_life(takes_over=False)
         if not self._stands_by:
@@ -297,14 +298,14 @@ class Gateway:
         await asyncio.sleep(_STAND_BY_S)
 
     def _begin_life(self, *, takes_over: bool) -> None:
-        """What was ordered in the last one is not answered any more."""
+        """Begins a new life. Orders of the last one are not answered any more."""
         for task in self._life.running.values():
             task.cancel()
         self._is_admitted.clear()
         self._life = _Life(takes_over=takes_over)
 
     async def _say_farewell(self) -> None:
-        """The next gateway need not wait."""
+        """Sends a last report, so that the next gateway need not wait."""
         if self._life.is_admitted:
             with suppress(LinkError, TimeoutError):
                 async with asyncio.timeout(_FAREWELL_S):
@@ -330,7 +331,7 @@ class Gateway:
                 await self._stand_by(life, str(error))
                 continue
             failures = 0
-            if page.newest < after:
+            if page.newest < after:  # the database was restored, and numbers begin there again
                 _log.warning("gateway.numbers_restart", extra={"known": after, "newest": page.newest})
                 self._begin_life(takes_over=True)
                 continue
@@ -340,7 +341,7 @@ class Gateway:
             await asyncio.sleep(_PACE_S)
 
     def take(self, order: Order) -> None:
-        """Carries it out, unless that was done or begun before. On the loop."""
+        """Carries out an order, unless that was done or begun before. On the loop."""
         life = self._life
         if order.number in life.running or order.number in life.outbox:
             return
@@ -382,5 +383,5 @@ async def _until(event: asyncio.Event, at_most_s: float) -> None:
 
 
 def _pause_s(failures: int) -> float:
-    """Pause after this many failures in a row; a random part keeps gateways apart."""
+    """Pause after this many failures in a row. A random part keeps gateways apart."""
     return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures, 10)) * (0.5 + random.random() / 2)

@@ -1,4 +1,4 @@
-"""Link: the gateway's requests to the service, over HTTP. One attempt each; `gateway.py` repeats them.
+"""Link: the gateway's requests to the service, over HTTP. Each makes one attempt; `gateway.py` repeats them.
 
 LinkError
 |-- LinkDown        no answer, or the service is not ready: repeat it after a while
@@ -36,18 +36,18 @@ class LinkDown(LinkError):
         super().__init__(reason, after_s)
         self.reason = reason
         self.after_s = after_s
-        """The service has asked for a pause of this length; 0: it has not."""
+        """The pause that the service has asked for, seconds; 0: it has asked for none."""
 
     def __str__(self) -> str:
         return self.reason
 
 
 class LinkReplaced(LinkError):
-    """The message is the service's."""
+    """Another gateway speaks for the cluster. The message is the service's."""
 
 
 class LinkRefused(LinkError):
-    """The message is the service's."""
+    """The service refuses this gateway, also when it asks again. The message is the service's."""
 
 
 class Link:
@@ -66,20 +66,20 @@ class Link:
         )
 
     async def report(self, report: ClusterReport) -> ReportReceipt:
-        """Raises LinkError."""
+        """Sends a report. Raises LinkError."""
         headers = {"Content-Type": "application/json"}
         answer = await self._ask("POST", "/reports", content=report.model_dump_json().encode(), headers=headers)
         return ReportReceipt.model_validate_json(answer.content)
 
     async def orders(self, life: str, after: int, wait_s: float) -> OrderPage:
-        """Waits up to `wait_s` for the first one. Raises LinkError."""
+        """Waits up to `wait_s` for an order above `after`. Raises LinkError."""
         query: dict[str, str | int | float] = {"life": life, "after": after, "wait_s": wait_s}
         timeout = httpx.Timeout(wait_s + _MARGIN_S, connect=_CONNECT_S)
         answer = await self._ask("GET", "/orders", params=query, timeout=timeout)
         return OrderPage.model_validate_json(answer.content)
 
     async def archive(self, sha256: str) -> bytes:
-        """Raises LinkError."""
+        """Reads a code archive from the service. Raises LinkError."""
         answer = await self._ask("GET", f"/archives/{sha256}", timeout=httpx.Timeout(_ARCHIVE_S, connect=_CONNECT_S))
         if hashlib.sha256(answer.content).hexdigest() != sha256:
             raise LinkDown(f"the code archive {sha256} has arrived damaged")

@@ -24,14 +24,19 @@ from shoal_service.core.quantities import count_text
 from shoal_workers.version import VERSION
 
 _PACKAGES_S = 60.0
-"""The start of a process on a busy node, and the removal of some thousand files."""
+"""Time for the start of a process on a busy node, and for the removal of some thousand files."""
 _RELEASE_S = 15.0
 _NONE = "none"
 _MOST = 5
 
 
 async def unused_packages(nodes: Sequence[tuple[str, str]], for_s: float) -> tuple[UnusedPackages, ...]:
-    """`nodes`: ids and addresses. Those that do not answer are left out."""
+    """Packages that no process has used for so long. Nodes that do not answer are left out.
+
+    Args:
+        nodes: ids and addresses.
+        for_s: seconds without use.
+    """
     answers = await asyncio.gather(
         *(call_on_node(node_id, _list_unused, for_s, within_s=_PACKAGES_S) for node_id, _ in nodes)
     )
@@ -61,7 +66,7 @@ def _remove(name: str, for_s: float) -> bool:
 
 
 async def other_releases() -> str:
-    """A sentence if nodes have another release than this process; else empty. Takes some seconds."""
+    """Says which nodes have another release than this process; empty if none has. Takes some seconds."""
 
     def release() -> str:  # inside a function: it is sent as it is, since an older release has no such module
         from importlib import import_module
@@ -81,7 +86,7 @@ async def other_releases() -> str:
 
 
 def words_of(own: str, releases: Mapping[str, str]) -> str:
-    """`releases`: by address of the node; "none": Shoal is not installed there."""
+    """The same in words. `releases`: by address of the node; "none": Shoal is not installed there."""
     others = {ip: version for ip, version in sorted(releases.items()) if version != own}
     if not others:
         return ""
@@ -94,7 +99,8 @@ def words_of(own: str, releases: Mapping[str, str]) -> str:
 
 
 async def call_on_node(node_id: str, function: Any, *arguments: Any, within_s: float) -> Any:
-    """None: the node does not answer, or the function raises."""
+    """Runs the function on the node, and returns its result; None if the node does not answer, or the function
+    raises."""
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
     task = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
     answer = task.remote(*arguments)

@@ -35,7 +35,8 @@ _NO_EVENT_FILE = "RAY_event_log_reporter_enabled"
 
 
 def run(make_ray: Callable[[Home], RayAccess]) -> None:
-    """Does not return: the process ends. `make_ray` is given the address at which supervisors reach the service."""
+    """Runs the gateway until the process ends, and does not return. `make_ray` is given the address at which
+    supervisors reach the service."""
     config = GatewayConfig.model_validate_json(sys.stdin.buffer.readline())
     set_up_logs(config.logs)
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -51,7 +52,7 @@ async def _run(ray: RayAccess, config: GatewayConfig) -> NoReturn:
         threading.Timer(_STOP_S, os._exit, (0,)).start()
 
     def handle_signals() -> None:
-        """Ray replaces the handler of SIGTERM."""
+        """Called again after each connection, because Ray replaces the handler of SIGTERM."""
         for number in (signal.SIGINT, signal.SIGTERM):
             if config.ends_with_input:
                 signal.signal(number, signal.SIG_IGN)  # a server that stops may still need it to save its jobs

@@ -16,7 +16,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 
 import ray
 from shoal_service.cluster import gcs
-from shoal_service.cluster.connects import answers
+from shoal_service.cluster.connects import answers, listens
 from shoal_service.cluster.errors import (
     ClusterUnreachable,
     ConnectionStale,
@@ -24,10 +24,7 @@ from shoal_service.cluster.errors import (
 )
 from shoal_service.cluster.node_test import fault_of_node
 from shoal_service.cluster.node_watch import GcsNodeWatch
-from shoal_service.cluster.prestart import prestart
-from shoal_service.cluster.process_ends import ends_of
-from shoal_service.cluster.process_sessions import listens
-from shoal_service.cluster.reserve import SupervisorReserve
+from shoal_service.cluster.prestart import SupervisorReserve, prestart
 from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
 from shoal_service.core import reachability
 from shoal_service.core.nodes import Drain, DrainSource, Node
@@ -56,11 +53,12 @@ _FREE_S = 5.0
 _NOT_CREATED = "creation task"
 """Part of Ray's words for an actor whose constructor raised, or whose class could not be imported."""
 _UNANSWERED_S = 5.0
-"""A restarted head accepts its old clients within a second or two."""
+"""How long the head may accept connections without answering. A restarted head accepts its old clients within a second
+or two."""
 
 
 class RayCluster:
-    """The real `answering.RayAccess`. Call `connect` first."""
+    """Connects to Ray for the gateway. The real `answering.RayAccess`; call `connect` first."""
 
     def __init__(
         self, supervisor_class: type[SupervisorActor] = SupervisorActor, *, address: Home | None = None
@@ -81,11 +79,11 @@ class RayCluster:
         self._node_id = ""
         """The node of the raylet that this driver is attached to."""
         self._unanswered_since_mono: float | None = None
-        """Monotonic time since which the head has accepted connections without answering."""
+        """When the head began to accept connections without answering, monotonic time; None: it answers."""
         self._reserve = SupervisorReserve(RESERVED_S)
 
     def connect(self, address: str) -> None:
-        """Become a driver of the cluster. The token of a protected one comes from the environment, as Ray reads it."""
+        """Becomes a driver of the cluster. The token of a protected one comes from the environment, as Ray reads it."""
         self.address = address
         try:
             ray.init(
@@ -117,7 +115,7 @@ class RayCluster:
         return bool(ray.is_initialized())
 
     def snapshot(self) -> ClusterSnapshot:
-        """Blocks for some seconds at most; if the head dies during the call, until it is back."""
+        """Reads the cluster. Blocks for some seconds at most; if the head dies during the call, until it is back."""
         if not ray.is_initialized():
             raise ConnectionStale("the last attempt to connect failed")
         try:
@@ -144,12 +142,12 @@ class RayCluster:
         return watch.stop
 
     def reconnect(self) -> None:
-        """Takes up to some seconds."""
+        """Connects anew. Takes up to some seconds."""
         ray.shutdown()
         self.connect(self.address)
 
     def _nodes(self) -> tuple[Node, ...]:
-        """Ray's node table, with the drains that Ray announces."""
+        """Reads Ray's node table, with the drains that Ray announces."""
         try:
             draining = gcs.draining()
             nodes = tuple(_node(node, draining) for node in gcs.nodes())
@@ -171,7 +169,8 @@ class RayCluster:
             raise ClusterUnreachable(str(error)) from error
 
     def _is_unknown(self) -> bool:
-        """The head accepts connections and does not answer this driver: it was restarted with other tables."""
+        """Whether the head accepts connections and does not answer this driver, since it was restarted with other
+        tables."""
         if not listens(self.address):
             self._unanswered_since_mono = None
         elif self._unanswered_since_mono is None:
@@ -182,12 +181,11 @@ class RayCluster:
     def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
     ) -> None:
-        """Keeps it also off the head's node if there are others, since it should survive the head's death, and off the
-        nodes of control planes, which have no CPU to give, may have no torch, and come and go with their server."""
+        """Starts the supervisor on none of these nodes, nor on the head's or a control plane's, if there are others."""
         try:
             stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), config.job_id, config.attempt)
             config, is_other = stored.first(config.model_copy(update={"home": self._addressed(config.home)}))
-            if is_other:
+            if is_other:  # it may have been started with another home
                 self._kill(supervisor_name(config.job_id, config.attempt))
             self._start_supervisor(config, avoid_nodes)
             if places and config.forks_workers:
@@ -204,6 +202,8 @@ class RayCluster:
 
     def _start_supervisor(self, config: SupervisorConfig, avoid_nodes: frozenset[str]) -> None:
         nodes = gcs.nodes()
+        # A supervisor should survive the head's death. Nodes of control planes have no CPU to give, may have no torch,
+        # and come and go with their server.
         others = {node.node_id for node in nodes if node.is_head or not _offers_work(node)}
         selectors = [{_NODE_LABEL: f"!in({','.join(sorted({*others, *avoid_nodes}))})"}, {_NODE_LABEL: "!in(none)"}]
         usable = {node.node_id for node in nodes if node.is_alive} - avoid_nodes
@@ -233,7 +233,8 @@ class RayCluster:
         created.add_done_callback(lambda done: self._note_creation(key, actor, done.exception()))
 
     def _note_creation(self, key: tuple[str, int], actor: ActorHandle, error: BaseException | None) -> None:
-        """Called on a thread of Ray's. One that was killed meanwhile, or is another one by now, has not failed."""
+        """Notes an attempt whose supervisor Ray could not create. Called on a thread of Ray's. A supervisor that was
+        killed meanwhile, or is another one by now, has not failed."""
         if isinstance(error, ActorDiedError) and self._started.get(key) is actor:
             self._failed |= {key}
             self._changed()
@@ -268,7 +269,7 @@ class RayCluster:
         return FoundSupervisor(can_dial=home is not None, dials_here=home == self._addressed(home))
 
     def why_gone(self, job_id: str, attempt: int) -> str:
-        """Takes some seconds if a node has another release."""
+        """Says why a supervisor is gone, in Ray's words. Takes some seconds if a node has another release."""
         actor = self._started.pop((job_id, attempt), None)
         if actor is None:
             return ""
@@ -297,7 +298,8 @@ class RayCluster:
         return node_id
 
     def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool:
-        """The head forgets the old actor at once, also if its process cannot be reached, and frees its name."""
+        """Starts a supervisor in the place of a silent one. The head forgets the old actor at once, also if its process
+        cannot be reached, and frees its name."""
         stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt)
         try:
             config = stored.read()
@@ -313,7 +315,7 @@ class RayCluster:
         return True
 
     def _kill(self, name: str, *, on_node: str = "") -> None:
-        """The actor of this name, if there is one; `on_node`: only if it is there."""
+        """Kills the actor of this name, if there is one. With `on_node`, only if it is on that node."""
         try:
             old = ray.get_actor(name, namespace=NAMESPACE)
         except ValueError:
@@ -338,7 +340,7 @@ class RayCluster:
             actor = ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE)
         except ValueError:
             return ()
-        return ends_of(actor_id(actor), MAX_UNRECORDED_STARTS)
+        return gcs.ends_of(actor_id(actor), MAX_UNRECORDED_STARTS)
 
     def reap(self, job_id: str, attempt: int) -> int:
         """The supervisor is killed first, so that it does not replace the workers. Workers are asked to remove their

@@ -1,7 +1,7 @@
-"""Code of jobs: packed directories by the SHA-256 of their bytes, and the versions of it in a job's spec.
+"""Code of jobs: packed directories by the SHA-256 of their bytes, and the versions of the code in a job's spec.
 
-An archive is stored once and never changed; retention deletes those that no job names. A version of the code may be
-refused or rolled back by the supervisor: then the spec goes back too.
+An archive is stored once and never changed; retention deletes those that no job names. The supervisor may refuse a
+version of the code or roll it back: then the spec goes back too.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Archive:
 
 
 def checked(sha256: str, data: bytes) -> Archive:
-    """Raises InvalidArchive: too large, or its SHA-256 is another one. Hashes the data, so it is called before a
-    transaction begins."""
+    """Checks the size and the SHA-256 of an archive. It hashes the data, so it is called before a transaction begins.
+    Raises InvalidArchive."""
     if len(data) > MAX_ARCHIVE_BYTES:
         raise InvalidArchive(
             f"The code archive has {len(data)} bytes, the limit is {MAX_ARCHIVE_BYTES} (64 MiB). "
@@ -48,7 +48,8 @@ def checked(sha256: str, data: bytes) -> Archive:
 
 
 def put(tx: Transaction, archive: Archive, *, now: float) -> None:
-    """An archive that is stored already counts as uploaded now: the job that needs it is about to be submitted."""
+    """Stores an archive. One that is stored already counts as uploaded now: the job that needs it is about to be
+    submitted."""
     row = {"sha256": archive.sha256, "bytes": len(archive.data), "stored_at": now, "data": archive.data}
     statement = insert_on_conflict(tx, code_archives).values(row)
     tx.execute(statement.on_conflict_do_update(index_elements=["sha256"], set_={"stored_at": now}))
@@ -67,13 +68,13 @@ def get(tx: Transaction, sha256: str) -> bytes | None:
 
 
 def unused(tx: Transaction, *, before: float, limit: int = 100) -> list[str]:
-    """Archives that were last uploaded before that time and that the spec of no job names."""
+    """The archives that were last uploaded before that time and that the spec of no job names."""
     old = select(code_archives.c.sha256).where(code_archives.c.stored_at < before, _is_unused(tx))
     return list(tx.execute(old.order_by(code_archives.c.stored_at).limit(limit)).scalars())
 
 
 def remove(tx: Transaction, sha256: str, *, before: float) -> bool:
-    """False: it is used now, or was uploaded again."""
+    """Deletes an archive. False: it is used now, or was uploaded again."""
     chosen = (code_archives.c.sha256 == sha256, code_archives.c.stored_at < before, _is_unused(tx))
     return tx.execute(delete(code_archives).where(*chosen)).rowcount > 0
 
@@ -84,8 +85,8 @@ def _is_unused(tx: Transaction) -> ColumnElement[bool]:
 
 
 def require_changeable(job: JobRecord, before: JobSpec, after: JobSpec) -> None:
-    """Raises RequestConflict. A GPU cannot be held by two workers, so those with new code could not start beside the
-    others."""
+    """Refuses a change of code that cannot take effect. A GPU cannot be held by two workers, so those with new code
+    could not start beside the others. Raises RequestConflict."""
     if after.code == before.code:
         return
     if before.worker.gpus and job.state in ATTEMPT_STATES:
@@ -96,8 +97,8 @@ def require_changeable(job: JobRecord, before: JobSpec, after: JobSpec) -> None:
 
 
 def follow(edit: JobEdit, event: PendingEvent) -> None:
-    """If the supervisor has gone back to the code before, so does the spec, unless another version was requested since:
-    the next attempt must not begin with code that has failed."""
+    """Takes the spec back to the code before, if the supervisor has gone back to it and no other version was requested
+    since: the next attempt must not begin with code that has failed."""
     if event.type not in _TAKEN_BACK:
         return
     job, tx = edit.job, edit.tx

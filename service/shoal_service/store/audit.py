@@ -44,12 +44,12 @@ class Deed:
 
 
 CURRENT: ContextVar[Deed | None] = ContextVar("deed", default=None)
-"""None: no request of the API, but the service itself."""
+"""The deed that is under way; None: no request of the API, but the service itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditQuery:
-    """Which events; None: all."""
+    """Selects events of the audit; None: all."""
 
     before: int | None = None
     job_id: str | None = None
@@ -73,33 +73,34 @@ def record(tx: Transaction, deed: Deed, outcome: str = DONE) -> None:
 
 
 def record_refusal(tx: Transaction, deed: Deed, outcome: str) -> None:
-    """A request that changed no row, or was refused: its code. `Store.write` then adds no record of its own."""
+    """Records the code of a request that changed no row, or was refused. `Store.write` then adds no record of its
+    own."""
     deed.is_recorded = True
     record(tx, deed, outcome)
 
 
 def about(job_id: str) -> None:
-    """The request that is served has made this job."""
+    """Notes that the request that is served has made this job."""
     deed = CURRENT.get()
     if deed is not None:
         deed.job_id = job_id
 
 
 def made(path: str) -> None:
-    """The request that is served has made this resource, which is no job."""
+    """Notes that the request that is served has made this resource, which is no job."""
     deed = CURRENT.get()
     if deed is not None:
         deed.job_id, deed.path = "", path
 
 
 def by() -> dict[str, Any]:
-    """The field `by` of an event: who makes the request that is served, if there is one."""
+    """The field `by` of an event: the principal that makes the request that is served, if there is one."""
     deed = CURRENT.get()
     return {"by": deed.actor} if deed is not None and deed.actor else {}
 
 
 def read(tx: Transaction, query: AuditQuery) -> list[AuditEvent]:
-    """Newest first."""
+    """Reads the audit, newest first."""
     rows = select(audit).order_by(audit.c.num.desc()).limit(query.limit)
     if query.before is not None:
         rows = rows.where(audit.c.num < query.before)
@@ -115,7 +116,7 @@ def count_before(tx: Transaction, before: float) -> int:
 
 
 def remove_before(tx: Transaction, before: float, *, reason: str, now: float) -> int:
-    """A batch of the oldest records. That they are deleted is a record itself, of the same transaction."""
+    """Deletes a batch of the oldest records. That they are deleted is a record itself, of the same transaction."""
     oldest = select(audit.c.num).where(audit.c.at < before).order_by(audit.c.num).limit(_BATCH)
     nums = list(tx.execute(oldest).scalars())
     if not nums:

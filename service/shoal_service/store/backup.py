@@ -28,7 +28,8 @@ from shoal_service.store.tables import code_archives, events, job_specs, jobs, l
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _EPOCHS = 1_000_000
-"""More than any lease has changed hands since the backup: supervisors know the newest epoch and refuse older ones."""
+"""Added to the epoch of a restored database. The lease has not changed hands this often since the backup: supervisors
+know the newest epoch and refuse older ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Restored:
 
 
 def back_up(url: str, target: Path) -> Contents:
-    """Raises BackupError; StoreUnavailable: the database does not answer."""
+    """Makes a backup. Raises BackupError; StoreUnavailable: the database does not answer."""
     if target.exists():
         raise BackupError(f"{target} exists. Choose another name, or delete it.")
     database = Database(url)
@@ -70,7 +71,8 @@ def back_up(url: str, target: Path) -> Contents:
 
 
 def restore(url: str, source: Path, *, replace: bool, now: float) -> Restored:
-    """The caller makes sure that no server of this machine uses the database. Raises BackupError; StoreUnavailable."""
+    """Restores a backup. The caller makes sure that no server of this machine uses the database. Raises BackupError;
+    StoreUnavailable."""
     database = Database(url)
     try:
         if _is_sqlite(source) != database.is_sqlite:
@@ -123,7 +125,7 @@ def _restore_postgres(database: Database, source: Path, *, replace: bool, now: f
 
 
 def _prepare(database: Database) -> Contents:
-    """The newest schema, a new epoch, and the check. Closes the database."""
+    """Migrates the database to the newest schema, gives it a new epoch, and checks it. Closes the database."""
     try:
         migrate(database)
         with database.write() as tx:
@@ -155,7 +157,8 @@ def _is_sqlite(source: Path) -> bool:
 
 
 def _require_whole(source: Path) -> None:
-    """SQLite takes the missing end of a file for zeros. https://www.sqlite.org/fileformat.html#the_database_header"""
+    """Refuses a file that is cut short, because SQLite takes the missing end of a file for zeros.
+    https://www.sqlite.org/fileformat.html#the_database_header"""
     with source.open("rb") as file:
         head = file.read(100)
     page_bytes, pages = int.from_bytes(head[16:18]), int.from_bytes(head[28:32])
@@ -165,7 +168,7 @@ def _require_whole(source: Path) -> None:
 
 
 def _vacuum_into(source: Path, target: Path, *, mode: str = "mode=ro") -> None:
-    """A consistent copy, without free pages; other processes may write meanwhile."""
+    """Makes a consistent copy, without free pages; other processes may write meanwhile."""
     try:
         connection = sqlite3.connect(f"{source.absolute().as_uri()}?{mode}", uri=True, timeout=30)
         try:
@@ -185,7 +188,7 @@ def _check_file(path: Path) -> Contents:
 
 
 def _move_aside(path: Path, now: float) -> Path:
-    """With its write-ahead log, which may hold transactions."""
+    """Moves the database aside with its write-ahead log, which may hold transactions."""
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
     aside = path.with_name(f"{path.name}.replaced-{stamp}")
     for suffix in ("-wal", "-shm", ""):
@@ -208,13 +211,13 @@ class Contents:
     events: int
     archives: int
     newest_at: float | None
-    """When a job was last changed; None: there is none."""
+    """When a job was changed last; None: there is no job."""
     unreadable: int
-    """Jobs whose spec this release cannot read. They were so before."""
+    """Number of jobs whose spec this release cannot read. It could not read them before the backup either."""
 
 
 def check(database: Database) -> Contents:
-    """Raises BackupError: the database is damaged, or its tables contradict each other."""
+    """Checks the database. Raises BackupError: it is damaged, or its tables contradict each other."""
     with database.read() as tx:
         if database.is_sqlite:
             found = list(tx.execute(text("PRAGMA integrity_check(5)")).scalars())
@@ -253,13 +256,14 @@ _NAME = "backed-up"
 
 
 def mark_backup(state_dir: Path) -> None:
-    """Nothing where there is no state directory: a backup of PostgreSQL may be made on a machine without a server."""
+    """Notes the time of a backup. Does nothing if there is no state directory: a backup of PostgreSQL may be made on a
+    machine without a server."""
     if state_dir.is_dir():
         (state_dir / _NAME).touch(mode=0o600)
 
 
 def newest_backup_at(state_dir: Path) -> float | None:
-    """Unix time; None: none was made with this directory."""
+    """Unix time of the newest backup; None: none was made with this directory."""
     try:
         return (state_dir / _NAME).stat().st_mtime
     except FileNotFoundError:

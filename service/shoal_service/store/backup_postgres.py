@@ -31,7 +31,7 @@ from shoal_service.store.tables import metadata
 MAGIC = b"PGDMP"
 STAGED = "shoal_restored"
 _ASIDE = "shoal_aside"
-"""Exists within one transaction only."""
+"""A schema that exists within one transaction only."""
 _VERSIONS = "alembic_version"
 _INSTALLED = Path("/usr/lib/postgresql")
 _IDENTIFIERS = postgresql.dialect().identifier_preparer  # type: ignore[no-untyped-call]
@@ -39,13 +39,13 @@ _DUMPED = ("--no-owner", "--no-privileges")
 
 
 def dump(url: URL, target: Path) -> None:
-    """One consistent snapshot, while others write. Raises BackupError."""
+    """Dumps one consistent snapshot, while others write. Raises BackupError."""
     _run("pg_dump", "--format=custom", *_DUMPED, f"--file={target}", url=url)
     verify(target)
 
 
 def verify(source: Path) -> None:
-    """Reads the whole archive. Raises BackupError: it is damaged, or it is not of Shoal."""
+    """Reads the whole archive. Raises BackupError: it is damaged, or it is not one of Shoal."""
     if _VERSIONS not in {table for _, table in _listed(source)}:
         raise BackupError(f"{source} has no table {_VERSIONS}: it is not a backup of Shoal's database.")
     _run("pg_restore", f"--file={os.devnull}", str(source))
@@ -78,7 +78,7 @@ def load(database: Database, source: Path) -> Database:
 
 
 def swap(database: Database) -> None:
-    """The staged tables take the place of Shoal's tables: those of older and newer releases too, as far as they have
+    """Puts the staged tables in the place of Shoal's tables: those of older and newer releases too, as far as they have
     these names."""
     home = _schema(database)
     with database.write() as tx:
@@ -98,7 +98,7 @@ def discard(database: Database) -> None:
 
 
 def _schema(database: Database) -> str:
-    """Where the tables of Shoal are."""
+    """The schema that has the tables of Shoal."""
     with database.read() as tx:
         return str(tx.execute(text("SELECT current_schema()")).scalar_one())
 
@@ -109,7 +109,7 @@ def _tables(database: Database) -> set[str]:
 
 
 def _move(table: str, source: str, target: str) -> str:
-    """With its indexes and the sequences of its columns."""
+    """Moves a table with its indexes and the sequences of its columns."""
     quote = _IDENTIFIERS.quote
     return f"ALTER TABLE {quote(source)}.{quote(table)} SET SCHEMA {quote(target)};"
 
@@ -121,7 +121,7 @@ def _listed(source: Path) -> list[tuple[str, str]]:
 
 
 def _play(url: URL, source: Path, *, before: Sequence[str], after: Sequence[str]) -> None:
-    """One transaction. Raises BackupError: nothing has changed."""
+    """Runs psql in one transaction. Raises BackupError: nothing has changed."""
     dbname, environment = _connection(url)
     script = [_find("pg_restore"), "--file=-", *_DUMPED, str(source)]
     psql = [_find("psql"), dbname, "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--file=-"]
@@ -172,7 +172,7 @@ def _run(program: str, *arguments: str, url: URL | None = None) -> str:
 
 
 def _find(program: str) -> str:
-    """The program on the PATH; else the newest installed one."""
+    """Finds the program on the PATH; otherwise the newest installed one."""
     found = shutil.which(program)
     if found is not None:
         return found

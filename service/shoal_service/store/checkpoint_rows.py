@@ -55,8 +55,8 @@ def with_pins(tx: Transaction, of_job: ColumnElement[bool], found: Sequence[Chec
 
 
 def pin(tx: Transaction, job_id: str, name: CheckpointName, *, is_pinned: bool, now: float) -> CheckpointView:
-    """Retention does not delete the checkpoint while it is pinned. Raises JobNotFound, CheckpointNotFound,
-    CheckpointConflict; RequestConflict: the job is being deleted."""
+    """Pins or unpins a checkpoint. Retention does not delete it while it is pinned. Raises JobNotFound,
+    CheckpointNotFound, CheckpointConflict; RequestConflict: the job is being deleted."""
     job = load(tx, job_id, lock=True)
     view = _find(tx, job_id, name)
     if job.deleting:
@@ -77,7 +77,7 @@ def pin(tx: Transaction, job_id: str, name: CheckpointName, *, is_pinned: bool, 
 
 
 def check_deletion(tx: Transaction, job_id: str, name: CheckpointName) -> CheckpointView:
-    """The checkpoint, if it may be deleted. Raises JobNotFound, CheckpointNotFound, CheckpointConflict,
+    """Finds the checkpoint, if it may be deleted. Raises JobNotFound, CheckpointNotFound, CheckpointConflict,
     CheckpointKept."""
     return _deletable(tx, load(tx, job_id), name)
 
@@ -85,8 +85,8 @@ def check_deletion(tx: Transaction, job_id: str, name: CheckpointName) -> Checkp
 def note_deletion(
     tx: Transaction, job_id: str, name: CheckpointName, *, now: float, reason: str = ""
 ) -> CheckpointView:
-    """The storage does not have it any more; `reason`: why, if no user asked. Raises JobNotFound,
-    CheckpointNotFound."""
+    """Notes that the storage does not have the checkpoint any more. `reason`: why, if no user asked. Raises
+    JobNotFound, CheckpointNotFound."""
     job = load(tx, job_id, lock=True)
     view = _find(tx, job_id, name)
     tx.publish(job_id)
@@ -102,7 +102,7 @@ def note_deletion(
 
 
 def note_damage(tx: Transaction, job_id: str, name: CheckpointName, *, message: str, now: float) -> CheckpointView:
-    """A verification has found damage. Ignored unless the checkpoint counts as good. Raises JobNotFound,
+    """Notes that a verification has found damage. Ignored unless the checkpoint counts as good. Raises JobNotFound,
     CheckpointNotFound."""
     job = load(tx, job_id, lock=True)
     view = _find(tx, job_id, name)
@@ -140,7 +140,7 @@ def resolved(tx: Transaction, spec: JobSpec) -> JobSpec:
 
 
 def hold_columns(spec: JobSpec) -> dict[str, str | None]:
-    """Columns of a job's row: the checkpoint of another job that it holds from now on."""
+    """The columns of a job's row that name the checkpoint of another job that it holds from now on."""
     origin = spec.continue_from
     if origin is None or origin.checkpoint is None:
         return RELEASED
@@ -148,7 +148,7 @@ def hold_columns(spec: JobSpec) -> dict[str, str | None]:
 
 
 def held(tx: Transaction) -> dict[str, tuple[str, ...]]:
-    """By job id: the names of its checkpoints that other jobs still need, sorted."""
+    """Names of the checkpoints that other jobs still need, sorted, by the id of their job."""
     names: defaultdict[str, set[str]] = defaultdict(set)
     for text in tx.execute(select(jobs.c.held).where(jobs.c.held.is_not(None))).scalars():
         job_id, _, name = text.partition("/")
@@ -157,7 +157,7 @@ def held(tx: Transaction) -> dict[str, tuple[str, ...]]:
 
 
 def holders(tx: Transaction, job_id: str) -> dict[str, list[str]]:
-    """By checkpoint of this job: the ids of the jobs that still need it."""
+    """Ids of the jobs that still need it, for each checkpoint of this job."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     own = jobs.c.held.startswith(f"{job_id}/", autoescape=True)
     for row in tx.execute(select(jobs.c.id, jobs.c.held).where(own).order_by(jobs.c.num)):
@@ -198,7 +198,7 @@ def _committed(tx: Transaction, job_id: str) -> list[CheckpointName]:
 
 
 def _store(tx: Transaction, job: JobRecord, view: CheckpointView) -> CheckpointView:
-    """Pins and scores are not a part of the row."""
+    """Stores the row, of which pins and scores are not a part."""
     row: dict[str, Any] = {
         "state": view.state.value,
         "document": view.model_copy(update={"pinned": False, "best": None, "score": None}).model_dump_json(),

@@ -36,12 +36,12 @@ from shoal_workers.contract.placing import check_labels
 
 
 def orders_of(cluster: str) -> str:
-    """What `Store.subscribe` takes in place of a job's id: an order to the cluster was written or cancelled."""
+    """A topic for `Store.subscribe`, in place of a job's id: an order to the cluster was written or cancelled."""
     return f"orders of cluster {cluster}"
 
 
 def reports_of(cluster: str) -> str:
-    """The same: the cluster's gateway has reported or answered."""
+    """A topic for `Store.subscribe`: the cluster's gateway has reported or answered."""
     return f"reports of cluster {cluster}"
 
 
@@ -53,9 +53,9 @@ class StoredReport:
     address: str
     error: str
     snapshot: str | None
-    """None: as it was."""
+    """JSON of the snapshot; None: it has not changed."""
     answers: Sequence[tuple[int, str]] = ()
-    """By number of the order."""
+    """Answers with the numbers of their orders."""
     running: Collection[int] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     """Merged by name into those of the cluster with the first report of a life."""
@@ -72,9 +72,9 @@ class ClusterRow:
     address: str
     error: str
     snapshot: str
-    """Empty: there is none of this life."""
+    """JSON of the newest snapshot of this life; empty: there is none."""
     snapshot_report: int
-    """Number of the report that it came with."""
+    """Number of the report that the snapshot came with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class OrderRow:
 
 
 _SPEAKS_S = 5.0
-"""A gateway that has reported within this time is there."""
+"""A gateway that has reported within this time counts as alive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class ClusterEntry:
 
 
 def create_token(tx: Transaction, cluster: str, request: ClusterTokenRequest, *, by: str, now: float) -> NewToken:
-    """A token for the gateway of a cluster, which then may join. Only this answer has it."""
+    """Makes a token for the gateway of a cluster, which may join with it. Only this answer has the token."""
     _make(tx, cluster, now)
     return credentials.create_token(tx, request.of(cluster), by=by, now=now, cluster=cluster)
 
@@ -119,7 +119,8 @@ def adopt_token(tx: Transaction, cluster: str, token: str, *, by: str, now: floa
 
 
 def take_report(tx: Transaction, cluster: str, report: StoredReport, *, now: float) -> tuple[int, tuple[int, ...]]:
-    """The number of the newest report that is stored, and those of `running` that the service no longer waits for.
+    """Stores a report. Returns the number of the newest report that is stored, and those of `running` that the service
+    no longer waits for.
 
     Raises:
         GatewayRefused: another gateway speaks for the cluster, or the cluster was removed; nothing is stored.
@@ -146,7 +147,7 @@ def take_report(tx: Transaction, cluster: str, report: StoredReport, *, now: flo
     if admission.verdict is not Verdict.REPEATED:
         newest = sender.number
         values = {
-            "life": "" if report.is_last else sender.life,
+            "life": "" if report.is_last else sender.life,  # the next gateway need not wait until this one is silent
             "token_id": sender.token_id,
             "report": sender.number,
             "reported_at": now,
@@ -165,7 +166,7 @@ def take_report(tx: Transaction, cluster: str, report: StoredReport, *, now: flo
             .where(
                 cluster_orders.c.cluster == cluster,
                 cluster_orders.c.number == number,
-                cluster_orders.c.answer.is_(None),
+                cluster_orders.c.answer.is_(None),  # the first answer counts
             )
             .values(answer=answer, answered_at=now, arguments="")  # they may hold the token of an attempt
         )
@@ -175,7 +176,7 @@ def take_report(tx: Transaction, cluster: str, report: StoredReport, *, now: flo
 
 
 def open_orders(tx: Transaction, cluster: str, life: str, *, after: int, limit: int) -> tuple[list[OrderRow], int]:
-    """Orders without an answer above a number, and the highest number that an order has had. Those of a lease that
+    """The orders without an answer above a number, and the highest number that an order has had. Orders of a lease that
     is over are void.
 
     Raises:
@@ -197,7 +198,7 @@ def open_orders(tx: Transaction, cluster: str, life: str, *, after: int, limit: 
 
 
 def may_read_archive(tx: Transaction, cluster: str, sha256: str) -> bool:
-    """An order without an answer names this code archive."""
+    """Whether an order without an answer names this code archive."""
     query = select(cluster_orders.c.number).where(
         cluster_orders.c.cluster == cluster, cluster_orders.c.archive == sha256, cluster_orders.c.answer.is_(None)
     )
@@ -205,7 +206,7 @@ def may_read_archive(tx: Transaction, cluster: str, sha256: str) -> bool:
 
 
 def find(tx: Transaction, name: str) -> ClusterRow | None:
-    """None: no gateway has reported, and no token of the cluster was made."""
+    """What is known of a cluster; None: no gateway has reported, and no token of the cluster was made."""
     row = tx.execute(select(clusters).where(clusters.c.name == name)).one_or_none()
     if row is None:
         return None
@@ -221,7 +222,7 @@ def newest_report(tx: Transaction, name: str) -> tuple[str, int]:
 def write_order(
     tx: Transaction, cluster: str, kind: str, arguments: str, *, archive: str | None = None, now: float
 ) -> int:
-    """Its number. Raises ClusterNotFound: no gateway has joined under this name."""
+    """Writes an order, and returns its number. Raises ClusterNotFound: no gateway has joined under this name."""
     row = {"epoch": tx.epoch, "kind": kind, "arguments": arguments, "archive": archive, "created_at": now}
     raised = (
         update(clusters)
@@ -238,7 +239,7 @@ def write_order(
 
 
 def answers_of(tx: Transaction, cluster: str, numbers: Collection[int]) -> dict[int, str | None]:
-    """By number, of those orders that are there; None: it has no answer yet."""
+    """The answers to these orders by number, without orders that do not exist; None: an order has no answer yet."""
     query = select(cluster_orders.c.number, cluster_orders.c.answer).where(
         cluster_orders.c.cluster == cluster, cluster_orders.c.number.in_(numbers)
     )
@@ -246,13 +247,15 @@ def answers_of(tx: Transaction, cluster: str, numbers: Collection[int]) -> dict[
 
 
 def cancel_orders(tx: Transaction, cluster: str, numbers: Collection[int]) -> None:
-    """The service no longer waits for them. The gateway ends those that it carries out, where it can."""
+    """Cancels orders whose answers the service no longer waits for. The gateway ends those that it carries out, where
+    it can."""
     tx.execute(delete(cluster_orders).where(cluster_orders.c.cluster == cluster, cluster_orders.c.number.in_(numbers)))
     tx.announce(orders_of(cluster))
 
 
 def remove_old_orders(tx: Transaction, cluster: str, *, before: float) -> int:
-    """Those that were answered before that time, and those of leases that were over then; how many."""
+    """Deletes the orders that were answered before that time, and those of leases that were over then. Returns their
+    number."""
     old = (cluster_orders.c.answered_at < before) | (
         (cluster_orders.c.epoch < tx.epoch) & (cluster_orders.c.created_at < before)
     )
@@ -261,14 +264,15 @@ def remove_old_orders(tx: Transaction, cluster: str, *, before: float) -> int:
 
 
 def entries(tx: Transaction) -> list[ClusterEntry]:
-    """By name. Read in each pass of the control loop."""
+    """All clusters by name. Read in each pass of the control loop."""
     columns = (clusters.c.name, clusters.c.created_at, clusters.c.reported_at, clusters.c.address, clusters.c.error)
     query = select(*columns, clusters.c.labels, clusters.c.cordon).order_by(clusters.c.name)
     return [_entry(row) for row in tx.execute(query)]
 
 
 def num_jobs(tx: Transaction) -> Counter[str]:
-    """Jobs with an attempt, by its cluster. Attempts of the release before, which knew one, are in the oldest."""
+    """Number of jobs with an attempt, by cluster. Attempts of the release before, which knew one cluster, are in the
+    oldest."""
     with_attempt = [state.value for state in ATTEMPT_STATES]
     query = select(jobs.c.cluster, func.count()).where(jobs.c.state.in_(with_attempt)).group_by(jobs.c.cluster)
     found = Counter({row[0]: row[1] for row in tx.execute(query)})
@@ -279,12 +283,13 @@ def num_jobs(tx: Transaction) -> Counter[str]:
 
 
 def cordon(tx: Transaction, name: str, *, reason: str, now: float) -> None:
-    """No worker is added on its nodes. A repeated request replaces the reason. Raises ClusterNotFound."""
+    """Cordons a cluster: no worker is added on its nodes. A repeated request replaces the reason. Raises
+    ClusterNotFound."""
     _change(tx, name, cordon=json.dumps({"reason": reason, "requested_at": now}))
 
 
 def uncordon(tx: Transaction, name: str) -> None:
-    """Idempotent. Raises ClusterNotFound."""
+    """Undoes `cordon`. Idempotent. Raises ClusterNotFound."""
     _change(tx, name, cordon="")
 
 
@@ -322,7 +327,7 @@ def remove(tx: Transaction, name: str, *, force: bool = False, now: float) -> No
     if why:
         raise ClusterConflict(name, why)
     tx.execute(delete(clusters).where(clusters.c.name == name))
-    for one in known:
+    for one in known:  # a gateway that is refused for its token ends
         credentials.revoke_token(tx, one.id, now=now)
     tx.publish(f"cluster {name}", is_request=True)
 
@@ -362,7 +367,7 @@ def _make(tx: Transaction, cluster: str, now: float) -> None:
 
 
 def _jobs_reported_at(tx: Transaction, cluster: str) -> float:
-    """When the supervisor of an attempt there has reported last; 0: none has."""
+    """When the supervisor of an attempt in the cluster has reported last; 0: none has."""
     query = (
         select(func.max(attempt_tokens.c.reported_at))
         .join(jobs, (jobs.c.num == attempt_tokens.c.job_num) & (jobs.c.attempt == attempt_tokens.c.attempt))
@@ -382,7 +387,7 @@ def _without_order(tx: Transaction, cluster: str, running: Collection[int]) -> t
 
 
 def _why_kept(name: str, number: int, *, speaks: bool, force: bool, speaker: TokenView | None) -> str:
-    """Why the cluster is not removed, with the way out; empty: it is."""
+    """Why the cluster is not removed, with the way out; empty if it is."""
     if speaks and speaker is not None and speaker.created_by == BOOTSTRAP:
         return (
             "its gateway shows a token of this service's own state directory or settings. End that gateway first: it "

@@ -23,7 +23,8 @@ from shoal_service.store.tables import sessions, tokens
 def create_token(
     tx: Transaction, request: TokenRequest, *, by: str, now: float, cluster: str | None = None
 ) -> NewToken:
-    """Only this answer has the token. `by`: name of the principal that makes it; `cluster`: whose gateway shows it."""
+    """Makes a token. Only this answer has it. `by`: name of the principal that makes it; `cluster`: whose gateway shows
+    it."""
     made = new_token()
     row = _token_row(made, request, by=by, now=now, cluster=cluster)
     tx.execute(insert(tokens), row)
@@ -33,8 +34,10 @@ def create_token(
 def adopt_token(
     tx: Transaction, token: str, request: TokenRequest, *, by: str, now: float, cluster: str | None = None
 ) -> TokenView:
-    """The same for a token that exists already, in a file which several servers may read. If its id is known, nothing
-    changes, a revoked one stays revoked, and the answer says whose it is."""
+    """Stores a token that exists already, in a file which several servers may read.
+
+    If its id is known, nothing changes, a revoked one stays revoked, and the answer says whose it is.
+    """
     row = _token_row(token, request, by=by, now=now, cluster=cluster)
     # No index is named: servers that insert the same token at once may meet at that of the hash first.
     tx.execute(insert_on_conflict(tx, tokens).values(row).on_conflict_do_nothing())
@@ -60,25 +63,25 @@ def _token_row(token: str, request: TokenRequest, *, by: str, now: float, cluste
 
 
 def principal_of_token(tx: Transaction, token: str, *, now: float) -> Principal | None:
-    """None: no valid token is this one."""
+    """The principal of a token; None: no valid token is this one."""
     row = tx.execute(select(tokens).where(tokens.c.hash == hash_of(token))).one_or_none()
     return None if row is None or not _is_valid(row, now) else _principal_of_row(row)
 
 
 def principal_of_id(tx: Transaction, token_id: str, *, now: float) -> Principal | None:
-    """Whose the token is, if it is valid."""
+    """The principal of the token with this id, if it is valid."""
     row = tx.execute(select(tokens).where(tokens.c.id == token_id)).one_or_none()
     return None if row is None or not _is_valid(row, now) else _principal_of_row(row)
 
 
 def list_tokens(tx: Transaction) -> list[TokenView]:
-    """Newest first, with those that have ended."""
+    """All tokens, newest first, with those that have ended."""
     query = select(tokens).order_by(tokens.c.created_at.desc(), tokens.c.id)
     return [_token_view(row) for row in tx.execute(query)]
 
 
 def get_token(tx: Transaction, token_id: str) -> TokenView:
-    """Raises TokenNotFound."""
+    """One token. Raises TokenNotFound."""
     row = tx.execute(select(tokens).where(tokens.c.id == token_id)).one_or_none()
     if row is None:
         raise TokenNotFound(token_id)
@@ -86,20 +89,20 @@ def get_token(tx: Transaction, token_id: str) -> TokenView:
 
 
 def revoke_token(tx: Transaction, token_id: str, *, now: float) -> TokenView:
-    """Idempotent. Raises TokenNotFound."""
+    """Revokes a token. Idempotent. Raises TokenNotFound."""
     still = (tokens.c.id == token_id, tokens.c.revoked_at.is_(None))
     tx.execute(update(tokens).where(*still).values(revoked_at=now))
     return get_token(tx, token_id)
 
 
 def is_revoked(tx: Transaction, token_id: str) -> bool:
-    """False: it is valid, has expired, or there is none."""
+    """Whether the token is revoked. False: it is valid, has expired, or there is none."""
     query = select(tokens.c.revoked_at).where(tokens.c.id == token_id)
     return tx.execute(query).scalar_one_or_none() is not None
 
 
 def note_use(tx: Transaction, used: Mapping[str, float]) -> None:
-    """When tokens were used last, by id."""
+    """Notes when tokens were used last, by id."""
     newer = or_(tokens.c.last_used_at.is_(None), tokens.c.last_used_at < bindparam("at"))
     statement = update(tokens).where(tokens.c.id == bindparam("token"), newer).values(last_used_at=bindparam("at"))
     tx.execute(statement, [{"token": token_id, "at": at} for token_id, at in used.items()])
@@ -140,7 +143,7 @@ def _token_view(row: Row[Any]) -> TokenView:
 def begin_session(
     tx: Transaction, secret: str, principal: Principal, *, now: float, ends_at: float, is_link: bool = False
 ) -> None:
-    """`secret`: what the cookie holds, or the code of a link. Deletes the sessions that have ended."""
+    """Begins a session, and deletes those that have ended. `secret`: what the cookie holds, or the code of a link."""
     tx.execute(delete(sessions).where(sessions.c.expires_at <= now))
     row = {
         "hash": hash_of(secret),
@@ -154,7 +157,7 @@ def begin_session(
 
 
 def principal_of_session(tx: Transaction, secret: str, *, now: float, is_link: bool = False) -> Principal | None:
-    """Whose session it is; None: it has ended, or its token has."""
+    """The principal of a session; None: it has ended, or its token has."""
     query = select(sessions).where(
         sessions.c.hash == hash_of(secret), sessions.c.is_link == int(is_link), sessions.c.expires_at > now
     )
@@ -165,7 +168,7 @@ def principal_of_session(tx: Transaction, secret: str, *, now: float, is_link: b
 
 
 def take_link(tx: Transaction, code: str, *, now: float) -> Principal | None:
-    """Who made the link; it can be used once."""
+    """Uses up a link, and returns the principal that made it."""
     taken = (
         delete(sessions)
         .where(sessions.c.hash == hash_of(code), sessions.c.is_link == 1)
@@ -178,7 +181,7 @@ def take_link(tx: Transaction, code: str, *, now: float) -> Principal | None:
 
 
 def end_session(tx: Transaction, secret: str) -> None:
-    """Idempotent."""
+    """Ends a session. Idempotent."""
     tx.execute(delete(sessions).where(sessions.c.hash == hash_of(secret)))
 
 

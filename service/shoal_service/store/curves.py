@@ -37,7 +37,7 @@ _FACTOR = 8
 WIDTHS = tuple(_FACTOR**n for n in range(1, 7))
 """Steps per bucket of each level."""
 _MAX_ROWS = 4_000
-"""Rows of the coarsest level that a read takes, before it makes means of them."""
+"""At most this many rows of the coarsest level are read before means of them are made."""
 _ROWS_AT_ONCE = 5_000
 _VALUES = (
     "step",
@@ -66,11 +66,11 @@ _NEWEST_BUCKETS = select(
     .scalar_subquery()
     .label("bucket"),
 ).where(jobs.c.num.in_(bindparam("of_jobs", expanding=True)))
-"""Each by a query of its own, for which an index has the answer at its end."""
+"""Each job has a query of its own, for which an index has the answer at its end."""
 
 
 class Extent(NamedTuple):
-    """Steps of a job that were stored just now, without a gap."""
+    """A gapless range of steps of a job that were stored just now."""
 
     job_num: int
     first_step: int
@@ -78,8 +78,8 @@ class Extent(NamedTuple):
 
 
 def roll_up(tx: Transaction, stored: Sequence[Extent]) -> None:
-    """After steps of different jobs were stored: writes each bucket that they complete, and those that are missing
-    before."""
+    """Writes the buckets that new steps of different jobs complete, and those that are missing before. Called after the
+    steps were stored."""
     for width in WIDTHS:
         # if no bucket of this width ends here, none of a larger one does
         stored = [one for one in stored if one.last_step // width > (one.first_step - 1) // width]
@@ -99,7 +99,8 @@ def roll_up(tx: Transaction, stored: Sequence[Extent]) -> None:
 def read_curve(
     tx: Transaction, job_num: int, *, after_step: int, until_step: int | None, max_points: int
 ) -> list[SeriesPoint]:
-    """The steps after `after_step` up to `until_step`; means over equal buckets if they are more than `max_points`."""
+    """Reads the steps after `after_step` up to `until_step`; means over equal buckets if they are more than
+    `max_points`."""
     within = (series.c.job_num == job_num) & (series.c.step > after_step)
     if until_step is not None:
         within &= series.c.step <= until_step
@@ -121,7 +122,7 @@ def read_curve(
 
 
 def _ends(tx: Transaction, column: Column[int], within: ColumnElement[bool]) -> tuple[Any, Any]:
-    """Smallest and largest value, None if there is none. Each by a query of its own: SQLite uses an index for one of
+    """Smallest and largest value, None if there is none. Each has a query of its own: SQLite uses an index for one of
     them alone, and reads a million rows for both together."""
     lowest, highest = (select(of(column)).where(within).scalar_subquery() for of in (func.min, func.max))
     first, last = tx.execute(select(lowest, highest)).one()
@@ -139,13 +140,14 @@ def _rolled_extent(tx: Transaction, job_num: int, after_step: int, until_step: i
 
 
 def rolled_until(tx: Transaction, job_num: int) -> int:
-    """The steps up to this one are in roll-ups of the finest level, so that a curve can do without them."""
+    """The last step that is in roll-ups of the finest level. A curve can do without the steps up to it."""
     bucket = tx.execute(_NEWEST_BUCKET, {"of_job": job_num, "of_width": _FACTOR}).scalar_one()
     return 0 if bucket is None else (bucket + 1) * _FACTOR
 
 
 def _pyramid(tx: Transaction, job_num: int, first: int, last: int, coarsest: int) -> Iterator[SeriesPoint]:
-    """The steps of [first, last], by the coarsest level where it is written, and by finer ones after that."""
+    """Reads the steps of [first, last] from the coarsest level as far as it is written, and from finer ones after
+    that."""
     done = first - 1
     for width in sorted((width for width in WIDTHS if width <= coarsest), reverse=True):
         query = _ROLLED.where(
@@ -163,7 +165,7 @@ def _pyramid(tx: Transaction, job_num: int, first: int, last: int, coarsest: int
 
 
 def _buckets(tx: Transaction, job_num: int, width: int, begin: int, end: int) -> Iterator[dict[str, Any]]:
-    """Rows of the buckets [begin, end) of one level, from the level below."""
+    """Makes the rows of the buckets [begin, end) of one level, from the level below."""
     points = _below(tx, job_num, width, begin, end)
     for point in downsample(points, first_step=begin * width + 1, width=width):
         yield row_of(point, job_num=job_num, width=width, bucket=(point.step - 1) // width)
@@ -201,7 +203,7 @@ def _below(tx: Transaction, job_num: int, width: int, begin: int, end: int) -> I
 
 
 def point_of(row: Any) -> SeriesPoint:
-    """From a row of the series or of its roll-ups; without validation, since there are many."""
+    """Makes a point of a row of the series or of its roll-ups; without validation, since there are many."""
     return SeriesPoint.model_construct(
         step=row.step,
         at=row.at,
@@ -219,8 +221,8 @@ def point_of(row: Any) -> SeriesPoint:
 
 
 def row_of(point: SeriesPoint, **key: int) -> dict[str, Any]:
-    """The row of a point, or of a mean of points, with the key of its table: NULL for NaN and for no metrics, else
-    metrics as JSON."""
+    """Makes the row of a point, or of a mean of points, with the key of its table: NULL for NaN and for no metrics,
+    otherwise metrics as JSON."""
     return {
         **key,
         "step": point.step,
@@ -247,7 +249,8 @@ def _json(metrics: dict[str, float]) -> str:
 
 
 _MAX_SAMPLES = 250
-"""Samples that a document has at most; the others are left out evenly, but no change of state or world size is."""
+"""At most this many samples are in a document. The others are left out evenly, but no change of state or world size
+is."""
 _DAY_S = 86_400.0
 
 
@@ -263,7 +266,7 @@ class Sample:
     row: dict[str, Any]
     booked: Booked
     before: Booked
-    """What was booked at the job's sample before."""
+    """The worker-seconds at the job's sample before."""
 
 
 def take_sample(
@@ -311,7 +314,7 @@ def store_samples(tx: Transaction, taken: Sequence[Sample]) -> None:
 
 
 def cluster_goodput(tx: Transaction) -> tuple[ClusterGoodput, ...]:
-    """Goodput in the 24 hours before the newest sample."""
+    """The cluster's goodput in the 24 hours before the newest sample."""
     newest = select(func.max(fleet_goodput.c.bin_at)).scalar_subquery()
     query = (
         select(fleet_goodput)
@@ -322,7 +325,7 @@ def cluster_goodput(tx: Transaction) -> tuple[ClusterGoodput, ...]:
 
 
 def read_samples(tx: Transaction, job_num: int, *, after: float = 0.0) -> SampleColumns:
-    """The samples after a time, oldest first."""
+    """Reads the samples after a time, oldest first."""
     query = select(job_samples).where(job_samples.c.job_num == job_num, job_samples.c.at > after)
     rows = _thinned(list(tx.execute(query.order_by(job_samples.c.at))))
     wanted = _wanted(tx, job_num)
@@ -360,7 +363,7 @@ def _thinned(rows: list[Any]) -> list[Any]:
 
 
 def _wanted(tx: Transaction, job_num: int) -> list[tuple[float, int]]:
-    """Since when which `elasticity.max_workers` has been in force."""
+    """Each `elasticity.max_workers`, with the time since which it has been in force."""
     query = (
         select(job_specs.c.accepted_at, job_specs.c.document)
         .where(job_specs.c.job_num == job_num)
@@ -373,5 +376,5 @@ def _wanted(tx: Transaction, job_num: int) -> list[tuple[float, int]]:
 
 
 def _wanted_at(wanted: list[tuple[float, int]], at: float) -> int:
-    """If the wall clock was set back, the first version holds."""
+    """The value that was wanted at a time. If the wall clock was set back, the first version holds."""
     return next((number for since, number in reversed(wanted) if since <= at), wanted[0][1])

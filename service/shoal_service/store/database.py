@@ -47,8 +47,8 @@ from sqlalchemy.sql.selectable import TypedReturnsRows
 from shoal_service.store.errors import StoreUnavailable
 from shoal_service.store.hub import Hub
 from shoal_service.store.tables import events
+from shoal_service.telemetry.catalogue import DATABASE_SECONDS
 from shoal_service.telemetry.metric import Exemplar
-from shoal_service.telemetry.service_metrics import DATABASE_SECONDS
 from shoal_service.telemetry.tallies import Count, Durations
 from shoal_workers.contract.job import IncidentCause
 
@@ -89,7 +89,7 @@ class DatabaseTallies:
 
 
 class Transaction:
-    """An open transaction: statements, and what is published and counted once it is committed. Of one thread."""
+    """An open transaction: statements, and what is published and counted once it is committed. Used by one thread."""
 
     __slots__ = ("_counted", "_epoch", "_exemplars", "_published", "_topics", "connection")
 
@@ -119,15 +119,15 @@ class Transaction:
         self._published[job_id] = self._published.get(job_id, False) or is_request
 
     def announce(self, topic: str) -> None:
-        """Notifies those who subscribe to exactly this after the commit; see `Hub.announce`."""
+        """Notifies the subscribers of exactly this topic after the commit; see `Hub.announce`."""
         self._topics[topic] = None
 
     def count(self, *kinds: StrEnum) -> None:
-        """For `DatabaseTallies.counted`, after the commit."""
+        """Counts for `DatabaseTallies.counted`, after the commit."""
         self._counted += kinds
 
     def show(self, exemplars: Mapping[IncidentCause, Exemplar]) -> None:
-        """For `DatabaseTallies.exemplars`, after the commit."""
+        """Keeps an exemplar for `DatabaseTallies.exemplars`, after the commit."""
         self._exemplars.update(exemplars)
 
     def committed(self, hub: Hub, tallies: DatabaseTallies) -> None:
@@ -144,7 +144,7 @@ class Database:
     """An SQLAlchemy engine with the two ways to begin a transaction. Safe to share between threads."""
 
     def __init__(self, url: str) -> None:
-        """Raises StoreUnavailable: the URL names no database that Shoal can use."""
+        """Takes the database at this URL. Raises StoreUnavailable: the URL names no database that Shoal can use."""
         self.url = _usable(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._engine = _sqlite_engine(self.url) if self.is_sqlite else _postgres_engine(self.url)
@@ -157,13 +157,14 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """A consistent view on SQLite; on PostgreSQL each statement sees what was committed when it began."""
+        """Begins a transaction that reads: a consistent view on SQLite; on PostgreSQL each statement sees what was
+        committed when it began."""
         with self._timed("read"), self._engine.connect() as connection:
             yield Transaction(connection)
 
     @contextmanager
     def write(self, epoch: int | None = None) -> Iterator[Transaction]:
-        """One transaction: committed at the end of the block, rolled back if it raises. `epoch`: for
+        """Begins one transaction, which is committed at the end of the block, or rolled back if it raises. `epoch`: for
         `Transaction.epoch`; `Store.write` checks it, and publishes."""
         with self._timed("write"), self._queue, self._writing.begin() as connection:
             yield Transaction(connection, epoch)
@@ -227,7 +228,7 @@ class Database:
 
 @contextmanager
 def _reachable() -> Iterator[None]:
-    """Failures outside of the program (no server, full disk, a lock held too long) become StoreUnavailable."""
+    """Turns failures outside of the program (no server, full disk, a lock held too long) into StoreUnavailable."""
     try:
         yield
     except (OperationalError, InterfaceError, SqlTimeoutError) as error:
@@ -246,7 +247,7 @@ _TRY_LOCK = text("SELECT pg_try_advisory_lock(:key)")
 
 
 def _key_of(name: str) -> int:
-    """A signed number of 64 bits."""
+    """The name as a signed number of 64 bits."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
 
 
@@ -262,7 +263,7 @@ def insert_on_conflict(tx: Transaction, table: Table) -> sqlite.Insert | postgre
 
 
 def json_text(tx: Transaction, document: Column[str], *path: str) -> ColumnElement[Any]:
-    """The text at this path of a JSON document in a column; NULL: there is none."""
+    """Selects the text at this path of a JSON document in a column; NULL: there is none."""
     if tx.connection.dialect.name == "sqlite":
         return func.json_extract(document, "$." + ".".join(path))
     return func.json_extract_path_text(cast(document, JSON), *path)
@@ -281,7 +282,7 @@ def _insert(dialect: str, table: Table) -> sqlite.Insert | postgresql.Insert:
 
 @cache
 def _upsert(dialect: str, table: Table, columns: tuple[str, ...]) -> sqlite.Insert | postgresql.Insert:
-    """Cached: to build a statement takes longer than to run it."""
+    """The statement of `upsert`. Cached, because to build a statement takes longer than to run it."""
     statement = _insert(dialect, table)
     key = [column.name for column in table.primary_key]
     values = {name: statement.excluded[name] for name in columns if name not in key}
@@ -339,8 +340,8 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _make_private(path: Path) -> None:
-    """Only the owner may read and write the file, and the files that SQLite makes beside it. An existing file is not
-    opened: closing it would release the locks of this process's connections."""
+    """Makes the file readable and writable for the owner only, and the files that SQLite makes beside it. An existing
+    file is not opened: closing it would release the locks of this process's connections."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     for file in (path, *(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm"))):

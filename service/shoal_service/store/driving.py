@@ -1,4 +1,4 @@
-"""What the control loop reads and writes of jobs, under its lease (`store.write(epoch)`)."""
+"""Reads and writes jobs for the control loop, under its lease (`store.write(epoch)`)."""
 
 from __future__ import annotations
 
@@ -80,12 +80,13 @@ _COLUMNS: tuple[Column[Any], ...] = (
     *(jobs.c.granted_workers, jobs.c.pulled_seq, jobs.c.created_at, jobs.c.priority),
     *(jobs.c.status, jobs.c.failure, jobs.c.pins, jobs.c.profile),
 )
-"""What a DriveRow is made of. A third of the table's columns, and none of its longest."""
+"""The columns of which a DriveRow is made: a third of the table's columns, and none of its longest."""
 _KnownRows: TypeAlias = dict[int, tuple[tuple[Any, ...], DriveRow]]
 
 
 class RowCache:
-    """The DriveRow of each job as long as these columns do not change: those of most jobs of a long queue do not."""
+    """Keeps the DriveRow of each job as long as these columns do not change: those of most jobs of a long queue do
+    not."""
 
     def __init__(self) -> None:
         self._rows: _KnownRows = {}
@@ -93,11 +94,11 @@ class RowCache:
 
     @property
     def rows(self) -> Mapping[int, tuple[tuple[Any, ...], DriveRow]]:
-        """By number of the job: the columns, and what was made of them."""
+        """The columns of each job, and what was made of them, by the job's number."""
         return self._rows
 
     def keep(self, found: _KnownRows, *, is_whole: bool) -> None:
-        """`is_whole`: forgets all others."""
+        """Keeps rows. `is_whole`: all others are forgotten."""
         with self._lock:
             self._rows = found if is_whole else {**self._rows, **found}
 
@@ -126,7 +127,7 @@ class SpecCache:
 
 
 class KnownJobs:
-    """What one reader of the queue has read before: it parses only what has changed. Thread-safe."""
+    """Keeps what one reader of the queue has read before, so that it parses only what has changed. Thread-safe."""
 
     def __init__(self) -> None:
         self.specs = SpecCache()
@@ -140,8 +141,11 @@ def to_drive(
     max_queued: int = 1000,
     unreadable: dict[str, str] | None = None,
 ) -> list[DriveRow]:
-    """All jobs with an attempt, oldest first; then the first `max_queued` jobs of the queue, in its order. Jobs whose
-    spec cannot be read are left out; why is added to `unreadable`, by id. `known`: what the caller has read before."""
+    """Reads all jobs with an attempt, oldest first; then the first `max_queued` jobs of the queue, in its order.
+
+    Jobs whose spec cannot be read are left out; why is added to `unreadable`, by id. `known`: what the caller has read
+    before.
+    """
     caches = known or KnownJobs()
     kept: _KnownRows = {}
     rows, specs = caches.rows, caches.specs
@@ -197,8 +201,11 @@ def _drive_row(tx: Transaction, specs: SpecCache, row: Row[Any], unreadable: dic
 
 
 def quarantine(tx: Transaction, unreadable: Mapping[str, str], *, now: float) -> None:
-    """Jobs whose stored spec today's rules refuse: they do not run, and their status says why. One event
-    each, unless they are in quarantine for this reason already. It ends by itself once the row can be read."""
+    """Puts jobs whose stored spec today's rules refuse into quarantine: they do not run, and their status says why.
+
+    Each gets one event, unless it is in quarantine for this reason already. The quarantine ends by itself once the row
+    can be read.
+    """
     for job_id, reason in unreadable.items():
         job = load(tx, job_id, lock=True)
         if (job.status.reason, job.status.message) != (QUARANTINED, reason):
@@ -212,8 +219,8 @@ def quarantine(tx: Transaction, unreadable: Mapping[str, str], *, now: float) ->
 def begin_attempt(
     tx: Transaction, job_id: str, *, workers: int, cluster: str = "", reason: str = "", now: float
 ) -> int:
-    """QUEUED -> STARTING in this cluster, for the scheduler's `reason`. Returns the number of the attempt. Raises
-    JobNotFound; RequestConflict: the job has left the queue."""
+    """Begins an attempt: QUEUED -> STARTING in this cluster, for the scheduler's `reason`. Returns the number of the
+    attempt. Raises JobNotFound; RequestConflict: the job has left the queue."""
     assert workers >= 1
     job = load(tx, job_id, lock=True)
     standing = step(job.standing, AttemptBegun())
@@ -261,8 +268,8 @@ def preempt(tx: Transaction, job_id: str, *, reason: str, beneficiary: str, now:
 
 
 def requeue(tx: Transaction, job_id: str, *, reason: EndReason, message: str, now: float) -> None:
-    """The attempt, if there is one, is lost: the job returns to the queue, or is paused or cancelled if a user has
-    requested that."""
+    """Returns a job to the queue, because its attempt, if there is one, is lost. The job is paused or cancelled if a
+    user has requested that."""
     job = load(tx, job_id, lock=True)
     standing = step(job.standing, Requeued())
     if standing is None:
@@ -277,8 +284,8 @@ def requeue(tx: Transaction, job_id: str, *, reason: EndReason, message: str, no
 
 
 def note_stay(tx: Transaction, job_id: str, *, cluster: str, reason: str, now: float) -> None:
-    """Why the attempt stays in its cluster for now, or a queued job does not start in the one that it names: its status
-    says so until the supervisor reports."""
+    """Notes why the attempt stays in its cluster for now, or why a queued job does not start in the cluster that it
+    names. The job's status says so until the supervisor reports."""
     job = load(tx, job_id, lock=True)
     if job.state.ended or job.status.note == reason:
         return

@@ -43,11 +43,11 @@ from shoal_workers.contract.messages import LogStream
 from shoal_workers.contract.plain_text import plain_text
 
 MAX_LOG_LINES = 20_000
-"""Newest lines that are kept of a job."""
+"""Number of log lines that are kept of a job, the newest ones."""
 MAX_LOG_LINE_CHARS = 16_384
 _JOB_NUM = "num_of_job"
 RELEASED: dict[str, str | None] = {"held": None}
-"""Columns of a job's row that needs no checkpoint of another job any more."""
+"""The columns of a job's row if it needs no checkpoint of another job any more."""
 _ACCOUNTS = {JobState.QUEUED: Category.QUEUED, JobState.STARTING: Category.STARTING}
 
 
@@ -66,7 +66,7 @@ class JobEdit:
 
     @property
     def spec_version(self) -> int:
-        """The newest one, with the changes."""
+        """The newest version, with the changes."""
         return int(self._columns.get("spec_version", self.job.spec_version))
 
     def set(self, **columns: Any) -> None:
@@ -76,7 +76,7 @@ class JobEdit:
         self.add_event(PendingEvent.of(event, self.now))
 
     def add_event(self, event: PendingEvent) -> None:
-        """One that a supervisor has reported."""
+        """Adds an event that a supervisor has reported."""
         self._events.append(
             {
                 "job_num": self.job.num,
@@ -88,7 +88,7 @@ class JobEdit:
         )
 
     def add_lines(self, lines: Iterable[PendingLog]) -> None:
-        """What workers have printed."""
+        """Adds lines that workers have printed."""
         self._lines.extend(lines)
 
     def describe(self, **fields: Any) -> None:
@@ -96,13 +96,13 @@ class JobEdit:
         self.status = self.status.model_copy(update=fields)
 
     def book(self, under: str | None = None) -> None:
-        """Accounts the time up to now in the goodput ledger of a job that has no supervisor; `under`: not as the job's
-        state says."""
+        """Accounts the time up to now in the goodput ledger of a job that has no supervisor. `under`: the account, if
+        it is not that of the job's state."""
         shown = _book(self.tx, self.job, self.standing.state, self.status.goodput, self.now, under=under)
         self.describe(goodput=shown)
 
     def lose(self, reason: EndReason, message: str) -> None:
-        """The attempt has ended for this reason: notes what the job has lost with it. Before `move`."""
+        """Notes what the job has lost with an attempt that has ended for this reason. Called before `move`."""
         status = self.status
         ended = LostAttempt(
             attempt=self.job.attempt,
@@ -127,13 +127,13 @@ class JobEdit:
         workers: int | None = None,
         cluster: str | None = None,
     ) -> None:
-        """Changes the standing of the job, with an event if its state changes. Raises RequestConflict: it is being
+        """Changes the state of the job, with an event if it is another one. Raises RequestConflict: the job is being
         deleted."""
         before = self.standing.state
         if self.job.deleting:
             raise RequestConflict(self.job.id, before, "change: it is being deleted")
         if to.state is not before and not (before in ATTEMPT_STATES and to.state in ATTEMPT_STATES):
-            self.book()
+            self.book()  # within an attempt its supervisor keeps the ledger
         self.standing = to
         if to.state is before:
             return
@@ -155,11 +155,12 @@ class JobEdit:
         self.event(JobStateChanged(from_=before, to=to.state, reason=reason, message=message, **where))
 
     def save(self) -> bool:
-        """Writes the changes; False: there were none."""
+        """Writes the changes. False: there were none."""
         return save_all(self.tx, [self])[0]
 
     def written(self) -> _Written | None:
-        """Writes new events and lines. What is left to write; None: nothing has changed. Called by `save_all`."""
+        """Writes new events and lines, and returns what is left to write; None: nothing has changed. Called by
+        `save_all`."""
         columns = dict(self._columns)
         if self.standing.state is not self.job.state:
             columns["state"] = self.standing.state.value
@@ -184,7 +185,7 @@ class JobEdit:
         return _Written({**columns, _JOB_NUM: self.job.num}, sample)
 
     def _sample(self, granted: int) -> curves.Sample | None:
-        """None: it is not due."""
+        """The sample of the job's goodput; None: it is not due."""
         job, status, state = self.job, self.status, self.standing.state
         changed = (state, granted, status.workers) != (job.state, job.granted_workers, job.status.workers)
         if not changed and not sample_is_due(job.sampled_at, job.created_at, self.now):
@@ -200,8 +201,11 @@ class _Written:
 
 
 def save_all(tx: Transaction, edits: Sequence[JobEdit]) -> list[bool]:
-    """Writes the changes of edits of different jobs: whether there were any in each. One statement for all that change
-    the same columns: most of the time of a statement goes into the statement, not into its rows."""
+    """Writes the changes of edits of different jobs, and returns whether there were any in each.
+
+    One statement writes all that change the same columns: most of the time of a statement goes into the statement, not
+    into its rows.
+    """
     written = [edit.written() for edit in edits]
     changes = [one for one in written if one is not None]
     curves.store_samples(tx, [one.sample for one in changes if one.sample is not None])
@@ -216,7 +220,7 @@ def _columns_of(change: _Written) -> tuple[str, ...]:
 
 @cache
 def _update(columns: tuple[str, ...]) -> Update:
-    """Cached: to build a statement takes longer than to run it."""
+    """The statement for these columns. Cached, because to build a statement takes longer than to run it."""
     values: dict[str, Any] = {name: bindparam(name) for name in columns if name != _JOB_NUM}
     return update(jobs).where(jobs.c.num == bindparam(_JOB_NUM)).values(values)
 
@@ -267,8 +271,8 @@ def _book(
 
 
 def newest_goodput(known: Goodput | None, reported: Goodput | None) -> Goodput | None:
-    """The larger of the two, which includes the other: a supervisor continues the ledger that the job had before. Not
-    the later one: the wall clock may have been set back."""
+    """The larger of the two ledgers, which includes the other: a supervisor continues the ledger that the job had
+    before. The later one may be wrong, because the wall clock may have been set back."""
     if known is None or reported is None or known.at is None or reported.at is None:
         return reported or known
     return reported if reported.total >= known.total else known

@@ -1,6 +1,6 @@
-"""What was stored of a job: events, logs, series, incidents, workers, versions of its spec; and its whole page.
+"""Reads what was stored of a job: events, logs, series, incidents, workers, versions of its spec, and its whole page.
 
-Only reads. Of long histories the newest part is read; two jobs are compared by their losses of every step.
+Of long histories the newest part is read; two jobs are compared by their losses of every step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ _ROWS_AT_ONCE = 5_000
 def read_events(
     tx: Transaction, job_id: str, *, after: int = 0, limit: int = 500, tail: int | None = None
 ) -> list[EventView]:
-    """In the order of their numbers: those after `after`, at most `limit`; of these only the newest `tail`."""
+    """Reads events in the order of their numbers: those after `after`, at most `limit`; of these only the newest
+    `tail`."""
     query = select(events.c.seq, events.c.at, events.c.type, events.c.data).where(
         events.c.job_num == num_of(tx, job_id), events.c.seq > after
     )
@@ -66,7 +67,7 @@ def read_events(
 
 
 def read_event_numbers(tx: Transaction, job_ids: Collection[str]) -> dict[str, int]:
-    """Number of the last event of each of these jobs that exist."""
+    """The number of the last event of each of these jobs that exist."""
     query = select(jobs.c.id, jobs.c.event_seq).where(jobs.c.id.in_(sorted(job_ids)))
     return {row.id: row.event_seq for row in tx.execute(query)} if job_ids else {}
 
@@ -80,7 +81,7 @@ def read_logs(
     tail: int | None = None,
     limit: int = 1000,
 ) -> list[LogView]:
-    """Lines in the order of their numbers: those after `after`, or the newest `tail` lines; at most `limit`."""
+    """Reads lines in the order of their numbers: those after `after`, or the newest `tail` lines; at most `limit`."""
     query = select(logs).where(logs.c.job_num == num_of(tx, job_id))
     if rank is not None:
         query = query.where(logs.c.rank == rank)
@@ -97,7 +98,7 @@ def read_logs(
 def read_series(
     tx: Transaction, job_id: str, *, after_step: int = 0, until_step: int | None = None, max_points: int | None = None
 ) -> list[SeriesPoint]:
-    """Every step after `after_step` up to `until_step`; means over equal buckets of steps if they are more than
+    """Reads every step after `after_step` up to `until_step`; means over equal buckets of steps if they are more than
     `max_points`."""
     num = num_of(tx, job_id)
     if max_points is not None:
@@ -109,7 +110,7 @@ def read_series(
 def read_series_page(
     tx: Transaction, job_id: str, *, after_step: int, until_step: int, limit: int
 ) -> list[SeriesPoint]:
-    """The first `limit` steps after `after_step` up to `until_step`."""
+    """Reads the first `limit` steps after `after_step` up to `until_step`."""
     query = select(series).where(
         series.c.job_num == num_of(tx, job_id), series.c.step > after_step, series.c.step <= until_step
     )
@@ -124,7 +125,7 @@ def read_workers(tx: Transaction, job_id: str) -> list[WorkerView]:
 
 
 def read_workers_by_node(tx: Transaction) -> Counter[str]:
-    """How many workers of all jobs that have not ended are on each node, by node id."""
+    """Counts the workers of all jobs that have not ended, by node id."""
     ended = [state.value for state in JobState if state.ended]
     documents = tx.execute(select(jobs.c.workers).where(jobs.c.state.not_in(ended))).scalars()
     return Counter(worker.node_id for document in documents for worker in workers_of(document) if worker.node_id)
@@ -140,7 +141,7 @@ def read_incidents(tx: Transaction, job_id: str) -> list[IncidentView]:
 
 
 def overview(tx: Transaction, job_id: str) -> JobOverview:
-    """Raises JobNotFound."""
+    """Reads the whole page of a job. Raises JobNotFound."""
     num = num_of(tx, job_id)
     before = max(0, _last_event(tx, num) - MAX_EVENTS)
     return JobOverview.model_construct(
@@ -166,7 +167,7 @@ def samples(tx: Transaction, job_id: str, *, after: float = 0.0) -> SampleColumn
 
 
 def job_version(tx: Transaction, job_id: str) -> tuple[JobState, tuple[float, int, int]]:
-    """Its state, and what identifies its present content: one small read. Raises JobNotFound."""
+    """Reads a job's state, and what identifies its present content, with one small query. Raises JobNotFound."""
     query = select(jobs.c.state, jobs.c.updated_at, jobs.c.event_seq, jobs.c.log_seq).where(jobs.c.id == job_id)
     row = tx.execute(query).one_or_none()
     if row is None:
@@ -177,14 +178,14 @@ def job_version(tx: Transaction, job_id: str) -> tuple[JobState, tuple[float, in
 def newest_events(
     tx: Transaction, job_id: str, *, after: int, limit: int, newest: int | None = None
 ) -> tuple[EventView, ...]:
-    """The events after number `after`; `newest`: at most this many of the newest."""
+    """Reads the events after number `after`. `newest`: at most this many of the newest."""
     if newest is not None:
         after = max(after, _last_event(tx, num_of(tx, job_id)) - newest)
     return tuple(read_events(tx, job_id, after=after, limit=limit))
 
 
 def changed_jobs(tx: Transaction, since: float) -> dict[str, tuple[float, int, int]]:
-    """What identifies the present content of each job that was changed at `since` or later, by id."""
+    """Reads what identifies the present content of each job that was changed at `since` or later, by id."""
     query = select(jobs.c.id, jobs.c.updated_at, jobs.c.event_seq, jobs.c.log_seq).where(jobs.c.updated_at >= since)
     return {row.id: (row.updated_at, row.event_seq, row.log_seq) for row in tx.execute(query)}
 
@@ -217,7 +218,7 @@ def newest_checkpoints(tx: Transaction, job_id: str) -> tuple[CheckpointView, ..
 
 
 def spec_versions(tx: Transaction, job_id: str) -> list[SpecVersion]:
-    """Oldest first. Raises JobNotFound. What today's rules refuse is left out."""
+    """Reads the versions of a spec, oldest first. What today's rules refuse is left out. Raises JobNotFound."""
     num = num_of(tx, job_id)
     query = (
         select(job_specs.c.version, job_specs.c.accepted_at, job_specs.c.document)
@@ -238,7 +239,7 @@ def spec_versions(tx: Transaction, job_id: str) -> list[SpecVersion]:
 def parity(
     tx: Transaction, job_id: str, against_id: str, *, tolerance: float = DEFAULT_TOLERANCE, max_points: int = 0
 ) -> ParityView:
-    """The losses of two jobs, step by step; `max_points` 0: no points. Raises JobNotFound."""
+    """Compares the losses of two jobs, step by step. `max_points` 0: no points. Raises JobNotFound."""
     job, against = load(tx, job_id), load(tx, against_id)
     losses, reference = _losses(tx, job.num), _losses(tx, against.num)
     report = compare(losses, reference, tolerance=tolerance, max_points=max_points)

@@ -15,7 +15,7 @@ from types import TracebackType
 _log = logging.getLogger(__name__)
 Listener = Callable[[str], object]
 REQUESTS = "requests"
-"""In place of a job's id: only what a user has asked for, and what has freed workers."""
+"""A topic in place of a job's id: what a user has asked for, and what has freed workers."""
 
 
 class Hub:
@@ -44,7 +44,8 @@ class Hub:
             subscription.notify(job_id)
 
     def announce(self, topic: str) -> None:
-        """Calls `listener(topic)` of those who subscribe to exactly this. For what is no change of a job to users."""
+        """Calls `listener(topic)` of those who subscribe to exactly this topic. It is for what users do not see as a
+        change of a job."""
         with self._lock:
             listening = [*self._subscriptions.get(topic, ())]
         for subscription in listening:
@@ -64,7 +65,7 @@ class Hub:
 
 
 class Subscription:
-    """Close it, or use it as a context manager. The hub holds a reference until then."""
+    """A subscription. Close it, or use it as a context manager. The hub holds a reference until then."""
 
     def __init__(self, hub: Hub, listener: Listener, job_id: str | None) -> None:
         self._hub = hub

@@ -31,19 +31,19 @@ from shoal_workers.contract.marker import CheckpointName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionRequest:
-    """What is asked for."""
+    """A request to delete a job."""
 
     root: str
     """URL of the job's directory in the storage; empty: it is not known."""
     with_checkpoints: bool = True
     by: str = ""
-    """Who asks."""
+    """The principal that asks."""
     reason: str = ""
 
 
 def begin(tx: Transaction, job_id: str, request: DeletionRequest, *, now: float) -> DeletionView:
-    """The job, which has ended, cannot begin again; `remove_rows` and `finish` complete it. Answers with the deletion
-    that was begun before, if there is one. Raises JobNotFound, JobNotEnded."""
+    """Begins the deletion of a job, which has ended and cannot begin again; `remove_rows` and `finish` complete it.
+    Returns the deletion that was begun before, if there is one. Raises JobNotFound, JobNotEnded."""
     tx.publish(job_id)
     known = find(tx, job_id)
     if known is not None:
@@ -51,7 +51,7 @@ def begin(tx: Transaction, job_id: str, request: DeletionRequest, *, now: float)
     job = load(tx, job_id, lock=True)
     if not job.state.ended:
         raise JobNotEnded(job_id, job.state, "be deleted")
-    kept = sorted({*job.pins, *checkpoint_rows.holders(tx, job_id)})
+    kept = sorted({*job.pins, *checkpoint_rows.holders(tx, job_id)})  # users or other jobs still need them
     row = tx.execute(select(jobs.c.project, jobs.c.user).where(jobs.c.num == job.num)).one()
     view = DeletionView(
         job_id=job_id,
@@ -77,7 +77,7 @@ def find(tx: Transaction, job_id: str) -> DeletionView | None:
 
 
 def project_of(tx: Transaction, job_id: str) -> str:
-    """Project of a job, also of one that is deleted while its deletion is listed. Raises JobNotFound."""
+    """The project of a job, also of a deleted one while its deletion is listed. Raises JobNotFound."""
     project = tx.execute(select(jobs.c.project).where(jobs.c.id == job_id)).scalar_one_or_none()
     if project is None:
         gone = select(deletions.c.project).where(deletions.c.job_id == job_id)
@@ -90,7 +90,7 @@ def project_of(tx: Transaction, job_id: str) -> str:
 def newest(
     tx: Transaction, *, project: str | None = None, limit: int = 100, visible: Collection[str] | None = None
 ) -> list[DeletionView]:
-    """`visible`: of jobs of these projects alone."""
+    """The newest deletions. `visible`: of jobs of these projects alone."""
     query = select(deletions.c.document).order_by(deletions.c.requested_at.desc()).limit(limit)
     if project is not None:
         query = query.where(deletions.c.project == project)
@@ -100,14 +100,14 @@ def newest(
 
 
 def unfinished(tx: Transaction, *, limit: int = 100) -> list[DeletionView]:
-    """The oldest first."""
+    """Deletions that are not completed, the oldest first."""
     query = select(deletions.c.document).where(deletions.c.finished_at.is_(None))
     documents = tx.execute(query.order_by(deletions.c.requested_at).limit(limit)).scalars()
     return [DeletionView.model_validate_json(document) for document in documents]
 
 
 def remove_rows(tx: Transaction, job_id: str) -> int:
-    """A batch of the job's rows; 0: there are no more."""
+    """Deletes a batch of the job's rows. 0: there are no more."""
     try:
         job = load(tx, job_id, lock=True)
     except JobNotFound:
@@ -120,7 +120,7 @@ def remove_rows(tx: Transaction, job_id: str) -> int:
 
 
 def finish(tx: Transaction, job_id: str, *, now: float) -> DeletionView:
-    """The job is gone. Raises JobNotFound: its deletion was never begun."""
+    """Deletes the job's row. Raises JobNotFound: its deletion was never begun."""
     view = find(tx, job_id)
     if view is None:
         raise JobNotFound(job_id)
@@ -133,7 +133,7 @@ def finish(tx: Transaction, job_id: str, *, now: float) -> DeletionView:
 
 
 def note_error(tx: Transaction, job_id: str, error: str) -> DeletionView:
-    """Why it could not be continued. Raises JobNotFound: it was never begun."""
+    """Notes why the deletion could not be continued. Raises JobNotFound: it was never begun."""
     view = find(tx, job_id)
     if view is None:
         raise JobNotFound(job_id)
@@ -155,7 +155,7 @@ def _save(tx: Transaction, view: DeletionView) -> None:
 
 
 BATCH_ROWS = 5_000
-"""Deleted in one transaction, about 20 ms of SQLite's lock."""
+"""Rows that one transaction deletes, which takes about 20 ms of SQLite's lock."""
 _KEYS: dict[str, tuple[tuple[Table, Column[Any]], ...]] = {
     Kind.LOGS: ((logs, logs.c.seq),),
     Kind.SERIES: ((series, series.c.step),),
@@ -170,7 +170,7 @@ _KEYS: dict[str, tuple[tuple[Table, Column[Any]], ...]] = {
 
 
 def remove_batch(tx: Transaction, job_num: int, kind: Kind, *, limit: int = BATCH_ROWS) -> int:
-    """Deletes the oldest rows; how many. 0: none are left.
+    """Deletes the oldest rows, and returns their number. 0: none are left.
 
     Unless the job goes as a whole, events that tell of deletions stay, and of the series the steps that are in no
     roll-up: the last ones, seven at most.
@@ -197,7 +197,7 @@ BEGINNING: Place = (0.0, 0)
 def ended_jobs(
     tx: Transaction, *, before: float, after: Place = BEGINNING, limit: int = 200
 ) -> tuple[list[EndedJob], Place | None]:
-    """Jobs that ended before that time, the first ones first; where the next page begins, None: there is none."""
+    """Jobs that ended before that time, the first ones first; and where the next page begins, None if there is none."""
     columns = (
         jobs.c.num,
         jobs.c.id,
@@ -224,8 +224,8 @@ def ended_jobs(
 
 
 def remove_part(tx: Transaction, job_id: str, kind: Kind, *, reason: str, before: int, now: float) -> int:
-    """A batch of the job's rows of this kind; 0: there are no more, and an event says so. `before`: how many rows the
-    batches before have removed. Raises JobNotFound."""
+    """Deletes a batch of the job's rows of this kind. 0: there are no more, and an event says so. `before`: how many
+    rows the batches before have removed. Raises JobNotFound."""
     job = load(tx, job_id, lock=True)
     removed = 0 if not job.state.ended else remove_batch(tx, job.num, kind)
     if removed == 0 and before > 0:
@@ -244,7 +244,7 @@ def _has(table: Table) -> Exists:
 
 
 def _has_rolled_steps() -> Exists:
-    """Steps that are in a roll-up of the finest level too; see `rows.remove`."""
+    """Whether steps are in a roll-up of the finest level too; see `remove_batch`."""
     finest = (series_rollups.c.job_num == jobs.c.num) & (series_rollups.c.width == min(curves.WIDTHS))
     newest = select(func.max(series_rollups.c.step)).where(finest).correlate(jobs).scalar_subquery()
     return exists(select(1).where(series.c.job_num == jobs.c.num, series.c.step <= newest))

@@ -35,7 +35,7 @@ _PLAIN = re.compile(rb"jobs:([0-9]{1,18})")
 """What a cursor holds."""
 _SEARCHED = (jobs.c.name, jobs.c.id, jobs.c.project, jobs.c.user)
 _MAX_CURVE = 32
-"""Points of the small curve of a job."""
+"""Number of points of the small curve of a job."""
 _CATEGORIES = frozenset(category.value for category in Category)
 _FROM_STATUS = (
     "reason",
@@ -85,9 +85,15 @@ def page(
     labels: Collection[LabelSelector] = (),
     search: str = "",
 ) -> Page[JobSummary]:
-    """Newest first; no `states`: all of them; no `project`, no `user`: of all of them; `visible`: only jobs of
-    these projects, None: of all; only jobs that all of `labels` match and that have every word of `search`.
-    Raises InvalidCursor."""
+    """A page of jobs, newest first. Raises InvalidCursor.
+
+    Args:
+        states: only jobs in these states; empty: in all.
+        project, user: only jobs of this project and of this user; None: of all.
+        visible: only jobs of these projects; None: of all.
+        labels: only jobs that all of them match.
+        search: only jobs that have every word of it.
+    """
     after = None if cursor is None else decode_cursor(cursor)
     query = select(*SUMMARY_COLUMNS).order_by(jobs.c.num.desc()).limit(limit + 1)
     if after is not None:
@@ -112,7 +118,7 @@ def page(
 
 
 class JobOrder(StrEnum):
-    """By what a list of jobs is ordered."""
+    """What a list of jobs is ordered by."""
 
     CREATED = "created"
     UPDATED = "updated"
@@ -131,7 +137,7 @@ class JobOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetQuery:
-    """Which jobs, and in what order."""
+    """Selects jobs, and their order."""
 
     search: str = ""
     """Words, each a part of the name, the id, the project, the user or a label."""
@@ -153,7 +159,7 @@ class FleetQuery:
 
 
 def fleet(tx: Transaction, query: FleetQuery) -> tuple[tuple[FleetJob, ...], int]:
-    """A page of jobs, and how many match."""
+    """A page of jobs, and the number of jobs that match."""
     return fleet_page(tx, query), _count_fleet(tx, query)
 
 
@@ -178,7 +184,7 @@ def _num_by_state(tx: Transaction, visible: Collection[str] | None = None) -> di
 
 
 def fleet_page(tx: Transaction, query: FleetQuery) -> tuple[FleetJob, ...]:
-    """Values that a job does not have come last, in both directions."""
+    """A page of jobs. Values that a job does not have come last, in both directions."""
     rows_of = _filtered(select(*_COLUMNS), query).outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
     by = _ordered_by(tx, query.order)
     direction = by.desc() if query.descending else by.asc()
@@ -190,7 +196,7 @@ def fleet_page(tx: Transaction, query: FleetQuery) -> tuple[FleetJob, ...]:
 
 
 def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodput | None:
-    """The sum over all jobs that are queued or hold workers; None: there is none."""
+    """The sum over all jobs that are queued or hold workers; None: there are no such jobs."""
     holding = [state.value for state in JobState if state.holds_workers or state is JobState.QUEUED]
     documents = tx.execute(_visible(select(jobs.c.status).where(jobs.c.state.in_(holding)), visible)).scalars()
     seconds: dict[Category, float] = defaultdict(float)
@@ -209,7 +215,7 @@ def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodpu
 
 
 def jobs_by_node(tx: Transaction, visible: Collection[str] | None = None) -> dict[str, tuple[NodeJob, ...]]:
-    """What runs on each node, by node id."""
+    """The jobs that run on each node, by node id."""
     holding = [state.value for state in JobState if state.holds_workers]
     found: dict[str, list[NodeJob]] = defaultdict(list)
     query = select(jobs.c.id, jobs.c.name, jobs.c.workers).where(jobs.c.state.in_(holding)).order_by(jobs.c.num)
@@ -256,7 +262,7 @@ def _ordered_by(tx: Transaction, order: JobOrder) -> ColumnElement[Any]:
 
 
 def _number(tx: Transaction, *path: str) -> ColumnElement[Any]:
-    """A number of the status document."""
+    """Selects a number of the status document."""
     if tx.connection.dialect.name == "sqlite":
         return func.json_extract(jobs.c.status, "$." + ".".join(path))
     return cast(func.json_extract_path_text(cast(jobs.c.status, JSON), *path), Double)
@@ -309,12 +315,12 @@ def _document(text: str) -> dict[str, Any]:
 
 
 def encode_cursor(num: int) -> str:
-    """The cursor of the page after job `num`."""
+    """Makes the cursor of the page after job `num`."""
     return base64.urlsafe_b64encode(b"jobs:%d" % num).decode().rstrip("=")
 
 
 def decode_cursor(cursor: str) -> int:
-    """Raises InvalidCursor: `encode` did not make it."""
+    """Reads a cursor. Raises InvalidCursor: `encode_cursor` did not make it."""
     try:
         plain = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
@@ -326,7 +332,7 @@ def decode_cursor(cursor: str) -> int:
 
 
 def selected(query: Select[Any], labels: Collection[LabelSelector], search: str) -> Select[Any]:
-    """Only the jobs that all of `labels` match, and that have every word of `search`."""
+    """Selects only the jobs that all of `labels` match, and that have every word of `search`."""
     for one in labels:
         with_label = select(job_labels.c.job_num).where(job_labels.c.key == one.name)
         if one.value is not None:
@@ -340,7 +346,7 @@ def selected(query: Select[Any], labels: Collection[LabelSelector], search: str)
 
 
 def _with_word(word: str) -> Select[Any]:
-    """Numbers of the jobs with a label whose name or value holds the word; NAME=VALUE is one label."""
+    """Selects the numbers of the jobs with a label whose name or value holds the word; NAME=VALUE is one label."""
     name, equals, value = word.partition("=")
     columns = (job_labels.c.key, job_labels.c.value)
     anywhere = or_(*(column.icontains(word, autoescape=True) for column in columns))

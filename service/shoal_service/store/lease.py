@@ -26,7 +26,7 @@ class Lease:
 
 
 def acquire(tx: Transaction, owner: str, *, ttl_s: float, now: float) -> Lease | None:
-    """The lease, new or renewed; None while another owner holds it."""
+    """Acquires or renews the lease. None while another owner holds it."""
     assert owner and ttl_s > 0
     expires_at = now + ttl_s
     statement = (
@@ -44,20 +44,20 @@ def acquire(tx: Transaction, owner: str, *, ttl_s: float, now: float) -> Lease |
 
 
 def announced(tx: Transaction, owner: str) -> None:
-    """The owner is announced (`Database.announce`), so others may take its silence for its end."""
+    """Notes that the owner is announced (`Database.announce`), so others may take its silence for its end."""
     differs = lease.c.session_owner != owner
     statement = update(lease).where(lease.c.num == 1, lease.c.owner == owner, differs)
     tx.execute(statement.values(session_owner=owner))
 
 
 def announced_owner(tx: Transaction) -> str:
-    """The owner of the lease, if it has been announced; else empty."""
+    """The owner of the lease, if it has been announced; otherwise empty."""
     row = tx.execute(select(lease.c.owner, lease.c.session_owner)).one()
     return row.owner if row.owner == row.session_owner else ""
 
 
 def release(tx: Transaction, owner: str) -> None:
-    """The next owner can acquire the lease without waiting; does nothing if `owner` does not hold it."""
+    """Releases the lease, so that the next owner need not wait; does nothing if `owner` does not hold it."""
     tx.execute(update(lease).where(lease.c.num == 1, lease.c.owner == owner).values(owner="", expires_at=0.0))
 
 
@@ -75,4 +75,4 @@ def hold(tx: Transaction, epoch: int) -> None:
 
 
 _HELD = select(lease.c.epoch, lease.c.owner).with_for_update(read=True)
-"""Built once: every write of the control loop runs it."""
+"""Built once, because every write of the control loop runs it."""

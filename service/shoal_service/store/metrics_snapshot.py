@@ -26,15 +26,22 @@ from shoal_service.store.lease import Lease
 from shoal_service.store.records import read_document, read_status
 from shoal_service.store.tables import checkpoints, incidents, jobs
 from shoal_service.store.webhook_lanes import WebhookLag, lags
-from shoal_service.telemetry.metric import Histogram, LiveJob, Metric, NewestCheckpoint, RecoveryPhase, WorkerSample
-from shoal_service.telemetry.service_metrics import (
+from shoal_service.telemetry.catalogue import (
     CHECKPOINT_SECONDS,
     INCIDENT_BYTES_MOVED,
     INCIDENT_STEPS_LOST,
     QUEUE_WAIT_SECONDS,
     RECOVERY_SECONDS,
 )
-from shoal_service.telemetry.step_times import StepTimes
+from shoal_service.telemetry.metric import (
+    Histogram,
+    LiveJob,
+    Metric,
+    NewestCheckpoint,
+    RecoveryPhase,
+    StepTimes,
+    WorkerSample,
+)
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.job import IncidentCause, JobState
 
@@ -44,7 +51,7 @@ class Snapshot:
     jobs_by_state: dict[JobState, int]
     live: tuple[LiveJob, ...]
     incidents_by_cause: dict[IncidentCause, int]
-    """Those that are over: an open one may still get another cause."""
+    """Incidents that are over: an open one may still get another cause."""
     open_incidents: dict[IncidentCause, int]
     recoveries: dict[tuple[IncidentCause, RecoveryPhase], Histogram]
     steps_lost: dict[IncidentCause, Histogram]
@@ -53,16 +60,16 @@ class Snapshot:
     queue_wait: Histogram
     """Seconds from the submission to the first start of each job that has started."""
     queued_since: dict[str, float]
-    """By project: when the job that has been in the queue longest entered it."""
+    """When the job that has been in the queue longest entered it, by project."""
     projects: tuple[ProjectView, ...]
-    """The defined ones and `default`, which includes the jobs of projects that are not defined."""
+    """The defined projects, and `default`, which includes the jobs of projects that are not defined."""
     lease: Lease | None
     webhooks: dict[str, WebhookLag]
     """Lag of the hooks that fail now, by name."""
 
 
 def read(tx: Transaction, live: LiveJobs, *, now: float) -> Snapshot:
-    """`live`: what the caller has read before."""
+    """Reads all values. `live`: what the caller has read before."""
     counted = tx.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state)).all()
     return Snapshot(
         jobs_by_state={JobState(state): count for state, count in counted},
@@ -100,7 +107,7 @@ def _projects(tx: Transaction) -> tuple[ProjectView, ...]:
 
 
 def _incidents(tx: Transaction, *, is_over: bool) -> dict[IncidentCause, int]:
-    """An incident is over when it is closed, and at the latest with its attempt."""
+    """Counts incidents. An incident is over when it is closed, and at the latest with its attempt."""
     states = sorted(state.value for state in ATTEMPT_STATES)
     is_current = and_(jobs.c.state.in_(states), incidents.c.attempt == jobs.c.attempt)
     over = or_(incidents.c.closed, not_(is_current))
@@ -125,7 +132,7 @@ def _queued_since(tx: Transaction, shown: Sequence[ProjectView]) -> dict[str, fl
 
 @cache
 def _recoveries_query() -> Select[*tuple[Any, ...]]:
-    """Made once: it has some hundred columns."""
+    """The query for recoveries. Made once, because it has some hundred columns."""
     bounds = RECOVERY_SECONDS.buckets
     buckets = [part for phase in RecoveryPhase for part in _buckets(incidents.c[f"{phase.value}_s"], bounds)]
     return select(incidents.c.cause, *buckets).where(incidents.c.closed).group_by(incidents.c.cause)
@@ -167,7 +174,8 @@ def _checkpoints(tx: Transaction) -> Histogram:
 
 
 def _buckets(column: Column[Any], bounds: Sequence[float]) -> list[ColumnElement[Any]]:
-    """For each bound the number of values at or below it, then the number and the sum of all values."""
+    """Columns of a histogram: for each bound the number of values at or below it, then the number and the sum of all
+    values."""
     under = [func.coalesce(func.sum(case((column <= bound, 1), else_=0)), 0) for bound in bounds]
     return [*under, func.count(column), func.coalesce(func.sum(column), 0.0)]
 
@@ -203,11 +211,11 @@ _LIVE = select(
 _WORKERS = TypeAdapter(tuple[WorkerSample, ...])
 
 _Known = tuple[Row[*tuple[Any, ...]], LiveJob]
-"""A job, and the row that it was made of."""
+"""The row of a job, and what was made of it."""
 
 
 class LiveJobs:
-    """What one reader of the values has read before. Thread-safe."""
+    """Keeps what one reader of the values has read before. Thread-safe."""
 
     def __init__(self) -> None:
         self._specs = SpecCache()
@@ -229,7 +237,8 @@ class LiveJobs:
         return tuple(job for _, job in found.values())
 
     def _job(self, tx: Transaction, row: Row[*tuple[Any, ...]], known: _Known | None) -> LiveJob:
-        """Parses only the documents that have changed: with most steps that is the status alone."""
+        """Makes a job of its row, and parses only the documents that have changed: with most steps that is the status
+        alone."""
         before, job = known or (row, None)
         return LiveJob(
             job_id=row.id,

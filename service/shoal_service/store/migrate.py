@@ -25,7 +25,7 @@ _ADVISORY_LOCK = 0x73686F616C  # "shoal"
 
 
 def migrate(database: Database, revision: str = "head") -> None:
-    """Up to `revision`; tests of a migration stop before it.
+    """Brings the schema up to `revision`; tests of a migration stop before the newest.
 
     Raises:
         StoreUnavailable: the database cannot be reached, or a newer version of Shoal has migrated it.
@@ -55,7 +55,7 @@ def _config() -> Config:
 
 @cache
 def _scripts() -> ScriptDirectory:
-    """Read once in a process: it imports every migration."""
+    """The migrations. Read once in a process, because every migration is imported."""
     return ScriptDirectory.from_config(_config())
 
 

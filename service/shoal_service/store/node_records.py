@@ -33,7 +33,7 @@ from shoal_workers.contract.job import JobState
 
 MAX_REASON_CHARS = 500
 NUM_DRAIN_TIMES = 16
-"""The newest ones are kept."""
+"""Number of drain times that are kept, the newest ones."""
 _WINDOW_KEPT_S = 86_400.0
 """A window is listed for this long after its end."""
 _MAX_JOBS = 16
@@ -42,8 +42,10 @@ _MAX_JOBS = 16
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """Jobs suspect a node: they place no new worker on it until a test of it passes. `core/nodes.py` decides whether it
-    is on probation."""
+    """A suspicion of jobs against a node. They place no new worker on it until a test of it passes.
+
+    `core/nodes.py` decides whether the node is on probation.
+    """
 
     node_id: str
     reason: str
@@ -59,7 +61,7 @@ class Suspicion:
     job_ids: tuple[str, ...]
     """The jobs that suspect it, oldest evidence first."""
     avoided_until: float
-    """A test that passes earlier does not clear the node: the job that suspected it avoids it until then."""
+    """The job that suspected the node avoids it until then, also if a test passes earlier."""
 
 
 def request_drain(
@@ -71,8 +73,8 @@ def request_drain(
     now: float,
     source: DrainSource = DrainSource.API,
 ) -> None:
-    """Jobs are asked to leave the node; the caller checks that it exists. A repeated request replaces reason and
-    deadline, but not the time of the first request."""
+    """Asks jobs to leave the node; the caller checks that it exists. A repeated request replaces reason and deadline,
+    but not the time of the first request."""
     values = {"reason": reason[:MAX_REASON_CHARS], "deadline": deadline, "source": source.value}
     statement = insert_on_conflict(tx, node_drains).values(node_id=node_id, requested_at=now, **values)
     tx.execute(statement.on_conflict_do_update(index_elements=["node_id"], set_=values))
@@ -80,7 +82,7 @@ def request_drain(
 
 
 def undo_drain(tx: Transaction, node_id: str) -> bool:
-    """False: the node was not drained."""
+    """Undoes `request_drain`. False: the node was not drained."""
     undone = tx.execute(delete(node_drains).where(node_drains.c.node_id == node_id)).rowcount > 0
     if undone:
         tx.publish(f"node {node_id}", is_request=True)
@@ -97,7 +99,7 @@ def drains(tx: Transaction) -> dict[str, Drain]:
 
 
 def suspect(tx: Transaction, suspicion: Suspicion) -> None:
-    """The newest suspicion replaces an older one, and its time starts again; `since` and the jobs are kept."""
+    """Stores a suspicion. It replaces an older one, and its time starts again; `since` and the jobs are kept."""
     known = suspicions(tx, suspicion.node_id, lock=True).get(suspicion.node_id)
     job_ids = tuple(dict.fromkeys((*(known.job_ids if known else ()), *suspicion.job_ids)))[-_MAX_JOBS:]
     changed = {
@@ -116,7 +118,7 @@ def suspect(tx: Transaction, suspicion: Suspicion) -> None:
 
 
 def suspicions(tx: Transaction, node_id: str | None = None, *, lock: bool = False) -> dict[str, Suspicion]:
-    """By node id: all of them, or that of one node."""
+    """Reads suspicions by node id: all of them, or that of one node."""
     query = select(*_SUSPICION)
     if node_id is not None:
         query = query.where(node_suspicions.c.node_id == node_id)
@@ -130,7 +132,7 @@ def suspicions(tx: Transaction, node_id: str | None = None, *, lock: bool = Fals
 
 
 def postpone_test(tx: Transaction, node_id: str, *, reason: str, next_test_at: float) -> None:
-    """A test of the node has failed."""
+    """Postpones the next test, because a test of the node has failed."""
     tx.execute(
         update(node_suspicions)
         .where(node_suspicions.c.node_id == node_id)
@@ -139,13 +141,13 @@ def postpone_test(tx: Transaction, node_id: str, *, reason: str, next_test_at: f
 
 
 def repeat_test(tx: Transaction, suspicion: Suspicion, *, next_test_at: float) -> None:
-    """A test has passed, but the job that suspects the node avoids it for longer."""
+    """Plans one more test: one has passed, but the job that suspects the node avoids it for longer."""
     tx.execute(update(node_suspicions).where(*_same(suspicion)).values(next_test_at=next_test_at))
 
 
 def clear_suspicion(tx: Transaction, suspicion: Suspicion, *, now: float) -> bool:
-    """The node has passed its test; the job that suspected it gets an event. False: the node is no longer suspected, or
-    was suspected again since the test began."""
+    """Clears a node that has passed its test; the job that suspected it gets an event. False: the node is no longer
+    suspected, or was suspected again since the test began."""
     if not tx.execute(delete(node_suspicions).where(*_same(suspicion))).rowcount:
         return False
     suspected_s = now - suspicion.since
@@ -161,14 +163,15 @@ def forget(tx: Transaction, node_ids: frozenset[str]) -> None:
 
 
 def cordon(tx: Transaction, node_id: str, *, reason: str, now: float) -> None:
-    """No new worker is placed on the node; the caller checks that it exists. A repeated request replaces the reason."""
+    """Cordons a node: no new worker is placed on it. The caller checks that it exists. A repeated request replaces the
+    reason."""
     upsert(tx, node_cordons, [{"node_id": node_id, "reason": reason, "requested_at": now}])
     _record_on_nodes(tx, {node_id}, NodeCordoned(node_id=node_id, reason=reason), now)
     tx.publish(f"node {node_id}", is_request=True)
 
 
 def uncordon(tx: Transaction, node_id: str) -> bool:
-    """False: the node was not cordoned."""
+    """Undoes `cordon`. False: the node was not cordoned."""
     undone = tx.execute(delete(node_cordons).where(node_cordons.c.node_id == node_id)).rowcount > 0
     if undone:
         tx.publish(f"node {node_id}", is_request=True)
@@ -176,7 +179,7 @@ def uncordon(tx: Transaction, node_id: str) -> bool:
 
 
 def cordons(tx: Transaction) -> dict[str, Cordon]:
-    """By node id."""
+    """Cordons by node id."""
     rows = tx.execute(select(node_cordons))
     return {row.node_id: Cordon(reason=row.reason, requested_at=row.requested_at) for row in rows}
 
@@ -184,7 +187,7 @@ def cordons(tx: Transaction) -> dict[str, Cordon]:
 def plan_window(
     tx: Transaction, nodes: Collection[str], *, begins_at: float, ends_at: float, reason: str, now: float
 ) -> MaintenanceWindow:
-    """A new window; `nodes`: ids or addresses. Those that ended a day ago are deleted."""
+    """Plans a window, and deletes those that ended a day ago. `nodes`: ids or addresses."""
     tx.execute(delete(maintenance_windows).where(maintenance_windows.c.ends_at < now - _WINDOW_KEPT_S))
     window = MaintenanceWindow(
         window_id=f"mw-{secrets.token_hex(4)}",
@@ -202,14 +205,14 @@ def plan_window(
 
 
 def cancel_window(tx: Transaction, window_id: str) -> None:
-    """Raises WindowNotFound."""
+    """Deletes a window. Raises WindowNotFound."""
     if not tx.execute(delete(maintenance_windows).where(maintenance_windows.c.id == window_id)).rowcount:
         raise WindowNotFound(window_id)
     tx.publish(f"window {window_id}", is_request=True)
 
 
 def windows(tx: Transaction) -> list[MaintenanceWindow]:
-    """Also those that have ended, for a day; the earliest first."""
+    """All windows, the earliest first; also those that have ended, for a day."""
     query = select(maintenance_windows).order_by(maintenance_windows.c.begins_at, maintenance_windows.c.id)
     return [
         MaintenanceWindow(
@@ -237,7 +240,7 @@ def read_drain_times(tx: Transaction) -> list[float]:
 
 
 def _record_on_nodes(tx: Transaction, nodes: Collection[str], event: JobEvent, now: float) -> None:
-    """To the jobs with workers on these nodes, which are ids or addresses."""
+    """Records an event in the jobs with workers on these nodes, which are ids or addresses."""
     ended = [state.value for state in JobState if state.ended]
     query = select(jobs.c.id, jobs.c.workers).where(jobs.c.state.not_in(ended), jobs.c.workers != "[]")
     for job_id, document in tx.execute(query).all():

@@ -21,12 +21,12 @@ from shoal_service.views import ProfileBody, ProfileState, ProfileView
 from shoal_workers.contract.profiles import KEPT_PROFILES, Profiled, ProfileRequest
 
 UNANSWERED_S = 900.0
-"""An open request that is older is given up when the next one comes: no supervisor answers it."""
+"""An open request that is older than this is given up when the next one comes, because no supervisor answers it."""
 _WORDS = "be profiled; only a job with workers can"
 
 
 def create(tx: Transaction, job_id: str, body: ProfileBody, *, now: float) -> ProfileView:
-    """Raises JobNotFound, RequestConflict (JobEnded), ProfileOpen."""
+    """Makes a request for a profile. Raises JobNotFound, RequestConflict (JobEnded), ProfileOpen."""
     job = load(tx, job_id, lock=True)
     if job.state.ended:
         raise JobEnded(job_id, job.state, "be profiled")
@@ -59,13 +59,13 @@ def create(tx: Transaction, job_id: str, body: ProfileBody, *, now: float) -> Pr
 
 
 def views(tx: Transaction, job_id: str) -> list[ProfileView]:
-    """Oldest first. Raises JobNotFound."""
+    """The profiles of a job, oldest first. Raises JobNotFound."""
     query = select(profiles.c.document).where(profiles.c.job_num == num_of(tx, job_id)).order_by(profiles.c.number)
     return [ProfileView.model_validate_json(document) for document in tx.execute(query).scalars()]
 
 
 def view(tx: Transaction, job_id: str, number: int) -> ProfileView:
-    """Raises JobNotFound, ProfileNotFound."""
+    """One profile of a job. Raises JobNotFound, ProfileNotFound."""
     for one in views(tx, job_id):
         if one.number == number:
             return one
@@ -73,7 +73,7 @@ def view(tx: Transaction, job_id: str, number: int) -> ProfileView:
 
 
 def end(edit: JobEdit, item: Profiled) -> None:
-    """A supervisor has reported how a request ended. Ignored unless it is the open one."""
+    """Stores how a request has ended, as a supervisor reports it. Ignored unless the request is the open one."""
     request = edit.job.profile
     if request is None or request.number != item.number:
         return
@@ -108,7 +108,7 @@ def end(edit: JobEdit, item: Profiled) -> None:
 
 
 def end_open(edit: JobEdit, reason: str) -> None:
-    """The open request, if there is one, gets no result any more."""
+    """Ends the open request, if there is one, without a result."""
     request = edit.job.profile
     if request is not None:
         end(edit, Profiled(generation=0, number=request.number, rank=request.rank, error=reason))

@@ -31,7 +31,7 @@ from shoal_workers.contract.job import JobState
 
 _MAX_HOLDERS = 16
 MOST_PLACED = 5_000
-"""Places of one transaction: with each start and end of a job, all those behind it move."""
+"""Places that one transaction writes: with each start and end of a job, all those behind it move."""
 _SAME_START_S = 1.0
 _SAME_START_SHARE = 0.02
 """An expected start that differs by less than this, relative to the time until then, is not written again."""
@@ -42,11 +42,11 @@ class Changes:
     """What differs from the stored order."""
 
     placed: Sequence[dict[str, Any]]
-    """New rows, of jobs without a place, then those that were not written for longest."""
+    """New rows: first those of jobs without a place, then those that were not written for longest."""
     num_left: int
-    """New rows beyond these."""
+    """Number of new rows beyond these."""
     gone: Sequence[int]
-    """Numbers of the jobs that have a place no more."""
+    """Numbers of the jobs that no longer have a place."""
 
 
 def differing(tx: Transaction, waits: Sequence[Wait], *, now: float, most: int = MOST_PLACED) -> Changes:
@@ -82,8 +82,8 @@ def differing(tx: Transaction, waits: Sequence[Wait], *, now: float, most: int =
 
 
 def save_places(tx: Transaction, changes: Changes) -> None:
-    """Nobody is notified, since the order may change with every pass. Places of jobs that have left the queue since
-    `differing` are not written."""
+    """Stores the places. Nobody is notified, since the order may change with every pass. Places of jobs that have left
+    the queue since `differing` are not written."""
     if not (changes.placed or changes.gone):
         return
     nums = set(tx.execute(_QUEUED_NUMS).scalars()) if changes.placed else set()
@@ -136,7 +136,7 @@ def view(tx: Transaction, *, limit: int = 1000, visible: Collection[str] | None 
 
 
 def _without_others(tx: Transaction, items: tuple[QueuedJob, ...], visible: Collection[str]) -> tuple[QueuedJob, ...]:
-    """Without the ids of holders that are jobs of other projects."""
+    """Leaves out the ids of holders that are jobs of other projects."""
     named = {holder for item in items if item.place is not None for holder in item.place.holders}
     known = select(jobs.c.id).where(jobs.c.id.in_(sorted(named)), jobs.c.project.in_(sorted(visible)))
     own = set(tx.execute(known).scalars())
@@ -173,8 +173,8 @@ _NOTHING = {"limit": "", "reason": ""}
 
 
 def save_growth(tx: Transaction, answers: Sequence[HeldBack], versions: Mapping[str, int], *, now: float) -> int:
-    """Why running jobs are held back, as a pass explained it. A job whose spec has changed since the last answer gets
-    an event if it is held back. Returns the number of rows that were written.
+    """Stores why running jobs are held back, as a pass explained it. A job whose spec has changed since the last answer
+    gets an event if it is held back. Returns the number of rows that were written.
 
     Args:
         answers: for the jobs that are held back.
@@ -231,7 +231,7 @@ def _running() -> Any:
 
 
 def _row(row: Row[Any], answer: HeldBack | None, version: int, now: float) -> dict[str, Any] | None:
-    """None: there is nothing to remember of a job whose spec was never changed."""
+    """The row of a job; None: there is nothing to remember of a job whose spec was never changed."""
     if answer is None and version == 1 and row.answered_version is None:
         return None
     if answer is not None and answer.limit is GrowthLimit.SOON:

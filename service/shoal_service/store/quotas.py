@@ -24,7 +24,7 @@ _RULES = ("parent", "weight", "guaranteed", "limit", "max_running", "max_queued"
 
 
 def defined_projects(tx: Transaction, *, lock: bool = False) -> dict[str, Project]:
-    """By name; `lock`: until the transaction ends."""
+    """The defined projects by name. `lock`: until the transaction ends."""
     query = select(projects).order_by(projects.c.name)
     rows = tx.execute(query.with_for_update() if lock else query)
     return {row.name: Project(name=row.name, **{key: getattr(row, key) for key in _RULES}) for row in rows}
@@ -53,7 +53,7 @@ def project_views(tx: Transaction, visible: Collection[str] | None = None) -> li
 
 
 def project_view(tx: Transaction, name: str) -> ProjectView:
-    """Raises ProjectNotFound: the project is neither defined nor has jobs."""
+    """One project. Raises ProjectNotFound: the project is neither defined nor has jobs."""
     found = next((one for one in project_views(tx) if one.name == name), None)
     if found is None:
         raise ProjectNotFound(name)
@@ -75,7 +75,8 @@ def put_project(tx: Transaction, name: str, rules: ProjectRules) -> tuple[Projec
 
 
 def remove_project(tx: Transaction, name: str) -> None:
-    """The rules of `default` then apply to its jobs. Raises ProjectNotFound, ProjectConflict: it is a parent."""
+    """Removes the rules of the project. The rules of `default` then apply to its jobs. Raises ProjectNotFound,
+    ProjectConflict: it is a parent."""
     known = defined_projects(tx, lock=True)
     if name not in known:
         raise ProjectNotFound(name)
@@ -87,8 +88,8 @@ def remove_project(tx: Transaction, name: str) -> None:
 
 
 def require_room_in_queue(tx: Transaction, project: str, user: str) -> None:
-    """To be called after the job was inserted. Raises QueueFull: the project, one above it, or the user has more queued
-    jobs than its `max_queued`."""
+    """Checks the limit of queued jobs, after the job was inserted. Raises QueueFull: the project, one above it, or the
+    user has more queued jobs than its `max_queued`."""
     _require_room_of_project(tx, project)
     _require_room_of_user(tx, user)
 
@@ -125,7 +126,7 @@ def _counts(tx: Transaction, states: frozenset[JobState] | list[JobState]) -> li
 
 
 def defined_users(tx: Transaction, *, lock: bool = False) -> dict[str, User]:
-    """By name; `lock`: until the transaction ends."""
+    """The defined users by name. `lock`: until the transaction ends."""
     query = select(users).order_by(users.c.name)
     rows = tx.execute(query.with_for_update() if lock else query)
     return {row.name: User(name=row.name, max_running=row.max_running, max_queued=row.max_queued) for row in rows}
@@ -161,7 +162,7 @@ def user_views(tx: Transaction) -> list[UserView]:
 
 
 def user_view(tx: Transaction, name: str) -> UserView:
-    """Raises UserNotFound: the user is neither defined nor has jobs."""
+    """One user. Raises UserNotFound: the user is neither defined nor has jobs."""
     found = next((one for one in user_views(tx) if one.name == name), None)
     if found is None:
         raise UserNotFound(name)
@@ -177,7 +178,7 @@ def put_user(tx: Transaction, name: str, rules: UserRules) -> tuple[UserView, bo
 
 
 def remove_user(tx: Transaction, name: str) -> None:
-    """The limits of `default` then apply. Raises UserNotFound."""
+    """Removes the limits of the user. The limits of `default` then apply. Raises UserNotFound."""
     if not tx.execute(delete(users).where(users.c.name == name)).rowcount:
         raise UserNotFound(name)
     tx.publish(f"user {name}", is_request=True)

@@ -84,7 +84,7 @@ class JobRecord:
 
 
 def load(tx: Transaction, job_id: str, *, lock: bool = False) -> JobRecord:
-    """The row of a job, locked until the transaction ends if `lock`. Raises JobNotFound."""
+    """Reads the row of a job, locked until the transaction ends if `lock`. Raises JobNotFound."""
     row = tx.execute(_BY_ID_LOCKED if lock else _BY_ID, {"job_id": job_id}).one_or_none()
     if row is None:
         raise JobNotFound(job_id)
@@ -92,12 +92,12 @@ def load(tx: Transaction, job_id: str, *, lock: bool = False) -> JobRecord:
 
 
 def load_all(tx: Transaction, job_ids: Collection[str]) -> dict[str, JobRecord]:
-    """The rows of those of the jobs that exist, locked until the transaction ends, in the order of their ids."""
+    """Reads the rows of those of the jobs that exist, locked until the transaction ends, in the order of their ids."""
     return {row.id: record_of(row) for row in tx.execute(_BY_IDS_LOCKED, {"job_ids": [*job_ids]})}
 
 
 def num_of(tx: Transaction, job_id: str) -> int:
-    """Raises JobNotFound."""
+    """Reads the number of a job. Raises JobNotFound."""
     num: int | None = tx.execute(select(jobs.c.num).where(jobs.c.id == job_id)).scalar_one_or_none()
     if num is None:
         raise JobNotFound(job_id)
@@ -105,7 +105,7 @@ def num_of(tx: Transaction, job_id: str) -> int:
 
 
 _BY_ID = select(jobs).where(jobs.c.id == bindparam("job_id"))
-"""Built once: to build the statement takes as long as to run it, and reports read a row each."""
+"""Built once, because to build the statement takes as long as to run it, and reports read a row each."""
 _BY_ID_LOCKED = _BY_ID.with_for_update()
 _BY_IDS_LOCKED = (
     select(jobs).where(jobs.c.id.in_(bindparam("job_ids", expanding=True))).order_by(jobs.c.id).with_for_update()
@@ -113,7 +113,7 @@ _BY_IDS_LOCKED = (
 
 
 def load_spec(tx: Transaction, num: int, version: int) -> JobSpec:
-    """What can be read of it, if today's rules refuse it; see `read_spec`."""
+    """Reads the part of the spec that is readable, if today's rules refuse it; see `read_spec`."""
     return read_spec(tx, num, version).value
 
 
@@ -130,7 +130,7 @@ def why_quarantined(spec: Readable[JobSpec]) -> str:
 
 
 def load_view(tx: Transaction, job_id: str) -> JobView:
-    """Raises JobNotFound."""
+    """Reads the view of a job. Raises JobNotFound."""
     query = (
         select(jobs, job_specs.c.document, *PLACE_COLUMNS, *GROWTH_COLUMNS)
         .join(job_specs, (job_specs.c.job_num == jobs.c.num) & (job_specs.c.version == jobs.c.spec_version))
@@ -163,7 +163,8 @@ PLACE_COLUMNS = (
 
 
 def place_of(row: Row[*tuple[Any, ...]]) -> QueuePlace | None:
-    """From PLACE_COLUMNS of an outer join. None: the job is not queued, or no pass has considered it yet."""
+    """The place in the queue, from PLACE_COLUMNS of an outer join. None: the job is not queued, or no pass has
+    considered it yet."""
     if row.position is None:
         return None
     return QueuePlace(
@@ -185,7 +186,8 @@ GROWTH_COLUMNS = (
 
 
 def growth_answer_of(row: Row[*tuple[Any, ...]]) -> GrowthAnswer | None:
-    """From GROWTH_COLUMNS and the job's grant. None: nothing holds the job back, or its grant has changed since."""
+    """The answer about growth, from GROWTH_COLUMNS and the job's grant. None: nothing holds the job back, or its grant
+    has changed since."""
     if not row.growth_limit or not row.granted_workers or row.answered_workers != row.granted_workers:
         return None
     return GrowthAnswer(
@@ -248,7 +250,7 @@ def view_of(job: JobRecord, spec: JobSpec, place: QueuePlace | None = None) -> J
 
 
 def etag_of(job_id: str, spec_version: int) -> str:
-    """The tag of the part that a user can change, the spec: a new status does not invalidate an edit."""
+    """The tag of the spec, the part of a job that a user can change: a new status does not invalidate an edit."""
     return f"{job_id}-v{spec_version}"
 
 
@@ -291,7 +293,7 @@ def summary_of(row: Row[*tuple[Any, ...]]) -> JobSummary:
 
 
 def _summary(row: Row[*tuple[Any, ...]], known: dict[str, Any]) -> JobSummary:
-    """`known`: of the status document; left out if it cannot be read."""
+    """Makes a summary. `known`: of the status document; left out if it cannot be read."""
     try:
         return _valid_summary(row, known)
     except ValidationError:
@@ -337,7 +339,7 @@ def workers_of(document: str) -> list[WorkerView]:
 
 
 def document_of(data: dict[str, Any]) -> str:
-    """JSON of an event's data, which may hold any value of a user's code: never fails, never writes NaN."""
+    """The JSON of an event's data, which may hold any value of a user's code: never fails, never writes NaN."""
     try:
         return to_json(plain(data), inf_nan_mode="null", serialize_unknown=True).decode()
     except (PydanticSerializationError, ValueError):
@@ -345,7 +347,7 @@ def document_of(data: dict[str, Any]) -> str:
 
 
 def status_of(row: Row[Any]) -> JobStatus:
-    """From the columns status, failure, state, attempt, cluster and granted_workers."""
+    """The status, from the columns status, failure, state, attempt, cluster and granted_workers."""
     columns: dict[str, Any] = {
         "state": JobState(row.state),
         "attempt": row.attempt,
@@ -362,7 +364,8 @@ def pins_of(document: str) -> tuple[str, ...]:
 
 
 def profile_of(document: str) -> ProfileRequest | None:
-    """One that this release cannot read is none: it only describes what a person wanted to see."""
+    """The request for a profile; None if this release cannot read it, since it only describes what a person wanted to
+    see."""
     try:
         return ProfileRequest.model_validate_json(document) if document else None
     except ValidationError:
@@ -370,7 +373,7 @@ def profile_of(document: str) -> ProfileRequest | None:
 
 
 def read_status(document: str) -> JobStatus:
-    """What can be read of it: a status only describes, and the next report replaces it."""
+    """Reads the part of a status that is readable. A status only describes, and the next report replaces it."""
     return read_document(JobStatus, document, JobStatus()).value
 
 
@@ -386,7 +389,7 @@ class Readable(Generic[M]):
 
 
 def read_document(model: type[M], document: str, fallback: M) -> Readable[M]:
-    """`fallback`: if nothing of the document can be read."""
+    """Reads a document. `fallback`: the value if nothing of the document can be read."""
     try:
         return Readable(model.model_validate_json(document), "")
     except ValidationError as error:

@@ -30,8 +30,7 @@ from shoal_service.store.node_records import Suspicion
 from shoal_service.store.records import JobRecord, load, load_spec, read_document, workers_document
 from shoal_service.store.sweep_jobs import PRUNED, why_pruned
 from shoal_service.store.tables import checkpoints, incidents, series
-from shoal_service.telemetry.metric import Exemplar
-from shoal_service.telemetry.step_times import StepTimes
+from shoal_service.telemetry.metric import Exemplar, StepTimes
 from shoal_service.views import CheckpointState, CheckpointView, IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.placing import ANY_CLUSTER
@@ -49,10 +48,10 @@ class DropReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """What has arrived for a job."""
+    """Reports that have arrived for a job."""
 
     job: JobRecord
-    """Loaded and locked."""
+    """The job, loaded and locked."""
     reports: SupervisorReports
     now: float
 
@@ -66,7 +65,7 @@ class Incoming:
 
 
 def apply(tx: Transaction, job_id: str, reports: SupervisorReports, *, now: float) -> None:
-    """Stores each item of reports that the control plane makes in the place of a supervisor exactly once; drops and
+    """Stores each item of reports that the control plane makes in the place of a supervisor exactly once. Drops and
     counts what is stale or impossible. Raises JobNotFound."""
     apply_all(tx, [Incoming(load(tx, job_id, lock=True), reports, now)])
 
@@ -85,7 +84,7 @@ def apply_all(tx: Transaction, incoming: Sequence[Incoming]) -> None:
 
 
 def drop_repeated(tx: Transaction, one: Incoming) -> None:
-    """The reports repeat what is stored: they are counted, and not stored."""
+    """Counts reports that repeat what is stored, and does not store them."""
     _note(tx, one, [DropReason.DUPLICATE], changed=False)
 
 
@@ -123,7 +122,7 @@ def _store_series(tx: Transaction, incoming: Sequence[Incoming]) -> None:
 
 
 def _exemplars_of(job_id: str, reports: SupervisorReports) -> dict[IncidentCause, Exemplar]:
-    """The newest closed incident of each cause in it, as an exemplar of the recovery times."""
+    """The newest closed incident of each cause in the reports, as an exemplar of the recovery times."""
     return {
         one.cause: Exemplar(
             {"job_id": job_id, "incident": f"{reports.attempt}.{one.id}"}, one.recovery_s, one.at + one.recovery_s
@@ -156,7 +155,8 @@ def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
 
 
 def _with_findings(tx: Transaction, job_num: int, attempt: int, incident: IncidentView) -> IncidentView:
-    """As the incident of this attempt. A supervisor that was restarted does not know its stacks and its suspect."""
+    """Makes it the incident of this attempt, with the stacks and the suspect that are stored. A supervisor that was
+    restarted does not know them."""
     kept = {"stacks": incident.stacks, "suspect": incident.suspect}
     if None in kept.values():
         key = (incidents.c.job_num == job_num, incidents.c.attempt == attempt, incidents.c.id == incident.id)
@@ -168,7 +168,7 @@ def _with_findings(tx: Transaction, job_num: int, attempt: int, incident: Incide
 
 
 def _suspect(edit: JobEdit, reports: SupervisorReports) -> None:
-    """The job avoids these nodes for its `health.probation_s`; a test of them runs before."""
+    """Stores the suspicions. The job avoids these nodes for its `health.probation_s`; a test of them runs before."""
     job = edit.job
     probation_s = load_spec(edit.tx, job.num, job.spec_version).health.probation_s
     for suspect in reports.suspects:
@@ -234,6 +234,7 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
             why = f"It had ended before it knew of version {job.spec_version} of its spec, and goes on."
             decision = RetryDecision(again=True, charged=False, reason=why)
     if end.reason is EndReason.PREEMPTED and job.granted_workers and spec.worker.cluster != ANY_CLUSTER:
+        # the scheduler preempts with a grant of 0, so this attempt has ended because the job moves
         words_of_move = f"It moves to the cluster {spec.worker.cluster} with {count_text(done, 'step')} kept."
         decision = RetryDecision(again=True, charged=False, reason=words_of_move)
     standing = step(edit.standing, AttemptEnded(end.reason, decision.again))
@@ -282,8 +283,8 @@ def _incident_row(job_num: int, incident: IncidentView) -> dict[str, Any]:
 
 
 def _with_history(tx: Transaction, job_num: int, checkpoint: CheckpointView) -> CheckpointView:
-    """What is said of a checkpoint that is deleted or damaged leaves out what was known of it: its size, and when and
-    how fast it was saved stay."""
+    """Keeps what was known of a checkpoint. A report that it is deleted or damaged leaves out its size, and when and
+    how fast it was saved."""
     if checkpoint.state not in (CheckpointState.DELETED, CheckpointState.DAMAGED) or checkpoint.committed_at:
         return checkpoint
     query = select(checkpoints.c.document).where(

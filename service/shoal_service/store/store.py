@@ -54,16 +54,17 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """A consistent view on SQLite; on PostgreSQL each statement sees what was committed when it began."""
+        """Begins a transaction that reads: a consistent view on SQLite; on PostgreSQL each statement sees what was
+        committed when it began."""
         with self._database.read() as tx:
             yield tx
 
     @contextmanager
     def write(self, epoch: int | None = None) -> Iterator[Transaction]:
-        """One transaction, committed at the end of the block and rolled back if it raises. Then the subscribers of this
-        process are notified of what it has published.
+        """Begins one transaction, committed at the end of the block and rolled back if it raises.
 
-        The first one of a request of the API also records the request in the audit.
+        Then the subscribers of this process are notified of what it has published. The first one of a request of the
+        API also records the request in the audit.
 
         Args:
             epoch: of the caller's lease; None: no lease is needed, since a user asks for the change, or since the
@@ -85,7 +86,7 @@ class Store:
         tx.committed(self._hub, self._database.tallies)
 
     def reading(self, function: Callable[Concatenate[Transaction, _P], _R]) -> Callable[_P, _R]:
-        """The function as a call of its own, in a `read` of its own: for another thread, and within an expression."""
+        """Makes the function a call that opens a `read` of its own: for another thread, and within an expression."""
 
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             with self._database.read() as tx:
@@ -96,7 +97,7 @@ class Store:
     def writing(
         self, function: Callable[Concatenate[Transaction, _P], _R], epoch: int | None = None
     ) -> Callable[_P, _R]:
-        """The same, in a `write` of its own."""
+        """Makes the function a call that opens a `write` of its own."""
 
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             with self.write(epoch) as tx:
@@ -105,7 +106,7 @@ class Store:
         return call
 
     def trying(self, function: Callable[Concatenate[Transaction, _P], _R]) -> Callable[_P, _R]:
-        """What `writing` would return or raise; nothing is stored."""
+        """Makes the function a call that returns or raises what `writing` would, and stores nothing."""
 
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             answer: list[_R] = []
@@ -119,11 +120,11 @@ class Store:
         return call
 
     def subscribe(self, listener: Listener, job_id: str | None = None) -> Subscription:
-        """See Hub.subscribe: `listener(job_id)` is called on the committing thread."""
+        """Subscribes to changes, see Hub.subscribe: `listener(job_id)` is called on the committing thread."""
         return self._hub.subscribe(listener, job_id)
 
     def ping(self) -> None:
-        """Raises StoreUnavailable: the database does not answer."""
+        """Asks the database for an answer. Raises StoreUnavailable: it does not answer."""
         with self._database.read() as tx:
             tx.execute(text("SELECT 1"))
 
@@ -133,14 +134,14 @@ class Store:
         return self._database.tallies
 
     def get_job(self, job_id: str) -> JobView:
-        """Raises JobNotFound."""
+        """Reads a job. Raises JobNotFound."""
         with self._database.read() as tx:
             return load_view(tx, job_id)
 
     # --- the lease
 
     def acquire_lease(self, owner: str, *, ttl_s: float, now: float) -> Lease | None:
-        """The lease, new or renewed; None while another owner holds it."""
+        """Acquires or renews the lease. None while another owner holds it."""
         with self._database.write() as tx:
             lease = leases.acquire(tx, owner, ttl_s=ttl_s, now=now)
         if lease is not None and self._database.announce(owner):
@@ -149,7 +150,8 @@ class Store:
         return lease
 
     def has_left(self, owner: str) -> bool:
-        """The owner of the lease was announced in the database, and its connection has ended. False: not known."""
+        """Whether the owner of the lease was announced in the database, and its connection has ended. False: not
+        known."""
         with self._database.read() as tx:
             is_known = leases.announced_owner(tx) == owner
         return is_known and not self._database.is_announced(owner)

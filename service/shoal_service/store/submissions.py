@@ -68,8 +68,12 @@ _INSERT_LABEL = insert(job_labels)
 def create(
     tx: Transaction, spec: JobSpec, *, idempotency_key: str | None, now: float, note: str = ""
 ) -> tuple[JobView, bool]:
-    """Returns the job, and whether it is new. Raises IdempotencyConflict, QueueFull; SpecError: there is no checkpoint
-    as `continue_from` asks for."""
+    """Creates a job. Returns the job, and whether it is new.
+
+    Raises:
+        IdempotencyConflict, QueueFull
+        SpecError: there is no checkpoint as `continue_from` asks for.
+    """
     spec_hash = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
     key_hash = None if idempotency_key is None else hashlib.sha256(idempotency_key.encode()).hexdigest()
     job_id = "job-" + "".join(secrets.choice(_ALPHABET) for _ in range(12))
@@ -106,11 +110,11 @@ def create(
         **checkpoint_rows.hold_columns(spec),
     }
     num = tx.execute(_insert_job(tx), row).scalar_one_or_none()
-    if num is None:
+    if num is None:  # a request with the same key was committed since the look above
         created_meanwhile = _known(tx, idempotency_key, key_hash, spec_hash)
         assert created_meanwhile is not None
         return created_meanwhile, False
-    quotas.require_room_in_queue(tx, spec.project, spec.user)
+    quotas.require_room_in_queue(tx, spec.project, spec.user)  # after the insertion: the new job counts too
     tx.execute(_INSERT_SPEC, {"job_num": num, "version": 1, "accepted_at": now, "document": document})
     _replace_labels(tx, num, {}, spec.labels)
     webhook_lanes.begin(tx, num, len(spec.webhooks))
@@ -139,7 +143,7 @@ def create(
 
 
 def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | None, now: float) -> JobView:
-    """Raises JobNotFound, JobEnded, PreconditionFailed, SpecError."""
+    """Changes the spec of a job. Raises JobNotFound, JobEnded, PreconditionFailed, SpecError."""
     job = load(tx, job_id, lock=True)
     if if_match is not None and not _matches(if_match, etag_of(job.id, job.spec_version)):
         raise PreconditionFailed(job_id, etag_of(job.id, job.spec_version), if_match)
@@ -174,14 +178,14 @@ def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | No
 
 
 def request(tx: Transaction, job_id: str, desired: Desired, *, now: float) -> JobView:
-    """Run, pause or cancel the job. Raises JobNotFound; RequestConflict (JobEnded): the request is impossible in the
+    """Runs, pauses or cancels the job. Raises JobNotFound; RequestConflict (JobEnded): the request is impossible in the
     job's state."""
     requested(tx, job_id, desired, now=now)
     return load_view(tx, job_id)
 
 
 def requested(tx: Transaction, job_id: str, desired: Desired, *, now: float) -> bool:
-    """The same; whether it has changed the job."""
+    """Does what `request` does, and returns whether it has changed the job."""
     job = load(tx, job_id, lock=True)
     standing = step(job.standing, Requested(desired))
     if standing is None:
@@ -198,8 +202,9 @@ def requested(tx: Transaction, job_id: str, desired: Desired, *, now: float) -> 
 
 
 def move(tx: Transaction, job_id: str, to: str, *, if_match: str | None = None, now: float) -> JobView:
-    """The job shall run in the cluster `to`; `any`: in the one that the scheduler chooses. A new version of the spec,
-    as `patch` makes it. The caller has checked that it can run there.
+    """Asks that the job runs in the cluster `to`; `any`: in the one that the scheduler chooses.
+
+    It makes a new version of the spec, as `patch` does. The caller has checked that the job can run there.
 
     Raises:
         JobNotFound, JobEnded, RequestConflict, PreconditionFailed
@@ -208,7 +213,7 @@ def move(tx: Transaction, job_id: str, to: str, *, if_match: str | None = None, 
 
 
 def extend(tx: Transaction, job_id: str, *, steps: int, now: float) -> JobView:
-    """The job goes on to `steps` steps in all. Raises JobNotFound, RequestConflict, LifecycleConflict, QueueFull."""
+    """Lets the job go on to `steps` steps in all. Raises JobNotFound, RequestConflict, LifecycleConflict, QueueFull."""
     job = load(tx, job_id, lock=True)
     if job.state is JobState.CANCELLING:
         raise RequestConflict(job_id, job.state, "be extended")
@@ -231,7 +236,7 @@ def extend(tx: Transaction, job_id: str, *, steps: int, now: float) -> JobView:
 
 
 def retry(tx: Transaction, job_id: str, *, now: float) -> JobView:
-    """A failed job tries again in place. Raises JobNotFound, LifecycleConflict, RequestConflict, QueueFull."""
+    """Lets a failed job try again in place. Raises JobNotFound, LifecycleConflict, RequestConflict, QueueFull."""
     job = load(tx, job_id, lock=True)
     spec = _readable(tx, job)
     _granted(job, retrial(_training(tx, job, spec)))
@@ -248,7 +253,7 @@ def _insert_job(tx: Transaction) -> Executable:
 
 
 def _known(tx: Transaction, key: str | None, key_hash: str | None, spec_hash: str) -> JobView | None:
-    """The job of an earlier request with this key. Raises IdempotencyConflict."""
+    """Finds the job of an earlier request with this key. Raises IdempotencyConflict."""
     if key is None:
         return None
     query = select(jobs.c.id, jobs.c.spec_hash).where(jobs.c.idempotency_key_hash == key_hash)
@@ -261,7 +266,7 @@ def _known(tx: Transaction, key: str | None, key_hash: str | None, spec_hash: st
 
 
 def _changed(changes: JobPatch) -> dict[str, Any]:
-    """For the event: only what the request names. In these sections a null is a value."""
+    """The fields of the event: only what the request names. In these sections a null is a value."""
     data = changes.model_dump(exclude_none=True)
     for key in ("schedule", "validation", "optimizer"):
         section = getattr(changes, key)
@@ -303,24 +308,26 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
 
 
 def _matches(if_match: str, etag: str) -> bool:
-    """RFC 9110, section 13.1.1: weak tags match nothing. Tags without quotes are accepted too."""
+    """Compares tags as RFC 9110, section 13.1.1 does: weak tags match nothing. Tags without quotes are accepted too."""
     given = [part.strip().strip('"') for part in if_match.split(",")]
     return etag in given or given == ["*"]
 
 
 def _only_describes(changes: JobPatch) -> bool:
-    """The request names nothing on which scheduling or training depends, so a job that has ended can have it too."""
+    """Whether the request names nothing on which scheduling or training depends, so that a job that has ended can have
+    it too."""
     return bool(changes.model_fields_set) and changes.model_fields_set <= {"labels", "annotations"}
 
 
 def merged_labels(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """JSON Merge Patch (RFC 7396) of one level: null removes, and to remove what is not there changes nothing."""
+    """Merges labels by JSON Merge Patch (RFC 7396) of one level: null removes, and to remove what is not there changes
+    nothing."""
     both = {**before, **changes}
     return {name: value for name, value in both.items() if value is not None}
 
 
 def _require_label_of_sweep(spec: JobSpec, changes: Mapping[str, str | None]) -> None:
-    """Raises SpecError: the label by which the jobs of the sweep are found would be removed."""
+    """Refuses to remove the label by which the jobs of the sweep are found. Raises SpecError."""
     if spec.sweep is not None and changes.get(SWEEP_LABEL, spec.sweep.name) is None:
         message = f"labels.{SWEEP_LABEL} is set from sweep.name, which is {spec.sweep.name!r}: it cannot be removed."
         raise SpecError((SpecProblem(path=f"labels.{SWEEP_LABEL}", message=message),))

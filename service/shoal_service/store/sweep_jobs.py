@@ -43,13 +43,15 @@ PRUNED = "pruned"
 
 
 MAX_COMPARED = 500
-"""Jobs of a sweep that are compared, the newest ones."""
+"""Number of jobs of a sweep that are compared, the newest ones."""
 
 
 def create(tx: Transaction, name: str, jobs: Sequence[tuple[JobSpec, str]], *, now: float) -> tuple[list[str], bool]:
-    """All jobs of a sweep, or none. `jobs`: their specs, all of one project, and the notes of their statuses. Returns
-    their ids in this order, and whether one is new: a job has a key of project, sweep and number. Raises SweepConflict,
-    SweepTooLarge; SpecError, as `submissions.create`."""
+    """Creates all jobs of a sweep, or none. Returns their ids in this order, and whether one is new.
+
+    `jobs`: their specs, all of one project, and the notes of their statuses. A job has a key of project, sweep and
+    number. Raises SweepConflict, SweepTooLarge; SpecError, as `submissions.create`.
+    """
     ids, is_new = [], False
     for number, (spec, note) in enumerate(jobs, 1):
         key = f"sweep/{spec.project}/{name}/{number}"
@@ -66,7 +68,7 @@ def create(tx: Transaction, name: str, jobs: Sequence[tuple[JobSpec, str]], *, n
 
 
 def cancel(tx: Transaction, project: str, name: str, *, now: float) -> list[str]:
-    """Ends those of its jobs that have not ended; their ids. Raises SweepNotFound."""
+    """Ends those of its jobs that have not ended, and returns their ids. Raises SweepNotFound."""
     cancelled = []
     for job_id in _job_ids(tx, project, name):
         try:
@@ -118,7 +120,8 @@ def page(
 
 
 def view(tx: Transaction, project: str, name: str, order: Sequence[str] = ()) -> SweepView:
-    """Its jobs, the best first; `order`: only those with these ids, in this order. Raises SweepNotFound."""
+    """Reads a sweep with its jobs, the best first. `order`: only those with these ids, in this order. Raises
+    SweepNotFound."""
     found = page(tx, project=project, name=name, limit=1).items
     if not found:
         raise SweepNotFound(project, name)
@@ -148,7 +151,7 @@ def view(tx: Transaction, project: str, name: str, order: Sequence[str] = ()) ->
 
 
 def compare(tx: Transaction, project: str, sweep: str, rules: dict[str, Rule]) -> dict[str, Verdict]:
-    """Which of these jobs of a sweep are worse than the others, by their ids."""
+    """Finds which of these jobs of a sweep are worse than the others, by their ids."""
     found: dict[str, Verdict] = {}
     nums = _nums_by_id(tx, project, sweep)
     for measure in {rule.measure for rule in rules.values()}:
@@ -161,7 +164,7 @@ def compare(tx: Transaction, project: str, sweep: str, rules: dict[str, Rule]) -
 
 
 def prune(tx: Transaction, job_id: str, sweep: str, worse: Verdict, rule: Rule, *, now: float) -> bool:
-    """End a job that others of its sweep outperform; False: it has ended, or a user has asked for something else.
+    """Ends a job that others of its sweep outperform. False: it has ended, or a user has asked for something else.
     Raises JobNotFound."""
     job = load(tx, job_id, lock=True)
     after = step(job.standing, Requested(Desired.CANCEL))
@@ -184,7 +187,7 @@ def prune(tx: Transaction, job_id: str, sweep: str, worse: Verdict, rule: Rule, 
 
 
 def why_pruned(tx: Transaction, job_num: int) -> str:
-    """Why the job was asked to end, if it was not a user who said so."""
+    """Why the job was asked to end; empty if a user asked."""
     asked = (JobOutperformed.type, JobRequested.type)
     query = select(events.c.type, events.c.data).where(events.c.job_num == job_num, events.c.type.in_(asked))
     newest = tx.execute(query.order_by(events.c.seq.desc()).limit(1)).one_or_none()
@@ -205,7 +208,7 @@ def _num_by_state(tx: Transaction, sweeps: Sequence[tuple[str, str]]) -> dict[tu
 
 
 def _members(*columns: Any) -> Select[Any]:
-    """Query for the jobs of all sweeps: project, name of the sweep (`value`), and these columns."""
+    """Makes the query for the jobs of all sweeps: project, name of the sweep (`value`), and these columns."""
     return (
         select(jobs.c.project, job_labels.c.value, *columns)
         .join(job_labels, job_labels.c.job_num == jobs.c.num)
@@ -244,7 +247,7 @@ def _reached(tx: Transaction, nums: dict[str, int], measure: Measure) -> dict[st
 
 
 def _values(tx: Transaction, nums: dict[str, int], step: int, measure: Measure) -> dict[str, float]:
-    """Values of the jobs that have one at this step."""
+    """The values of the jobs that have one at this step."""
     ids = {num: job_id for job_id, num in nums.items()}
     if measure is Measure.VALIDATION:
         query = select(series.c.job_num, series.c.val_loss).where(
@@ -260,7 +263,7 @@ def _values(tx: Transaction, nums: dict[str, int], step: int, measure: Measure) 
 
 
 def _job_ids(tx: Transaction, project: str, name: str) -> list[str]:
-    """Ids of all jobs of a sweep, oldest first. Raises SweepNotFound."""
+    """The ids of all jobs of a sweep, oldest first. Raises SweepNotFound."""
     query = (
         select(jobs.c.id)
         .join(job_labels, job_labels.c.job_num == jobs.c.num)

@@ -71,7 +71,7 @@ jobs = Table(
     Column("failure", Text, nullable=True),  # UserFailure: a column of its own, so that lists do not load tracebacks
     Column("workers", Text, nullable=False),  # the newest WorkerViews
     Column("queued_at", Double, nullable=True),  # when it last entered the queue
-    Column("step_times", Text, nullable=False, server_default=""),  # telemetry/step_times.py
+    Column("step_times", Text, nullable=False, server_default=""),  # telemetry/metric.py
     Column("pins", Text, nullable=False, server_default="[]"),  # JSON: names of checkpoints
     Column("profile", Text, nullable=False, server_default=""),  # the open ProfileRequest; empty: there is none
     Column("deleting", Boolean, nullable=False, server_default=false()),  # there is a row of `deletions`

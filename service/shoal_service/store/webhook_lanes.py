@@ -32,7 +32,7 @@ _NEW = {"num_failed": 0, "delivered": 0, "gave_up": 0, "error": ""}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """One hook for one job."""
+    """The lane of one hook and one job."""
 
     job_num: int
     job_id: str
@@ -62,14 +62,15 @@ class Failure:
 
 
 def begin(tx: Transaction, job_num: int, num_hooks: int) -> None:
-    """The cursors of a new job's own hooks."""
+    """Begins the lanes of a new job's own hooks."""
     if num_hooks:
         rows = [{"job_num": job_num, "hook": f"{JOB}{number}", "seq": 0, **_NEW} for number in range(num_hooks)]
         tx.execute(insert(webhook_cursors), rows)
 
 
 def register(tx: Transaction, hooks: Iterable[ServiceWebhook], *, now: float) -> None:
-    """These are the hooks of the settings. A new one gets the events from now on; the cursors of others are deleted."""
+    """Makes these the hooks of the settings. A new one gets the events from now on; the cursors of others are
+    deleted."""
     known = {row.name: row.since for row in tx.execute(select(webhooks.c.name, webhooks.c.since))}
     rows = [
         {
@@ -87,7 +88,7 @@ def register(tx: Transaction, hooks: Iterable[ServiceWebhook], *, now: float) ->
 
 
 def backlog(tx: Transaction, changed_since: float) -> list[Lane]:
-    """The lanes with events after their cursor, of jobs that have changed since then."""
+    """Reads the lanes with events after their cursor, of jobs that have changed since then."""
     changed = jobs.c.updated_at >= changed_since
     cursor = webhook_cursors
     found = []
@@ -113,7 +114,8 @@ def backlog(tx: Transaction, changed_since: float) -> list[Lane]:
 
 
 def settle(tx: Transaction, lane: Lane, seq: int, *, delivered: int, now: float) -> None:
-    """Events up to `seq` are delivered, or are not selected; `delivered`: how many of them were delivered."""
+    """Moves the cursor: events up to `seq` are delivered, or are not selected. `delivered`: how many of them were
+    delivered."""
     values: dict[str, Any] = {"seq": seq}
     if delivered:
         values |= {
@@ -128,7 +130,7 @@ def settle(tx: Transaction, lane: Lane, seq: int, *, delivered: int, now: float)
 
 
 def fail(tx: Transaction, lane: Lane, failure: Failure, gave_up: WebhookGaveUp | None, *, now: float) -> None:
-    """An attempt has failed. `gave_up`: the event that the job gets if attempts end with it."""
+    """Stores a failed attempt. `gave_up`: the event that the job gets if attempts end with it."""
     values = {
         "seq": failure.seq,
         "num_failed": failure.retries.num_failed,
@@ -143,7 +145,7 @@ def fail(tx: Transaction, lane: Lane, failure: Failure, gave_up: WebhookGaveUp |
 
 
 def _save(tx: Transaction, lane: Lane, values: dict[str, Any], *, delivered: int = 0, lost: int = 0) -> None:
-    """Called under the lease, so no other process writes this row."""
+    """Writes the row of a lane. It is called under the lease, so no other process writes this row."""
     cursor = webhook_cursors
     counts = {"delivered": cursor.c.delivered + delivered, "gave_up": cursor.c.gave_up + lost}
     key = (cursor.c.job_num == lane.job_num, cursor.c.hook == lane.hook)
@@ -175,7 +177,8 @@ class WebhookLag:
 
 
 def lags(tx: Transaction) -> dict[str, WebhookLag]:
-    """By the name of the hook; those of all specs together are `OF_JOBS`. Hooks that deliver are not in it."""
+    """How far hooks lag, by the name of the hook; those of all specs together are `OF_JOBS`. Hooks that deliver are not
+    in it."""
     cursor = webhook_cursors.c
     query = (
         select(cursor.hook, func.count(), func.min(cursor.waiting_since))
@@ -194,7 +197,10 @@ def views(
     tx: Transaction, job_id: str | None = None, *, limit: int = 100, visible: Collection[str] | None = None
 ) -> list[WebhookView]:
     """The hooks that concern a job; None: those of the settings, over all jobs, and at most `limit` hooks of specs that
-    fail. `visible`: without a job only hooks of specs of these projects. Raises JobNotFound."""
+    fail.
+
+    `visible`: without a job only hooks of specs of these projects. Raises JobNotFound.
+    """
     return _views_of_all(tx, limit=limit, visible=visible) if job_id is None else _views_of_job(tx, job_id)
 
 

@@ -1,4 +1,5 @@
 """One supervisor per job attempt: the Ray actor, its executor around the attempt machine, and its calls to workers.
 
-`control` starts it and pulls its reports. It never decides (`core.attempt` does) and never touches the database.
+`gateway` starts it, and it reports to the service. It never decides (`core.attempt` does) and never touches the
+database.
 """

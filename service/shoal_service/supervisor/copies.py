@@ -30,15 +30,18 @@ from shoal_service.supervisor.journal import KeyValueStore
 
 
 class StoredConfig:
-    """Every method raises GcsUnavailable."""
+    """Keeps the configuration with which an attempt was started. Every method raises GcsUnavailable."""
 
     def __init__(self, store: KeyValueStore, job_id: str, attempt: int) -> None:
         self._store = store
         self._key = f"{job_id}/{attempt}/config".encode()
 
     def first(self, config: SupervisorConfig) -> tuple[SupervisorConfig, bool]:
-        """Stores `config`, unless another one was stored before; returns what is stored, with the home of `config`, and
-        whether a supervisor may have been started with another home."""
+        """Stores `config`, unless another one was stored before.
+
+        Returns what is stored, with the home of `config`, and whether a supervisor may have been started with another
+        home.
+        """
         if self._store.add(self._key, config.model_dump_json().encode()):
             return config, False
         known = self.read()
@@ -50,8 +53,8 @@ class StoredConfig:
         self._store.put(self._key, config.model_dump_json().encode())
 
     def read(self) -> SupervisorConfig | None:
-        """None: the attempt is over. Fields of other releases are left out; one whose supervisors do not dial home has
-        stored no home."""
+        """Reads what is stored; None if the attempt is over. Fields of other releases are left out; a release whose
+        supervisors do not dial home has stored no home."""
         raw = self._store.get(self._key)
         return SupervisorConfig.model_validate_json(raw, extra="ignore") if raw is not None else None
 
@@ -64,7 +67,8 @@ def version_of(archive: bytes) -> str:
 
 
 class CodePackage:
-    """All methods block on the head, for two seconds at most per request."""
+    """Keeps a copy of one version of the attempt's code. All methods block on the head, for two seconds at most per
+    request."""
 
     def __init__(self, packages: KeyValueStore, copies: KeyValueStore, job_id: str, attempt: int, uri: str) -> None:
         """
@@ -78,12 +82,13 @@ class CodePackage:
         self._uri = uri.encode()
 
     def store(self, archive: bytes) -> None:
-        """Raises GcsUnavailable."""
+        """Stores the package and the copy. Raises GcsUnavailable."""
         self._copies.put(self._copy, archive)
         self._packages.put(self._uri, archive)
 
     def restore(self) -> None:
-        """Does nothing while the head is away: no worker can be created either."""
+        """Puts the package back from the copy if it is gone. Does nothing while the head is away: no worker can be
+        created either."""
         try:
             if self._packages.keys(self._uri):
                 return

@@ -59,7 +59,7 @@ _Standstill = tuple[int, float]
 
 
 class Inspection:
-    """One turn after the other. See StackTaker for the arguments."""
+    """Looks into the workers after each turn of the machine. See StackTaker for the arguments."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class Inspection:
         self._metrics.consider()
 
     async def finish(self, end: End | None) -> None:
-        """Call it before the workers are released. None: the attempt goes on in another supervisor."""
+        """Called before the workers are released. `end`: None if the attempt goes on in another supervisor."""
         if end is not None:
             await self._metrics.finish(end.end.reason)
 
 
 class StackTaker:
-    """Stacks of all workers, on request; and by itself when a group stands still, or when a rank is slow."""
+    """Takes the stacks of all workers on request, and by itself when a group stands still or a rank is slow."""
 
     def __init__(
         self,
@@ -118,14 +118,15 @@ class StackTaker:
         """The incident whose suspect was found by its stacks."""
 
     def requested(self, rank: int | None, *, native: bool) -> Stacks | None:
-        """What all workers do now, or one rank; called on a thread of Ray. None: the attempt is over, or begins."""
+        """Takes what all workers do now, or one rank; called on a thread of Ray. None: the attempt is over, or
+        begins."""
         if self._loop is None or self._loop.is_closed():
             return None
         work = self.take("requested", rank=rank, native=native)
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_REQUEST_S)
 
     async def take(self, reason: str, *, rank: int | None = None, native: bool = False) -> Stacks:
-        """Take the stacks of all workers, or of one rank. Takes some seconds at most, and raises nothing."""
+        """Takes the stacks of all workers, or of one rank. It needs some seconds at most, and raises nothing."""
         state = self._state()
         workers = [w for w in state.pool.workers if rank is None or state.group.rank_of(w.index) == rank]
         known = [w for w in workers if self._fleet.knows(w.index)]
@@ -143,7 +144,7 @@ class StackTaker:
         return found.model_copy(update={"suspect": whom_do_they_wait_for(of_group)})
 
     async def links(self) -> Suspect | None:
-        """The suspect whose link between nodes is bad now; None: no link is bad."""
+        """Finds the suspect whose link between nodes is bad now; None if no link is bad."""
         state = self._state()
         workers = [w for i in state.group.workers if (w := state.pool.worker(i)) is not None and self._fleet.knows(i)]
         taken = await asyncio.gather(*(self._fleet.stack(w.index) for w in workers))
@@ -184,7 +185,7 @@ class StackTaker:
             self._show(self._waiting, stacks)
 
     def _attach(self, incident_id: int, generation: int) -> None:
-        """An incident of this generation has begun."""
+        """Attaches the stacks to an incident of this generation that has begun."""
         if self._standstill is None or self._standstill[0] != generation:
             return
         if self._taken is not None:
@@ -285,8 +286,8 @@ class ProfileTaker:
         """The request of the newest directive."""
 
     def consider(self, events: Iterable[Event], directive: Directive | None) -> None:
-        """Called after each turn of the machine. Costs nothing while no profile is requested, however large the group
-        is."""
+        """Called after each turn of the machine. It costs nothing while no profile is requested, however large the
+        group is."""
         wanted = directive.profile if directive is not None else None
         if wanted != self._wanted:
             self._wanted = wanted
@@ -309,7 +310,7 @@ class ProfileTaker:
                     assert_never(command)
 
     async def _send(self, order: Send) -> None:
-        """Repeated while the worker cannot be reached, and the request goes on."""
+        """Sends the request, again and again while the worker cannot be reached and the request goes on."""
         while self._state.request == order.request:
             try:
                 await self._fleet.request_profile(order.index, order.generation, order.request)

@@ -58,7 +58,7 @@ NO_ORDER = -1
 SLICE_S = 0.05
 _ANSWER_S = 0.25
 _BYTES_PER_S = 20e6
-"""Sent to the head, at least."""
+"""At least this much is sent to the head, bytes per second."""
 _LAST_RECORD_S = 5.0
 
 
@@ -100,7 +100,7 @@ class Beginning:
     """What a supervisor finds when it starts."""
 
     life: int
-    """Its own; greater than that of every supervisor before it."""
+    """The life of this supervisor, which is greater than that of every one before it."""
     starts: list[float]
     """Wall-clock times at which the last supervisors of the attempt began, oldest first, this one included."""
     entry: JournalEntry | None
@@ -130,7 +130,7 @@ class JournalFailed(Exception):
 
 
 def parse_entry(raw: bytes | str) -> JournalEntry:
-    """An entry of this release or an older one. Raises NewerJournal."""
+    """Reads an entry of this release or an older one. Raises NewerJournal."""
     version = _VERSION.validate_json(raw).version
     if version > WIRE_VERSION:
         raise NewerJournal(version)
@@ -160,13 +160,16 @@ def num_lives(store: KeyValueStore, job_id: str, attempt: int) -> int:
 
 
 def end_replaced_process() -> None:
-    """What a supervisor does that has a successor."""
+    """Ends this process, because it has a successor."""
     _log.error("supervisor.replaced")
     os._exit(1)
 
 
 class GcsJournal:
-    """The real `protocols.Journal`: one per job attempt. `write` is called on the executor's loop only."""
+    """Keeps the journal of one job attempt in the head's tables. The real `protocols.Journal`.
+
+    `write` is called on the executor's loop only.
+    """
 
     def __init__(
         self, store: KeyValueStore, job_id: str, attempt: int, *, on_replaced: Callable[[], None] = end_replaced_process
@@ -179,13 +182,13 @@ class GcsJournal:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._entry: JournalEntry | None = None
-        """The newest one that is not written yet."""
+        """The newest entry that is not written yet."""
         self._records = Records[JournalEntry]()
         self._asked: HeadWait | None = None
         """The head is asked to put or delete a record; None: it is not asked for anything."""
         self._is_behind = False
         self._fault: Exception | None = None
-        """Why the writing thread has ended."""
+        """The error that has ended the writing thread."""
         self._writer: threading.Thread | None = None
         self._is_deleted = False
         self._putting = threading.Lock()
@@ -210,8 +213,8 @@ class GcsJournal:
         return self._life
 
     def require_current(self) -> None:
-        """Ends this process if it has a successor, or if its attempt was removed: the successor would do everything a
-        second time that this one did next."""
+        """Ends this process if it has a successor, or if its attempt was removed. The successor would do everything a
+        second time that this process did next."""
         mine, next_one = (self._key("life", life) for life in (self._life, self._life + 1))
         if (
             self._insist(lambda: self._store.get(mine)) is None
@@ -220,15 +223,16 @@ class GcsJournal:
             self._on_replaced()
 
     def obey(self, epoch: int) -> None:
-        """Called before a higher epoch is obeyed. While the head is away, nothing can be written, and this returns."""
+        """Records a higher epoch, before it is obeyed. While the head is away, nothing can be written, and this
+        returns."""
         try:
             self._store.put(f"{self._root}/epoch".encode(), str(epoch).encode())
         except GcsUnavailable as error:
             _log.warning("journal.epoch_not_written", extra={"epoch": epoch, "error": str(error)})
 
     def write(self, entry: JournalEntry, *, wait: bool = True) -> None:
-        """Takes about a millisecond; while the head is away, a moment the first time and nothing afterwards; see
-        `HeadWait`.
+        """Writes an entry. It takes about a millisecond; while the head is away, a moment the first time and nothing
+        afterwards; see `HeadWait`.
 
         Raises:
             JournalFailed: an entry could not be made; nothing is written any more.
@@ -252,8 +256,8 @@ class GcsJournal:
             raise JournalFailed(f"the journal cannot be written: {self._fault!r}") from self._fault
 
     def _is_written(self) -> bool:
-        """Waits for it. False: the head has not answered for a moment. The time to make the record, which grows with
-        the number of workers, does not count."""
+        """Waits until the record is written. False: the head has not answered for a moment. The time to make the
+        record, which grows with the number of workers, does not count."""
         wait: HeadWait | None = None
         while self._entry is not None and self._fault is None:
             asked = self._asked
@@ -268,7 +272,8 @@ class GcsJournal:
         return True
 
     def delete(self) -> None:
-        """Nothing is written afterwards. A record that is being sent is waited for, but not for a head that is away."""
+        """Deletes the journal. Nothing is written afterwards. A record that is being sent is waited for, but not for a
+        head that is away."""
         self._is_deleted = True
         is_idle = self._putting.acquire(timeout=_LAST_RECORD_S)
         try:
@@ -281,7 +286,7 @@ class GcsJournal:
                 self._putting.release()
 
     def _read(self) -> tuple[JournalEntry | None, int]:
-        """The newest entry with its changes, and the number of records that are lost."""
+        """Reads the newest entry with its changes, and the number of records that are lost."""
         newest = max(self._keys("entry"), default=None)
         if newest is None:
             raw = self._insist(lambda: self._store.get(self._root.encode()))
@@ -329,8 +334,8 @@ class GcsJournal:
             self._asked = None
 
     def _put(self, entry: JournalEntry, *, was_away: bool) -> None:
-        """The entry, or what has changed since the last one. A supervisor that was cut off learns here that it has a
-        successor."""
+        """Writes the entry, or what has changed since the last one. A supervisor that was cut off learns here that it
+        has a successor."""
         number, record = self._records.next(entry)
         key = self._key("entry", self._life)
         if number is not None:
@@ -350,7 +355,8 @@ class GcsJournal:
         self._asked = None
 
     def _delete_changes(self) -> None:
-        """Records since the entry before the newest. They are not read again: they name that entry."""
+        """Deletes the records of changes to earlier entries. They are not read again, because they name the entry that
+        they change."""
         with suppress(GcsUnavailable):  # they go with the attempt
             for number in self._records.take_void():
                 self._store.delete(f"{self._root}/change/{self._life:06d}/{number:06d}".encode())
@@ -399,7 +405,7 @@ class UnansweredOrders:
         """`entry`: the predecessor's, with the orders that it has issued and that are not known to be answered."""
         self.by_number: dict[int, Order] = {}
         self._written: dict[int, IssuedOrder] = {}
-        """Each of them as the journal has it."""
+        """The orders as they are in the journal, by number."""
         if entry is not None and entry.issued is not None:
             self.by_number = {issued.id: _whole(issued.order, entry.state) for issued in entry.issued}
         elif entry is not None:
@@ -407,7 +413,7 @@ class UnansweredOrders:
         self.num_issued = max(entry.num_orders if entry is not None else 0, len(self.by_number))
 
     def issue(self, commands: Iterable[Command]) -> list[int]:
-        """Number the orders among the commands. The number of each command."""
+        """Gives a number to each order among the commands. Returns the number of each command."""
         numbers = []
         for command in commands:
             if isinstance(command, (Emit, ShowIncident, SuspectNode, End)):
@@ -436,15 +442,15 @@ class UnansweredOrders:
 
 
 def _without_source(order: Order) -> Order:
-    """The source names a worker for each rank and is the same in all `run` orders of a generation. The journal has it
-    once, in the state."""
+    """Leaves out the source, which names a worker for each rank and is the same in all `run` orders of a generation.
+    The journal has it once, in the state."""
     if not isinstance(order, Run) or order.assignment.restore_snapshot is None:
         return order
     return replace(order, assignment=order.assignment.model_copy(update={"restore_snapshot": None}))
 
 
 def _whole(order: Order, state: Attempt) -> Order:
-    """The command as it was issued."""
+    """Puts the source back, so that the command is as it was issued."""
     if not isinstance(order, Run) or order.assignment.generation != state.group.generation:
         return order
     source = order.assignment.restore_snapshot or state.group.source
@@ -471,6 +477,6 @@ class HeadWait:
         return self.waited_s >= _ANSWER_S + self.num_bytes / _BYTES_PER_S
 
     def after(self, began_mono: float, ended_mono: float) -> HeadWait:
-        """The same wait after one more slice: one at most is counted, however late this process woke from it."""
+        """Adds one more slice to the wait. At most one slice is counted, however late this process woke from it."""
         waited_s = ended_mono - max(began_mono, self.asked_mono)
         return replace(self, waited_s=self.waited_s + min(SLICE_S, max(0.0, waited_s)))

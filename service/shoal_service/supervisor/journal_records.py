@@ -39,7 +39,7 @@ from shoal_service.core.attempt.state.persistent import IntMap, Table
 from shoal_workers.contract.plain_text import plain
 
 _MAX_CHANGES = 64
-"""A successor reads one after the other, a millisecond each."""
+"""Changes to one entry before a whole entry is written. A successor reads one after the other, a millisecond each."""
 
 
 Change = dict[str, Any]
@@ -47,7 +47,7 @@ Entry = TypeVar("Entry", bound=BaseModel)
 
 
 class Records(Generic[Entry]):
-    """Which record of a life is the next one. Used by the thread that writes."""
+    """Decides which record of a life is the next one. Used by the thread that writes."""
 
     def __init__(self) -> None:
         self._entry: Entry | None = None
@@ -59,7 +59,10 @@ class Records(Generic[Entry]):
         self._void: list[int] = []
 
     def next(self, entry: Entry) -> tuple[int | None, bytes]:
-        """The number and the bytes of a record of changes, empty if there are none; or None, and a whole entry."""
+        """Makes the next record.
+
+        Returns the number and the bytes of a record of changes, empty if there are none; or None, and a whole entry.
+        """
         before, self._entry = self._entry, entry
         num_changes = self._num_all - self._first + 1
         if before is None or is_entry_due(self._entry_bytes, num_changes, self._changes_bytes):
@@ -114,7 +117,7 @@ def whole(entry: BaseModel) -> bytes:
 
 
 def encode(base: str, number: int, change: Change) -> bytes:
-    """`base`: digest of the entry; `number`: from 1 for each entry."""
+    """Makes a record of changes. `base`: digest of the entry; `number`: from 1 for each entry."""
     try:
         text = to_json(change, by_alias=False, fallback=_plain)
     except PydanticSerializationError:  # text that has no UTF-8
@@ -134,7 +137,7 @@ def _plain(value: Any) -> Any:
 
 
 def replayed(entry: bytes, records: Iterable[bytes]) -> Replayed:
-    """`records`: in any order; those of other entries are passed over."""
+    """Applies the records to their entry. `records`: in any order; those of other entries are passed over."""
     base = digest_of(entry)
     known = dict(found for raw in records if (found := _decoded(raw, base)) is not None)
     number = next(number for number in range(1, len(known) + 2) if number not in known) - 1
@@ -147,7 +150,7 @@ def replayed(entry: bytes, records: Iterable[bytes]) -> Replayed:
 
 
 def _decoded(raw: bytes, base: str) -> tuple[int, Change] | None:
-    """Number and change. None: of another entry, or damaged."""
+    """Number and change of a record; None if it belongs to another entry, or is damaged."""
     head, _, text = raw[:-1].partition(b', "change": ')
     try:
         fields: dict[str, Any] = json.loads(head + b"}")
@@ -159,7 +162,8 @@ def _decoded(raw: bytes, base: str) -> tuple[int, Change] | None:
 
 
 def changes(before: Any, after: Any) -> Change | None:
-    """None: nothing has changed. The values in it are those of `after`, not yet JSON."""
+    """The changes between two values; None if nothing has changed. The values in it are those of `after`, not yet
+    JSON."""
     if before is after:
         return None
     if type(before) is not type(after):
@@ -178,14 +182,15 @@ def changes(before: Any, after: Any) -> Change | None:
 
 
 def changed_fields(before: Any, after: Any, names: Iterable[str]) -> Change | None:
-    """What has changed between two objects that both have these fields."""
+    """The fields that differ between two objects that both have these fields."""
     found = {name: changes(getattr(before, name), getattr(after, name)) for name in names}
     changed = {name: change for name, change in found.items() if change is not None}
     return {"fields": changed} if changed else None
 
 
 def applied(document: Any, change: Change) -> Any:
-    """The parsed JSON of the value after, from that of the value before, which stays as it is.
+    """Applies a change to the parsed JSON of the value before, which stays as it is, and returns that of the value
+    after.
 
     Raises:
         LookupError, TypeError: the change is of another document.
@@ -210,7 +215,7 @@ def _changed_items(before: tuple[Any, ...], after: tuple[Any, ...]) -> Change | 
 
 
 def _changed_leaves(before: Table[Any], after: Table[Any]) -> Change | None:
-    """The same, without a look into the leaves that both have."""
+    """The items that differ between two lists, without a look into the leaves that both have."""
     kept = {id(leaf) for leaf in after.leaves}
     place_of_leaf: dict[int, int] = {}
     others: list[tuple[int, Any]] = []
@@ -229,7 +234,7 @@ def _changed_leaves(before: Table[Any], after: Table[Any]) -> Change | None:
 
 
 class _Finder:
-    """Finds items of the value before."""
+    """Finds items in the list before the change."""
 
     def __init__(self, before: Iterable[tuple[int, Any]]) -> None:
         """`before`: items with their places."""
@@ -254,7 +259,7 @@ class _Finder:
 
 
 def _join(parts: list[Any], more: list[Any]) -> None:
-    """Adds to `parts`. A run that continues the last one prolongs it."""
+    """Adds a run of items to `parts`. A run that continues the last one prolongs it."""
     for part in more:
         if isinstance(part, list) and parts and isinstance(parts[-1], list) and sum(parts[-1]) == part[0]:
             parts[-1] = [parts[-1][0], parts[-1][1] + part[1]]
@@ -263,7 +268,7 @@ def _join(parts: list[Any], more: list[Any]) -> None:
 
 
 def _differing(before: IntMap[Any], after: IntMap[Any]) -> tuple[dict[int, Any], dict[int, Any]]:
-    """The entries of the leaves that only one of them has."""
+    """The entries that only one of the two leaves has."""
     here, there = ({id(leaf) for leaf in one.leaves} for one in (before, after))
     of_before = {key: value for leaf in before.leaves if id(leaf) not in there for key, value in leaf.items()}
     of_after = {key: value for leaf in after.leaves if id(leaf) not in here for key, value in leaf.items()}

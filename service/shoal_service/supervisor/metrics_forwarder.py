@@ -66,7 +66,7 @@ class MetricsForwarder:
             self._spawn(self._forward_forever())
 
     async def finish(self, reason: EndReason) -> None:
-        """The attempt ends: the last points, and the end itself. Before the workers are released."""
+        """Sends the last points and the end of the attempt to the hook. Called before the workers are released."""
         if self._hook is None or self._backlog.added == 0:
             return
         end, until = end_words(reason), self._clock.monotonic() + _LAST_S
@@ -88,7 +88,7 @@ class MetricsForwarder:
             await self._clock.sleep(_PACE_S)
 
     async def _forward(self, end: str) -> MetricsProgress | None:
-        """One batch. None: there is no worker that could take it."""
+        """Sends one batch. None: no worker could take it."""
         index = self._worker()
         if index is None:
             return None
@@ -104,7 +104,8 @@ class MetricsForwarder:
         return progress
 
     def _worker(self) -> int | None:
-        """The same as before while it is there; rank 0 of the group otherwise."""
+        """The worker beside which the hook runs: the same as before while it is there, otherwise rank 0 of the
+        group."""
         if self._index is None or not self._fleet.knows(self._index):
             ranks = self._state().group.ranks
             alive = [index for index in sorted(ranks, key=lambda index: ranks[index]) if self._fleet.knows(index)]
@@ -128,8 +129,7 @@ class MetricsForwarder:
 
 
 def end_words(reason: EndReason) -> str:
-    """The word for `Hook.end`. Whether a job goes on after an attempt that failed is for the control plane to
-    decide."""
+    """The word for `Hook.end`. The control plane decides whether a job goes on after an attempt that failed."""
     ending = ENDINGS[reason]
     if ending.retry is Retry.FREE:
         return JobState.QUEUED.value.lower()

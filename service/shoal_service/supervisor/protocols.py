@@ -79,19 +79,20 @@ class Fleet(Protocol):
     """
 
     async def start(self, order: StartWorker) -> None:
-        """Ask for a worker. It may wait for resources; its first call returns when it runs."""
+        """Asks for a worker. It may wait for resources; its first call returns when it runs."""
 
     def find(self, index: int, worker_id: str, info: WorkerInfo | None) -> bool:
-        """Reattach to a worker by its name, after a restart of the supervisor. False: there is none of that name."""
+        """Finds a worker by its name, after a restart of the supervisor. False: there is none of that name."""
 
     async def adopt(self, index: int, generation: int) -> None:
-        """Called after a restart, before other calls: the worker leaves every generation later than this one, the
-        newest that is in the journal, and obeys no older supervisor from now on."""
+        """Makes a worker obey this supervisor. Called after a restart, before other calls: the worker leaves every
+        generation later than this one, the newest that is in the journal, and obeys no older supervisor from now on."""
 
     async def prepare(self, index: int) -> WorkerInfo | ErrorReport: ...
 
     async def run(self, index: int, assignment: Assignment) -> WorkerExit:
-        """Can be repeated: a generation that the worker has begun is not begun again."""
+        """Runs a generation on a worker. It can be repeated: a generation that the worker has begun is not begun
+        again."""
 
     async def join(self, index: int, generation: int) -> WorkerExit: ...
 
@@ -103,7 +104,8 @@ class Fleet(Protocol):
         """Shape of the model that it trains; None: it has trained none yet."""
 
     async def build_model(self, index: int) -> ModelShape | ErrorReport:
-        """Its task builds the model, of which nothing is kept. For a worker that is warm and not in `run`."""
+        """Lets the worker's task build the model, of which nothing is kept. The worker must be warm and not in
+        `run`."""
 
     async def interrupt(self, index: int, generation: int) -> None: ...
 
@@ -112,10 +114,11 @@ class Fleet(Protocol):
     async def note_commit(self, index: int, generation: int, step: int, error: str) -> None: ...
 
     async def request_profile(self, index: int, generation: int, request: ProfileRequest) -> None:
-        """Can be repeated: a worker ignores the number of a profile that it has had."""
+        """Passes on a request for a profile. It can be repeated: a worker ignores the number of a profile that it has
+        had."""
 
     async def forward_metrics(self, index: int, batch: MetricsBatch) -> MetricsProgress:
-        """Can be repeated: a worker ignores points that it has had."""
+        """Passes points on to the metrics hook. It can be repeated: a worker ignores points that it has had."""
 
     async def forget_memory(self, index: int) -> None: ...
 
@@ -124,16 +127,16 @@ class Fleet(Protocol):
         most, and raises nothing."""
 
     def knows(self, index: int) -> bool:
-        """It was started or found, and neither killed nor forgotten since."""
+        """Whether the worker was started or found, and neither killed nor forgotten since."""
 
     def by_node(self) -> dict[str, list[int]]:
         """Indexes of the known workers whose node is known, by node id."""
 
     async def kill(self, index: int) -> None:
-        """End the worker, whatever state it is in. Returns when it was ended, or when Ray will end it."""
+        """Ends the worker, whatever state it is in. Returns when it was ended, or when Ray will end it."""
 
     def forget(self, index: int) -> None:
-        """The worker is known to have ended."""
+        """Forgets a worker that is known to have ended."""
 
     def actor_id(self, index: int) -> str | None:
         """Ray's id of a known worker, to ask for its death later."""
@@ -154,21 +157,22 @@ class PollAgents(Protocol):
     """
 
     async def start(self, node_id: str) -> None:
-        """Returns once the node's agent answers: the one that is there, or a new one. Raises AgentFailed."""
+        """Starts the node's agent. Returns once an agent answers: the one that is there, or a new one. Raises
+        AgentFailed."""
 
     async def poll(self, node_id: str, requests: Sequence[PollRequest]) -> NodePoll:
         """Returns when a worker has answered, and a little after the longest `wait_s` in any case. Raises
         AgentFailed."""
 
     async def end(self, node_id: str) -> None:
-        """End the node's agent, whatever state it is in, if there is one. Raises nothing."""
+        """Ends the node's agent, whatever state it is in, if there is one. Raises nothing."""
 
 
 class Journal(Protocol):
     """What a supervisor must still know after its own death."""
 
     def read(self) -> JournalEntry | None:
-        """The newest entry. Blocks until the head answers."""
+        """Reads the newest entry. Blocks until the head answers."""
 
     def begin(self, now: float) -> Beginning:
         """Claims the next life of this attempt's supervisor, then reads what its predecessors have left. Blocks like
@@ -185,7 +189,8 @@ class Journal(Protocol):
         """Keeps the lease epoch for the successors: called before the first directive with a higher one is obeyed."""
 
     def write(self, entry: JournalEntry, *, wait: bool = True) -> None:
-        """`wait`: returns when it is written, or after a moment if the head is away. Otherwise: returns immediately."""
+        """Writes an entry. With `wait`, it returns when the entry is written, or after a moment if the head is away;
+        otherwise it returns immediately."""
 
     def delete(self) -> None: ...
 
@@ -218,7 +223,7 @@ class Found:
     name: CheckpointName | None
     """The newest one with a valid commit marker."""
     damaged: tuple[tuple[CheckpointName, DamagedCheckpoint], ...]
-    """Newer ones whose marker is there, but damaged."""
+    """Newer checkpoints whose marker is there, but damaged."""
 
 
 class Catalog(Protocol):
@@ -227,22 +232,27 @@ class Catalog(Protocol):
     def url(self, name: CheckpointName) -> str: ...
 
     def check_writable(self) -> None:
-        """Raises StorageUnusable."""
+        """Writes, reads and deletes a small file. Raises StorageUnusable."""
 
     def begin(self, attempt: int) -> None:
-        """Called before the attempt searches: what earlier attempts commit from now on never counts, and they delete
-        nothing."""
+        """Notes what is there before the attempt searches: what earlier attempts commit from now on never counts, and
+        they delete nothing."""
 
     def commit(self, parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:
-        """Compare and set: the first commit stays. Raises DamagedCheckpoint: a part is not there, or has another
-        length. CommitConflict: it was committed with other files. AttemptFollowed: a later attempt has begun."""
+        """Commits a checkpoint. The first commit of one stays (compare and set).
+
+        Raises:
+            DamagedCheckpoint: a part is not there, or has another length.
+            CommitConflict: it was committed with other files.
+            AttemptFollowed: a later attempt has begun.
+        """
 
     def newest(
         self, *, before: CheckpointName | None = None, excluding: Collection[CheckpointName] = ()
     ) -> CheckpointName | None: ...
 
     def search(self, excluding: Collection[CheckpointName] = ()) -> Found:
-        """The checkpoint to start from."""
+        """Finds the checkpoint to start from."""
 
     def retain(
         self,
@@ -254,20 +264,20 @@ class Catalog(Protocol):
         best: Collection[int] = (),
         by: Deleter = ANYBODY,
     ) -> list[CheckpointName]:
-        """Deletes old checkpoints that `by` may delete; the names of those that are deleted."""
+        """Deletes old checkpoints that `by` may delete, and returns their names."""
 
     def remove_torn(self, *, in_flight: Collection[CheckpointName], by: Deleter = ANYBODY) -> list[CheckpointName]:
-        """Deletes every directory without a marker that `by` may delete; their names."""
+        """Deletes every directory without a marker that `by` may delete, and returns their names."""
 
 
 class NodeWatch(Protocol):
     """Reports changes of the node table."""
 
     def start(self, report: Callable[[NodeTable], None]) -> None:
-        """`report` is called with each new table, on a thread of the watch."""
+        """Starts the watch. `report` is called with each new table, on a thread of the watch."""
 
     def stop(self) -> None:
-        """Returns immediately; nothing is reported afterwards."""
+        """Stops the watch. Returns immediately; nothing is reported afterwards."""
 
     def dead_nodes(self) -> frozenset[str]:
         """Asks the head now; empty if it does not answer."""
@@ -277,14 +287,15 @@ class HostWatch(Protocol):
     """Reports which hosts answer no connect."""
 
     def start(self, report: Callable[[dict[str, str]], None], silent: frozenset[str] = frozenset()) -> None:
-        """`report` is called on a thread of the watch with all silent nodes and the reasons: when they change, and
-        every second while there are any. `silent`: nodes that were silent before; they have answered once."""
+        """Starts the watch. `report` is called on a thread of the watch with all silent nodes and the reasons: when
+        they change, and every second while there are any. `silent`: nodes that were silent before; they have answered
+        once."""
 
     def watch(self, nodes: Mapping[str, Address], head: str) -> None:
-        """The nodes to watch, each with the address of its raylet; `head`: the node of Ray's head. Any thread."""
+        """Sets the nodes to watch, each with the address of its raylet. `head`: the node of Ray's head. Any thread."""
 
     def stop(self) -> None:
-        """Returns immediately."""
+        """Stops the watch. Returns immediately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,11 +309,11 @@ class Gone:
 
 
 UntilGone = Callable[[Address, Callable[[], Address | None]], Awaitable[Gone | None]]
-"""`probes.until_gone`."""
+"""The type of `probes.until_gone`."""
 
 
 def _go_on(command: Command) -> None:
-    """The shipped `before_command`."""
+    """Does nothing: the shipped `before_command`."""
 
 
 @dataclass(frozen=True, slots=True)

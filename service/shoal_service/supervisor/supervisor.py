@@ -1,5 +1,4 @@
-"""Supervisor: one attempt's supervisor without its Ray actor. Opens the attempt, runs the executor, and reports to the
-service.
+"""Supervisor: one attempt's supervisor without its Ray actor. Opens the attempt, runs the executor, and dials home.
 
 Made by `supervisor/actor.py`. It never raises an error of the attempt: such an error ends the attempt with a report.
 Hidden here: how an attempt begins, how it goes on after the supervisor was restarted, and when it does not any more.
@@ -70,7 +69,7 @@ class Supervisor:
         self._executor = self._prepare()
 
     def start(self, link: HomeLink | None = None) -> None:
-        """Run the executor on a thread of its own, and dial home through `link`, if there is one."""
+        """Runs the executor on a thread of its own, and dials home through `link`, if there is one."""
         if link is not None:
             Dialer(link, self.outbox, self._journal, self.direct, self.release).start()
         if self._executor is None:
@@ -105,11 +104,11 @@ class Supervisor:
             threading.Thread(target=self._answer, args=(request,), name="stacks", daemon=True).start()
 
     def release(self) -> None:
-        """The end is stored: the journal is not needed any more."""
+        """Deletes the journal: the end is stored, so it is not needed any more."""
         self._journal.delete()
 
     def _answer(self, request: StacksRequest) -> None:
-        """Takes some seconds at most."""
+        """Takes the stacks and puts them into the outbox. Takes some seconds at most."""
         taken = None
         if self._executor is not None:
             try:
@@ -119,7 +118,8 @@ class Supervisor:
         self.outbox.answer(StacksAnswer(number=request.number, stacks=taken))
 
     def _prepare(self) -> Executor | None:
-        """None: the attempt has ended. Nothing is raised: an actor whose constructor raises cannot report why."""
+        """Opens the attempt; None if it has ended. Nothing is raised: an actor whose constructor raises cannot report
+        why."""
         try:
             return self._open()
         except Exception as error:
@@ -150,7 +150,8 @@ class Supervisor:
         return Executor(config, state, entry, self.outbox, self._make_world(beginning.life))
 
     def _run(self, executor: Executor) -> None:
-        """The one catch-all of this process: an error of Shoal's own ends the attempt with its traceback."""
+        """Runs the executor. This is the one catch-all of this process: an error of Shoal's own ends the attempt with
+        its traceback."""
         try:
             asyncio.run(executor.run())
         except Exception as error:
@@ -176,7 +177,7 @@ class Supervisor:
         step: int = 0,
         failure: UserFailure | None = None,
     ) -> None:
-        """The control plane stores this and kills the attempt's remaining actors."""
+        """Reports the end of the attempt. The control plane stores it and kills the attempt's remaining actors."""
         self.outbox.add_end(AttemptEnd(reason=reason, message=message, step=step, failure=failure))
 
 

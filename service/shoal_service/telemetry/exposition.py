@@ -26,14 +26,10 @@ from shoal_service.store.driving import MoveKind
 from shoal_service.store.metrics_snapshot import Snapshot
 from shoal_service.store.reporting import DropReason
 from shoal_service.telemetry.families import Family, Scene, families, project_families
-from shoal_service.telemetry.job_series import JobSeries
+from shoal_service.telemetry.job_series import JobSeries, ProfileOf
 from shoal_service.telemetry.metric import Labels, Value
-from shoal_service.telemetry.pass_times import PassTimes
-from shoal_service.telemetry.removal_tallies import RemovalTallies
-from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.telemetry.tallies import PassTimes, RemovalTallies, RequestMetrics, WebhookTallies
 from shoal_service.telemetry.text_format import OPENMETRICS, Exemplars, family, media_type_of
-from shoal_service.telemetry.utilisation import ProfileOf, Utilisation
-from shoal_service.telemetry.webhook_tallies import WebhookTallies
 
 _CACHE_S = 1.0
 _END = b"# EOF\n"
@@ -69,7 +65,7 @@ class Exposition:
         self._sources = sources
         self._clock = clock
         self._clock_mono = clock_mono
-        self._jobs = JobSeries(Utilisation(sources.profile_of))
+        self._jobs = JobSeries(sources.profile_of)
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         self._lock = threading.Lock()
@@ -79,8 +75,10 @@ class Exposition:
         self._rendered: dict[tuple[str, bool], tuple[Mapping[Labels, Value], Exemplars, str]] = {}
 
     def render(self, accept: str, projects: Collection[str] | None = None) -> tuple[bytes, str]:
-        """The body and its media type: OpenMetrics if the scraper's `Accept` prefers that. `projects`: only what is
-        about their jobs, and about them; None: everything.
+        """Returns the body and its media type: OpenMetrics if the scraper's `Accept` prefers that.
+
+        Args:
+            projects: only the metrics of these projects and of their jobs are shown; None: all metrics.
 
         Raises:
             StoreUnavailable
@@ -116,20 +114,20 @@ class Exposition:
         parts += [self._text(one, openmetrics) for one in families(scene)]
         encode: Callable[[CollectorRegistry], bytes] = generate_openmetrics if openmetrics else generate_latest
         of_process = encode(self._process)
-        body = "".join(parts).encode() + of_process.removesuffix(_END)
+        body = "".join(parts).encode() + of_process.removesuffix(_END)  # it ends the whole body, and no part of it
         return (body + _END if openmetrics else body), media_type
 
     def _of_projects(self, snapshot: Snapshot, projects: frozenset[str], *, openmetrics: bool) -> bytes:
-        """Rendered anew: what is kept is for those who see everything."""
+        """Renders everything anew, because the lines that are kept are for users who see all projects."""
         live = [job for job in snapshot.live if job.spec.project in projects]
-        parts = [JobSeries(Utilisation(self._sources.profile_of)).text(live, openmetrics=openmetrics)]
+        parts = [JobSeries(self._sources.profile_of).text(live, openmetrics=openmetrics)]
         for one in project_families(snapshot, self._clock()):
             rows = {labels: value for labels, value in one.rows.items() if labels[0] in projects}
             parts.append(family(one.metric, rows, openmetrics=openmetrics, exemplars={}))
         return "".join(parts).encode()
 
     def _text(self, one: Family, openmetrics: bool) -> str:
-        """Most families do not change between two scrapes."""
+        """The lines of a family. They are kept, because most families do not change between two scrapes."""
         key = (one.metric.name, openmetrics)
         known = self._rendered.get(key)
         if known is not None and known[0] == one.rows and known[1] == one.exemplars:
@@ -149,6 +147,6 @@ class Exposition:
 
 
 def _space(path: Path) -> tuple[int, int]:
-    """Bytes and free bytes of a filesystem."""
+    """Size and free space of a filesystem, bytes."""
     found = os.statvfs(path)
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize

@@ -1,4 +1,4 @@
-"""The families of metrics that are not of one job, from what is known at the time of the scrape. Pure.
+"""Makes the families of metrics that are not of one job, from what is known at the time of the scrape. Pure.
 
 A closed set of label values is shown in full from the start: `increase()` sees the first incident of a cause only if
 its counter was 0 before.
@@ -15,13 +15,10 @@ from shoal_service.store.database import DatabaseTallies
 from shoal_service.store.driving import MoveKind
 from shoal_service.store.metrics_snapshot import Snapshot
 from shoal_service.store.reporting import DropReason
-from shoal_service.telemetry import service_metrics as names
+from shoal_service.telemetry import catalogue as names
 from shoal_service.telemetry.metric import Exemplar, Histogram, Labels, Metric, RecoveryPhase, Value
-from shoal_service.telemetry.pass_times import PassTimes
-from shoal_service.telemetry.removal_tallies import RemovalTallies
-from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.telemetry.tallies import PassTimes, RemovalTallies, RequestMetrics, WebhookTallies
 from shoal_service.telemetry.text_format import Exemplars
-from shoal_service.telemetry.webhook_tallies import WebhookTallies
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.messages import WorkerUse
 
@@ -58,7 +55,7 @@ class Family:
 
 
 def families(scene: Scene) -> Iterator[Family]:
-    """In the order of service_metrics.py, apart from those without a value."""
+    """All families in the order of catalogue.py, apart from those without a value."""
     snapshot = scene.snapshot
     yield Family(names.JOBS, {(s.value,): snapshot.jobs_by_state.get(s, 0) for s in JobState})
     yield from _scheduling(scene)
@@ -86,7 +83,7 @@ def _scheduling(scene: Scene) -> Iterator[Family]:
 
 
 def project_families(snapshot: Snapshot, now: float) -> Iterator[Family]:
-    """Those whose only label is `project`."""
+    """The families whose only label is `project`."""
     waits: dict[Labels, Value] = {
         (one.name,): max(0.0, now - snapshot.queued_since.get(one.name, now)) for one in snapshot.projects
     }
@@ -117,7 +114,7 @@ def _incidents(scene: Scene) -> Iterator[Family]:
 
 
 def _cluster(view: ClusterView) -> Iterator[Family]:
-    """Metrics of the clusters. If a cluster is away, nothing is known of it but for how long."""
+    """Metrics of the clusters. A cluster that is away only shows how long it has been away."""
     yield Family(names.CLUSTER_CONNECTED, {(one.name,): int(one.connected) for one in view.clusters})
     silent = {one.name: one.silent_s for one in view.clusters if one.silent_s is not None}
     yield Family(names.CLUSTER_SILENT, {(name,): silent_s for name, silent_s in silent.items()})
@@ -137,7 +134,7 @@ def _cluster(view: ClusterView) -> Iterator[Family]:
 
 
 def _state_of(node: NodeView) -> str:
-    """One of NODE_STATES."""
+    """The state of a node, one of NODE_STATES."""
     if not node.alive:
         return "dead"
     if node.drain is not None:
@@ -146,7 +143,7 @@ def _state_of(node: NodeView) -> str:
 
 
 def _nodes(snapshot: Snapshot) -> Iterator[Family]:
-    """From the newest measurement of any worker on the node; other workers see the same filesystems."""
+    """Filesystems of the nodes, from the newest measurement of any worker on a node: all see the same filesystems."""
     found: dict[str, WorkerUse] = {}
     for job in snapshot.live:
         for worker in job.workers:

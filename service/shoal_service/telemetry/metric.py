@@ -1,18 +1,23 @@
-"""What a metric is: name, kind, help, labels, buckets, and for a metric of a job its value. Pure data."""
+"""What a metric is (name, kind, help, labels, buckets), and the job from which a metric of a job takes its value.
+
+Pure data. `catalogue.py` declares the metrics.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shoal_service.telemetry.step_times import StepTimes
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.messages import WorkerUse
 from shoal_workers.contract.spec import JobSpec
 
 Labels = tuple[str, ...]
+STEP_BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+"""Upper bounds of the buckets of step times, seconds; the last bucket is above all of them."""
 
 
 class Kind(StrEnum):
@@ -51,6 +56,37 @@ class WorkerSample:
     use: WorkerUse | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The histogram of a job's step times over all its attempts. It only grows.
+
+    The store adds the steps of each report in the transaction that stores them, so that each is counted once.
+    """
+
+    counts: tuple[int, ...] = (0,) * (len(STEP_BOUNDS_S) + 1)
+    """Steps per bucket."""
+    total_s: float = 0.0
+
+    def add(self, times_s: Iterable[float]) -> StepTimes:
+        counts, total_s = list(self.counts), self.total_s
+        for step_s in times_s:
+            counts[bisect_left(STEP_BOUNDS_S, step_s)] += 1
+            total_s += step_s
+        return StepTimes(tuple(counts), total_s)
+
+    def text(self) -> str:
+        """The times as text, for one column of the job's row."""
+        return " ".join([*map(str, self.counts), repr(self.total_s)])
+
+    @classmethod
+    def read(cls, text: str) -> StepTimes:
+        """The times that `text` gave. Text that is empty, or of a release with other buckets, counts as no steps."""
+        *counts, total_s = text.split() or ["0"]
+        if len(counts) != len(STEP_BOUNDS_S) + 1:
+            return cls()
+        return cls(tuple(map(int, counts)), float(total_s))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveJob:
     """A job that has an attempt, or has just ended: the source of the metrics with the label `job_id`."""
@@ -78,7 +114,7 @@ class Histogram:
 
     @classmethod
     def of_buckets(cls, counts: tuple[int, ...], total: float) -> Histogram:
-        """`counts`: of each bucket, the last one above all bounds."""
+        """`counts`: number of observations in each bucket; the last bucket is above all bounds."""
         sums, count = [], 0
         for number in counts:
             count += number
@@ -111,8 +147,3 @@ class Metric:
     """Upper bounds of a histogram, ascending, without +Inf."""
     of_job: Callable[[LiveJob], Values] | None = None
     """The value for a job. An absent value has no series."""
-
-
-def declared(module: Mapping[str, object]) -> Iterator[Metric]:
-    """The metrics of a module, in the order of its file."""
-    return (value for value in list(module.values()) if isinstance(value, Metric))

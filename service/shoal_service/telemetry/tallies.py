@@ -1,6 +1,7 @@
-"""Counts and durations of this process, kept in memory from its start on. Thread-safe.
+"""Counts and durations of this process, kept in memory from its start on: passes, deletions, webhooks, HTTP requests.
 
-Prometheus expects that such counters begin at 0 with the process. What must outlive it is counted in the store.
+Prometheus expects that such counters begin at 0 with the process. What must outlive it is counted in the store. All
+classes are thread-safe, and each is written by the part of the service that it is about.
 """
 
 from __future__ import annotations
@@ -8,12 +9,26 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterable
+from enum import StrEnum
 
+from shoal_service.core.retention import Kind
+from shoal_service.core.webhooks import OF_JOBS
+from shoal_service.telemetry.catalogue import (
+    HTTP_REQUEST_SECONDS,
+    SCHEDULER_DECIDE_SECONDS,
+    SCHEDULER_PASS_SECONDS,
+    WEBHOOK_SECONDS,
+)
 from shoal_service.telemetry.metric import Histogram, Labels, Metric
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_OTHER = "other"
+_MAX_ROUTES = 200
 
 
 class Count:
-    """A counter, by labels."""
+    """Counts by labels."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,7 +57,7 @@ class Durations:
         self._totals: dict[Labels, float] = {}
 
     def observe(self, seconds: float, *labels: str) -> None:
-        """Seconds on a bound belong to it."""
+        """Adds one observation. An observation on a bound belongs to the bucket of that bound."""
         with self._lock:
             counts = self._counts.setdefault(labels, [0] * (len(self._bounds) + 1))
             counts[bisect_left(self._bounds, seconds)] += 1
@@ -54,5 +69,128 @@ class Durations:
         return {labels: Histogram.of_buckets(counts, total) for labels, counts, total in rows}
 
     def value(self) -> Histogram:
-        """Value of a histogram without labels; all zeros if it has observed nothing."""
+        """The value of a histogram without labels; all zeros if it has observed nothing."""
         return self.values().get((), Histogram((0,) * len(self._bounds), 0, 0.0))
+
+
+class PassTimes:
+    """How long the passes of the control loop and the decisions of its policy take, and how many passes failed.
+
+    The control loop writes it.
+    """
+
+    def __init__(self) -> None:
+        self.passes = Durations(SCHEDULER_PASS_SECONDS)
+        self.decisions = Durations(SCHEDULER_DECIDE_SECONDS)
+        self.failures = Count()
+
+
+class RemovalTallies:
+    """What this process has deleted of jobs, by kind. `control/retention.py` writes it."""
+
+    def __init__(self) -> None:
+        self.counts = Count()
+        for kind in Kind:
+            self.counts.add(kind.value, amount=0)  # `increase()` sees the first one only after a 0
+
+    def removed(self, kind: Kind, number: int = 1) -> None:
+        """Counts what was removed; `number` counts rows for logs, series and events."""
+        self.counts.add(kind.value, amount=number)
+
+
+class DeliveryOutcome(StrEnum):
+    """Outcome of one attempt, or of an event whose attempts have ended."""
+
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    GAVE_UP = "gave_up"
+
+
+class WebhookTallies:
+    """What this process has delivered to the receivers of webhooks. `control/webhooks.py` writes it."""
+
+    def __init__(self, hooks: Iterable[str] = ()) -> None:
+        """`hooks`: names of the hooks of the settings."""
+        self.hooks = (*sorted(hooks), OF_JOBS)
+        self.seconds = Durations(WEBHOOK_SECONDS)
+        self.outcomes = Count()
+        for hook in self.hooks:
+            for outcome in DeliveryOutcome:
+                self.outcomes.add(hook, outcome, amount=0)  # `increase()` sees the first one only after a 0
+
+
+class Limit(StrEnum):
+    """What a request was refused for: with 413 if it is too large, with 503 or none for connections, else with 429."""
+
+    REQUESTS = "requests"
+    FAILURES = "failures"
+    STREAMS = "streams"
+    UPLOADS = "uploads"
+    AT_ONCE = "at_once"
+    BODY_BYTES = "body_bytes"
+    ARCHIVE_BYTES = "archive_bytes"
+    CONNECTIONS = "connections"
+
+
+class RequestMetrics:
+    """Counts and times HTTP requests, and counts the open streams. The HTTP edge writes it.
+
+    The number of series is bounded: methods outside the closed set and routes beyond a limit are counted as "other".
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._routes: set[str] = set()
+        self._num_streams = 0
+        self._requests = Count()
+        self._refused = Count()
+        self._latencies = Durations(HTTP_REQUEST_SECONDS)
+
+    def observe(self, method: str, route: str, status: int, seconds: float | None) -> None:
+        """Counts a finished request.
+
+        Args:
+            route: the template, never the path.
+            status: 0: no answer was started.
+            seconds: None: a stream or a long poll, which lasts as long as its client waits.
+        """
+        method = method if method in _METHODS else _OTHER  # a client may send any word, and each would be a series
+        status_class = f"{status // 100}xx" if 100 <= status < 600 else "none"
+        with self._lock:
+            if route not in self._routes:
+                if len(self._routes) < _MAX_ROUTES:
+                    self._routes.add(route)
+                else:
+                    route = _OTHER
+        self._requests.add(method, route, status_class)
+        if seconds is not None:
+            self._latencies.observe(seconds, method, route)
+
+    def refused(self, limit: Limit) -> None:
+        """Counts a refused request."""
+        self._refused.add(limit.value)
+
+    def refusals(self) -> dict[tuple[str, ...], int]:
+        """Number of refused requests by limit. Every limit is there, also with 0."""
+        return {(limit.value,): 0 for limit in Limit} | self._refused.values()
+
+    def stream_opened(self) -> None:
+        with self._lock:
+            self._num_streams += 1
+
+    def stream_closed(self) -> None:
+        with self._lock:
+            self._num_streams -= 1
+
+    @property
+    def num_streams(self) -> int:
+        """Number of open streams."""
+        return self._num_streams
+
+    def requests(self) -> dict[tuple[str, ...], int]:
+        """Number of finished requests by method, route and class of status."""
+        return self._requests.values()
+
+    def latencies(self) -> dict[tuple[str, ...], Histogram]:
+        """Durations of requests by method and route."""
+        return self._latencies.values()

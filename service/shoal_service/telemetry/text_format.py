@@ -1,5 +1,6 @@
-"""The text formats of Prometheus: which one a scraper wants, and a metric and its values as lines. Tests read them with
-prometheus_client's parsers.
+"""The text formats of Prometheus: chooses the one that a scraper wants, and writes a metric and its values as lines.
+
+Tests read the lines with prometheus_client's parsers.
 
 prometheus_client's own generators make an object per sample, which takes most of a second for 1,000 jobs (decision
 0030). The two formats differ in the name of a counter's family, and only OpenMetrics has exemplars.
@@ -17,14 +18,14 @@ from functools import lru_cache
 from shoal_service.telemetry.metric import Exemplar, Histogram, Kind, Labels, Metric, Value
 
 Exemplars = Mapping[Labels, Exemplar]
-"""By the labels of the series."""
+"""Exemplars by the labels of their series."""
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _OF_OPENMETRICS = {"application/openmetrics-text": ("", "1.0.0")}
 _OF_TEXT = {"text/plain": ("", "0.0.4"), "text/*": ("",), "*/*": ("",)}
-"""Media types and versions that mean the format."""
+"""Media types and versions of an Accept header that mean the text format, the most specific first."""
 _GZIP_FROM = 1024
-"""Bytes."""
+"""Size of the smallest body that is compressed, bytes."""
 
 
 def media_type_of(accept: str) -> str:
@@ -45,7 +46,7 @@ def media_type_of(accept: str) -> str:
 
 
 def compressed(body: bytes, accept_encoding: str) -> bytes | None:
-    """With gzip; None: it is small, or the header Accept-Encoding does not have gzip."""
+    """Compresses with gzip; None if the body is small, or if the header Accept-Encoding does not allow gzip."""
     wanted = {name: q for name, _, q in _preferences(accept_encoding)}
     if len(body) < _GZIP_FROM or not wanted.get("gzip", wanted.get("*", 0.0)) > 0:
         return None
@@ -53,7 +54,7 @@ def compressed(body: bytes, accept_encoding: str) -> bytes | None:
 
 
 def _preferences(header: str) -> list[tuple[str, str, float]]:
-    """Name, version and quality of each entry; those that cannot be read are left out."""
+    """Name, version and quality of each entry of an Accept header; entries that cannot be read are left out."""
     found = []
     for entry in header.lower().split(","):
         name, *parameters = (part.strip() for part in entry.split(";"))
@@ -64,7 +65,7 @@ def _preferences(header: str) -> list[tuple[str, str, float]]:
 
 
 def header(metric: Metric, *, openmetrics: bool) -> str:
-    """Help and type of a family."""
+    """The lines with help and type of a family."""
     name = metric.name.removesuffix("_total") if openmetrics and metric.kind is Kind.COUNTER else metric.name
     text = metric.help.replace("\\", "\\\\").replace("\n", "\\n")
     return f"# HELP {name} {text}\n# TYPE {name} {metric.kind}\n"
@@ -73,7 +74,7 @@ def header(metric: Metric, *, openmetrics: bool) -> str:
 def family(
     metric: Metric, rows: Mapping[Labels, Value], *, openmetrics: bool, exemplars: Exemplars | None = None
 ) -> str:
-    """All of a metric. Exemplars are left out where the format has none."""
+    """All lines of a metric. Exemplars are left out if the format has none."""
     named = (exemplars or {}) if openmetrics else {}
     parts = [header(metric, openmetrics=openmetrics)]
     parts += (series(metric, labels, value, exemplar=named.get(labels)) for labels, value in rows.items())
@@ -91,7 +92,7 @@ def series(metric: Metric, labels: Labels, value: Value, *, exemplar: Exemplar |
 
 @lru_cache(maxsize=1 << 17)
 def _pairs(names: Labels, labels: Labels) -> str:
-    """Equal in each scrape, and for metrics with the same labels."""
+    """The labels as text. They are kept, because each scrape and each metric with the same labels repeats them."""
     return ",".join(f'{name}="{_escaped(label)}"' for name, label in zip(names, labels, strict=True))
 
 

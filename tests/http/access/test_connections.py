@@ -20,7 +20,7 @@ from shoal_api.http.app import create_app
 from shoal_api.http.serving import ConnectionLimits, Patience, Wire
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.store import Store
-from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.telemetry.tallies import RequestMetrics
 
 Serve = Callable[[Wire], tuple[str, RequestMetrics]]
 HALF = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"

@@ -21,7 +21,7 @@ from shoal_service.access_views import TokenRequest
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access import Rate, Role, TokenBuckets
 from shoal_service.store import Store, credentials
-from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.telemetry.tallies import RequestMetrics
 
 Serve = Callable[[Limits], tuple[str, RequestMetrics]]
 

@@ -19,7 +19,7 @@ from shoal_service.core.retention import Kind
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import driving, histories, job_deletion, reporting, submissions
 from shoal_service.store.job_deletion import DeletionRequest
-from shoal_service.telemetry.removal_tallies import RemovalTallies
+from shoal_service.telemetry.tallies import RemovalTallies
 from shoal_service.views import CheckpointState, CheckpointView, JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import EndReason, JobState

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 from kit.processes.os_processes import end_session, session_members
+from shoal_service.cluster.connects import free_port
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
-from shoal_service.cluster.process_sessions import free_port
 
 _SUBNET = "10.201.77"
 _BRIDGE = "shoalbr0"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.processes.os_processes import end_session
-from shoal_service.cluster.process_sessions import free_port
+from shoal_service.cluster.connects import free_port
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
 
 _HEAD_TYPE = "ray.head.default"

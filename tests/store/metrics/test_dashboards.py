@@ -22,8 +22,7 @@ from shoal_service.core.node_loss import NodeLossBound, Protection
 from shoal_service.fleet_views import NodeView
 from shoal_service.store import Store
 from shoal_service.store.backup import mark_backup
-from shoal_service.telemetry.request_metrics import Limit, RequestMetrics
-from shoal_service.telemetry.webhook_tallies import DeliveryOutcome, WebhookTallies
+from shoal_service.telemetry.tallies import DeliveryOutcome, Limit, RequestMetrics, WebhookTallies
 from shoal_service.views import CheckpointView, Condition, ConditionType, WorkerView
 from shoal_workers.contract.messages import Phase, WorkerUse
 

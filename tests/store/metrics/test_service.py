@@ -16,8 +16,8 @@ from shoal_service.fleet_views import ClusterSummary, DrainView, NodeView, Proje
 from shoal_service.store import Lease, Store, driving, quotas
 from shoal_service.store.backup import mark_backup
 from shoal_service.store.driving import MoveKind
-from shoal_service.telemetry.metric_names import ALL
-from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.telemetry.catalogue import ALL
+from shoal_service.telemetry.tallies import RequestMetrics
 from shoal_service.views import IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 

@@ -14,7 +14,7 @@ from shoal_service.core.retention import RetentionRules
 from shoal_service.settings import SettingsError, load_settings
 from shoal_service.store import Store, audit
 from shoal_service.store.audit import AuditQuery, Deed
-from shoal_service.telemetry.removal_tallies import RemovalTallies
+from shoal_service.telemetry.tallies import RemovalTallies
 
 DAY = 86_400.0
 

@@ -14,7 +14,7 @@ from shoal_service.control.retention import RetentionCollector, RetentionConfig
 from shoal_service.core.retention import RetentionRules
 from shoal_service.fleet_views import GcView
 from shoal_service.store import Store
-from shoal_service.telemetry.removal_tallies import RemovalTallies
+from shoal_service.telemetry.tallies import RemovalTallies
 
 DAY = 86_400.0
 OLD, NEW = "a" * 32, "b" * 32

@@ -10,7 +10,7 @@ import pytest
 
 from kit.webhooks import LONGEST_S
 from shoal_service.store import Lease, Store, webhook_lanes
-from shoal_service.telemetry.webhook_tallies import WebhookTallies
+from shoal_service.telemetry.tallies import WebhookTallies
 from shoal_service.views import WebhookView
 
 

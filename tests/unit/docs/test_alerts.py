@@ -12,7 +12,7 @@ import yaml
 
 import runbook_page
 from kit.requirements import require
-from shoal_service.telemetry.metric_names import ALL
+from shoal_service.telemetry.catalogue import ALL
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "prometheus"

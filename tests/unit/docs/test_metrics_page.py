@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 from shoal_service.core.goodput import Category
-from shoal_service.telemetry.metric_names import ALL
+from shoal_service.telemetry.catalogue import ALL
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 

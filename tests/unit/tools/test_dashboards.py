@@ -12,7 +12,7 @@ import yaml
 
 from dashboards import BOARDS, FOLDER, document
 from kit.requirements import require
-from shoal_service.telemetry.metric_names import ALL
+from shoal_service.telemetry.catalogue import ALL
 
 _NOT_SHOWN: frozenset[str] = frozenset()
 """Metrics that no dashboard shows."""

@@ -22,7 +22,7 @@ from shoal_service.control.code_archive import MAX_ARCHIVE_BYTES
 from shoal_service.control.spec_io import MAX_SPEC_BYTES
 from shoal_service.core.access import Principal, Rate, TokenBuckets
 from shoal_service.home import AttemptCaller
-from shoal_service.telemetry.request_metrics import Limit, RequestMetrics
+from shoal_service.telemetry.tallies import Limit, RequestMetrics
 
 LIMITER = "shoal.limiter"
 """Key of the scope: the `Limiter` of the application."""

@@ -29,7 +29,7 @@ from shoal_service.core.gateways import Incoming
 from shoal_service.home import MAX_WAIT_S
 from shoal_service.store import archives, cluster_links
 from shoal_service.store.cluster_links import StoredReport, orders_of
-from shoal_service.telemetry.request_metrics import Limit
+from shoal_service.telemetry.tallies import Limit
 from shoal_workers.contract.placing import CLUSTER_PATTERN
 
 _REREAD_S = 0.25

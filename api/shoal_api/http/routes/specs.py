@@ -22,7 +22,7 @@ from shoal_service.control.planning import PlanAnswer, PlanRequest
 from shoal_service.control.submission import check_spec
 from shoal_service.core.access import Permission
 from shoal_service.store import archives
-from shoal_service.telemetry.request_metrics import Limit
+from shoal_service.telemetry.tallies import Limit
 from shoal_workers.contract.checks.spec_errors import SpecError, job_spec_schema
 
 _ZIP_TYPES = ("application/zip", "application/octet-stream")

@@ -54,7 +54,7 @@ _SERVED = (
 _DECIDES = {"task", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic"}
 """The keys of a spec that a prediction depends on, besides the world sizes."""
 _FEW = 8
-"""Up to this world size, each size is predicted."""
+"""Largest world size up to which each size is predicted."""
 _REMEMBERED = 4096
 _LEAST_GAIN = 1.01
 _DOUBLING = 0.95
@@ -68,24 +68,25 @@ class Whereabouts:
     own: str = ""
     """The cluster of attempts that name none."""
     clusters: Mapping[str, ClusterState] = field(default_factory=dict)
-    """Those that have joined, by name."""
+    """The clusters that have joined, by name."""
     held: frozenset[str] = frozenset()
     """Jobs with an attempt about which nothing is decided: their cluster does not answer, or they move."""
     excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By queued job: clusters in which it may not start, since its checkpoints are not known to be reachable there."""
+    """Clusters in which a queued job may not start, since its checkpoints are not known to be reachable there."""
 
 
 SINGLE = Whereabouts()
 
 
 class MarketBuilder:
-    """Made by the control loop, called once per pass. Blocks for some predictions, so not on an event loop."""
+    """Builds the market. The control loop makes it, and calls it once per pass. It blocks for some predictions, so it
+    is not for an event loop."""
 
     def __init__(self, profiles: tuple[HardwareProfile, ...] = ()) -> None:
         self._measurements = Measurements()
         self._curves = CurveBook(profiles)
         self._known: dict[str, tuple[DriveRow, MarketJob, bool]] = {}
-        """By job: the row and what was made of it, and whether its curve is predicted."""
+        """For each job the row, what was made of it, and whether its curve is predicted."""
         self._may_predict = 0
         self.num_new = 0
         """Jobs that the last `build` saw for the first time."""
@@ -152,7 +153,7 @@ class MarketBuilder:
 
 
 def requested(row: DriveRow) -> MarketJob:
-    """What the job asks for and was given; nothing of its progress and its speed."""
+    """What the job asks for and was given, without its progress and its speed."""
     spec = row.spec
     return MarketJob(
         job_id=row.id,
@@ -176,26 +177,26 @@ def requested(row: DriveRow) -> MarketJob:
 
 
 def named_cluster(spec: JobSpec) -> str:
-    """The only one in which the job may run; empty: any."""
+    """The only cluster in which the job may run; empty if it may run in any."""
     return "" if spec.worker.cluster == ANY_CLUSTER else spec.worker.cluster
 
 
 def standing_of(state: MarketState) -> object:
-    """All of a state but the progress of its jobs, to compare it with another one. Jobs that have not changed give the
-    same object again, which is compared by its identity."""
+    """Everything of a state but the progress of its jobs, to compare it with another state. Jobs that have not changed
+    give the same object again, which is compared by its identity."""
     jobs = [facts_of(job).standing(job) for job in state.jobs]
     return jobs, tuple(state.nodes), dict(state.projects), dict(state.users), dict(state.clusters)
 
 
 def is_preempted(row: DriveRow) -> bool:
-    """The attempt has to save and end, since its workers were given to another job."""
+    """Whether the attempt has to save and end, since its workers were given to another job."""
     return row.state is not JobState.QUEUED and row.granted_workers == 0
 
 
 def market_nodes(
     nodes: Sequence[Node], job_ids: Sequence[str], foreign: Mapping[str, WorkerNeed]
 ) -> tuple[MarketNode, ...]:
-    """The nodes that jobs may use. A drained node is none of them: its workers are leaving it."""
+    """The nodes that jobs may use. A drained node is not among them, because its workers are leaving it."""
     return tuple(_market_node(node, foreign.get(node.node_id, _NOTHING)) for node in node_rules.usable(nodes, job_ids))
 
 
@@ -218,7 +219,7 @@ def _with_workers(job: MarketJob, on_nodes: Mapping[str, int]) -> MarketJob:
 
 
 def _placed(job: MarketJob, where: Whereabouts) -> MarketJob:
-    """A job that nothing of this concerns stays the same object."""
+    """The job with its place. A job that nothing of this concerns stays the same object."""
     if not job.granted:
         excluded = where.excluded.get(job.job_id, _NOWHERE)
         return job if excluded == job.excluded_clusters else replace(job, excluded_clusters=excluded)
@@ -237,7 +238,7 @@ class JobMeasured:
     switch_s: float | None = None
     start_s: float | None = None
     moved_at: float | None = None
-    """When its grant was seen to change last."""
+    """When the change of its grant was seen last."""
     granted: int | None = None
     group: tuple[int, int] = (0, 0)
     """Attempt and generation that are measured now."""
@@ -252,8 +253,8 @@ class JobMeasured:
 class Measurements:
     """What the running jobs show of their speed, and of what a start and a change of size cost them.
 
-    Fed with the rows of every pass, which hold what the supervisors have reported last. Kept in memory only: a new
-    control plane starts with the predictions, and has measured again after some steps of each job.
+    The rows of every pass are given to it, which hold what the supervisors have reported last. It is kept in memory
+    only: a new control plane starts with the predictions, and has measured again after some steps of each job.
     """
 
     def __init__(self) -> None:
@@ -262,7 +263,7 @@ class Measurements:
         self._start_s = START_S
 
     def observe(self, row: DriveRow, now: float) -> JobMeasured:
-        """What is known of the job by now. Call it with every new row."""
+        """Takes a new row, and returns what is known of the job by now. Call it with every new row."""
         job = self._jobs.setdefault(row.id, JobMeasured())
         if job.granted != row.granted_workers:
             if job.granted is not None:
@@ -273,11 +274,11 @@ class Measurements:
         return job
 
     def switch_s(self, job: JobMeasured) -> float:
-        """Seconds without training at a change of its size; of other jobs if it had none."""
+        """Seconds without training at a change of the job's size; those of other jobs if its size has not changed."""
         return job.switch_s if job.switch_s is not None else self._switch_s
 
     def start_s(self, job: JobMeasured) -> float:
-        """Seconds from its grant to its first step."""
+        """Seconds from the grant of a job to its first step."""
         return job.start_s if job.start_s is not None else self._start_s
 
     def forget_all_but(self, job_ids: Collection[str]) -> None:
@@ -293,7 +294,7 @@ class Measurements:
             job.step_s[status.workers] = step_s
 
     def _observe_pause(self, job: JobMeasured, row: DriveRow) -> None:
-        """A new group runs: what its start, or the change of size before it, has cost."""
+        """Notes what the start of a new group, or the change of size before it, has cost."""
         booked = row.status.goodput
         if booked is None:
             return
@@ -313,7 +314,7 @@ class Measurements:
 
 
 def seconds_per_step(status: JobStatus) -> float | None:
-    """The supervisor's moving average; None: nothing was measured yet."""
+    """Seconds of a step: the supervisor's moving average; None if nothing was measured yet."""
     left = (status.total_steps or 0) - status.step
     if status.eta_s is not None and left > 0:
         return status.eta_s / left or None
@@ -349,7 +350,7 @@ class CurveBook:
         self._predicted: OrderedDict[str, ThroughputCurve] = OrderedDict()
 
     def predicted(self, spec: JobSpec, *, may_compute: bool) -> ThroughputCurve | None:
-        """None: it has to be computed, and `may_compute` forbids that now."""
+        """The curve; None: it has to be computed, and `may_compute` forbids that now."""
         key = f"{spec.elasticity.max_workers} {spec.model_dump_json(include=_DECIDES)}"
         if key in self._predicted:
             self._predicted.move_to_end(key)
@@ -364,7 +365,7 @@ class CurveBook:
 
 
 def predict(spec: JobSpec, profile: HardwareProfile | None = None) -> ThroughputCurve:
-    """Samples per second by world size, as the planner expects them."""
+    """Predicts samples per second by world size, as the planner expects them."""
     rates = {}
     for size in sizes_of(spec.elasticity.max_workers):
         best = rank(spec, size, profile, 1).predictions
@@ -375,7 +376,8 @@ def predict(spec: JobSpec, profile: HardwareProfile | None = None) -> Throughput
 
 
 def by_partition(spec: JobSpec) -> ThroughputCurve:
-    """For a task of which the planner knows nothing: a step takes as long as the rank with the most micro-batches."""
+    """Predicts the speed of a task of which the planner knows nothing: a step takes as long as the rank with the most
+    micro-batches."""
     micro_batches = spec.batch.num_micro_batches
     return curve_of(
         rising(
@@ -388,7 +390,7 @@ def by_partition(spec: JobSpec) -> ThroughputCurve:
 
 
 def rising(rates: Mapping[int, float]) -> dict[int, float]:
-    """The rates, of which none is lower than that of a smaller size, and a bit more per worker."""
+    """Raises the rates, so that none is lower than that of a smaller size, and adds a bit per worker."""
     found: dict[int, float] = {}
     least, before = 0.0, 0
     for size in sorted(rates):
@@ -398,7 +400,7 @@ def rising(rates: Mapping[int, float]) -> dict[int, float]:
 
 
 def corrected(curve: ThroughputCurve, measured: Mapping[int, float]) -> ThroughputCurve:
-    """`measured`: samples per second by world size."""
+    """Corrects a curve. `measured`: samples per second by world size."""
     if not measured:
         return curve
     off_by = {size: rate / curve.rate(size) for size, rate in measured.items()}

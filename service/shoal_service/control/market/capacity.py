@@ -25,7 +25,7 @@ _CREATING_S = 120.0
 that starts, which takes some seconds; with 30 s, workers that started on a very busy machine looked like tenants."""
 _NOTHING = WorkerNeed()
 FIRST_LEAD_S = 120.0
-"""As long as no drain was measured."""
+"""The lead as long as no drain was measured."""
 MIN_LEAD_S = 30.0
 MAX_LEAD_S = 3600.0
 _MARGIN = 2.0
@@ -38,7 +38,7 @@ class _OwnWorkers:
     workers: frozenset[tuple[str, bool]]
     """Id, and whether it is alive."""
     since_mono: float
-    """These were there, and no others, since then."""
+    """Since when these workers were there, and no others."""
 
 
 class ForeignUse:
@@ -54,7 +54,7 @@ class ForeignUse:
 
     def __init__(self) -> None:
         self._known: dict[str, WorkerNeed] = {}
-        """By node id: the newest reading that was sure."""
+        """The newest certain reading of each node, by node id."""
         self._own: dict[str, _OwnWorkers] = {}
         self._created_mono: dict[str, float] = {}
         """When each worker that is being created was seen first, by its id."""
@@ -95,7 +95,7 @@ class ForeignUse:
 def reserved_by_others(
     nodes: Sequence[Node], free: Mapping[str, WorkerNeed], own: Sequence[Reservation]
 ) -> dict[str, WorkerNeed]:
-    """At this moment, by node id. Nothing is known of a node that has not reported what is free."""
+    """What others have reserved at this moment, by node id. A node that has not reported what is free is left out."""
     held: dict[str, list[WorkerNeed]] = {}
     for reservation in own:
         held.setdefault(reservation.node_id, []).append(reservation.need)
@@ -114,7 +114,7 @@ def reserved_by_others(
 
 
 def _rest(total: float, free: float, own: list[float]) -> float:
-    """Rounded as Ray counts, in units of 0.0001: a sum of floats must not cost a worker."""
+    """The difference, rounded as Ray counts, in units of 0.0001: a sum of floats must not cost a worker."""
     return max(0.0, round(total - free - sum(own), 4))
 
 
@@ -136,10 +136,11 @@ def window_drains(
     now: float,
     begun: Mapping[str, Drain] | None = None,
 ) -> dict[str, Drain]:
-    """By node id: the drains for windows that have begun or begin within the lead.
+    """The drains for windows that have begun or begin within the lead, by node id. `begun`: the answer of the last
+    pass.
 
-    `begun`: the answer of the last pass. A drain that has begun goes on: it may be the first one that was measured, and
-    the lead that follows from it is shorter than the one that it had.
+    A drain that has begun goes on: it may be the first one that was measured, and the lead that follows from it is
+    shorter than the one that it had.
     """
     found: dict[str, Drain] = {}
     for window in sorted(windows, key=lambda one: (one.begins_at, one.window_id)):
@@ -161,7 +162,7 @@ def window_drains(
 
 
 def combined(requested: Mapping[str, Drain], windows: Mapping[str, Drain]) -> dict[str, Drain]:
-    """The drains of both kinds. A node with both keeps the requested one, with the earlier deadline."""
+    """Combines the drains of both kinds. A node with both keeps the requested one, with the earlier deadline."""
     found = dict(windows)
     for node_id, drain in requested.items():
         deadlines = [one for one in (drain.deadline, windows[node_id].deadline if node_id in windows else None) if one]
@@ -172,7 +173,7 @@ def combined(requested: Mapping[str, Drain], windows: Mapping[str, Drain]) -> di
 def with_windows(
     nodes: Sequence[Node], windows: Sequence[MaintenanceWindow], lead: float, now: float
 ) -> tuple[Node, ...]:
-    """The nodes with the time at which the drain for their next window begins."""
+    """Adds to each node the time at which the drain for its next window begins."""
     return tuple(
         node.model_copy(
             update={
@@ -191,7 +192,7 @@ def covers(window: MaintenanceWindow, node: Node) -> bool:
 
 
 class DrainTimes:
-    """How long nodes take to become empty after a drain begins. Times are of the monotonic clock.
+    """Measures how long nodes take to become empty after a drain begins. Times are of the monotonic clock.
 
     A drain that is undone, a node that dies, and a node that had no worker count for nothing.
     """

@@ -44,9 +44,9 @@ from shoal_workers.contract.placing import label_selector
 from shoal_workers.contract.spec import JobSpec
 
 MAX_WORKERS = 2_000
-"""More are not asked of a cluster at a time: Ray gets one entry per worker."""
+"""At most this many workers are asked of a cluster at a time: Ray gets one entry per worker."""
 THIS_JOB = "this job"
-"""Its id in the words of the decision."""
+"""The id of the job in the words of the decision."""
 
 
 def demand(state: MarketState, decisions: Sequence[Decision]) -> dict[str, dict[RoomKind, int]]:
@@ -93,11 +93,11 @@ class _Clusters:
         self._starts = {one.job_id: one.cluster for one in decisions if isinstance(one, Start)}
 
     def of(self, job: MarketJob) -> str:
-        """Cluster of a job that has workers, or starts."""
+        """The cluster of a job that has workers, or starts."""
         return self._starts.get(job.job_id, "") or job.cluster or self.names[0]
 
     def for_waiting(self, job: MarketJob) -> str | None:
-        """None: none that it may start in takes jobs."""
+        """The cluster of a job that waits; None: no cluster in which it may start takes jobs."""
         names = [name for name in self._open if name not in job.excluded_clusters and job.cluster in ("", name)]
         if len(names) < 2:
             return names[0] if names else None
@@ -180,8 +180,8 @@ def without_room(
 def freed_places(
     changes: Sequence[Start | Resize | Preempt], grants: Mapping[str, int], reservations: Sequence[Reservation]
 ) -> dict[str, Counter[str]]:
-    """For each job that starts, the places of the workers that other jobs give back for it: workers by node, at most as
-    many as it starts with. Jobs that get free places are not in it, or with fewer workers.
+    """The places of the workers that other jobs give back for each job that starts: workers by node, at most as many as
+    it starts with. Jobs that get free places are not in it, or with fewer workers.
 
     A guess, from which processes are started ahead of time: a job that shrinks gives up the workers of its last ranks,
     which are the newest as a rule.

@@ -29,7 +29,10 @@ _log = logging.getLogger(__name__)
 
 
 class CheckpointCatalog:
-    """Has no state: two catalogs of one root are equal. `root` includes the job's id; a plain path or an fsspec URL."""
+    """Reads and changes the checkpoints of one job. It has no state: two catalogs of one root are equal.
+
+    `root` includes the job's id; a plain path or an fsspec URL.
+    """
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -55,8 +58,8 @@ class CheckpointCatalog:
             raise StorageUnusable(self._root, reason, _way_out(self._root))
 
     def begin(self, attempt: int) -> None:
-        """Notes which checkpoints are there when the attempt begins: what an earlier attempt, which still trains in a
-        cluster that was given up, commits from now on never counts. Repeating it is harmless."""
+        """Notes which checkpoints are there when the attempt begins. An earlier attempt may still train in a cluster
+        that was given up; what it commits from now on never counts. Repeating it is harmless."""
         root = open_job_directory(self._root)
         beginnings.begin(root, attempt, _listed_later(root))
 
@@ -77,7 +80,7 @@ class CheckpointCatalog:
     def newest(
         self, *, before: CheckpointName | None = None, excluding: Collection[CheckpointName] = ()
     ) -> CheckpointName | None:
-        """The newest checkpoint with a valid marker; with `before`, the newest that is older than it."""
+        """Finds the newest checkpoint with a valid marker; with `before`, the newest that is older than it."""
         for name in self._counting():
             if (before is None or name < before) and name not in excluding and self._marker(name) is not None:
                 return name
@@ -144,14 +147,16 @@ class CheckpointCatalog:
         best: Collection[int] = (),
         by: Deleter = ANYBODY,
     ) -> list[CheckpointName]:
-        """Deletes what `choose_deletions` chooses; returns what was deleted. Failed deletions are tried again later.
-        `best`: steps whose checkpoints stay. `by` is asked before each one. If a later attempt has begun, nothing is
-        deleted: it goes on from one of them.
+        """Deletes what `choose_deletions` chooses, and returns what was deleted.
 
-        The marker is deleted first, so that an interrupted deletion does not leave a directory with a valid marker.
+        Failed deletions are tried again later. Nothing is deleted if a later attempt has begun.
+
+        Args:
+            best: steps whose checkpoints stay.
+            by: is asked before each deletion.
         """
         if beginnings.later_attempt(open_job_directory(self._root), by.attempt) is not None:
-            return []
+            return []  # the later attempt goes on from one of them
         names = self._names()
         committed = [name for name, _ in self.markers()]
         uncommitted = [name for name in names if name not in committed]
@@ -164,7 +169,7 @@ class CheckpointCatalog:
                 continue
             place = self._open(deletion.name)
             try:
-                place.remove(MARKER_NAME)
+                place.remove(MARKER_NAME)  # first: an interrupted deletion must not leave a valid marker
                 place.remove_tree()
             except OSError:
                 _log.warning("checkpoint.delete_failed", extra={"directory": place.url}, exc_info=True)
@@ -174,8 +179,8 @@ class CheckpointCatalog:
         return gone
 
     def remove_torn(self, *, in_flight: Collection[CheckpointName], by: Deleter = ANYBODY) -> list[CheckpointName]:
-        """Deletes every directory without a marker, even a damaged one; returns what was deleted. Call it only after
-        all writers have ended."""
+        """Deletes every directory without a marker, even a damaged one, and returns their names. Call it only after all
+        writers have ended."""
         gone = []
         for name in self._names():
             place = self._open(name)
@@ -186,7 +191,7 @@ class CheckpointCatalog:
         return gone
 
     def forget_beginnings(self) -> None:
-        """Once the job's checkpoints are deleted."""
+        """Forgets what `begin` has noted. Called once the job's checkpoints are deleted."""
         beginnings.forget_beginnings(open_job_directory(self._root))
 
     def _open(self, name: CheckpointName) -> Directory:
@@ -196,7 +201,7 @@ class CheckpointCatalog:
         return checkpoint_names(open_job_directory(self._root))
 
     def _counting(self) -> list[CheckpointName]:
-        """Leaves out those that an earlier attempt has committed after a later one had begun."""
+        """Leaves out the checkpoints that an earlier attempt has committed after a later one had begun."""
         root = open_job_directory(self._root)
         newest = beginnings.newest_beginning(root)
         return [name for name in checkpoint_names(root) if newest.counts(name)]
@@ -209,7 +214,7 @@ class CheckpointCatalog:
 
 
 def _listed_later(root: Directory) -> Iterator[CheckpointName]:
-    """Listed when it is iterated."""
+    """Lists the directories when it is iterated."""
     yield from checkpoint_names(root)
 
 

@@ -40,7 +40,7 @@ class StorageHangs(OSError):
 
 
 class CheckpointCoordinator:
-    """One commit at a time, in order; old checkpoints are deleted after each."""
+    """Commits one checkpoint at a time, in order, and deletes old ones after each."""
 
     def __init__(
         self, config: SupervisorConfig, world: World, reporter: Reporter, post: Callable[[Event], None]
@@ -54,7 +54,7 @@ class CheckpointCoordinator:
         self._is_checked = False
         self._one_at_a_time = asyncio.Lock()
         self._hanging: asyncio.Future[Any] | None = None
-        """The call that was given up; done once the storage has answered it."""
+        """The call that was given up. It is done once the storage has answered it."""
 
     async def find(self, excluding: tuple[str, ...]) -> None:
         try:
@@ -70,7 +70,7 @@ class CheckpointCoordinator:
             self._post(CheckpointFound(str(found.name) if found.name else None, damaged))
 
     async def commit(self, name: str, parts: tuple[SavedPart, ...], state: Attempt) -> None:
-        """Write the marker of a complete set of parts of one generation."""
+        """Writes the marker of a complete set of parts of one generation."""
         first = parts[0]
         async with self._one_at_a_time:
             try:
@@ -90,7 +90,7 @@ class CheckpointCoordinator:
             await self._retain(state)
 
     async def remove_torn(self, state: Attempt) -> None:
-        """Called after the end of the attempt and of its workers: deletes the checkpoints that were never committed.
+        """Deletes the checkpoints that were never committed. Called after the end of the attempt and of its workers.
 
         If head or storage do not answer soon, they are left to the retention of a later attempt.
         """
@@ -114,7 +114,8 @@ class CheckpointCoordinator:
         )
 
     async def _answered(self, call: Callable[[], T], state: Attempt) -> T:
-        """The result of a blocking call. Its thread cannot be ended, so none is started beside one that hangs."""
+        """Waits for a blocking call, and returns its result. Its thread cannot be ended, so none is started beside one
+        that hangs."""
         limit_s = state.config.timeouts.commit_s
         if self._hanging is not None and not self._hanging.done():
             raise StorageHangs(f"the storage has still not answered a call that was given up after {limit_s:g} s")
@@ -156,7 +157,7 @@ class CheckpointCoordinator:
                 ),
                 state,
             )
-        except Exception as error:
+        except Exception as error:  # training goes on without; the next commit tries again
             self._reporter.event(CheckpointRetentionFailed(message=f"{type(error).__name__}: {error}"))
             return
         for name in deleted:

@@ -39,7 +39,7 @@ class Outbox:
         self._seq = seq
         self._acknowledged = 0
         self._durable: deque[tuple[int, Unacknowledged]] = deque((one.seq, one) for one in unacknowledged)
-        """The same objects as long as they are here: the journal then writes each of them once."""
+        """The objects stay the same as long as they are here, so the journal writes each of them once."""
         self._series: deque[tuple[int, SeriesPoint]] = deque(maxlen=_MAX_SERIES)
         self._logs: deque[tuple[int, PendingLog]] = deque(maxlen=_MAX_LOGS)
         self._end = end
@@ -55,7 +55,7 @@ class Outbox:
 
     @property
     def acknowledged(self) -> int:
-        """Everything up to here is stored."""
+        """Number of the last item that the service has stored."""
         return self._acknowledged
 
     def add(self, *items: Durable | SeriesPoint | PendingLog) -> None:
@@ -71,7 +71,8 @@ class Outbox:
             self._changed.notify_all()
 
     def set_status(self, status: JobStatus, workers: tuple[WorkerView, ...]) -> None:
-        """The newest status. It is sent with the next report; a change of the job's state is a report of its own."""
+        """Keeps the newest status. It is sent with the next report; a change of the job's state is a report of its
+        own."""
         with self._changed:
             if self._status is None or status.state != self._status.state:
                 self._seq += 1
@@ -85,7 +86,7 @@ class Outbox:
             self._changed.notify_all()
 
     def answer(self, stacks: StacksAnswer) -> None:
-        """Puts the answer in place of the last one."""
+        """Keeps the answer, in the place of the last one."""
         with self._changed:
             self._seq += 1
             self._stacks = self._seq, stacks
@@ -97,7 +98,8 @@ class Outbox:
         return self._status is not None or self._end is not None
 
     def pull(self, after: int, wait_s: float) -> SupervisorReports:
-        """Blocks up to `wait_s` seconds for something newer than `after`, and for the first status."""
+        """Waits up to `wait_s` seconds for something newer than `after`, and for the first status; then returns what
+        there is."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_reports(after), timeout=wait_s)
             self._drop(after)
@@ -109,7 +111,8 @@ class Outbox:
             return self._seq, tuple(item for _, item in self._durable), self._end
 
     def _has_reports(self, after: int) -> bool:
-        """Not before the first status: an empty one would reset the job's step and loss for a moment."""
+        """Whether there is something newer. There is nothing before the first status: an empty status would reset the
+        job's step and loss for a moment."""
         return self._end is not None or (self._status is not None and self._seq > after)
 
     def _drop(self, after: int) -> None:

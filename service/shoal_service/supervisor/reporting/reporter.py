@@ -45,7 +45,7 @@ class Reporter:
         """The conditions that were shown last."""
         self._stacks: dict[int, Stacks] = {}
         self._suspects: dict[int, Suspect] = {}
-        """By incident."""
+        """Suspects by incident."""
         self._checkpoint_root = config.checkpoint_root
         self._writes_event_files = config.spec.checkpoint.tensorboard
         self._event_files: EventFiles | None = None
@@ -53,7 +53,7 @@ class Reporter:
         """Metrics that wait for the metrics hook."""
 
     def record_report(self, item: WorkerReport, state: Attempt) -> None:
-        """A report of the current generation, before the machine handles it."""
+        """Records a report of the current generation, before the machine handles it."""
         if item.generation != state.group.generation:
             return
         if isinstance(item, StepReport):
@@ -81,7 +81,7 @@ class Reporter:
             self._readings.snapshots = item
 
     def record_poll(self, index: int, poll: WorkerPoll, state: Attempt) -> None:
-        """Logs and progress of one worker."""
+        """Records the logs and the progress of one worker."""
         self._readings.add_progress(index, poll.progress)
         if poll.use is not None:
             self._readings.use[index] = poll.use
@@ -129,18 +129,18 @@ class Reporter:
             self._event_files.add(point)
 
     def _say(self, text: str) -> None:
-        """A line of the job's own log. From any thread."""
+        """Adds a line to the job's own log. From any thread."""
         line = PendingLog(at=self._clock.time(), rank=None, worker_id="", stream=LogStream.SHOAL, text=text)
         self._outbox.add(line)
 
     def keep_stacks(self, incident_id: int, stacks: Stacks) -> None:
-        """Makes it a part of this incident, from now on."""
+        """Adds the stacks to this incident, now and whenever it is shown again."""
         self._stacks = {incident_id: stacks}
         if self._shown is not None and self._shown[0].id == incident_id:
             self._show_incident(*self._shown)
 
     def keep_suspect(self, incident_id: int, suspect: Suspect) -> None:
-        """Makes it a part of this incident, from now on, and emits an event."""
+        """Adds the suspect to this incident, now and whenever it is shown again, and emits an event."""
         self._suspects = {incident_id: suspect}
         self.event(IncidentSuspected(id=incident_id, suspect=suspect))
         if self._shown is not None and self._shown[0].id == incident_id:
@@ -167,7 +167,7 @@ class Reporter:
         self._outbox.add(view)
 
     def profile(self, item: Profiled) -> None:
-        """How a request for a profile has ended."""
+        """Reports how a request for a profile has ended."""
         self._outbox.add(item)
 
     def show(self, state: Attempt) -> None:

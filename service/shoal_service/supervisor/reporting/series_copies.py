@@ -26,7 +26,7 @@ from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.messages import MetricPoint
 
 _MAX_WAITING = 10_000
-"""Points; a file system that is away for longer loses the newest."""
+"""Number of points that wait. A file system that is away for longer loses the newest."""
 
 
 class EventFiles:
@@ -48,15 +48,15 @@ class EventFiles:
             self._thread.start()
 
     def add(self, point: SeriesPoint) -> None:
-        """The newest completed step, or the same again with its validation."""
+        """Adds the newest completed step, or the same step again with its validation."""
         self._put(point)
 
     def close(self) -> None:
-        """No point comes any more."""
+        """Notes that no point comes any more."""
         self._put(None)
 
     def wait(self, timeout_s: float) -> bool:
-        """After `close`: whether everything is written within that time."""
+        """Waits after `close`; returns whether everything is written within that time."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -100,7 +100,7 @@ class EventFiles:
 
 
 def _event(point: SeriesPoint, *, without: SeriesPoint | None) -> Any:
-    """`without`: the same step as it was written before; only what is new is written."""
+    """Makes an event of the point. `without`: the same step as it was written before; only what is new is written."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.summary_pb2 import Summary
 
@@ -110,11 +110,11 @@ def _event(point: SeriesPoint, *, without: SeriesPoint | None) -> Any:
 
 
 _MOST = 10_000
-"""Points; while the hook fails for longer, the oldest are dropped."""
+"""Number of points that wait. While the hook fails for longer, the oldest are dropped."""
 
 
 class MetricBacklog:
-    """Pure data."""
+    """The points that the metrics hook has not logged yet. Pure data."""
 
     def __init__(self, *, is_used: bool, most: int = _MOST) -> None:
         """`is_used`: the job has a hook. Otherwise nothing is kept."""
@@ -127,7 +127,7 @@ class MetricBacklog:
 
     @property
     def settled(self) -> int:
-        """All points up to this number are logged, or were dropped."""
+        """Number of the last point that is logged or dropped, with all before it."""
         return self._points[0].seq - 1 if self._points else self.added
 
     @property
@@ -144,11 +144,11 @@ class MetricBacklog:
             self.num_dropped += 1
 
     def first(self, num: int) -> tuple[MetricPoint, ...]:
-        """The oldest ones."""
+        """The oldest points."""
         return tuple(self._points[i] for i in range(min(num, len(self._points))))
 
     def logged(self, seq: int) -> None:
-        """All points up to this number."""
+        """Notes that all points up to this number are logged."""
         while self._points and self._points[0].seq <= seq:
             self._points.popleft()
 

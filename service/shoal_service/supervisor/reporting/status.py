@@ -37,7 +37,7 @@ _NOTED = (Phase.SAVING, Phase.COMMITTING, Phase.VALIDATING)
 
 @dataclass(slots=True)
 class Readings:
-    """The last measured values; kept by the reporter, and no decision depends on them."""
+    """The values that were measured last. The reporter keeps them, and no decision depends on them."""
 
     step: StepReport | None = None
     validation: ValidationReport | None = None
@@ -51,9 +51,9 @@ class Readings:
     use: dict[int, WorkerUse] = field(default_factory=dict)
     """By worker index."""
     data_shares: dict[int, float] = field(default_factory=dict)
-    """By worker index: share of the time in which its training thread makes batches; moving average."""
+    """Share of its time in which a worker's training thread makes batches, by worker index; moving average."""
     data_marks: dict[int, Progress] = field(default_factory=dict)
-    """By worker index: the progress from which the next share is measured."""
+    """The progress from which the next share is measured, by worker index."""
     refused_calls: dict[int, int] = field(default_factory=dict)
     """By worker index."""
     snapshots: SnapshotCost | None = None
@@ -81,7 +81,8 @@ class Readings:
             self.data_marks[index] = progress
 
     def data_share(self, group: tuple[int, ...]) -> float | None:
-        """Share of the worker of the group that spends the most time on data, since the others wait for it."""
+        """Share of its time that one worker of the group spends on data: the worker that spends most, since the others
+        wait for it."""
         return max((self.data_shares[index] for index in group if index in self.data_shares), default=None)
 
 
@@ -251,7 +252,7 @@ def _reason(state: Attempt) -> str:
 
 
 def _message(state: Attempt, now: float) -> str:
-    """What the attempt waits for: the reason of the same decision that forms the group; else what went wrong."""
+    """Says what the attempt waits for: the reason of the decision that forms the group, otherwise what went wrong."""
     if state.target.server_stops:
         return "The server stops: the job saves its state and returns to the queue."
     if state.target.is_preempted:
@@ -266,8 +267,8 @@ def _message(state: Attempt, now: float) -> str:
 
 
 def _note(state: Attempt, readings: Readings, wait: Wait | None, now: float) -> str:
-    """What the attempt waits for, and what the workers that it waits for say of their progress. While a group trains:
-    what it saves or validates, that it stands still, or why it is small."""
+    """Says what the attempt waits for, and what the workers that it waits for report of their progress. While a group
+    trains, it says what the group saves or validates, that it stands still, or why it is small."""
     if wait is None:
         still, short = hangs.standstill(state, now), shortage(state, now)
         ranks = state.group.ranks
@@ -352,13 +353,13 @@ def _checkpoint_reason(readings: Readings) -> str:
 @dataclass(frozen=True, slots=True)
 class Shortage:
     reason: str
-    """For programs: the reason of the condition WorkersReady."""
+    """The reason of the condition WorkersReady, for programs."""
     message: str
 
 
 def shortage(state: Attempt, now: float) -> Shortage | None:
-    """Why the group has fewer workers than were granted; None: it has all. All reasons that apply are named; the first
-    one is the code."""
+    """Why the group has fewer workers than were granted; None if it has all. All reasons that apply are named, and the
+    first one is the code."""
     have = len(state.group.workers) if state.group_active else 0
     if have >= state.target.granted:
         return None
@@ -373,7 +374,8 @@ def shortage(state: Attempt, now: float) -> Shortage | None:
 
 
 def _silent(outside: Sequence[Worker]) -> list[Shortage]:
-    """Per node; a worker whose node answers again has still to leave the generation that went on without it."""
+    """The shortage that each silent node causes. A worker whose node answers again has still to leave the generation
+    that went on without it."""
     by_node: dict[str, list[Worker]] = {}
     for worker in outside:
         if worker.left_out is not None and worker.info is not None:
@@ -398,7 +400,7 @@ def _starting(outside: Sequence[Worker]) -> list[Shortage]:
 
 
 def _idle(state: Attempt, outside: Sequence[Worker], have: int, now: float) -> list[Shortage]:
-    """Warm, and not used."""
+    """Why workers that are warm are not used."""
     idle = [w for w in outside if w.is_usable and departures.leave_of(state, w) is None]
     if not idle or not isinstance(state.current, Running):
         return []

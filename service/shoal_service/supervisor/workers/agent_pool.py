@@ -41,19 +41,19 @@ from shoal_service.supervisor.workers.worker_client import SupervisorContext, Wo
 _log = logging.getLogger(__name__)
 _LOOK_S = 1.0
 _BUSY_S = 0.02
-"""All workers of the node are between two polls of their own."""
+"""Pause before the next look, when all workers of the node are between two polls of their own."""
 
 
 class AgentPool:
-    """Used on the executor's loop only."""
+    """Starts and ends the agents of one attempt, and polls through them. Used on the executor's loop only."""
 
     def __init__(self, agents: PollAgents | None, context: SupervisorContext, agents_from: int) -> None:
-        """`agents`: None for none; `agents_from`: see `wanted_nodes`."""
+        """`agents`: None if the attempt has no agents; `agents_from`: see `wanted_nodes`."""
         self._agents = agents
         self._context = context
         self._agents_from = agents_from
         self._known: dict[str, NodeAgent] = {}
-        """By node id."""
+        """Agents by node id."""
         self._serving: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -62,7 +62,7 @@ class AgentPool:
             self._spawn(self._watch(self._agents))
 
     async def close(self) -> None:
-        """All workers are polled directly again, and all agents are ended."""
+        """Ends all agents. All workers are polled directly again."""
         tasks, known = tuple(self._tasks), tuple(self._known)
         for task in tasks:
             task.cancel()
@@ -95,7 +95,7 @@ class AgentPool:
                 self._serving[node_id] = self._spawn(self._start_and_serve(agents, node_id))
 
     async def _start_and_serve(self, agents: PollAgents, node_id: str) -> None:
-        """Returns when the agent has failed."""
+        """Starts the agent and polls through it until it fails."""
         clock = self._context.clock
         try:
             await clock.wait_for(agents.start(node_id), START_S)
@@ -136,7 +136,7 @@ class AgentPool:
                     if worker_id in taken:
                         taken[worker_id].fail()
                 if answered:
-                    await self._context.settled()
+                    await self._context.settled()  # `handled` notes what the outbox has once the machine is done
                 for one, _ in answered:
                     one.handled()
         finally:
@@ -145,7 +145,8 @@ class AgentPool:
 
 
 NODE_WORKERS = 8
-"""An agent of fewer workers costs ten times the CPU time that it saves the supervisor."""
+"""Number of workers on a node from which an agent pays. With fewer it costs ten times the CPU time that it saves the
+supervisor."""
 CALM_S = 5.0
 START_S = 30.0
 """An agent that does not answer this long after its start is ended."""
@@ -153,14 +154,14 @@ _SILENCE_MARGIN_S = 0.5
 _FIRST_RETRY_S = 2.0
 _LAST_RETRY_S = 60.0
 _PROVEN_S = 60.0
-"""An agent that has served this long begins anew with its back-off."""
+"""An agent that has served this long begins its back-off anew."""
 
 
 class AgentPhase(StrEnum):
     STARTING = "starting"
     SERVING = "serving"
     FAILED = "failed"
-    """Its workers are polled directly until `NodeAgent.retry_at`."""
+    """The agent's workers are polled directly until `NodeAgent.retry_at`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +171,11 @@ class NodeAgent:
     phase: AgentPhase
     since: float
     num_failures: int = 0
-    """Failures one after the other."""
+    """Number of failures in a row."""
 
     @staticmethod
     def started(known: NodeAgent | None, now: float) -> NodeAgent:
-        """`known`: the one before on this node."""
+        """The node's agent at its start. `known`: what is known of the agent before it on this node."""
         return NodeAgent(AgentPhase.STARTING, now, known.num_failures if known is not None else 0)
 
     def serving(self, now: float) -> NodeAgent:
@@ -197,9 +198,12 @@ class AgentChanges:
 
 
 def wanted_nodes(state: Attempt, agents_from: int, having: Collection[str] = ()) -> frozenset[str]:
-    """Nodes whose workers should be polled by an agent. `agents_from`: 0 for none; `having`: nodes that have one.
+    """The nodes whose workers an agent should poll.
 
-    These keep theirs down to half of the numbers, so a lost worker does not end agents that are due again soon.
+    Args:
+        agents_from: workers of a job from which on its nodes get agents; 0: none do.
+        having: nodes that have an agent. They keep it down to half of the numbers, so a lost worker does not end agents
+            that are due again soon.
     """
     counts = Counter(worker.info.node_id for worker in state.pool.workers if worker.info is not None)
     num = counts.total()
@@ -215,7 +219,7 @@ def wanted_nodes(state: Attempt, agents_from: int, having: Collection[str] = ())
 
 
 def is_calm(state: Attempt, now: float) -> bool:
-    """The group has trained for a while, so a start of processes delays no recovery."""
+    """Whether the group has trained for a while, so that a start of processes delays no recovery."""
     is_trained = state.stage is Stage.RUNNING and state.progress.step > state.group.start_step
     return is_trained and now - state.current.since >= CALM_S
 
@@ -237,5 +241,5 @@ def due_changes(
 
 
 def silent_after_s(wait_s: float) -> float:
-    """How long a call to an agent may take whose workers' polls may wait `wait_s`."""
+    """How long a call to an agent may take if the polls of its workers may wait `wait_s`."""
     return wait_s + _SILENCE_MARGIN_S

@@ -34,8 +34,8 @@ _PAUSE_S = 0.02
 _UNREACHABLE_S = 1.0
 REFUSAL_S = 0.2
 _RAYLET_CHECK_S = 0.3
-"""A live raylet reports the worker's death, with its cause, within this time. A raylet that dies just after its
-workers has ended by then."""
+"""A live raylet reports the worker's death, with its cause, within this time. A raylet that dies just after its workers
+has ended by then."""
 
 
 async def until_gone(worker: Address, raylet: Callable[[], Address | None]) -> Gone | None:
@@ -76,17 +76,18 @@ async def until_gone(worker: Address, raylet: Callable[[], Address | None]) -> G
 
 
 async def accepts(address: Address | None) -> bool:
-    """A process listens there, and can be reached from here."""
+    """Whether a process listens there, and can be reached from here."""
     return address is not None and await _try(address) is None
 
 
 async def refuses(address: Address | None) -> bool:
-    """The host answers that no process listens there."""
+    """Whether the host answers that no process listens there."""
     return address is not None and isinstance(await _try(address), ConnectionRefusedError)
 
 
 async def _try(address: Address) -> OSError | None:
-    """A loop that was busy has not looked whether an answer came in time: the host is asked again."""
+    """Connects. The host is asked again if no answer came in time, because a busy loop has not looked whether one
+    came."""
     while True:
         began = time.monotonic()
         try:
@@ -107,7 +108,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _KEEP_S = 4.0
 """A connect without an answer is given up after this time; newer ones go on."""
 _REPEAT_S = 1.0
-"""What is silent is reported again after this time, and at once when it changes."""
+"""The silent nodes are reported again after this time, and at once when they change."""
 _TICK_S = 0.1
 
 Report = Callable[[dict[str, str]], None]
@@ -119,7 +120,7 @@ class _Host:
     address: Address
     reach: Reach
     attempts: dict[int, tuple[socket.socket, float]] = field(default_factory=dict)
-    """By file descriptor: connects under way, and when they were made."""
+    """Connects under way by file descriptor, with the time at which each was made."""
 
     def drop(self) -> None:
         for connection, _ in self.attempts.values():
@@ -128,7 +129,7 @@ class _Host:
 
 
 class HostProbe:
-    """The real `protocols.HostWatch`."""
+    """Watches whether hosts answer connects. The real `protocols.HostWatch`."""
 
     def __init__(self, own_node: str, *, silent: frozenset[str] = frozenset()) -> None:
         """`silent`: nodes that were silent when this process was started."""
@@ -194,7 +195,8 @@ class HostProbe:
                 self._note(host, code, now)
 
     def _collect_answers(self) -> None:
-        """Until the next connect is due. Answers that came while this thread had no CPU are seen here first."""
+        """Collects answers until the next connect is due. Answers that came while this thread had no CPU are seen here
+        first."""
         now = time.monotonic()
         due_s = min((reachability.next_probe_at(host.reach, now) - now for host in self._hosts.values()), default=1.0)
         poll = select.poll()
@@ -209,7 +211,7 @@ class HostProbe:
             self._note(host, code, made_at)
 
     def _note(self, host: _Host, code: int, made_at: float) -> None:
-        """Accepted or refused: in both cases the host's kernel has answered."""
+        """Notes an answer. An accepted and a refused connect both say that the host's kernel has answered."""
         if code in (0, errno.ECONNREFUSED):
             host.reach = reachability.answered(host.reach, made_at, time.monotonic())
 

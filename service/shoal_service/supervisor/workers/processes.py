@@ -1,8 +1,8 @@
-"""How the processes of an attempt start: forked from their node's fork server, as runtime environments of Ray.
+"""Runtime environments of Ray for the processes of an attempt, which are forked from their node's fork server.
 
-Called by `gateway/ray_cluster.py` for the supervisor, by `ray_fleet` for the workers and by `ray_agents`
-for the agents of their nodes. All get the same settings of libraries, because a node has one fork server for each
-combination of them (`shoal_workers/forkserver/launch.py`).
+Called by `gateway/ray_cluster.py` for the supervisor, by `ray_fleet` for the workers and by `ray_agents` for the agents
+of their nodes. All get the same settings of libraries, because a node has one fork server for each combination of them
+(`shoal_workers/forkserver/launch.py`).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from shoal_workers.libc_tunables import tunables
 
 _SUPERVISOR = "shoal_service.supervisor.actor"
 RESERVED_S = 600.0
-"""A process waits this long for the next supervisor."""
+"""How long a process waits for the next supervisor."""
 
 
 def supervisor_environment(config: SupervisorConfig) -> dict[str, Any]:
-    """Also forked if the workers have GPUs: a supervisor uses no device. The first one of a node starts the fork
-    server, and does not wait for it."""
+    """Environment of a supervisor. It is forked also if the workers have GPUs, because a supervisor uses no device. The
+    first one of a node starts the fork server, and does not wait for it."""
     found = _environment(config, threads=1, fork=True, if_warm=True)
     found["env_vars"][PATIENCE] = f"{RESERVED_S:g}"
     return found
 
 
 def worker_environment(config: SupervisorConfig) -> dict[str, Any]:
-    """Ray adds what the supervisor's environment has and this one has not.
+    """Environment of a worker. Ray adds what the supervisor's environment has and this one has not.
 
     CUDA does not survive a fork. That importing everything does not initialize it was not verified on a GPU, so workers
     with GPUs are interpreters.
@@ -57,12 +57,13 @@ def agent_environment(config: SupervisorConfig) -> dict[str, Any]:
 
 
 def serialized_supervisor_environment(config: SupervisorConfig) -> str:
-    """As Ray writes it for the actor: a process that is started in advance has exactly this one."""
+    """The environment as Ray writes it for the actor. A process that is started in advance has exactly this one."""
     return str(RuntimeEnv(**supervisor_environment(config)).serialize())
 
 
 def serialized_worker_environment(config: SupervisorConfig) -> str:
-    """The same of a worker. Ray's core writes it without spaces, from the environments of supervisor and worker."""
+    """The environment of a worker as Ray writes it. Ray's core writes it without spaces, from the environments of
+    supervisor and worker."""
     of_supervisor, of_worker = supervisor_environment(config), worker_environment(config)
     merged = {**of_supervisor, **of_worker, "env_vars": {**of_supervisor["env_vars"], **of_worker["env_vars"]}}
     return json.dumps(merged, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -81,5 +82,5 @@ def _environment(config: SupervisorConfig, *, threads: int, fork: bool, if_warm:
 
 @cache
 def _preloaded() -> str:
-    """The fork server also imports the supervisor, whose imports would take most of its start."""
+    """What the fork server imports: also the supervisor, whose imports would take most of its start."""
     return preload(_SUPERVISOR, Path(shoal_service.__path__[0]))

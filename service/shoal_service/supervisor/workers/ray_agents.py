@@ -33,7 +33,7 @@ _NUM_THREADS = 4
 
 
 class RayAgents:
-    """The real `protocol.PollAgents`: actor handles by node id."""
+    """Holds actor handles by node id. The real `protocols.PollAgents`."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class RayAgents:
         return answer
 
     def _create(self, node_id: str) -> ActorHandle:
-        """The agent of this name, which a predecessor may have started."""
+        """Creates the agent of this name, or finds the one that a predecessor has started."""
         return self._actor_class.options(
             name=agent_name(self._config.job_id, self._config.attempt, node_id),
             namespace=NAMESPACE,
@@ -106,6 +106,6 @@ class RayAgents:
 
 
 def _kill_created(creating: Future[ActorHandle]) -> None:
-    """For an agent that was ended before Ray had created it. Not on the loop: it waits for the head."""
+    """Kills an agent that was ended before Ray had created it. Not on the loop, since it waits for the head."""
     if not creating.cancelled() and creating.exception() is None:
         ray.kill(creating.result(), no_restart=True)

@@ -86,7 +86,7 @@ _RETIRE_S = 2.0
 
 
 class RayFleet:
-    """The real `protocols.Fleet`: actor handles by worker index."""
+    """Holds actor handles by worker index. The real `protocols.Fleet`."""
 
     def __init__(
         self,
@@ -226,7 +226,8 @@ class RayFleet:
         return None if handle is None else ray_internals.actor_id(handle)
 
     async def exit_words(self, info: WorkerInfo) -> str | None:
-        """Read on the worker's node: here, or by another worker there. A driver does not know its raylet's socket."""
+        """The exit status of a worker in words, read on the worker's node: here, or by another worker there. A driver
+        does not know its raylet's socket."""
         if info.node_id == self._node_id and (socket := ray_internals.raylet_socket()):
             found = exit_status.read(socket, info.pid)
             return found.words() if found is not None else None
@@ -275,18 +276,18 @@ class RayFleet:
         self._infos.pop(index, None)
 
     def _kill_actor(self, handle: ActorHandle) -> None:
-        """On a thread: waits for the head, if it is away."""
+        """Kills an actor. Runs on a thread, because it waits for the head if that is away."""
         self._require_current()
         ray.kill(handle, no_restart=True)
 
     def _kill_created(self, creating: Future[ActorHandle]) -> None:
-        """Kill a worker whose end was ordered before Ray had created it."""
+        """Kills a worker whose end was ordered before Ray had created it."""
         # called by a future's thread, not on the loop, which may be closed by then
         if not creating.cancelled() and creating.exception() is None:
             self._kill_actor(creating.result())
 
     async def _terminate(self, info: WorkerInfo) -> None:
-        """Send SIGKILL to a worker that Ray's kill did not end."""
+        """Sends SIGKILL to a worker that Ray's kill did not end."""
         # Ray itself would hold its resources for five seconds more, and would wait for the head if it is away. The
         # signal must be sent by a process of the same node; if there is none, Ray ends the worker.
         if info.node_id == self._node_id:
@@ -302,7 +303,7 @@ class RayFleet:
                 continue  # the helper has ended, or is stopped
 
     def _create(self, order: StartWorker) -> ActorHandle:
-        """The worker of this name, which a predecessor may have started just before its death."""
+        """Creates the worker of this name, or finds the one that a predecessor has started just before its death."""
         config = self._config
         options = dict(self._options)
         labels = node_labels(config.spec)
@@ -348,7 +349,7 @@ def with_code(config: SupervisorConfig, version: str) -> SupervisorConfig:
 
 
 def node_labels(spec: JobSpec) -> dict[str, str]:
-    """What the labels of a worker's node must be, as Ray's `label_selector`."""
+    """The labels that a worker's node must have, as Ray's `label_selector`."""
     return label_selector(spec.worker.node_labels, spec.capacity)
 
 
@@ -372,10 +373,10 @@ class FreeNode:
 
 
 class NodePreference:
-    """On which node Ray should start each new worker, from what is free in the cluster now.
+    """Chooses the node on which Ray should start each new worker, from what is free in the cluster now.
 
-    Reads the head's tables and remembers what it has chosen since; `core/attempt/node_choice.py`
-    decides. Thread-safe: called on the threads that create actors.
+    It reads the head's tables and remembers what it has chosen since; `core/attempt/node_choice.py` decides.
+    Thread-safe: called on the threads that create actors.
     """
 
     def __init__(
@@ -398,7 +399,7 @@ class NodePreference:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._node_of: dict[int, str] = {}
-        """By worker index: where it is, or ought to be."""
+        """Where each worker is, or ought to be, by worker index."""
         self._held: Counter[str] = Counter()
         self._nodes: Sequence[FreeNode] = ()
         self._read_mono = float("-inf")
@@ -406,7 +407,7 @@ class NodePreference:
         """Workers for which a node was chosen since the table was read."""
 
     def choose(self, order: StartWorker, labels: Mapping[str, str]) -> str:
-        """The id of the node; empty: Ray chooses, also if the head does not answer within some seconds.
+        """The id of the node; empty if Ray chooses, also because the head does not answer within some seconds.
 
         Args:
             labels: of the nodes on which the worker may be, as Ray's `label_selector`.
@@ -422,12 +423,12 @@ class NodePreference:
             return chosen
 
     def is_on(self, index: int, node_id: str) -> None:
-        """The worker runs there, wherever it ought to be."""
+        """Notes that the worker runs there, wherever it ought to be."""
         with self._lock:
             self._move(index, node_id)
 
     def forget(self, index: int) -> None:
-        """The worker has ended."""
+        """Notes that the worker has ended."""
         with self._lock:
             self._move(index, "")
 
@@ -487,7 +488,8 @@ async def take_stack(
     life: int,
     native: bool = False,
 ) -> WorkerStack:
-    """`node_id`: of the supervisor. Raises nothing: a worker without a stack has an `error`."""
+    """Takes the stack of a worker. Raises nothing: a worker without a stack has an `error`. `node_id`: of the
+    supervisor."""
     handle, info = handles.get(index), infos.get(index)
     name = info.worker_id if info is not None else str(index)
     answer_s = ANSWER_S + later_s(len(handles))
@@ -514,7 +516,8 @@ async def take_stack(
 async def _from_outside(
     info: WorkerInfo, handles: Mapping[int, ActorHandle], infos: Mapping[int, WorkerInfo], node_id: str, *, native: bool
 ) -> tuple[Frame, ...] | str | None:
-    """The frames, or why there are none; None: no process of the node can look at the worker."""
+    """The frames as another process sees them, or why there are none; None if no process of the node can look at the
+    worker."""
     if info.node_id == node_id:
         return await asyncio.to_thread(stacks.of_worker, info.pid, native=native)
     for helper, other in list(infos.items()):
@@ -533,7 +536,7 @@ _IP = re.compile(r"\bip=([\w.:]+)")
 
 @contextmanager
 def worker_errors() -> Iterator[None]:
-    """Ray's errors as those of `protocols`."""
+    """Turns Ray's errors into those of `protocols`."""
     try:
         yield
     except ActorUnavailableError as error:
@@ -554,14 +557,15 @@ def first_line(error: RayError) -> str:
 
 
 def _setup_words(error: RuntimeEnvSetupError) -> str:
-    """Ray's first line names no reason; the last one is the error itself, below its traceback."""
+    """Why the runtime environment could not be set up. Ray's first line names no reason; the last one is the error
+    itself, below its traceback."""
     lines = (error.error_message or "").strip().splitlines()
     return f"Ray could not set up the runtime environment: {lines[-1].strip() if lines else 'it names no reason'}"
 
 
 def _death_words(error: RayActorError) -> str:
-    """Ray's first line names no reason ("The actor died unexpectedly before finishing this task"). What it does know is
-    in the lines below; the exit status is asked for afterwards, see `exit_words`."""
+    """Why the worker died. Ray's first line names no reason ("The actor died unexpectedly before finishing this task").
+    What Ray does know is in the lines below; the exit status is asked for afterwards, see `exit_words`."""
     words = str(error).lower()
     if _cause_of(error) is IncidentCause.NODE_DIED:
         return "Ray reports that the worker's node died"

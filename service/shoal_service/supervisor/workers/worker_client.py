@@ -60,7 +60,8 @@ _EXPLAIN_AFTER_S = (0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 5.0, 10.0)
 
 
 class WorkerClient:
-    """Called on the executor's loop only. All public methods but `collect_last_reports` return immediately."""
+    """Makes all calls to one worker. Called on the executor's loop only. All public methods but `collect_last_reports`
+    return immediately."""
 
     def __init__(self, index: int, worker_id: str, context: SupervisorContext) -> None:
         self.index = index
@@ -70,43 +71,43 @@ class WorkerClient:
         self._post = context.post
         self._tasks: set[asyncio.Task[None]] = set()
         self._adopted: asyncio.Task[None] | None = None
-        """Other calls wait for it; None: this supervisor has started the worker."""
+        """The call that adopts the worker, for which other calls wait; None: this supervisor has started the worker."""
         self._info: WorkerInfo | None = None
-        """Set once it is warm."""
+        """What the worker said of itself; set once it is warm."""
         self._is_in_run = False
         self._polling = WorkerPolling(index, worker_id, context)
 
     def start(self, order: StartWorker) -> None:
-        """Start the worker and make it warm."""
+        """Starts the worker and makes it warm."""
         self._spawn(self._start(order))
 
     def adopt(self, generation: int) -> None:
-        """After a restart of the supervisor, first of all: the worker obeys this one, and leaves every generation later
-        than this one."""
+        """Takes the worker over after a restart of the supervisor, before anything else. The worker then obeys this
+        supervisor, and leaves every generation later than this one."""
         self._adopted = asyncio.get_running_loop().create_task(self._adopt(generation))
         self._tasks.add(self._adopted)
         self._adopted.add_done_callback(self._tasks.discard)
 
     def prepare(self) -> None:
-        """Make a worker warm that was started before."""
+        """Makes a worker warm that was started before."""
         self._spawn(self._prepare())
 
     def start_polling(self) -> None:
         self._spawn(self._poll())
 
     def probe(self, info: WorkerInfo) -> None:
-        """Also detect the end of a warm worker by its port."""
+        """Watches the port of a warm worker too, to detect its end."""
         self._info = info
         self._polling.node_id = info.node_id
         self._spawn(self._probe(info))
 
     def run(self, assignment: Assignment) -> None:
-        """Start the one `run` call that a worker has in flight."""
+        """Starts the one `run` call that a worker has in flight."""
         self._is_in_run = True
         self._spawn(self._run(assignment))
 
     def rejoin(self, generation: int) -> None:
-        """Wait for the result of a `run` call that a previous supervisor made."""
+        """Waits for the result of a `run` call that a previous supervisor made."""
         self._is_in_run = True
         self._spawn(self._join(generation))
 
@@ -128,16 +129,16 @@ class WorkerClient:
 
     @property
     def is_idle(self) -> bool:
-        """It is warm and not in `run`, so it creates no snapshots."""
+        """Whether the worker is warm and not in `run`, so that it creates no snapshots."""
         return self._info is not None and not self._is_in_run
 
     def close(self) -> None:
-        """Cancel all calls: no answer of this worker is needed any more."""
+        """Cancels all calls, because no answer of this worker is needed any more."""
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
 
     async def collect_last_reports(self, limit_s: float) -> None:
-        """At the attempt's end: one more poll, for the worker's last reports and output; `limit_s` for the answer."""
+        """Polls once more at the attempt's end, for the worker's last reports and output. `limit_s`: for the answer."""
         if self._fleet.knows(self.index):
             await self._polling.collect_last(limit_s)
 
@@ -202,7 +203,7 @@ class WorkerClient:
             self._lost(error, "run call")
 
     async def _join(self, generation: int) -> None:
-        """Wait for the result of a `run` call whose answer was lost: by a broken connection, or with a previous
+        """Waits for the result of a `run` call whose answer was lost, by a broken connection or with a previous
         supervisor."""
         try:
             worker_exit = await self._insist(lambda: self._fleet.join(self.index, generation))
@@ -222,7 +223,8 @@ class WorkerClient:
             self._lost(error, "poll call")  # the `run` call, if there is one, fails too; the first one counts
 
     async def _interrupt(self, generation: int) -> None:
-        """Repeated until it is acknowledged: a worker that does not acknowledge it is killed soon."""
+        """Interrupts the worker, again and again until it acknowledges. A worker that does not acknowledge is killed
+        soon."""
         try:
             await self._insist(lambda: self._fleet.interrupt(self.index, generation))
         except WorkerCallError as error:
@@ -291,8 +293,8 @@ class WorkerClient:
         self._post(WorkerLost(self.index, cause, witness, message))
 
     async def _explain_death(self, info: WorkerInfo) -> None:
-        """The node's fork server writes it down when it reaps the process. If no other worker is on the node, one may
-        start there soon."""
+        """Asks for the exit status, which the node's fork server writes down when it reaps the process. If no other
+        worker is on the node, one may start there soon."""
         for wait_s in _EXPLAIN_AFTER_S:
             await self._context.clock.sleep(wait_s)
             words = await self._fleet.exit_words(info)
@@ -315,7 +317,7 @@ _HANG_POLL_WAIT_S = 0.25
 
 
 class WorkerPolling:
-    """Used on the executor's loop only."""
+    """Polls one worker. Used on the executor's loop only."""
 
     def __init__(self, index: int, worker_id: str, context: SupervisorContext) -> None:
         self.index = index
@@ -327,14 +329,15 @@ class WorkerPolling:
         """Number of the last report or log line that was received."""
         self._acknowledged = 0
         self._stored_after: deque[tuple[int, int, int]] = deque()
-        """For each poll: its number, and those of the outbox and of the metrics hook once all of it was in them."""
+        """For each poll: its number, and the numbers of the outbox and of the metrics hook once all of it was in
+        them."""
         self._wait_s = self._poll_wait_s()
         self._call: asyncio.Future[WorkerPoll] | None = None
         """The direct poll in flight."""
         self._released: asyncio.Future[None] | None = None
         """Set while an agent polls the worker; done when it is polled directly again."""
         self._has_failed = False
-        """Its agent could not poll it; it has not answered a direct poll since."""
+        """Whether its agent could not poll the worker, and it has not answered a direct poll since."""
 
     async def run(self) -> None:
         """Long-polls the worker for reports, logs and progress. Raises WorkerCallError when the worker has ended.
@@ -362,7 +365,7 @@ class WorkerPolling:
                 del polled[self.index]
 
     async def _poll_directly(self) -> WorkerPoll | None:
-        """None: an agent has polled the worker meanwhile, and does so no longer."""
+        """Polls once. None: an agent has polled the worker meanwhile, and does so no longer."""
         request = self.request()
         fleet = self._context.fleet
         call = self._call = asyncio.ensure_future(
@@ -380,8 +383,8 @@ class WorkerPolling:
             self._call = self._released = None
 
     def take_over(self) -> bool:
-        """An agent polls the worker from now on, until `release`. False: not now, an answer is being handled, or the
-        last try has failed."""
+        """Lets an agent poll the worker from now on, until `release`. False: not now, because an answer is being
+        handled, or the last try has failed."""
         if self._released is not None:
             return not self._released.done()
         if self._call is None or self._call.done() or self._has_failed:
@@ -395,17 +398,18 @@ class WorkerPolling:
         return self._released is not None and not self._released.done()
 
     def fail(self) -> None:
-        """The agent cannot poll the worker: poll it directly, which says why, and on until it answers."""
+        """Goes back to direct polls, because the agent cannot poll the worker. A direct poll says why. No agent gets
+        the worker until it has answered one."""
         self._has_failed = True
         self.release()
 
     def release(self) -> None:
-        """Poll directly again, at once. Nothing happens if no agent polls the worker."""
+        """Polls directly again, at once. Nothing happens if no agent polls the worker."""
         if self._released is not None and not self._released.done():
             self._released.set_result(None)
 
     def request(self) -> PollRequest:
-        """The next poll."""
+        """Makes the next poll."""
         outbox, backlog = self._context.outbox, self._context.reporter.backlog
         stored = self._stored_after
         while stored and stored[0][1] <= outbox.acknowledged and stored[0][2] <= backlog.settled:
@@ -415,7 +419,7 @@ class WorkerPolling:
         )
 
     def receive(self, poll: WorkerPoll) -> None:
-        """An answer becomes events of the machine."""
+        """Turns an answer into events of the machine."""
         self._record(poll)
         self._wait_s = _HANG_POLL_WAIT_S if self._may_hang_soon(poll.progress) else self._poll_wait_s()
         for item in poll.reports:
@@ -423,13 +427,13 @@ class WorkerPolling:
         self._context.post(ProgressReported(self.index, poll.progress))
 
     def handled(self) -> None:
-        """The machine has handled the last answer, so all of it is in the outbox."""
+        """Notes that the machine has handled the last answer, so all of it is in the outbox."""
         outbox, backlog = self._context.outbox, self._context.reporter.backlog
         if not self._stored_after or self._stored_after[-1][0] != self._received_seq:
             self._stored_after.append((self._received_seq, outbox.seq, backlog.added))
 
     async def collect_last(self, limit_s: float) -> None:
-        """At the attempt's end: one more poll, for the worker's last reports and output."""
+        """Polls once more at the attempt's end, for the worker's last reports and output."""
         with contextlib.suppress(WorkerCallError, TimeoutError):
             call = self._context.fleet.poll(self.index, self._received_seq, self._received_seq, 0.0)
             poll = await self._context.clock.wait_for(call, limit_s)
@@ -442,7 +446,7 @@ class WorkerPolling:
         self._context.reporter.record_poll(self.index, poll, self._context.state())
 
     def _poll_wait_s(self) -> float:
-        """A poll returns as soon as the worker has something to report, and after this time in any case."""
+        """How long a poll may wait. It returns as soon as the worker has something to report."""
         return poll_wait_s(len(self._context.state().pool.workers))
 
     def _may_hang_soon(self, progress: Progress) -> bool:
@@ -470,9 +474,9 @@ class SupervisorContext:
     """Waits until the machine has handled everything that was posted."""
     state: Callable[[], Attempt]
     kill: Callable[[int], None]
-    """End the worker of this index."""
+    """Ends the worker of this index."""
     spawn: Callable[[Coroutine[Any, Any, None]], None]
-    """For work that must continue after the client was closed."""
+    """Runs work that must continue after the client was closed."""
     raylet: Callable[[str], tuple[str, int] | None]
     """Address and port of a node's raylet, by node id; None: unknown."""
     polled: dict[int, WorkerPolling] = field(default_factory=dict)
@@ -480,6 +484,6 @@ class SupervisorContext:
 
 
 async def unreachable(context: SupervisorContext, index: int) -> None:
-    """A call to the worker has failed, and may succeed later: report it, and wait until it is due again."""
+    """Reports that a call to the worker has failed and may succeed later, and waits until it is due again."""
     context.post(WorkerUnreachable(index))
     await context.clock.sleep(_RETRY_S)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from shoal_service.telemetry.catalogue import ALL
 from shoal_service.telemetry.metric import Kind
-from shoal_service.telemetry.metric_names import ALL
 
 SNAPSHOT = {
     "shoal_job_info": ("gauge", ("job_id", "name", "layout", "priority", "project")),

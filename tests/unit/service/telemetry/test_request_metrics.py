@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.telemetry.tallies import RequestMetrics
 
 
 def test_requests_are_counted_by_method_route_and_class_of_status() -> None:

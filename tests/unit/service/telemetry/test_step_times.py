@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from shoal_service.telemetry.step_times import STEP_BOUNDS_S, StepTimes
+from shoal_service.telemetry.metric import STEP_BOUNDS_S, StepTimes
 
 
 def test_a_step_time_on_a_bound_belongs_to_it() -> None:
