@@ -8,6 +8,7 @@ Whatever a worker or the storage answers is pending until a test delivers it, so
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kit.worlds.attempt.kept_journal import KeptJournal
 from kit.worlds.attempt.parts import (
@@ -15,6 +16,7 @@ from kit.worlds.attempt.parts import (
     TOTAL_STEPS,
     FakeWorker,
     copy_of,
+    directed,
     from_journal,
 )
 from kit.worlds.attempt.watch import Watch
@@ -149,6 +151,10 @@ class Commanded:
             self.issued += [o for o in orders if not isinstance(o, (KillWorker, ForgetDamaged))]
             self.perform(commands)
         return commands
+
+    def direct(self, **changes: Any) -> tuple[Command, ...]:
+        """A directive comes that differs from the last one in these values."""
+        return self.feed(directed(self.state.target, **changes))
 
     def restart_supervisor(self) -> None:
         """The state and the orders come from the journal; the requests to the storage are lost with their answers, and

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from shoal_service.core.attempt.state.attempt import ATTEMPT_JSON, Attempt
+from shoal_service.core.attempt.events import Directed
+from shoal_service.core.attempt.state.attempt import ATTEMPT_JSON, Attempt, Target
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Assignment, ErrorReport, Phase
@@ -44,6 +46,22 @@ class FakeWorker:
     yields: bool | None = None
     """A yield at the next step boundary was requested; True: with a durable checkpoint."""
     fenced: bool = False
+
+
+def directed(target: Target, **changes: Any) -> Directed:
+    """A document that wants what the target is, but for these values."""
+    same = Directed(
+        granted=target.granted,
+        desired=target.desired,
+        elasticity=target.spec.elasticity,
+        parallelism=target.spec.parallelism,
+        settings=target.settings,
+        code=target.spec.code.archive or "",
+        server_stops=target.server_stops,
+        is_preempted=target.is_preempted,
+        pinned=target.pinned,
+    )
+    return replace(same, **changes)
 
 
 def part_of(run: Assignment, step: int) -> SavedPart:
