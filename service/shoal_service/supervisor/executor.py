@@ -243,6 +243,7 @@ class Executor:
         self._end = next((c for c in commands if isinstance(c, End)), None)
         self._orders.drop_answered(self._state)
         numbers = self._orders.issue(commands)
+        # before the journal is written, whose entry contains what the outbox has not delivered yet
         for command in commands:
             if isinstance(command, (Emit, ShowIncident)):
                 self._reporter.report([command], self._state)
@@ -537,7 +538,7 @@ class Pace:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Around the work."""
+        """Measure how long the work within takes."""
         began = self._clock.monotonic()
         yield
         self._ended_mono = self._clock.monotonic()

@@ -90,7 +90,7 @@ def step(state: Attempt, event: Event, now: float, plan: PlanLayout) -> tuple[At
 def step_all(
     state: Attempt, events: Sequence[Event], now: float, plan: PlanLayout
 ) -> tuple[Attempt, tuple[Command, ...]]:
-    """The same for several events.
+    """Like `step`, for all events of a turn.
 
     Events that have arrived together are one turn: they happen one after the other, and what follows from the state
     (deadlines, forming, switching, missing workers) is considered once, after the last one. So a thousand workers that

@@ -95,7 +95,7 @@ def copy_of(state: Attempt) -> Attempt:
 
 
 def from_journal(state: Attempt) -> Attempt:
-    """As a restarted supervisor would read it."""
+    """The state as a restarted supervisor would read it."""
     return ATTEMPT_JSON.validate_json(ATTEMPT_JSON.dump_json(state))
 
 

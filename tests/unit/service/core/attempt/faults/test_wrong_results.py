@@ -249,7 +249,7 @@ def test_a_checkpoint_that_is_committed_after_the_difference_was_found_is_not_tr
 def test_a_checkpoint_that_is_committed_while_an_older_one_is_searched_is_not_trusted(
     new_world: NewWorld, first: str
 ) -> None:
-    """The search has been told to leave step 8 out, and answers step 12, whose marker was written meanwhile."""
+    """The search was asked to leave step 8 out, and answers step 12, whose marker was written meanwhile."""
     world = new_world(workers=3, standby=1, memory=True)
     world.total_steps = 20
     world.open(then=9)
