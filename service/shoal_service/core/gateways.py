@@ -181,7 +181,8 @@ class WatchedGateway:
 
 
 def watched(gateway: WatchedGateway, report: tuple[str, int], after_s: float) -> WatchedGateway:
-    """After a look at the newest report. `after_s`: since the look before; not longer than this server was awake."""
+    """The gateway as it is after a look at the newest report. `after_s`: seconds since the look before, and not more
+    than this server was awake."""
     if gateway.report is None:
         return replace(gateway, report=report)
     if report == gateway.report:

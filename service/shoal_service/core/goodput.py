@@ -231,7 +231,7 @@ def checkpoint_stalled(ledger: Ledger, *, step: int, stall_s: float, workers: in
 
 
 def snapshots_cost(ledger: Ledger, *, copy_s: float, every_steps: float) -> Ledger:
-    """From now on each step contains this share of a snapshot."""
+    """Each step contains this share of a snapshot from now on."""
     return replace(ledger, snapshot_s=copy_s / max(1, every_steps))
 
 

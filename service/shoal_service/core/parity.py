@@ -194,7 +194,7 @@ class _Summary:
 
 
 class _Thinned:
-    """At most `max_points` of any number of points: of neighbours only the one with the larger difference is kept.
+    """Keeps at most `max_points` of any number of points: of two neighbours the one with the larger difference.
 
     Starts with buckets of one point. When there are too many buckets, neighbouring pairs of them are merged.
     """

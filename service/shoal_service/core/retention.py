@@ -186,7 +186,7 @@ class Removal:
 
 
 def due(jobs: Collection[EndedJob], rules: RetentionRules, now: float) -> tuple[Removal, ...]:
-    """In the order in which they are to be carried out."""
+    """The removals, in the order in which they are carried out."""
     return tuple(removal for job in jobs for removal in _of_job(job, rules, now))
 
 

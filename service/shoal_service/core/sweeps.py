@@ -177,8 +177,8 @@ def verdict(job_id: str, step: int, values: Mapping[str, float]) -> Verdict | No
 
 
 def rank(val_loss: float | None, loss: float | None) -> tuple[bool, float]:
-    """To sort the jobs of a sweep, the best first: by validation loss, where there is one; then by loss; then those
-    that have neither."""
+    """The key that sorts the jobs of a sweep, the best first: by validation loss, where there is one; then by loss;
+    then those that have neither."""
     value = val_loss if val_loss is not None else loss
     return value is None, _or_worst(value) if value is not None else 0.0
 

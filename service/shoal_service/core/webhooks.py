@@ -64,7 +64,7 @@ def selects(patterns: Iterable[str], type_: str) -> bool:
 
 
 def unknown_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Those that select no type of the catalogue: probably typing errors."""
+    """The patterns that select no type of the catalogue: probably typing errors."""
     return tuple(pattern for pattern in patterns if not any(selects((pattern,), type_) for type_ in CATALOGUE))
 
 
@@ -133,7 +133,7 @@ class WebhookRules:
 UNRESTRICTED = WebhookRules(
     networks=(ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")), secrets={ANY: (ANY,)}
 )
-"""For tests, and for applications that have no accounts."""
+"""Rules that tests use, and applications that have no accounts."""
 
 
 def refused(host: str) -> str:

@@ -340,7 +340,8 @@ def _even(total: list[float], num_stages: int, last_extra: float, limit: float) 
 
 
 def _sizes(total: list[float], num_stages: int, last_extra: float, limit: float) -> tuple[int, ...] | None:
-    """From the last stage to the first, each as full as `limit` allows, with at least one block left for each other."""
+    """Fill the stages from the last to the first, each as full as `limit` allows, with at least one block left for each
+    other."""
     end, sizes = len(total) - 1, []
     for stage in range(num_stages - 1, -1, -1):
         room = limit * (1 + 1e-12) - (last_extra if stage == num_stages - 1 else 0.0)

@@ -300,7 +300,7 @@ def least_need(spec: JobSpec, layout: Layout, num_params: int) -> HostNeed:
 
 
 def num_params_of(spec: JobSpec) -> int:
-    """As the spec declares it; 0: it does not."""
+    """The number that the spec declares; 0: it declares none."""
     return spec.plan.num_params if spec.plan is not None else 0
 
 

@@ -185,7 +185,7 @@ def _best(
 
 
 def on_nodes(profile: HardwareProfile, racks: Racks) -> HardwareProfile:
-    """With the size of the largest node, if the nodes are known."""
+    """The profile with the size of the largest node, if the nodes are known."""
     if not racks:
         return profile
     return profile.model_copy(update={"ranks_per_node": max(size for rack in racks for size in rack)})

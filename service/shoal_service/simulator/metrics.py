@@ -93,7 +93,8 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def finish_time_ratios(run: Run, market: Market) -> dict[str, float]:
-    """By job, of those that finished. The fair share of a job is averaged over its life, as in Themis (NSDI 2020)."""
+    """The ratio of each job that finished, by job. The fair share of a job is averaged over its life, as in Themis
+    (NSDI 2020)."""
     finished = [job for job in run.jobs if job.finished_at is not None]
     shares = _FairShares(run, market.capacity, market.projects)
     ratios: dict[str, float] = {}
@@ -105,7 +106,7 @@ def finish_time_ratios(run: Run, market: Market) -> dict[str, float]:
 
 
 def _rate_alone(run: JobRun, share: float) -> float:
-    """With a share that need not be whole; below the minimum the job takes turns."""
+    """The rate of a job with a share that need not be whole; below the minimum the job takes turns."""
     job = run.job
     if share < job.min_workers:
         return job.curve.rate(job.min_workers) * share / job.min_workers

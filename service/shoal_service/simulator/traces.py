@@ -31,7 +31,7 @@ WAIT_S = 1800.0
 WORKER = WorkerNeed(cpus=1.0)
 """What each worker of a simulation reserves; a node of `workers_per_node` workers has that many CPUs."""
 AWAY = -1
-"""In place of a number of nodes: the whole cluster is lost. It does not answer, and its jobs stand still."""
+"""Stands in place of a number of nodes: the whole cluster is lost. It does not answer, and its jobs stand still."""
 _REQUIRED = ("submit_s", "work_samples", "min_workers", "max_workers")
 _OPTIONAL = (
     "job",
@@ -107,7 +107,7 @@ class Capacity:
     steps: tuple[tuple[float, int], ...]
     """(seconds since the start, nodes alive from then on): rising, the first at 0. Of several clusters, their sum."""
     clusters: tuple[ClusterCapacity, ...] = ()
-    """By name. Empty: there is one cluster, without a name."""
+    """The clusters, ordered by name. Empty: there is one cluster, without a name."""
 
     def __post_init__(self) -> None:
         assert self.workers_per_node >= 1 and self.steps and self.steps[0][0] == 0

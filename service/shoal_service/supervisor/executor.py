@@ -43,20 +43,12 @@ from shoal_service.core.attempt.commands import (
 )
 from shoal_service.core.attempt.events import (
     ClockJumped,
-    CodeChanged,
-    DesiredChanged,
-    ElasticityChanged,
+    Directed,
     Event,
-    GrantChanged,
     NodesAvoided,
     NodesSilent,
-    ParallelismChanged,
-    PinsChanged,
-    Preempted,
     Reopened,
     ReportArrived,
-    ServerStopping,
-    SettingsChanged,
     Tick,
     WorkerLost,
 )
@@ -214,8 +206,7 @@ class Executor:
             return
         self._directive = directive
         self._reporter.spec_version = directive.spec_version
-        for event in (*_changes_by(directive, self._state), Tick()):
-            self._post(event)
+        self._post(_directed(directive))
         self._avoid()
 
     def _follow_nodes(self, nodes: NodeTable) -> None:
@@ -252,6 +243,7 @@ class Executor:
         self._end = next((c for c in commands if isinstance(c, End)), None)
         self._orders.drop_answered(self._state)
         numbers = self._orders.issue(commands)
+        # before the journal is written, whose entry contains what the outbox has not delivered yet
         for command in commands:
             if isinstance(command, (Emit, ShowIncident)):
                 self._reporter.report([command], self._state)
@@ -497,26 +489,19 @@ async def _forget_memory(fleet: Fleet, clock: Clock, indexes: list[int], limit_s
     return None
 
 
-def _changes_by(directive: Directive, state: Attempt) -> Iterator[Event]:
-    """One event for each value that differs from the attempt's own."""
-    if directive.is_preempted != state.target.is_preempted:
-        yield Preempted(directive.is_preempted)  # before the grant, which is taken away with it
-    if directive.pinned != state.target.pinned:
-        yield PinsChanged(directive.pinned)
-    if directive.elasticity != state.target.spec.elasticity:
-        yield ElasticityChanged(directive.elasticity)
-    if directive.parallelism != state.target.spec.parallelism:
-        yield ParallelismChanged(directive.parallelism)
-    if directive.settings is not None and directive.settings != state.target.settings:
-        yield SettingsChanged(directive.settings)
-    if directive.code is not None and directive.code != (state.target.spec.code.archive or ""):
-        yield CodeChanged(directive.code)
-    if directive.granted != state.target.granted:
-        yield GrantChanged(directive.granted)
-    if directive.desired is not state.target.desired:
-        yield DesiredChanged(directive.desired)
-    if directive.server_stops != state.target.server_stops:
-        yield ServerStopping(directive.server_stops)
+def _directed(directive: Directive) -> Directed:
+    """The part of a directive that the attempt machine decides about."""
+    return Directed(
+        granted=directive.granted,
+        desired=directive.desired,
+        elasticity=directive.elasticity,
+        parallelism=directive.parallelism,
+        settings=directive.settings,
+        code=directive.code,
+        server_stops=directive.server_stops,
+        is_preempted=directive.is_preempted,
+        pinned=directive.pinned,
+    )
 
 
 def _avoided_nodes(state: Attempt, directive: Directive | None, nodes: NodeTable) -> NodesAvoided | None:
@@ -553,7 +538,7 @@ class Pace:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Around the work."""
+        """Measure how long the work within takes."""
         began = self._clock.monotonic()
         yield
         self._ended_mono = self._clock.monotonic()

@@ -116,7 +116,7 @@ def error_class_of(chain: Sequence[Link]) -> ErrorClass:
 
 
 def origin_of(frames: Sequence[Frame], *, in_task_call: bool) -> Origin:
-    """Whose code raised.
+    """The owner of the code that raised.
 
     The innermost frame that is the task's or the engine's decides; libraries act for their caller. Two cases while the
     engine has called into the task: a library that the engine runs on the task's objects (a backward pass, a module's

@@ -201,7 +201,7 @@ class TextDataConfig(Frozen):
 
 
 def plan_of_language_model(config: LanguageModelConfig) -> ParallelPlan:
-    """With the module names of `shoal_workers.tasks.transformer`."""
+    """Parameters have the module names of `shoal_workers.tasks.transformer`."""
     return ParallelPlan(
         blocks="blocks",
         num_blocks=config.num_layers,

@@ -18,7 +18,7 @@ class SnapshotScope(StrEnum):
     MACHINE = "machine"
     """All workers of the attempt that see the same memory, whatever their Ray node."""
     NODE = "node"
-    """Those of one Ray node."""
+    """The workers of one Ray node."""
 
 
 class SnapshotPart(Frozen):

@@ -22,7 +22,7 @@ from shoal_service.core.goodput import Category, Ledger
 from shoal_workers.contract.worker_reports import SavedPart, SnapshotCost, StepReport, WorkerReport
 
 _QUIET_S = 5.0
-"""While nothing changes, time is booked this often: the status of a waiting job must not change with every tick."""
+"""Time is booked this often while nothing changes: the status of a waiting job must not change with every tick."""
 
 
 def booked(before: Attempt, after: Attempt, event: Event, now: float) -> Ledger:

@@ -81,7 +81,7 @@ def storage_is_away(turn: Turn, message: str) -> None:
 
 
 def search_again(turn: Turn) -> None:
-    """After every event: ask again once the pause is over; end the attempt at the deadline."""
+    """Ask the storage again once the pause is over; end the attempt at the deadline. Called after every event."""
     current = turn.current
     if not isinstance(current, (Opening, FallingBack)):
         return
@@ -98,7 +98,7 @@ def search_deadline(state: Attempt) -> float:
 
 
 def waits_for(state: Attempt) -> str:
-    """For people; the same text as long as the storage fails in the same way."""
+    """The text that people read. It stays the same as long as the storage fails in the same way."""
     root, current = state.config.checkpoint_root, state.current
     if isinstance(current, (Opening, FallingBack)) and current.search.error:
         return f"the checkpoint storage {root} does not answer and is asked again: {current.search.error}"
@@ -141,8 +141,8 @@ def part_saved(turn: Turn, part: SavedPart) -> None:
 
 
 def commit_whole(turn: Turn) -> None:
-    """Those of which every part is there. While new code is on trial, its checkpoints wait: they are not wanted if it
-    is rolled back."""
+    """Commit the checkpoints of which every part is there. While new code is on trial, its checkpoints wait: they are
+    not wanted if it is rolled back."""
     is_on_trial = turn.code.trial is not None and turn.stage is Stage.RUNNING and not turn.state.is_finishing
     for name, parts in turn.checkpoints.parts.items():
         is_whole = len(parts) == next(iter(parts.values())).world_size
@@ -260,7 +260,7 @@ def distrust(turn: Turn, name: str) -> None:
 
 
 def distrust_later_than(turn: Turn, clean_step: int) -> None:
-    """Also what is committed from now on, if it is of this generation."""
+    """Checkpoints of later steps are not read any more, nor are those that this generation commits from now on."""
     turn.checkpoints = replace(turn.checkpoints, distrusted=(turn.group.generation, clean_step))
     for name in turn.checkpoints.unverified:
         if turn.checkpoints.is_distrusted(name):

@@ -36,7 +36,7 @@ from shoal_workers.contract.worker_reports import StepReport, StepSkipped
 
 
 def wanted(turn: Turn, version: str) -> None:
-    """By a directive. While the new code is on trial, the next version waits for the verdict."""
+    """A directive names another version. While the new code is on trial, the next version waits for the verdict."""
     turn.target = turn.target.with_code(version)
     turn.code = replace(turn.code, wanted=version, refused="")
     update = turn.code.warming
@@ -45,7 +45,8 @@ def wanted(turn: Turn, version: str) -> None:
 
 
 def consider(turn: Turn) -> None:
-    """In RUNNING, after every event. A group that was lost is formed again first."""
+    """Advance the update that is wanted. Called after every event; acts in RUNNING only. A group that was lost is
+    formed again first."""
     if turn.stage is not Stage.RUNNING or turn.incident is not None or turn.target.ends_saved:
         return
     code, update = turn.code, turn.code.warming
@@ -83,12 +84,12 @@ def readiness(state: Attempt) -> Decision:
 
 
 def failed_to_start(turn: Turn, worker: Worker, error: ErrorReport) -> bool:
-    """False: the worker belongs to no update."""
+    """A worker could not load the code. False: it belongs to no update."""
     return _failed(turn, worker, f"a worker could not load it: {error.sentence}")
 
 
 def start_died(turn: Turn, worker: Worker, message: str) -> bool:
-    """The same for one that ended before it was warm."""
+    """A worker ended before it was warm. False: it belongs to no update."""
     return _failed(turn, worker, f"a worker ended before it was warm: {message}")
 
 

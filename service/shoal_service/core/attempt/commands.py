@@ -73,7 +73,7 @@ class RequestYield:
     index: int
     generation: int
     durable: bool = True
-    """With a durable checkpoint part of that step; False: the snapshot in memory is enough."""
+    """Each rank also saves its part of a durable checkpoint of that step; False: the snapshot in memory is enough."""
     kind: Literal["request_yield"] = "request_yield"
 
 

@@ -32,7 +32,7 @@ _KEPT_DEATHS = 64
 _CRASH = re.compile(r"\b(?:was )?(killed by signal (?:4|6|7|8|11)\b.*|exited with -?\d+)$")
 _EXIT = "exited with"
 CRASH, PROCESS_EXIT = "crash", "process_exit"
-"""As `UserFailure.mistake`."""
+"""Values of `UserFailure.mistake`."""
 
 
 def note_death(turn: Turn, worker: Worker, cause: IncidentCause) -> None:

@@ -45,7 +45,7 @@ def has_to_leave(worker: Worker, leaving: frozenset[str]) -> bool:
 
 
 def why(state: Attempt, worker: Worker) -> str:
-    """For people: the reason why the group switches away from it."""
+    """The reason why the group switches away from it, for people."""
     leave = leave_of(state, worker)
     return f"drain {leave.node_id}: {leave.reason}" if leave is not None else f"replace straggler {worker.worker_id}"
 

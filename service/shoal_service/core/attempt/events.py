@@ -104,36 +104,26 @@ class CommitFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class GrantChanged:
-    workers: int
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directed:
+    """What the control plane wants of the attempt. Whole, not a change."""
 
-
-@dataclass(frozen=True, slots=True)
-class ElasticityChanged:
+    granted: int
+    desired: Desired
     elasticity: ElasticitySpec
-
-
-@dataclass(frozen=True, slots=True)
-class ParallelismChanged:
-    """The group takes its new layout at the next step boundary."""
-
     parallelism: Literal["auto"] | ParallelismSpec
-
-
-@dataclass(frozen=True, slots=True)
-class SettingsChanged:
-    """The group follows at the next step boundary."""
-
-    settings: TrainingSettings
-
-
-@dataclass(frozen=True, slots=True)
-class CodeChanged:
-    """Workers with the new code start beside the others, and take over at a step boundary."""
-
-    version: str
-    """SHA-256 of its archive; empty: none."""
+    """The group takes another layout at the next step boundary."""
+    settings: TrainingSettings | None
+    """The group takes other settings at the next step boundary; None: they stay."""
+    code: str | None
+    """SHA-256 of its archive, empty if there is none; None: it stays. Workers with other code start beside the present
+    ones, and take over at a step boundary."""
+    server_stops: bool
+    """The server ends the cluster once the attempt is saved; False after True: another server has taken over."""
+    is_preempted: bool
+    """Another job gets the workers once the attempt is saved."""
+    pinned: tuple[str, ...]
+    """Names of the checkpoints that retention does not delete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,36 +136,10 @@ class ModelsCompared:
 
 
 @dataclass(frozen=True, slots=True)
-class DesiredChanged:
-    desired: Desired
-
-
-@dataclass(frozen=True, slots=True)
-class PinsChanged:
-    """The checkpoints that retention does not delete."""
-
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ClockJumped:
     """The wall clock was set, or the machine was suspended: no time passed for the attempt."""
 
     by_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ServerStopping:
-    """The server ends the cluster once the attempt is saved; not `stops`: another server took over and keeps it."""
-
-    stops: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Preempted:
-    """Another job gets the workers once the attempt is saved; not `is_preempted`: the job may keep them after all."""
-
-    is_preempted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,16 +210,8 @@ Event = (
     | ReportArrived
     | CheckpointCommitted
     | CommitFailed
-    | GrantChanged
-    | ElasticityChanged
-    | ParallelismChanged
-    | SettingsChanged
-    | CodeChanged
+    | Directed
     | ModelsCompared
-    | DesiredChanged
-    | ServerStopping
-    | Preempted
-    | PinsChanged
     | ClockJumped
     | ProgressReported
     | InterruptAcknowledged

@@ -26,7 +26,7 @@ from shoal_workers.contract.spec import ParallelismSpec, changes
 
 
 def consider(turn: Turn) -> None:
-    """In STARTING and WAITING, after every event: form a group once it is time."""
+    """Form a group once it is time. Called after every event; acts in STARTING and WAITING only."""
     if turn.stage in (Stage.STARTING, Stage.WAITING):
         chosen = next_workers(turn.state, turn.now)
         if readiness(turn.state, len(chosen), turn.now):

@@ -49,7 +49,7 @@ class HangDecision(Decision):
 
 
 def progress_reported(turn: Turn, reports: Iterable[tuple[int, Progress]]) -> None:
-    """By workers that have answered their polls. A stamp is kept when the progress counter of this generation has
+    """Workers have answered their polls. A stamp is kept when the progress counter of this generation has
     changed."""
     answered_at, stamps = dict(turn.progress.answered_at), dict(turn.progress.stamps)
     ranks = turn.group.ranks
@@ -155,7 +155,7 @@ def silent_s(state: Attempt) -> float:
 
 
 def collective_timeout_s(state: Attempt) -> float:
-    """For the next group: later than its hang would be found."""
+    """The timeout of the next group's collectives. It ends later than a hang would be found."""
     health = state.target.spec.health
     slowest = max(state.progress.step_times, default=0.0)
     return max(state.config.timeouts.collective_s, 2 * health.hang_factor * slowest, 2 * health.hang_floor_s)

@@ -17,7 +17,7 @@ AGENTS_FROM = 64
 """Workers of a job from which on agents poll them (supervisor/workers/agent_pool.py), unless set otherwise."""
 _ANSWER_S = 0.002
 _AT_ONCE = 64
-"""Up to this many workers, the time that their answers take is not worth counting."""
+"""The answers of up to this many workers take too little time to be counted."""
 _POLL_S = 1.0
 _POLLS_PER_S = 512
 

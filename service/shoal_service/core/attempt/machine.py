@@ -15,7 +15,6 @@ commits a durable checkpoint first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import assert_never
 
@@ -25,6 +24,7 @@ from shoal_service.core.attempt import (
     code_update,
     deadlines,
     deaths,
+    directives,
     forming,
     hangs,
     incidents,
@@ -41,27 +41,19 @@ from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
     ClockJumped,
-    CodeChanged,
     CommitFailed,
     DeathDated,
     DeathExplained,
-    DesiredChanged,
-    ElasticityChanged,
+    Directed,
     Event,
-    GrantChanged,
     InterruptAcknowledged,
     ModelsCompared,
     NodesAvoided,
     NodesSilent,
-    ParallelismChanged,
-    PinsChanged,
-    Preempted,
     ProgressReported,
     Reopened,
     ReportArrived,
     RunReturned,
-    ServerStopping,
-    SettingsChanged,
     SnapshotPartsReported,
     StorageAway,
     StorageUnusable,
@@ -75,10 +67,8 @@ from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.clock_jump import moved
 from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.attempt.unanswered import still_due
-from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import EndReason
 
 _STORAGE_ANSWERS = (CheckpointFound, CheckpointCommitted, CommitFailed, StorageAway, StorageUnusable)
@@ -100,7 +90,7 @@ def step(state: Attempt, event: Event, now: float, plan: PlanLayout) -> tuple[At
 def step_all(
     state: Attempt, events: Sequence[Event], now: float, plan: PlanLayout
 ) -> tuple[Attempt, tuple[Command, ...]]:
-    """The same for several events.
+    """Like `step`, for all events of a turn.
 
     Events that have arrived together are one turn: they happen one after the other, and what follows from the state
     (deadlines, forming, switching, missing workers) is considered once, after the last one. So a thousand workers that
@@ -213,61 +203,18 @@ def _happen(turn: Turn, event: Event) -> None:
             checkpoints.committed(turn, name, generation, committed_step)
         case CommitFailed(name, generation, message):
             checkpoints.commit_failed(turn, name, generation, message)
-        case GrantChanged(workers):
-            turn.target = replace(turn.target, granted=workers)
-        case ElasticityChanged(elasticity):
-            turn.target = turn.target.with_elasticity(elasticity)
-        case ParallelismChanged(parallelism):
-            turn.target = turn.target.with_parallelism(parallelism)
-        case SettingsChanged(settings):
-            turn.target = turn.target.with_settings(settings)
-        case CodeChanged(version):
-            code_update.wanted(turn, version)
+        case Directed():
+            directives.apply(turn, event)
         case ModelsCompared(index, difference):
             worker_pool.answered(turn, index)
             code_update.models_compared(turn, index, difference)
-        case DesiredChanged(desired):
-            _desired(turn, desired)
-        case ServerStopping(stops):
-            turn.target = replace(turn.target, server_stops=stops)
-            _end_without_group(turn)
-        case Preempted(is_preempted):
-            turn.target = replace(turn.target, is_preempted=is_preempted)
-            _end_without_group(turn)
-        case PinsChanged(names):
-            turn.target = replace(turn.target, pinned=names)
         case Reopened():
             memory_snapshots.ask_again(turn)
         case NodesAvoided(avoided):
-            _avoid(turn, avoided)
+            directives.avoid(turn, avoided)
         case NodesSilent(silent):
             witnesses.nodes_silent(turn, silent)
         case Tick() | ClockJumped():
             pass  # deadlines are checked after every event
         case _:
             assert_never(event)
-
-
-def _avoid(turn: Turn, avoided: tuple[AvoidedNode, ...]) -> None:
-    """The nodes that a worker must not start on are fixed when it is started, and it may wait without end for room on
-    other nodes. So a worker that is still starting is replaced when one of these nodes may be used again."""
-    before, after = ({node.node_id for node in nodes} for nodes in (turn.target.avoided, avoided))
-    turn.target = replace(turn.target, avoided=avoided)
-    for worker in turn.pool.workers:
-        if not worker.warm and not (before - after).isdisjoint(worker.avoids):
-            turn.kill(worker.index, "a node may be used again")
-
-
-def _desired(turn: Turn, desired: Desired) -> None:
-    turn.target = replace(turn.target, desired=desired)
-    if desired is Desired.CANCEL:
-        turn.end(EndReason.CANCELLED, "cancelled on request")
-    else:
-        _end_without_group(turn)
-
-
-def _end_without_group(turn: Turn) -> None:
-    """An attempt that shall save and end has nothing to save while no group runs. `switching.consider` asks a running
-    group to stop at its next step boundary."""
-    if turn.target.ends_saved and not turn.state.group_active and turn.stage is not Stage.COMMITTING:
-        turn.end_saved()

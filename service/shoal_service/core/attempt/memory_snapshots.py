@@ -212,7 +212,7 @@ def _serving(state: Attempt) -> list[Worker]:
 
 
 def _servers(state: Attempt, next_group: Sequence[Worker]) -> dict[str, Worker]:
-    """By node: the worker that serves it, one of the next group if there is one."""
+    """The worker that serves each node's snapshots, by node: one of the next group if there is one."""
     chosen = {worker.index for worker in next_group}
     best = sorted(_serving(state), key=lambda p: (p.index not in chosen, p.index))
     return {p.info.node_id: p for p in reversed(best) if p.info}

@@ -1,4 +1,4 @@
-"""On which node a new worker ought to be. Pure; `supervisor/workers/ray_fleet.py` calls it with what it has read.
+"""Chooses the node on which a new worker ought to be. Pure; called by `supervisor/workers/ray_fleet.py`.
 
 A wish, not an order: Ray places the worker elsewhere if the node has no room by then. `pack` keeps the number of nodes
 small, and counts room in blocks of tp workers, because a tp group has to be on one node:

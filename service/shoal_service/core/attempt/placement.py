@@ -72,7 +72,7 @@ class Choice:
     workers: tuple[Worker, ...]
     """Workers in rank order."""
     buddies: tuple[SnapshotServer | None, ...]
-    """By rank: who keeps a copy of its snapshots."""
+    """The worker that keeps a copy of its snapshots, by rank."""
     refusal: str
     """Why the group cannot start: what its workers need of the memory of a node; "": it can."""
     remark: str
@@ -222,7 +222,7 @@ class _Allotment:
     def __init__(self, candidates: Sequence[Candidate], former: dict[int, int], layout: Layout) -> None:
         self._layout = layout
         self._former = former
-        """By worker index: its rank in the last group."""
+        """Rank in the last group, by worker index."""
         self._waiting = _neighbours_together(candidates)
         """Candidates without a rank: node by node, in each by slot, then in the usual order."""
         self._ranks: list[Candidate | None] = [None] * layout.world_size
@@ -239,7 +239,7 @@ class _Allotment:
         return tuple(candidate for candidate in self._ranks if candidate is not None)
 
     def _homes(self, place_of: PlaceOf) -> dict[int, str]:
-        """By tp group: the place that has workers for all of it."""
+        """The place that has workers for all of it, by tp group."""
         tp, is_open = self._layout.tp, set(self._open)
         room = {place: size // tp for place, size in Counter(place_of(c) for c in self._waiting).items()}
         homes = self._homes_of_survivors(place_of, is_open, room)
@@ -339,7 +339,7 @@ def _neighbours_together(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _block_sizes(layout: Layout) -> list[int]:
-    """In tp groups, largest first: what had better be on one node as a whole."""
+    """Blocks of workers that should be on one node as a whole, counted in tp groups, the largest first."""
     sizes = [1]
     for degree in (layout.cp, layout.ep, layout.pp, layout.dp_shard // layout.ep, layout.dp_replicate):
         if degree > 1:

@@ -43,7 +43,7 @@ not cost a whole training run."""
 
 
 def consider(turn: Turn) -> None:
-    """Once no worker is in `run` any more."""
+    """Decide how the attempt continues, once no worker is in `run` any more."""
     decision = verdict.decide(turn.state, turn.now)
     if decision is None:
         return
@@ -69,7 +69,7 @@ def consider(turn: Turn) -> None:
             turn.end(reason, message, _most_frequent(decision.exits))
         case Outcome.WORKERS_AT_FAULT:
             _replace_faulty(turn, decision.exits)
-            consider(turn)
+            consider(turn)  # the verdict on the workers that are left
         case Outcome.NON_FINITE:
             assert first is not None
             _not_finite(turn, first)
@@ -96,7 +96,7 @@ def consider(turn: Turn) -> None:
 
 
 def consider_commit(turn: Turn) -> None:
-    """In COMMITTING: continue once the checkpoint of the last step is committed, or has failed."""
+    """Continue once the checkpoint of the last step is committed, or has failed. Acts in COMMITTING only."""
     state = turn.state
     if state.stage is not Stage.COMMITTING:
         return
@@ -171,7 +171,8 @@ def _was_durable(turn: Turn) -> bool:
 
 
 def _switch_from_best_source(turn: Turn, last: WorkerExit, message: str) -> None:
-    """From a snapshot of this step nothing is lost. Otherwise steps are done again, and an event reports it."""
+    """The next group starts from the newest state. If that is older than this step, steps are done again, and an event
+    reports it."""
     best = memory_snapshots.best_source(turn.state)
     newest = best.step if best is not None else turn.checkpoints.durable_step
     if newest < last.step:

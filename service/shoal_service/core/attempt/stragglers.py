@@ -45,7 +45,7 @@ def step_done(turn: Turn, report: StepReport) -> None:
 
 
 def count_slow_steps(state: Attempt, report: StepReport) -> dict[int, int] | None:
-    """By worker: the slow steps in a row, this one included; None: the ranks cannot be compared."""
+    """Count the slow steps in a row of each worker, this one included; None: the ranks cannot be compared."""
     factor, workers = state.target.spec.health.straggler_factor, state.group.workers
     if factor is None or len(report.compute_s) != len(workers) or len(workers) < 2:
         return None

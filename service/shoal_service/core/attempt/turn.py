@@ -59,7 +59,7 @@ class Turn:
 
     @property
     def state(self) -> Attempt:
-        """As it is by now, for functions that only read it."""
+        """The state as the turn has changed it so far, for functions that only read it."""
         return Attempt(
             config=self.config,
             target=self.target,
@@ -87,12 +87,12 @@ class Turn:
         return self._current.stage
 
     def enter(self, after: CurrentStage) -> None:
-        """Another stage."""
+        """Enter another stage, which the table of transitions has to allow."""
         assert after.stage in TRANSITIONS[self.stage], f"{self.stage} -> {after.stage}"
         self._current = after
 
     def stay(self, changed: CurrentStage) -> None:
-        """The same stage, of which more is known."""
+        """Stay in the stage, of which more is known now."""
         assert changed.stage is self.stage, f"{self.stage} -> {changed.stage}"
         self._current = changed
 

@@ -38,7 +38,7 @@ class Outcome(StrEnum):
     EVERY_WORKER_FAILED = "every_worker_failed"
     """Nothing is known that could be replaced."""
     WORKERS_AT_FAULT = "workers_at_fault"
-    """Those of the exits are to be replaced before anything else is decided."""
+    """The workers of these exits are replaced before anything else is decided."""
     NON_FINITE = "non_finite"
     DAMAGED_CHECKPOINT = "damaged_checkpoint"
     AS_PLANNED = "as_planned"
@@ -60,7 +60,7 @@ class OutcomeDecision:
 
 
 def decide(state: Attempt, now: float) -> OutcomeDecision | None:
-    """From the exits of the group; None while one of its workers is in `run`."""
+    """Decide how the group ended from the exits of its workers; None while one of them is in `run`."""
     if not state.group_active or not state.all_left:
         return None
     exits = tuple(state.group.exits.values())

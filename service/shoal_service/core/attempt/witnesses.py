@@ -52,7 +52,7 @@ def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mess
         cause = IncidentCause.PREEMPTED
     turn.emit(WorkerLost(worker_id=worker.worker_id, rank=turn.group.rank_of(index), cause=cause, message=message))
     distrust_memory(turn, cause)
-    if not deaths.is_out_of_memory(message):
+    if not deaths.is_out_of_memory(message):  # else its node is full, which says nothing against the node
         suspicion.worker_was_lost(turn, worker, cause)
     deaths.memory_killed(turn, worker.worker_id, message)
     if worker.only_on and not worker.warm and FAULTS[cause].memory is Memory.LOST:
@@ -119,8 +119,8 @@ def lose_group(turn: Turn, cause: IncidentCause, witness: str, message: str) -> 
 
 
 def leave_out(turn: Turn, workers: Sequence[tuple[Worker, str]]) -> None:
-    """With the reasons. The group goes on without these workers, which are in `run`. They are fenced: the interrupt
-    reaches them when their node answers again."""
+    """The group goes on without these workers, which are in `run`; each comes with the reason. They are fenced:
+    the interrupt reaches them when their node answers again."""
     for worker, message in workers:
         blame(turn, IncidentCause.NODE_UNREACHABLE, "no answer to connects", message, worker)
     quiesce.quiesce(turn)

@@ -26,7 +26,7 @@ _RESOURCES = {
 
 
 def suspect_of(incident: Incident, exits: Sequence[WorkerExit], *, all_left: bool) -> Suspect | None:
-    """Without stacks; those of a standstill come before this.
+    """Name a suspect without stacks. If a standstill has stacks, they are looked at first.
 
     Args:
         exits: of the ranks of the group that have left it.

@@ -105,7 +105,7 @@ def _floor(job: MarketJob) -> int:
 
 
 def _known_places_first(running: list[Entry]) -> list[Entry]:
-    """Those whose places are known, then the others, which may be anywhere: those with the fewest nodes to be on first.
+    """Order the jobs: those whose places are known, then those that may be anywhere, the ones with fewest nodes first.
 
     In another order, a job whose workers have not started yet is booked where others are, and seems to leave its own
     places free.
@@ -177,7 +177,7 @@ class _Refusals:
         self._as_of = plan.num_changes
         self._refused: dict[Claim, Obstacle] = {}
         self._refused_early: dict[Claim, Obstacle] = {}
-        """Those that have not waited for what is guaranteed to their project; others may have a better right."""
+        """Claims that have not waited for what is guaranteed to their project; others may have a better right."""
 
     def of(self, entry: Entry) -> Obstacle | None:
         if self._as_of != self._plan.num_changes:
@@ -265,7 +265,7 @@ class _Ways:
             self._choice.booked(entry, missing)
 
     def _in_any(self, entry: Entry, missing: int) -> tuple[Obstacle | None, bool]:
-        """In the cluster where it does the least harm."""
+        """Admit the job in the cluster where that does the least harm."""
         shapes = [shape for shape in entry.claim.shapes if shape.ever >= missing]
         fitting = [shape for shape in shapes if not shape.lacks(missing)]
         if not fitting and not self._preemption.may_help(entry, missing):
@@ -309,7 +309,7 @@ class _Ways:
         return self._preempt(entry, missing)
 
     def _preempt(self, entry: Entry, missing: int) -> bool:
-        """In the cluster of its shape; False: that cannot be done, and then nothing has changed."""
+        """Make room by preemption in the cluster of its shape; False: that cannot be done, and nothing has changed."""
         victims = self._preemption.make_room(entry, missing)
         if not victims:
             return False

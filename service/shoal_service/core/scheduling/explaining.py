@@ -58,7 +58,7 @@ class Flows:
             )
 
     def _match(self, givers: Sequence[Entry], takers: Sequence[Entry]) -> None:
-        """Within a cluster."""
+        """Match those that give workers with those that take them, within one cluster."""
         by_id = {entry.job.job_id: entry for entry in takers}
         open_needs = {entry.job.job_id: entry.target - entry.job.granted for entry in takers}
         pools = [(entry, entry.job.granted - entry.target) for entry in givers]
@@ -176,7 +176,7 @@ def _givers(flows: Sequence[Flow]) -> tuple[str, ...]:
 
 
 def names_of(names: Sequence[str]) -> str:
-    """At most three names, and how many more there are."""
+    """List at most three names, and say how many more there are."""
     if len(names) <= 3:
         return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else "".join(names)
     return f"{', '.join(names[:3])} and {len(names) - 3} more"
@@ -245,7 +245,8 @@ def waits(plan: Plan, waiting: Sequence[tuple[Entry, Obstacle]]) -> list[Wait]:
 
 
 def _place(forecasts: Sequence[_Forecast], workers: int) -> tuple[float | None, tuple[str, ...]]:
-    """In the cluster where they fit first. If that is known of none, nothing is known of those after them either."""
+    """Place the workers in the cluster where they fit first. If that is known of none, nothing is known of those
+    after them either."""
     times = [one.at(workers) for one in forecasts]
     soonest = min(times)
     if soonest < math.inf:
@@ -410,7 +411,7 @@ class _Ends:
 
 
 def in_cluster(plan: Plan, cluster: str) -> str:
-    """With a space before it, " in the cluster west"; nothing if there is only one."""
+    """The words " in the cluster west", with a space before them; nothing if there is only one cluster."""
     return f" in the cluster {cluster}" if plan.has_clusters and cluster else ""
 
 

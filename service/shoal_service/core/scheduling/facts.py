@@ -175,7 +175,7 @@ def queue_time(job: MarketJob, work_s: float) -> float:
 
 
 def starved_s(job: MarketJob, now: float) -> float:
-    """By how much longer it was without workers than with them; a worker beyond the minimum counts as more time."""
+    """How much longer it was without workers than with them; a worker beyond the minimum counts as more time."""
     return now - job.submitted_at - 2 * job.served_s / job.min_workers
 
 

@@ -89,7 +89,7 @@ class Entry:
         self.facts = facts
         self.claim = claim
         self.shape = claim.shape
-        """In the cluster where it has its workers, is to start, or was last looked for room."""
+        """The shape in the cluster where it has its workers, is to start, or where room was last looked for."""
         self.share = claim.share
         self.order = facts.order(now)
         self.target = 0

@@ -163,7 +163,7 @@ class Shape:
         return sites
 
     def _known(self, on_nodes: Mapping[str, int]) -> list[FreeNode]:
-        """Those of these nodes that the shape may use, in its order."""
+        """The nodes among these that the shape may use, in its order."""
         if not self._by_id:
             ordered = (*self._cordoned, *self.nodes)
             self._by_id = {free.node.node_id: (at, free) for at, free in enumerate(ordered)}

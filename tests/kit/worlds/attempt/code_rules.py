@@ -7,7 +7,6 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from kit.worlds.attempt.parts import error_of
 from kit.worlds.attempt.supervisor_rules import SupervisorRules
-from shoal_service.core.attempt.events import CodeChanged
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.messages import ExitKind
 
@@ -16,7 +15,7 @@ class CodeRules(SupervisorRules):
     @rule(version=st.sampled_from(["", "a" * 64, "b" * 64]), difference=st.sampled_from(["", "", "weight is new"]))
     def the_code_is_updated(self, version: str, difference: str) -> None:
         self.world.difference = difference
-        self.world.feed(CodeChanged(version))
+        self.world.direct(code=version)
 
     @precondition(lambda self: self.world.is_whole and self.world.state.code.trial is not None)
     @rule(kind=st.sampled_from([ExitKind.USER_ERROR, ExitKind.NON_FINITE]))

@@ -8,6 +8,7 @@ Whatever a worker or the storage answers is pending until a test delivers it, so
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kit.worlds.attempt.kept_journal import KeptJournal
 from kit.worlds.attempt.parts import (
@@ -15,6 +16,7 @@ from kit.worlds.attempt.parts import (
     TOTAL_STEPS,
     FakeWorker,
     copy_of,
+    directed,
     from_journal,
 )
 from kit.worlds.attempt.watch import Watch
@@ -76,7 +78,7 @@ class Commanded:
     """Requests without an answer."""
     finds: list[FindCheckpoint] = field(default_factory=list)
     pending: dict[str, list[Event]] = field(default_factory=dict)
-    """By channel; what one channel carries arrives in order."""
+    """Events that were not delivered yet, by channel. Those of one channel arrive in order."""
     history: list[Event] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
@@ -150,6 +152,10 @@ class Commanded:
             self.perform(commands)
         return commands
 
+    def direct(self, **changes: Any) -> tuple[Command, ...]:
+        """A directive comes that differs from the last one in these values."""
+        return self.feed(directed(self.state.target, **changes))
+
     def restart_supervisor(self) -> None:
         """The state and the orders come from the journal; the requests to the storage are lost with their answers, and
         repeated. The successor has the next life."""
@@ -166,7 +172,7 @@ class Commanded:
         self.feed(Reopened())
 
     def _repeat(self, order: Order) -> None:
-        """As a worker does that cannot tell whether the order is new: what is done already is not done again."""
+        """Perform an order of the journal like a worker that cannot know whether it is new: nothing is done twice."""
         worker = (
             self.workers.get(order.index) if not isinstance(order, (FindCheckpoint, Commit, ForgetDamaged)) else None
         )
@@ -315,7 +321,7 @@ class Commanded:
             self.deliver(min(self.pending))
 
     def pass_time(self, seconds: float) -> None:
-        """With ticks as the executor gives them."""
+        """Time passes, with ticks as the executor gives them."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + TICK_S)

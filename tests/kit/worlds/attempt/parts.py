@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from shoal_service.core.attempt.state.attempt import ATTEMPT_JSON, Attempt
+from shoal_service.core.attempt.events import Directed
+from shoal_service.core.attempt.state.attempt import ATTEMPT_JSON, Attempt, Target
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Assignment, ErrorReport, Phase
@@ -46,6 +48,22 @@ class FakeWorker:
     fenced: bool = False
 
 
+def directed(target: Target, **changes: Any) -> Directed:
+    """A document that wants what the target is, but for these values."""
+    same = Directed(
+        granted=target.granted,
+        desired=target.desired,
+        elasticity=target.spec.elasticity,
+        parallelism=target.spec.parallelism,
+        settings=target.settings,
+        code=target.spec.code.archive or "",
+        server_stops=target.server_stops,
+        is_preempted=target.is_preempted,
+        pinned=target.pinned,
+    )
+    return replace(same, **changes)
+
+
 def part_of(run: Assignment, step: int) -> SavedPart:
     return SavedPart(
         generation=run.generation,
@@ -77,7 +95,7 @@ def copy_of(state: Attempt) -> Attempt:
 
 
 def from_journal(state: Attempt) -> Attempt:
-    """As a restarted supervisor would read it."""
+    """The state as a restarted supervisor would read it."""
     return ATTEMPT_JSON.validate_json(ATTEMPT_JSON.dump_json(state))
 
 

@@ -34,7 +34,7 @@ class SupervisorRules(RuleBasedStateMachine):
 
     @rule()
     def the_head_goes_away(self) -> None:
-        """From now on the journal is stale."""
+        """The journal is stale from now on."""
         self.entry = entry_of(self.world)
 
     @precondition(lambda self: self.entry is not None and self.world.state.stage is not Stage.ENDED)
@@ -61,5 +61,5 @@ class SupervisorRules(RuleBasedStateMachine):
 
     @rule(num_orders=st.integers(0, 3))
     def the_supervisor_will_die_before_an_order(self, num_orders: int) -> None:
-        """After the journal was written, with some orders of that turn performed."""
+        """The supervisor dies after it has written the journal and performed some orders of that turn."""
         self.world.dies_after = num_orders

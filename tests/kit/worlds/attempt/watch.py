@@ -27,7 +27,7 @@ from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 
 _FRUITLESS = 6
-"""So many re-formations in a row may complete no step."""
+"""At most this many re-formations in a row may complete no step."""
 
 if TYPE_CHECKING:
     from kit.worlds.attempt.commanded import Commanded

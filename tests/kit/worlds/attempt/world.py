@@ -352,7 +352,7 @@ class World(Commanded):
         return sum(isinstance(c, kind) for c in self.commands)
 
     def open(self, *, then: int | None = None) -> World:
-        """To STARTING, or to RUNNING after `then` steps."""
+        """Bring the attempt to STARTING, or to RUNNING with `then` completed steps."""
         self.answer_storage()
         self.deliver_all()
         if then is not None:

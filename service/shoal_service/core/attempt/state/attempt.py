@@ -230,7 +230,7 @@ class Code:
     current: str = ""
     """Groups form of workers with this version."""
     wanted: str | None = None
-    """By the last directive; None: it has not changed since the attempt began."""
+    """The version that the last directive wants; None: it has not changed since the attempt began."""
     refused: str = ""
     """A version that was refused or rolled back; it is not tried again until another one is wanted."""
     update: CodeUpdate | None = None
@@ -256,9 +256,9 @@ class Group:
     workers: tuple[int, ...] = ()
     """Worker indexes in rank order."""
     nodes: tuple[str, ...] = ()
-    """By rank: the id of the node on which it is."""
+    """Id of the node on which it is, by rank."""
     machines: tuple[str, ...] = ()
-    """By rank: workers with the same value share one memory."""
+    """Workers with the same value share one memory; by rank."""
     layout: Layout | None = None
     levels: tuple[Layout, ...] = ()
     """The planned layout and its rivals at other shard levels; the group's own is one of them. See levels.py."""
@@ -278,7 +278,7 @@ class Group:
     """The same workers have completed a step in this layout before."""
     start_step: int = 0
     exits: IntMap[WorkerExit] = field(default_factory=IntMap)
-    """By worker index: how the workers that have left `run` left it, the first one first."""
+    """How the workers that have left `run` left it, by worker index; the first one first."""
 
     @property
     def ranks(self) -> Mapping[int, int]:
@@ -470,9 +470,9 @@ class Health:
     losses: tuple[NodeLoss, ...] = ()
     """Recent ones."""
     suspected: dict[str, float] = field(default_factory=dict)
-    """By node id: when it was last put on probation."""
+    """When a node was last put on probation, by node id."""
     silences: dict[str, ClosedIncident] = field(default_factory=dict)
-    """By node id: the closed incidents of nodes that are silent still."""
+    """The closed incidents of nodes that are silent still, by node id."""
     last_closed: ClosedIncident | None = None
     no_straggler_before: int = 0
     """Step before which no other straggler is named."""
@@ -545,17 +545,17 @@ class GroupProgress:
     advanced_at: float = 0.0
     """When the group formed, or last completed a step."""
     stamps: dict[int, ProgressStamp] = field(default_factory=dict)
-    """By worker index: workers of this generation."""
+    """Stamps of the workers of this generation, by worker index."""
     starting: dict[int, ProgressStamp] = field(default_factory=dict)
-    """By worker index: workers that are not warm yet, and report progress of their preparation."""
+    """Stamps of workers that are not warm yet and report progress of their preparation, by worker index."""
     answered_at: dict[int, float] = field(default_factory=dict)
-    """By worker index: when it last answered a poll."""
+    """When a worker last answered a poll, by worker index."""
     slow_steps: dict[int, int] = field(default_factory=dict)
-    """By worker index: for how many steps in a row it has been slower than the others."""
+    """For how many steps in a row a worker has been slower than the others, by worker index."""
     snapshots: SnapshotCost | None = None
     """The newest report of this generation."""
     stopped: dict[int, SnapshotsStopped] = field(default_factory=dict)
-    """By rank: those that have no memory for snapshots in this generation."""
+    """The reports of ranks that have no memory for snapshots in this generation, by rank."""
     last_event_at: float = 0.0
     """When the machine last handled an event."""
     is_late: bool = False
@@ -573,9 +573,9 @@ class Discarded:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotIndex:
     requested: IntMap[float] = field(default_factory=IntMap)
-    """By worker index: since when an answer to RequestSnapshotParts is waited for."""
+    """Since when an answer to RequestSnapshotParts is waited for, by worker index."""
     reported: IntMap[tuple[SnapshotPart, ...]] = field(default_factory=IntMap)
-    """By worker index: the answers of workers outside the group, since the group ended."""
+    """The answers of workers outside the group since the group ended, by worker index."""
     unreadable: tuple[tuple[int, int], ...] = ()
     """(generation, step) of snapshots of which a part could not be read."""
     doubtful: tuple[tuple[int, int], ...] = ()
@@ -639,7 +639,7 @@ class Attempt:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """Those that may train: of the current version of the code. The others belong to an update of it."""
+        """The workers with the current version of the code: they may train. The others belong to an update of it."""
         return tuple(worker for worker in self.pool.workers if worker.code == self.code.current)
 
     @property

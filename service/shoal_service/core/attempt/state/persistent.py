@@ -36,7 +36,7 @@ class IntMap(Mapping[int, V]):
         return self._leaves
 
     def with_item(self, key: int, value: V) -> IntMap[V]:
-        """With this value, in the place of the one that the key had."""
+        """A map in which this key has this value, in place of the one before."""
         for at, leaf in enumerate(self._leaves):
             if key in leaf:
                 return self._made((*self._leaves[:at], {**leaf, key: value}, *self._leaves[at + 1 :]), self._num)
@@ -137,7 +137,7 @@ class Table(Sequence[T]):
         return self._made(leaves, self._num + len(items))
 
     def replaced(self, item: T) -> Table[T]:
-        """With this item in place of the one of the same index, if there is one."""
+        """A table with this item in place of the one of the same index, if there is one."""
         place = self._place(item.index)
         if place is None:
             return self

@@ -81,7 +81,7 @@ class WorkerPool:
     """Every worker that exists: starting, warm, or in a group."""
 
     workers: Table[Worker] = field(default_factory=Table)
-    """By index, which only grows."""
+    """Ordered by index, which only grows."""
     next_index: int = 0
 
     def worker(self, index: int) -> Worker | None:
@@ -100,7 +100,7 @@ class WorkerPool:
         return WorkerPool(workers=self.workers.added(worker), next_index=worker.index + 1)
 
     def with_worker(self, changed: Worker) -> WorkerPool:
-        """With this worker in place of the one of the same index."""
+        """A pool with this worker in place of the one of the same index."""
         return WorkerPool(workers=self.workers.replaced(changed), next_index=self.next_index)
 
     def without(self, index: int) -> WorkerPool:

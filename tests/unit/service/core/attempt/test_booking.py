@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kit.worlds.attempt.parts import from_journal
 from shoal_service.core import goodput
-from shoal_service.core.attempt.events import DesiredChanged, ElasticityChanged, GrantChanged, ReportArrived
+from shoal_service.core.attempt.events import ReportArrived
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
@@ -87,7 +87,7 @@ def test_a_planned_change_costs_no_step_and_is_resizing_until_the_next_group_run
     world = new_world(workers=8).open(then=0)
     steps(world, 2)
     before = world.state
-    world.feed(GrantChanged(6))
+    world.direct(granted=6)
     steps(world, 1)  # the group still trains, up to the boundary
     assert world.state.stage is not Stage.SWITCHING
     assert since(world, before) == {"productive": 4.0}
@@ -146,7 +146,7 @@ def test_a_cancelled_attempt_books_its_unfinished_step_as_idle_and_nothing_after
     steps(world, 1)
     before = world.state
     world.pass_time(0.25)
-    world.feed(DesiredChanged(Desired.CANCEL))
+    world.direct(desired=Desired.CANCEL)
     assert since(world, before) == {"idle": 2.0}
     assert world.state.ledger.at == world.now
     world.pass_time(5.0)
@@ -214,10 +214,10 @@ def act(world: Any, kind: str, number: int, elapsed_s: float) -> None:
         case "pass":
             world.pass_time(elapsed_s)
         case "grant":
-            world.feed(GrantChanged(1 + number % 6))
+            world.direct(granted=1 + number % 6)
         case "elastic":
             change = {"max_workers": 6 + number % 3}
-            world.feed(ElasticityChanged(world.state.target.spec.elasticity.model_copy(update=change)))
+            world.direct(elasticity=world.state.target.spec.elasticity.model_copy(update=change))
         case "break" if not world.is_whole:
             world.break_collectives()
         case "commit":
@@ -225,7 +225,7 @@ def act(world: Any, kind: str, number: int, elapsed_s: float) -> None:
         case "restart":
             world.state = from_journal(world.state)
         case "pause" if number == 0:
-            world.feed(DesiredChanged(Desired.PAUSE))
+            world.direct(desired=Desired.PAUSE)
         case "cooperate":
             world.cooperate()
         case _:

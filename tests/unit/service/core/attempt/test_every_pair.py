@@ -7,33 +7,25 @@ from typing import Any
 
 import pytest
 
-from kit.worlds.attempt.parts import error_of, from_journal
+from kit.worlds.attempt.parts import directed, error_of, from_journal
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import End
 from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
     ClockJumped,
-    CodeChanged,
     CommitFailed,
     DeathDated,
     DeathExplained,
-    DesiredChanged,
-    ElasticityChanged,
     Event,
-    GrantChanged,
     InterruptAcknowledged,
     ModelsCompared,
     NodesAvoided,
     NodesSilent,
-    ParallelismChanged,
-    PinsChanged,
-    Preempted,
     ProgressReported,
     Reopened,
     ReportArrived,
     RunReturned,
-    ServerStopping,
     SnapshotPartsReported,
     StorageAway,
     StorageUnusable,
@@ -108,7 +100,7 @@ def _updated_worlds(new_world: NewWorld) -> Iterator[Any]:
     """New code: its workers start; they are warm; it is on trial; it is to be rolled back; it was rolled back."""
     for until in ("started", "warm", "trial", "fault", "rolled back"):
         world = new_world(workers=2, memory=True, health=HEALTH).open(then=6)
-        world.feed(CodeChanged("a" * 64))
+        world.direct(code="a" * 64)
         if until != "started":
             world.start_all()
         if until in ("trial", "fault", "rolled back"):
@@ -150,7 +142,7 @@ def _worlds(new_world: NewWorld) -> Iterator[Any]:
     yield world
     for desired in (Desired.RUN, Desired.PAUSE):
         world = new_world(workers=3).open(then=6)
-        world.feed(DesiredChanged(desired))
+        world.direct(desired=desired)
         world.die(1)
         world.deliver_all()
         yield world
@@ -164,7 +156,7 @@ def _worlds(new_world: NewWorld) -> Iterator[Any]:
     yield world
     for reported in ("nothing", "one exit", "exits", "exits and parts"):
         world = new_world(workers=3).open(then=6)
-        world.feed(GrantChanged(2))
+        world.direct(granted=2)
         world.train(1)
         if reported == "one exit":
             world.deliver("exit-0")
@@ -198,19 +190,28 @@ def events(state: Attempt) -> Iterator[Event]:
     yield StorageUnusable("read-only")
     yield StorageAway("TimeoutError: no answer")
     for grant in (0, 1, 2, 3, 5):
-        yield GrantChanged(grant)
+        yield directed(state.target, granted=grant)
     for desired in Desired:
-        yield DesiredChanged(desired)
+        yield directed(state.target, desired=desired)
     for stops in (True, False):
-        yield ServerStopping(stops)
-        yield Preempted(stops)
+        yield directed(state.target, server_stops=stops)
+        yield directed(state.target, is_preempted=stops)
     for version in ("", "a" * 64, "b" * 64):
-        yield CodeChanged(version)
-    yield PinsChanged(("step-000000000002-a0-g1",))
+        yield directed(state.target, code=version)
+    yield directed(state.target, pinned=("step-000000000002-a0-g1",))
     for minimum in (1, 4):
-        yield ElasticityChanged(ElasticitySpec(min_workers=minimum, max_workers=8))
+        yield directed(state.target, elasticity=ElasticitySpec(min_workers=minimum, max_workers=8))
+    yield directed(
+        state.target,
+        granted=1,
+        desired=Desired.PAUSE,
+        elasticity=ElasticitySpec(min_workers=1, max_workers=2),
+        code="b" * 64,
+        server_stops=True,
+        is_preempted=True,
+    )
     for tp in (1, 2):
-        yield ParallelismChanged(ParallelismSpec(tp=tp))
+        yield directed(state.target, parallelism=ParallelismSpec(tp=tp))
     for generation in (state.group.generation, max(0, state.group.generation - 1)):
         yield CheckpointCommitted(name, generation, step)
         yield CommitFailed(name, generation, "disk full")
@@ -312,14 +313,14 @@ def test_no_pair_raises_or_breaks_a_rule(new_world: NewWorld) -> None:
 
 
 @pytest.mark.parametrize(
-    "event", [DesiredChanged(Desired.RUN), DesiredChanged(Desired.PAUSE), ServerStopping(True), Preempted(True)]
+    "changes", [{"desired": Desired.RUN}, {"desired": Desired.PAUSE}, {"server_stops": True}, {"is_preempted": True}]
 )
-def test_ticks_alone_lead_out_of_every_wait(new_world: NewWorld, event: Event) -> None:
+def test_ticks_alone_lead_out_of_every_wait(new_world: NewWorld, changes: dict[str, Any]) -> None:
     """No worker ever answers: every stage ends."""
     for world in worlds(new_world):
         state, now = world.state, world.now
         if state.stage is not Stage.ENDED:
-            state, _ = machine.step(state, event, now, plan)
+            state, _ = machine.step(state, directed(state.target, **changes), now, plan)
         for _ in range(800):
             if state.stage is Stage.ENDED:
                 break

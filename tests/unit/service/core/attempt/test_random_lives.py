@@ -29,12 +29,8 @@ from kit.worlds.attempt.code_rules import CodeRules
 from kit.worlds.attempt.setback_rules import SetbackRules
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.events import (
-    DesiredChanged,
-    ElasticityChanged,
-    GrantChanged,
     NodesAvoided,
     NodesSilent,
-    ParallelismChanged,
     ReportArrived,
     RunReturned,
     StorageAway,
@@ -238,16 +234,16 @@ def lives_of(
 
         @rule(workers=st.integers(1, 4))
         def the_grant_changes(self, workers: int) -> None:
-            self.world.feed(GrantChanged(workers))
+            self.world.direct(granted=workers)
 
         @rule(minimum=st.integers(1, 3), standby=st.integers(0, 2))
         def elasticity_changes(self, minimum: int, standby: int) -> None:
             spec = ElasticitySpec(min_workers=minimum, max_workers=4, standby=standby, wait_s=30.0)
-            self.world.feed(ElasticityChanged(spec))
+            self.world.direct(elasticity=spec)
 
         @rule(replicas=st.integers(1, 2), otherwise=st.sampled_from(["replan", "idle"]))
         def the_layout_is_to_be_another(self, replicas: int, otherwise: Any) -> None:
-            self.world.feed(ParallelismChanged(ParallelismSpec(dp_replicate=replicas, otherwise=otherwise)))
+            self.world.direct(parallelism=ParallelismSpec(dp_replicate=replicas, otherwise=otherwise))
 
         @precondition(lambda self: self.world.history)
         @rule(data=st.data())
@@ -266,7 +262,7 @@ def lives_of(
         @precondition(lambda self: fatal)
         @rule(desired=st.sampled_from(list(Desired)))
         def the_user_wants(self, desired: Desired) -> None:
-            self.world.feed(DesiredChanged(desired))
+            self.world.direct(desired=desired)
 
         @precondition(lambda self: fatal and self.world.group())
         @rule(data=st.data(), kind=st.sampled_from([ExitKind.USER_ERROR, ExitKind.NON_FINITE, ExitKind.STORAGE_FAILED]))
@@ -352,7 +348,7 @@ def lives_of(
             world.feed(NodesAvoided(()))
             world.until(Stage.RUNNING, Stage.ENDED)
             if not fatal:
-                world.feed(DesiredChanged(Desired.RUN))
+                world.direct(desired=Desired.RUN)
             for _ in range(200):
                 if world.state.stage is Stage.ENDED:
                     break

@@ -7,7 +7,6 @@ from typing import Any
 
 from kit.worlds.attempt.lives import entry_of, restart_from
 from shoal_service.core.attempt.commands import FindCheckpoint, Interrupt, RequestYield
-from shoal_service.core.attempt.events import GrantChanged
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.unanswered import orders_of
 from shoal_workers.contract.job import EndReason
@@ -35,7 +34,7 @@ def test_those_still_in_run_are_interrupted_again(new_world: NewWorld) -> None:
 
 def test_workers_still_in_run_receive_the_yield_again(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=5)
-    world.feed(GrantChanged(2))
+    world.direct(granted=2)
     world.train(1)
     world.deliver("exit-0")
     assert orders_of(world.state) == (RequestYield(1, 1), RequestYield(2, 1))

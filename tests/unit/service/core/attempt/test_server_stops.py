@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.events import DesiredChanged, Preempted, ServerStopping
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
 from shoal_service.supervisor.reporting.status import Readings, job_state, status_of
@@ -18,7 +17,7 @@ NewWorld = Callable[..., Any]
 
 def test_a_running_group_saves_the_step_under_way(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=5)
-    world.feed(ServerStopping(True))
+    world.direct(server_stops=True)
     assert world.state.stage is Stage.SWITCHING and world.state.current.durable
     assert job_state(world.state) is JobState.PAUSING
     world.run(1)
@@ -30,7 +29,7 @@ def test_a_group_that_re_forms_saves_what_its_memory_holds(new_world: NewWorld) 
     world = new_world(workers=3, memory=True).open(then=5)
     world.die(1)
     world.deliver_all()
-    world.feed(ServerStopping(True))
+    world.direct(server_stops=True)
     world.recover()
     world.run(1)
     assert world.end.reason is EndReason.SERVER_STOPPED and world.state.checkpoints.durable_step == world.end.step == 6
@@ -41,15 +40,15 @@ def test_an_attempt_without_a_group_ends_at_once_and_names_what_is_saved(new_wor
     world.die(1)
     world.recover()
     assert world.state.stage is Stage.WAITING
-    world.feed(ServerStopping(True))
+    world.direct(server_stops=True)
     assert world.end.reason is EndReason.SERVER_STOPPED and world.end.message == "saved at step 4 of 5."
 
 
 def test_a_pause_remains_a_pause_and_a_cancel_a_cancel(new_world: NewWorld) -> None:
     for desired, reason in ((Desired.PAUSE, EndReason.PAUSED), (Desired.CANCEL, EndReason.CANCELLED)):
         world = new_world(workers=2).open(then=5)
-        world.feed(ServerStopping(True))
-        world.feed(DesiredChanged(desired))
+        world.direct(server_stops=True)
+        world.direct(desired=desired)
         if desired is Desired.PAUSE:
             world.run(1)
         assert world.end.reason is reason
@@ -57,8 +56,8 @@ def test_a_pause_remains_a_pause_and_a_cancel_a_cancel(new_world: NewWorld) -> N
 
 def test_training_goes_on_under_a_server_that_keeps_the_cluster(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
-    world.feed(ServerStopping(True))
-    world.feed(ServerStopping(False))
+    world.direct(server_stops=True)
+    world.direct(server_stops=False)
     world.run(1)
     world.form()
     world.deliver_all()
@@ -67,7 +66,7 @@ def test_training_goes_on_under_a_server_that_keeps_the_cluster(new_world: NewWo
 
 def test_a_preempted_attempt_saves_the_step_under_way_and_ends(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=5)
-    world.feed(Preempted(True))
+    world.direct(is_preempted=True)
     assert world.state.stage is Stage.SWITCHING and world.state.current.durable
     world.run(1)
     assert world.end.reason is EndReason.PREEMPTED and world.end.message == "saved at step 6."
@@ -85,7 +84,7 @@ def test_a_preempted_attempt_is_shown_as_pausing_for_that_reason_until_its_end(
         status = status_of(world.state, Readings(), spec_version=1, now=0.0)
         seen.append((status.state, status.reason, "returns to the queue" in status.message))
 
-    world.feed(Preempted(True))
+    world.direct(is_preempted=True)
     look()
     while world.end is None:
         world.train(1)
@@ -102,8 +101,8 @@ def test_a_preempted_attempt_is_shown_as_pausing_for_that_reason_until_its_end(
 
 def test_a_preempted_attempt_that_may_keep_its_workers_trains_on(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
-    world.feed(Preempted(True))
-    world.feed(Preempted(False))
+    world.direct(is_preempted=True)
+    world.direct(is_preempted=False)
     world.run(1)
     world.form()
     world.deliver_all()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal_service.core.attempt.deadlines import Deadline, wait_of
-from shoal_service.core.attempt.events import DesiredChanged, ProgressReported
+from shoal_service.core.attempt.events import ProgressReported
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_service.core.desired import Desired
@@ -151,7 +151,7 @@ def test_the_status_always_says_what_is_waited_for_and_until_when(new_world: New
     assert shown(world) == (None, "")
 
     world.run(3)
-    world.feed(DesiredChanged(Desired.PAUSE))
+    world.direct(desired=Desired.PAUSE)
     assert shown(world) == (world.now + timeouts.switch_s, "waits for the group to reach the end of its step (40 s)")
     world.train(1)
     world.deliver_all()

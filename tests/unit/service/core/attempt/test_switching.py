@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from shoal_service.core.attempt.commands import Commit, KillWorker, RequestYield, Run
-from shoal_service.core.attempt.events import DesiredChanged, GrantChanged
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
 from shoal_service.supervisor.reporting.status import job_state
@@ -19,7 +18,7 @@ NewWorld = Callable[..., Any]
 
 def grown(world: Any) -> Any:
     """A running group of two with a third, warm worker, which received a yield because of it."""
-    world.feed(GrantChanged(3))
+    world.direct(granted=3)
     world.pass_time(0.25)
     world.start_all()
     assert world.state.stage is Stage.SWITCHING
@@ -41,7 +40,7 @@ def test_a_group_grows_without_losing_a_step(new_world: NewWorld) -> None:
 
 def test_a_group_does_not_grow_while_another_newcomer_may_settle(new_world: NewWorld) -> None:
     world = new_world(workers=1).open(then=1)
-    world.feed(GrantChanged(3))
+    world.direct(granted=3)
     world.start(1)
     world.deliver_all()
     assert world.state.stage is Stage.RUNNING, "worker 2 is still starting"
@@ -53,7 +52,7 @@ def test_a_group_does_not_grow_while_another_newcomer_may_settle(new_world: NewW
 
 def test_the_wait_for_a_new_worker_is_bounded(new_world: NewWorld) -> None:
     world = new_world(workers=1).open(then=1)
-    world.feed(GrantChanged(3))
+    world.direct(granted=3)
     world.start(1)
     world.deliver_all()
     world.pass_time(3.0)
@@ -62,7 +61,7 @@ def test_the_wait_for_a_new_worker_is_bounded(new_world: NewWorld) -> None:
 
 def test_a_smaller_grant_shrinks_the_group_and_releases_the_rest(new_world: NewWorld) -> None:
     world = new_world(workers=4).open(then=5)
-    world.feed(GrantChanged(2))
+    world.direct(granted=2)
     assert world.state.stage is Stage.SWITCHING
     world.run(1)
     world.form()
@@ -74,10 +73,10 @@ def test_a_smaller_grant_shrinks_the_group_and_releases_the_rest(new_world: NewW
 
 def test_a_grant_below_min_workers_waits_for_a_better_one(new_world: NewWorld) -> None:
     world = new_world(workers=3, min_workers=2).open(then=5)
-    world.feed(GrantChanged(1))
+    world.direct(granted=1)
     world.run(1)
     assert world.state.stage is Stage.WAITING
-    world.feed(GrantChanged(2))
+    world.direct(granted=2)
     world.start_all()
     world.until(Stage.RUNNING)
     assert world.world_size == 2 and world.state.history.steps_lost == 0
@@ -190,7 +189,7 @@ def test_a_save_that_failed_puts_the_next_growth_off(new_world: NewWorld) -> Non
     world.deliver_all()
     world.form()
     world.deliver_all()
-    world.feed(GrantChanged(4))
+    world.direct(granted=4)
     world.start_all()
     assert world.state.stage is Stage.RUNNING
     world.pass_time(61.0)
@@ -227,7 +226,7 @@ def test_ranks_that_have_left_receive_no_yield(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=11)
     world.train(1)
     world.deliver("exit-0")
-    world.feed(GrantChanged(1))
+    world.direct(granted=1)
     assert world.count(RequestYield) == 0
     world.deliver_all()
     world.answer_storage()
@@ -247,7 +246,7 @@ def test_a_finished_rank_is_not_released_before_its_part_is_reported(new_world: 
         world.train(1)
     last = world.state.group.workers[-1]
     world.deliver(f"exit-{last}")
-    world.feed(GrantChanged(2))
+    world.direct(granted=2)
     world.deliver_all()
     world.answer_storage()
     world.deliver_all()
@@ -272,13 +271,13 @@ def test_a_pause_without_a_group_ends_the_attempt_immediately(new_world: NewWorl
         world.form()
         world.deliver_all()
     assert world.state.stage is stage
-    world.feed(DesiredChanged(Desired.PAUSE))
+    world.direct(desired=Desired.PAUSE)
     assert world.end.reason is EndReason.PAUSED
 
 
 def test_a_pause_of_a_running_group_loses_no_step(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
-    world.feed(DesiredChanged(Desired.PAUSE))
+    world.direct(desired=Desired.PAUSE)
     assert world.state.stage is Stage.SWITCHING and job_state(world.state) is JobState.PAUSING
     world.run(1)
     assert world.end.reason is EndReason.PAUSED
@@ -288,7 +287,7 @@ def test_a_pause_of_a_running_group_loses_no_step(new_world: NewWorld) -> None:
 def test_a_pause_while_the_group_forms_waits_for_its_first_boundary(new_world: NewWorld) -> None:
     world = new_world(workers=2).open()
     world.start_all()
-    world.feed(DesiredChanged(Desired.PAUSE))
+    world.direct(desired=Desired.PAUSE)
     assert world.state.stage is Stage.FORMING
     world.form()
     world.deliver_all()
@@ -301,7 +300,7 @@ def test_a_pause_while_survivors_are_woken_ends_once_they_are(new_world: NewWorl
     world = new_world(workers=3).open(then=5)
     world.die(1)
     world.deliver_all()
-    world.feed(DesiredChanged(Desired.PAUSE))
+    world.direct(desired=Desired.PAUSE)
     assert world.state.stage is Stage.QUIESCING
     world.obey_interrupts()
     world.deliver_all()
@@ -312,7 +311,7 @@ def test_a_pause_while_the_commit_is_in_flight_waits_for_it(new_world: NewWorld)
     world = grown(new_world(workers=2).open(then=5))
     world.train(1)
     world.deliver_all()
-    world.feed(DesiredChanged(Desired.PAUSE))
+    world.direct(desired=Desired.PAUSE)
     assert world.state.stage is Stage.COMMITTING
     world.answer_storage()
     world.deliver_all()
@@ -321,8 +320,8 @@ def test_a_pause_while_the_commit_is_in_flight_waits_for_it(new_world: NewWorld)
 
 def test_after_an_undone_pause_training_continues(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
-    world.feed(DesiredChanged(Desired.PAUSE))
-    world.feed(DesiredChanged(Desired.RUN))
+    world.direct(desired=Desired.PAUSE)
+    world.direct(desired=Desired.RUN)
     world.run(1)
     assert world.state.stage is Stage.FORMING
     world.form()
@@ -332,7 +331,7 @@ def test_after_an_undone_pause_training_continues(new_world: NewWorld) -> None:
 
 def test_a_pause_in_the_last_step_finishes_instead(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=11)
-    world.feed(DesiredChanged(Desired.PAUSE))
+    world.direct(desired=Desired.PAUSE)
     world.run(1)
     assert world.end.reason is EndReason.FINISHED
 
@@ -340,7 +339,7 @@ def test_a_pause_in_the_last_step_finishes_instead(new_world: NewWorld) -> None:
 @pytest.mark.parametrize("steps", [None, 0, 5])
 def test_a_cancel_kills_all_workers_immediately(new_world: NewWorld, steps: int | None) -> None:
     world = new_world(workers=3).open(then=steps)
-    world.feed(DesiredChanged(Desired.CANCEL))
+    world.direct(desired=Desired.CANCEL)
     assert world.end.reason is EndReason.CANCELLED
     assert world.count(KillWorker) == 3
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_service.core.attempt.commands import StartWorker
-from shoal_service.core.attempt.events import ElasticityChanged
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.supervisor.reporting.status import Readings, status_of
 from shoal_workers.contract.job import EndReason, JobState
@@ -57,7 +56,7 @@ def test_after_the_deadline_it_gives_up(new_world: NewWorld) -> None:
 
 def test_a_lower_minimum_lets_it_go_on_with_what_is_there(new_world: NewWorld) -> None:
     world = waiting(new_world)
-    world.feed(ElasticityChanged(ElasticitySpec(min_workers=2, max_workers=3)))
+    world.direct(elasticity=ElasticitySpec(min_workers=2, max_workers=3))
     world.pass_time(3.0)
     assert world.state.stage is Stage.FORMING and world.world_size == 2
 

@@ -13,8 +13,6 @@ from shoal_service.core.attempt import deadlines, hangs, large_groups, witnesses
 from shoal_service.core.attempt.commands import Interrupt, KillWorker, SuspectNode
 from shoal_service.core.attempt.deadlines import wait_of
 from shoal_service.core.attempt.events import (
-    CodeChanged,
-    DesiredChanged,
     NodesSilent,
     Reopened,
     Tick,
@@ -248,7 +246,7 @@ def test_the_storage_answers_later(new_world: NewWorld) -> None:
 
 def test_the_step_boundary_comes_later(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=3)
-    world.feed(DesiredChanged(Desired.PAUSE))
+    world.direct(desired=Desired.PAUSE)
     world.pass_time(39.0)
     sleep(world)
     assert world.state.stage is Stage.SWITCHING
@@ -258,7 +256,7 @@ def test_the_step_boundary_comes_later(new_world: NewWorld) -> None:
 
 def test_the_checkpoint_is_committed_later(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=3)
-    world.feed(DesiredChanged(Desired.PAUSE))
+    world.direct(desired=Desired.PAUSE)
     world.train(1)
     world.deliver_all()
     assert world.state.stage is Stage.COMMITTING
@@ -292,7 +290,7 @@ def test_a_slow_worker_is_replaced_later(new_world: NewWorld) -> None:
 
 def test_workers_with_new_code_start_later(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=6)
-    world.feed(CodeChanged("a" * 64))
+    world.direct(code="a" * 64)
     world.pass_time(59.0)
     sleep(world)
     assert world.state.code.update is not None

@@ -9,7 +9,7 @@ import pytest
 from kit.worlds.attempt.world import World
 from shoal_service.core.attempt.code_update import TRIAL_S, TRIAL_STEPS
 from shoal_service.core.attempt.commands import Commit
-from shoal_service.core.attempt.events import CodeChanged, DesiredChanged, ReportArrived
+from shoal_service.core.attempt.events import ReportArrived
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import IncidentCause
@@ -26,7 +26,7 @@ def world(new_world: NewWorld) -> World:
     """The new code has taken over after step 7."""
     world = new_world(workers=2, memory=True).open(then=6)
     world.total_steps = 60
-    world.feed(CodeChanged(NEW))
+    world.direct(code=NEW)
     world.start_all()
     world.run(1)
     world.form()
@@ -105,7 +105,7 @@ def test_code_that_fails_is_rolled_back_to_the_step_of_its_take_over(world: Worl
 
 def test_code_that_fails_while_it_builds_its_model_is_rolled_back(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=6)
-    world.feed(CodeChanged(NEW))
+    world.direct(code=NEW)
     world.start_all()
     world.run(1)
     for worker in world.group():
@@ -169,7 +169,7 @@ def test_a_checkpoint_of_new_code_is_committed_only_once_it_is_accepted(world: W
 
 def test_a_job_that_ends_during_the_trial_has_accepted_the_code(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=9)
-    world.feed(CodeChanged(NEW))
+    world.direct(code=NEW)
     world.start_all()
     world.run(1)
     world.form()
@@ -183,7 +183,7 @@ def test_a_job_that_ends_during_the_trial_has_accepted_the_code(new_world: NewWo
 
 def test_a_pause_during_the_trial_saves_what_the_new_code_has_trained(world: World) -> None:
     step(world, 0.1)
-    world.feed(DesiredChanged(Desired.PAUSE))
+    world.direct(desired=Desired.PAUSE)
     world.until(Stage.ENDED)
     assert world.end is not None and world.end.reason == "paused" and world.events("code.rolled_back") == []
 

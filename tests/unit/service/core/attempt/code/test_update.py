@@ -8,7 +8,7 @@ import pytest
 
 from kit.worlds.attempt.world import World
 from shoal_service.core.attempt.commands import CompareModels, StartWorker
-from shoal_service.core.attempt.events import CodeChanged, GrantChanged, ModelsCompared
+from shoal_service.core.attempt.events import ModelsCompared
 from shoal_service.core.attempt.state.stages import Stage
 
 NewWorld = Callable[..., World]
@@ -27,7 +27,7 @@ def cohort(world: World, version: str = NEW) -> list[int]:
 
 def test_as_many_workers_start_beside_the_group_each_on_the_node_of_one_of_it(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True, nodes=2).open(then=3)
-    commands = world.feed(CodeChanged(NEW))
+    commands = world.direct(code=NEW)
     started = [c for c in commands if isinstance(c, StartWorker)]
     assert [(c.code, c.is_beside, c.only_on) for c in started] == [(NEW, True, node) for node in ("n0", "n0", "n1")]
     assert world.state.stage is Stage.RUNNING and [e["version"] for e in world.events("code.updating")] == [NEW]
@@ -35,7 +35,7 @@ def test_as_many_workers_start_beside_the_group_each_on_the_node_of_one_of_it(ne
 
 def test_the_new_code_takes_over_at_a_step_boundary_and_no_step_is_lost(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=3)
-    world.feed(CodeChanged(NEW))
+    world.direct(code=NEW)
     new = cohort(world)
     warm_up(world)
     assert world.state.stage is Stage.SWITCHING
@@ -52,7 +52,7 @@ def test_the_new_code_does_not_take_over_before_all_its_workers_are_warm_and_the
 ) -> None:
     world = new_world(workers=2, memory=True).open(then=3)
     world.answers_comparisons = False
-    world.feed(CodeChanged(NEW))
+    world.direct(code=NEW)
     first, second = cohort(world)
     world.start(first)
     world.deliver_all()
@@ -67,7 +67,7 @@ def test_the_new_code_does_not_take_over_before_all_its_workers_are_warm_and_the
 def test_another_model_is_refused_with_the_difference_and_training_goes_on(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=3)
     world.difference = "its model does not fit: weight is float32 [3] and was float32 [2]"
-    world.feed(CodeChanged(NEW))
+    world.direct(code=NEW)
     warm_up(world)
     assert world.state.stage is Stage.RUNNING and cohort(world) == []
     (refused,) = world.events("code.refused")
@@ -79,7 +79,7 @@ def test_another_model_is_refused_with_the_difference_and_training_goes_on(new_w
 
 def test_code_that_cannot_be_loaded_is_refused(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=3)
-    world.feed(CodeChanged(NEW))
+    world.direct(code=NEW)
     world.fail_to_start(cohort(world)[1])
     world.deliver_all()
     assert "no torchvision" in world.events("code.refused")[0]["reason"]
@@ -88,7 +88,7 @@ def test_code_that_cannot_be_loaded_is_refused(new_world: NewWorld) -> None:
 
 def test_a_worker_that_dies_while_it_loads_the_new_code_refuses_it(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=3)
-    world.feed(CodeChanged(NEW))
+    world.direct(code=NEW)
     world.die(cohort(world)[0])
     world.deliver_all()
     assert "killed by signal 9" in world.events("code.refused")[0]["reason"]
@@ -97,7 +97,7 @@ def test_a_worker_that_dies_while_it_loads_the_new_code_refuses_it(new_world: Ne
 
 def test_workers_that_do_not_become_warm_in_time_refuse_the_update(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=3)
-    world.feed(CodeChanged(NEW))
+    world.direct(code=NEW)
     world.pass_time(world.state.config.timeouts.start_s + 1)
     assert "start_s" in world.events("code.refused")[0]["reason"]
 
@@ -105,25 +105,25 @@ def test_workers_that_do_not_become_warm_in_time_refuse_the_update(new_world: Ne
 @pytest.mark.parametrize("version", [OLD, OTHER])
 def test_another_version_that_is_wanted_meanwhile_ends_the_update(new_world: NewWorld, version: str) -> None:
     world = new_world(workers=2, memory=True).open(then=3)
-    world.feed(CodeChanged(NEW))
-    world.feed(CodeChanged(version))
+    world.direct(code=NEW)
+    world.direct(code=version)
     assert cohort(world) == [] and world.events("code.refused") == []
     assert len(cohort(world, OTHER)) == (2 if version == OTHER else 0)
 
 
 def test_a_refused_version_is_tried_again_when_it_is_requested_again(new_world: NewWorld) -> None:
     world = new_world(workers=1, memory=True).open(then=3)
-    world.feed(CodeChanged(NEW))
+    world.direct(code=NEW)
     world.fail_to_start(cohort(world)[0])
     world.deliver_all()
-    world.feed(CodeChanged(OLD))
-    world.feed(CodeChanged(NEW))
+    world.direct(code=OLD)
+    world.direct(code=NEW)
     assert len(cohort(world)) == 1
 
 
 def test_a_group_that_is_lost_forms_again_with_the_code_before(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True, nodes=1).open(then=3)
-    world.feed(CodeChanged(NEW))
+    world.direct(code=NEW)
     world.start_all()
     world.state.code.warming and world.die(1)
     world.recover()
@@ -133,8 +133,8 @@ def test_a_group_that_is_lost_forms_again_with_the_code_before(new_world: NewWor
 
 def test_a_smaller_grant_needs_fewer_workers_with_the_new_code(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=3)
-    world.feed(CodeChanged(NEW))
-    world.feed(GrantChanged(2))
+    world.direct(code=NEW)
+    world.direct(granted=2)
     for index in cohort(world)[:2]:
         world.start(index)
     world.deliver_all()
@@ -147,7 +147,7 @@ def test_a_smaller_grant_needs_fewer_workers_with_the_new_code(new_world: NewWor
 def test_a_restarted_supervisor_goes_on_with_the_update(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=3)
     world.answers_comparisons = False
-    world.feed(CodeChanged(NEW))
+    world.direct(code=NEW)
     world.start_all()
     world.restart_supervisor()
     world.answers_comparisons = True

@@ -10,7 +10,6 @@ import pytest
 
 from shoal_service.core.attempt import hangs
 from shoal_service.core.attempt.commands import Interrupt, KillWorker, Run
-from shoal_service.core.attempt.events import GrantChanged
 from shoal_service.core.attempt.state.attempt import GroupProgress, essential
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.timeouts import Timeouts
@@ -182,7 +181,7 @@ def test_missing_progress_does_not_count_before_the_first_stamp(new_world: NewWo
 
 def test_a_long_save_is_not_a_hang(new_world: NewWorld) -> None:
     world = running(new_world)
-    world.feed(GrantChanged(2))
+    world.direct(granted=2)
     world.beat(0, beat=11, phase=Phase.SAVING)
     world.pass_time(30.0)
     assert world.state.stage is Stage.SWITCHING
@@ -205,7 +204,7 @@ def test_a_hang_in_a_save_is_found_after_the_limit_of_a_save(new_world: NewWorld
 
 def test_a_hang_on_the_way_to_a_boundary_is_seen(new_world: NewWorld) -> None:
     world = running(new_world)
-    world.feed(GrantChanged(2))
+    world.direct(granted=2)
     assert world.state.stage is Stage.SWITCHING
     world.pass_time(3.25)
     assert world.state.incident.cause is IncidentCause.HUNG

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_service.core.attempt.commands import KillWorker, StartWorker
-from shoal_service.core.attempt.events import GrantChanged, WorkerLost
+from shoal_service.core.attempt.events import WorkerLost
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.supervisor.reporting.status import job_state
 from shoal_workers.contract.job import IncidentCause, JobState
@@ -97,7 +97,7 @@ def test_no_worker_is_started_for_snapshots_that_no_node_has(new_world: NewWorld
 
 def test_it_ends_with_the_time_that_was_given(new_world: NewWorld) -> None:
     world = bereft(new_world, min_workers=3)
-    world.feed(GrantChanged(3))
+    world.direct(granted=3)
     world.pass_time(15.25)
     assert world.state.stage is Stage.WAITING and world.state.current.orphans_until is None
     fresh = [p for p in world.state.pool.workers if not p.warm]

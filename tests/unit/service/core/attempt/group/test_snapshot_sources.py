@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_service.core.attempt.commands import KillWorker, RequestSnapshotParts, RequestYield, Run
-from shoal_service.core.attempt.events import DesiredChanged, GrantChanged, ProgressReported, WorkerUnreachable
+from shoal_service.core.attempt.events import ProgressReported, WorkerUnreachable
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import EndReason, IncidentCause
@@ -153,7 +153,7 @@ def test_a_snapshot_whose_server_died_is_read_from_another(new_world: NewWorld) 
 
 def test_growing_needs_no_storage(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=5)
-    world.feed(GrantChanged(3))
+    world.direct(granted=3)
     world.pass_time(0.25)
     world.start_all()
     assert {c.durable for c in world.commands if isinstance(c, RequestYield)} == {False}
@@ -168,7 +168,7 @@ def test_growing_needs_no_storage(new_world: NewWorld) -> None:
 
 def test_those_that_leave_serve_their_parts_until_the_next_group_has_made_a_step(new_world: NewWorld) -> None:
     world = new_world(workers=4, memory=True).open(then=5)
-    world.feed(GrantChanged(2))
+    world.direct(granted=2)
     world.train(1)
     world.deliver_all()
     world.form()
@@ -181,7 +181,7 @@ def test_those_that_leave_serve_their_parts_until_the_next_group_has_made_a_step
 
 def test_a_switch_with_an_incomplete_snapshot_reports_that(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True, nodes=1).open(then=6)
-    world.feed(GrantChanged(1))
+    world.direct(granted=1)
     world.train(1)
     world.pending.pop("exit-1")
     run = next(run for run in last_runs(world) if run.rank == 1)
@@ -199,7 +199,7 @@ def test_a_switch_with_an_incomplete_snapshot_reports_that(new_world: NewWorld) 
 
 def test_a_pause_is_durable(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=5)
-    world.feed(DesiredChanged(Desired.PAUSE))
+    world.direct(desired=Desired.PAUSE)
     assert {c.durable for c in world.commands if isinstance(c, RequestYield)} == {True}
     world.run(1)
     assert world.end.reason is EndReason.PAUSED and world.state.checkpoints.newest == "step-000000000006-a1-g1"
@@ -208,8 +208,8 @@ def test_a_pause_is_durable(new_world: NewWorld) -> None:
 def test_a_pause_during_a_switch_loses_no_step(new_world: NewWorld) -> None:
     """The boundary's snapshot is only in memory, which ends with the workers. One more step makes it durable."""
     world = new_world(workers=2, memory=True).open(then=5)
-    world.feed(GrantChanged(1))
-    world.feed(DesiredChanged(Desired.PAUSE))
+    world.direct(granted=1)
+    world.direct(desired=Desired.PAUSE)
     world.train(1)
     world.deliver_all()
     assert world.state.stage is Stage.FORMING
@@ -221,7 +221,7 @@ def test_a_pause_during_a_switch_loses_no_step(new_world: NewWorld) -> None:
 
 def test_a_death_during_a_pause_uses_the_snapshots_in_memory(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=6)
-    world.feed(DesiredChanged(Desired.PAUSE))
+    world.direct(desired=Desired.PAUSE)
     world.die(1)
     world.recover()
     world.run(1)
@@ -230,7 +230,7 @@ def test_a_death_during_a_pause_uses_the_snapshots_in_memory(new_world: NewWorld
 
 def test_a_grant_below_min_workers_is_left_with_a_checkpoint(new_world: NewWorld) -> None:
     world = new_world(workers=3, min_workers=2, memory=True).open(then=5)
-    world.feed(GrantChanged(1))
+    world.direct(granted=1)
     assert {c.durable for c in world.commands if isinstance(c, RequestYield)} == {True}
     world.run(1)
     assert world.state.stage is Stage.WAITING and world.state.checkpoints.newest == "step-000000000006-a1-g1"
@@ -275,7 +275,7 @@ def test_without_snapshots_no_worker_is_asked_for_them(new_world: NewWorld) -> N
 
 def test_a_lost_source_without_a_dead_worker_is_an_incident_of_its_own(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=5)
-    world.feed(GrantChanged(1))
+    world.direct(granted=1)
     world.train(1)
     world.deliver_all()
     world.lost_memory = {(1, 6)}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kit.worlds.attempt.parts import from_journal
+from kit.worlds.attempt.parts import directed, from_journal
 from shoal_service.core.attempt import machine, switching
-from shoal_service.core.attempt.events import Event, GrantChanged, ParallelismChanged, Tick
+from shoal_service.core.attempt.events import Event, Tick
 from shoal_service.core.attempt.plan_layout import PlannedLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import PlanInputs, Running, Stage
@@ -65,7 +65,7 @@ def test_an_idle_worker_is_planned_for_once(new_world: NewWorld) -> None:
 def test_a_change_of_parallelism_is_planned_for_once(new_world: NewWorld) -> None:
     world = new_world(workers=2, **TWO_MICRO_BATCHES).open(then=3)
     planner = CountingPlanner()
-    changed = ParallelismChanged(ParallelismSpec(dp_shard=2))
+    changed = directed(world.state.target, parallelism=ParallelismSpec(dp_shard=2))
     state = after(world.state, planner, changed, *[Tick()] * 10, now=world.now)
     assert state.stage is Stage.RUNNING, "the layout is the same"
     assert planner.asked == [2]
@@ -73,7 +73,7 @@ def test_a_change_of_parallelism_is_planned_for_once(new_world: NewWorld) -> Non
 
 def test_the_group_keeps_its_layout_until_the_inputs_of_the_plan_change(new_world: NewWorld) -> None:
     world = new_world(workers=2, **TWO_MICRO_BATCHES).open(then=3)
-    world.feed(GrantChanged(3))
+    world.direct(granted=3)
     world.pass_time(0.25)
     world.start_all()
     assert isinstance(world.state.current, Running)

@@ -8,7 +8,6 @@ import pytest
 
 from kit.worlds.attempt.parts import TOTAL_STEPS, error_of
 from kit.worlds.attempt.world import World
-from shoal_service.core.attempt.events import SettingsChanged
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import ExitKind
@@ -25,7 +24,7 @@ def _changed(world: World, **changes: object) -> TrainingSettings:
 
 def test_changed_settings_take_effect_at_the_next_step_boundary(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=3)
-    world.feed(SettingsChanged(_changed(world, lr=0.5, stop=StopSpec(steps=20))))
+    world.direct(settings=_changed(world, lr=0.5, stop=StopSpec(steps=20)))
     assert world.state.stage is Stage.SWITCHING
     words = "optimizer.lr 0.0003 -> 0.5, stop.steps 12 -> 20"
     assert world.events("generation.switching")[0]["reason"] == words
@@ -40,13 +39,13 @@ def test_changed_settings_take_effect_at_the_next_step_boundary(new_world: NewWo
 
 def test_the_same_settings_change_nothing(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=3)
-    assert world.feed(SettingsChanged(_changed(world))) == ()
+    assert world.direct(settings=_changed(world)) == ()
     assert world.state.stage is Stage.RUNNING
 
 
 def test_a_change_of_a_group_that_was_lost_before_it_formed_is_reported_by_the_next(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=3)
-    world.feed(SettingsChanged(_changed(world, lr=0.5)))
+    world.direct(settings=_changed(world, lr=0.5))
     world.run(1)
     assert world.state.stage is Stage.FORMING
     world.die(1)
@@ -57,7 +56,7 @@ def test_a_change_of_a_group_that_was_lost_before_it_formed_is_reported_by_the_n
 
 def test_a_job_whose_end_moves_during_its_last_step_goes_on(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=TOTAL_STEPS - 1)
-    world.feed(SettingsChanged(_changed(world, stop=StopSpec(steps=20))))
+    world.direct(settings=_changed(world, stop=StopSpec(steps=20)))
     world.train(1)  # the last step of the old settings
     world.deliver_all()
     world.answer_storage()

@@ -10,7 +10,6 @@ import pytest
 
 from shoal_service.core.attempt import switching
 from shoal_service.core.attempt.deadlines import wait_of
-from shoal_service.core.attempt.events import GrantChanged
 from shoal_service.core.attempt.state.stages import Running, Stage
 from shoal_service.planner import plan
 from shoal_workers.contract.job import EndReason
@@ -106,7 +105,7 @@ def test_a_group_that_trains_does_not_grow_into_one_that_cannot_start(new_world:
     world = new_world(workers=4, min_workers=1, nodes=1, **own)
     world.node_memory_bytes = 4400 << 20
     world.open(then=1)
-    world.feed(GrantChanged(6))
+    world.direct(granted=6)
     world.start_all()
     world.pass_time(60.0)
     world.run(1)
