@@ -2,6 +2,7 @@
 
     python tools/test_versions.py                      all combinations, one after the other
     python tools/test_versions.py oldest newest        these
+    python tools/test_versions.py --copy ray-2.57      on a copy of the environment of `make setup`
     python tools/test_versions.py --list               what there is
     python tools/test_versions.py --page               write the results of the last run of each into docs/install.md
 
@@ -10,7 +11,11 @@ torch and Ray in `constraints.txt` and in the requirements, so that a release ou
 tried too. The environment is deleted afterwards, unless --keep is given: with torch's CUDA libraries, which also run
 without a GPU, it takes 7 GB. The sample is in `SAMPLE`: what uses the most private names of torch
 (`torch_internals.py`) and of Ray (`ray_internals.py`). Results are in build/versions/results.json and results.md, the
-output of pip and pytest in build/versions/NAME.log.
+output of pip and pytest in build/versions/NAME.log. The exit status is 1 if a test failed, and 3 if none did but an
+index or this machine lacks a release.
+
+With --copy only what differs is installed: another Ray takes half a minute, since torch's CPU build stays. CI runs one
+such combination.
 
 Not every product is run: each torch with the newest Ray, each Ray with the torch of constraints.txt, each Python with
 both of constraints.txt, all of the oldest, and all of the newest. What constraints.txt pins, on Python 3.11, is what
@@ -40,6 +45,8 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "versions"
 PAGE = ROOT / "docs" / "install.md"
 NOT_RUN = "not run"
+_MISSING = 3
+"""Exit status: no test failed, but not all combinations could be run here."""
 BEGIN, END = "<!-- versions: written by tools/test_versions.py --page -->", "<!-- end of versions -->"
 _TEST_TIMEOUT_S = 900
 """For one test. Several times what it needs on a machine that does nothing else."""
@@ -60,7 +67,8 @@ class Combination:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run of the sample said. `failed`: the tests that did not pass, or what kept them from running."""
+    """What a run of the sample said. `failed`: the tests that did not pass, or what kept them from running. `missing`:
+    the release that this machine or its package index lacks; nothing was run, and nothing is stored."""
 
     combination: Combination
     day: str
@@ -68,6 +76,7 @@ class Result:
     failed: tuple[str, ...]
     install_s: float
     tests_s: float
+    missing: str = ""
 
     @property
     def is_good(self) -> bool:
@@ -133,11 +142,15 @@ def main() -> int:
     results = []
     for number, combination in enumerate(chosen, 1):
         print(f"[{number}/{len(chosen)}] {combination}", flush=True)
-        results.append(_try(combination, interpreters, tests, keep=options.keep))
-        _store(results[-1])
+        results.append(_try(combination, interpreters, tests, keep=options.keep, copy=options.copy))
         print(f"    {_verdict(results[-1])}", flush=True)
+        if not results[-1].missing:
+            _store(results[-1])
     print(table(_stored()))
-    return 0 if all(result.is_good for result in results) else 1
+    run = [result for result in results if not result.missing]
+    if not all(result.is_good for result in run):
+        return 1
+    return 0 if run == results else _MISSING
 
 
 def _options() -> argparse.Namespace:
@@ -145,20 +158,29 @@ def _options() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", help="combinations; none: all")
     parser.add_argument("--list", action="store_true", help="print the combinations")
     parser.add_argument("--page", action="store_true", help="write the stored results into docs/install.md")
+    parser.add_argument("--copy", action="store_true", help="install into a copy of this Python's environment")
     parser.add_argument("--keep", action="store_true", help="keep the environments, and use those that are there")
     parser.add_argument("--kinds", default=",".join(SAMPLE), help="kinds of tests, separated by commas")
     parser.add_argument("--python", action="append", default=[], metavar="X.Y=PATH", help="an interpreter")
     return parser.parse_args()
 
 
-def _try(combination: Combination, interpreters: dict[str, str], tests: Sequence[str], *, keep: bool) -> Result:
+def _try(
+    combination: Combination, interpreters: dict[str, str], tests: Sequence[str], *, keep: bool, copy: bool
+) -> Result:
     environment = BUILD / combination.name
     with (BUILD / f"{combination.name}.log").open("w", encoding="utf-8") as log:
         started = time.monotonic()
+        passed, failed, missing = 0, (), ""
         try:
-            problem = "" if keep and (environment / ".ready").exists() else _install(combination, interpreters, log)
+            if not (keep and (environment / ".ready").exists()):
+                _install(combination, interpreters, log, copy=copy)
             installed = time.monotonic()
-            passed, failed = (0, (problem,)) if problem else _test(environment / "bin" / "python", tests, log)
+            passed, failed = _test(environment / "bin" / "python", tests, log)
+        except _Missing as error:
+            installed, missing = time.monotonic(), str(error)
+        except _NotInstalled as error:
+            installed, failed = time.monotonic(), (str(error),)
         finally:
             if not keep:
                 shutil.rmtree(environment, ignore_errors=True)
@@ -169,26 +191,55 @@ def _try(combination: Combination, interpreters: dict[str, str], tests: Sequence
         failed=failed,
         install_s=round(installed - started),
         tests_s=round(time.monotonic() - installed),
+        missing=missing,
     )
 
 
-def _install(combination: Combination, interpreters: dict[str, str], log: TextIO) -> str:
-    """What went wrong; empty: nothing."""
-    interpreter = interpreters.get(combination.python) or shutil.which(f"python{combination.python}")
-    if interpreter is None:
-        return f"python{combination.python} is not on the PATH, and --python does not name it"
+class _NotInstalled(Exception):
+    pass
+
+
+class _Missing(Exception):
+    pass
+
+
+def _install(combination: Combination, interpreters: dict[str, str], log: TextIO, *, copy: bool) -> None:
+    """Raises _Missing or _NotInstalled."""
     environment = BUILD / combination.name
     shutil.rmtree(environment, ignore_errors=True)
-    _run([interpreter, "-m", "venv", str(environment)], log)
+    if copy:
+        _copy(combination, environment)
+    else:
+        interpreter = interpreters.get(combination.python) or shutil.which(f"python{combination.python}")
+        if interpreter is None:
+            raise _Missing(f"python{combination.python} is not on the PATH, and --python does not name it")
+        _run([interpreter, "-m", "venv", str(environment)], log)
     constraints = environment / "constraints.txt"
     constraints.write_text(constraints_of(combination, (ROOT / "constraints.txt").read_text("utf-8")), "utf-8")
     pip = [str(environment / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
     pip.append("--no-compile")  # compiling all of torch takes a minute, and the sample imports a part of it
     packages = requirements_of(combination, tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"])
-    if _run([*pip, "-c", str(constraints), *packages], log) or _run([*pip, "--no-deps", "-e", str(ROOT)], log):
-        return "the packages could not be installed together"
+    if _run([*pip, "-c", str(constraints), *packages], log):
+        found = re.findall(r"No matching distribution found for (\S+)", Path(log.name).read_text("utf-8"))
+        if found:
+            raise _Missing(f"the package index has no {found[-1]} for Python {combination.python} on this machine")
+        raise _NotInstalled("the packages could not be installed together")
+    if _run([*pip, "--no-deps", "-e", str(ROOT)], log):
+        raise _NotInstalled("Shoal could not be installed")
     (environment / ".ready").touch()
-    return ""
+
+
+def _copy(combination: Combination, environment: Path) -> None:
+    """Copy the environment of this Python. Files are hard links: pip replaces files, and never writes into one."""
+    if combination.python != f"{sys.version_info.major}.{sys.version_info.minor}":
+        raise _Missing(f"--copy copies an environment of Python {sys.version_info.major}.{sys.version_info.minor}")
+    source = Path(sys.prefix).resolve()
+    shutil.copytree(source, environment, symlinks=True, copy_function=os.link)
+    for script in (environment / "bin").iterdir():
+        if script.is_file() and not script.is_symlink() and (text := script.read_bytes()).startswith(b"#!"):
+            script.unlink()
+            script.write_bytes(text.replace(bytes(source / "bin"), bytes(environment / "bin"), 1))
+            script.chmod(0o755)
 
 
 def constraints_of(combination: Combination, pinned: str) -> str:
@@ -252,6 +303,8 @@ def _store(result: Result) -> None:
 
 
 def _verdict(result: Result) -> str:
+    if result.missing:
+        return f"{NOT_RUN}: {result.missing}"
     if result.is_good:
         return f"{result.passed} passed"
     return f"{result.passed} passed, {len(result.failed)} failed: {', '.join(result.failed)}"

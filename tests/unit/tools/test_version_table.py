@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,36 @@ def test_a_failure_is_named_in_the_table(tool: dict[str, Any]) -> None:
     assert tool["table"]([result]).splitlines()[2].endswith("| 3 passed, 1 failed: a::b | 2026-01-31 |")
     page = f"before\n{tool['BEGIN']}\nold\n{tool['END']}\nafter"
     assert tool["page"](page, [result]) == page.replace("old\n", tool["table"]([result]))
+
+
+def test_a_release_that_cannot_be_had_is_neither_a_pass_nor_a_failure(
+    tool: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacks(*_: object, **__: object) -> None:
+        raise tool["_Missing"]("the package index has no ray==2.57.1 for Python 3.11 on this machine")
+
+    inside = tool["main"].__globals__
+    monkeypatch.setitem(inside, "BUILD", tmp_path)
+    monkeypatch.setitem(inside, "_install", lacks)
+    monkeypatch.setattr("sys.argv", ["test_versions.py", "ray-2.57"])
+    assert tool["main"]() == 3
+    assert "not run: the package index has no ray==2.57.1 for Python 3.11" in capsys.readouterr().out
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_a_copy_of_an_environment_has_files_of_its_own_where_its_path_is_written(
+    tool: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, copy = tmp_path / "made", tmp_path / "copy"
+    (made / "bin").mkdir(parents=True)
+    (made / "lib.py").write_text("x = 1\n")
+    (made / "bin" / "tool").write_text(f"#!{made}/bin/python\n")
+    (made / "bin" / "python").symlink_to("/usr/bin/env")
+    monkeypatch.setattr("sys.prefix", str(made))
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    tool["_copy"](tool["Combination"](name="a", python=running, torch="1", ray="1"), copy)
+    assert (copy / "lib.py").samefile(made / "lib.py")
+    assert (copy / "bin" / "tool").read_text() == f"#!{copy}/bin/python\n"
+    assert (made / "bin" / "tool").read_text() == f"#!{made}/bin/python\n"
+    with pytest.raises(tool["_Missing"]):
+        tool["_copy"](tool["Combination"](name="b", python="3.1", torch="1", ray="1"), tmp_path / "other")
