@@ -76,9 +76,10 @@ bench-scale: setup ## how the work of a supervisor grows with its workers, in on
 	@$(BIN)/python bench/scale/real_workers.py --out build/real-workers.json
 	@$(BIN)/python bench/scale/polling.py --out build/polling.json
 
-bench-big-start: setup ## memory of eight workers while models of 1 B and 0.5 B parameters start, first step included, and while one of 0.5 B is restored from disk; host memory of snapshots, copies and gradient log (20 minutes)
+bench-big-start: setup ## memory of eight workers while models of 1 B and 0.5 B parameters start, first step included, and while one of 0.5 B is restored from disk; a node of eight with the defaults of a spec; host memory of snapshots, copies and gradient log (30 minutes)
 	@$(BIN)/python bench/scale/big_start.py
 	@$(BIN)/python bench/scale/big_start.py --resume 500
+	@$(BIN)/python bench/scale/default_memory.py
 	@$(BIN)/python bench/scale/host_memory.py
 
 bench-reforming: setup ## CPU seconds of 8, 16 and 32 workers while they form a group again, and of their small collectives around the ring and directly

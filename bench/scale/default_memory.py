@@ -1,6 +1,6 @@
 """Memory of a node of eight workers with the defaults of a spec: snapshots in memory, and a checkpoint on disk.
 
-    python bench/scale/default_memory.py --millions 250
+    python bench/scale/default_memory.py --millions 100
 
 Eight processes with the real engine and gloo train a language model, fully sharded, in one memory cgroup (v1) without a
 limit. Its peak counts every page once, also those of shared memory, and the page cache. The peak is read, and set back,
@@ -55,7 +55,7 @@ class Part:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--millions", type=int, default=250, help="parameters of the model")
+    parser.add_argument("--millions", type=int, default=100, help="parameters of the model")
     given = parser.parse_args()
     spec = _spec(given.millions)
     predicted = plan(parse_spec(spec), _RANKS).host.alone * _RANKS
