@@ -33,7 +33,9 @@ def test_scaling_down_and_up_switches_at_step_boundaries(submit, client: Client)
     job = run.finish()
 
     assert run.world_sizes() == [3, 2, 3]
-    assert [event.data["start_step"] for event in run.events("generation.formed")] == [0, 5, 9]
+    first, smaller, larger = (event.data["start_step"] for event in run.events("generation.formed"))
+    # the event is seen before the request has reached every worker: on a busy machine some steps pass meanwhile
+    assert first == 0 and 5 <= smaller < 9 <= larger < 14
     assert job.status.observed_generation == job.spec_version
     assert job.status.steps_lost == 0 and client.incidents(run.id) == ()
     run.assert_undisturbed_losses()
