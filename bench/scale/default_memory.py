@@ -137,7 +137,7 @@ def _part(group: Path, name: str) -> Part:
     """The peak since the last part."""
     peak = group / "memory.max_usage_in_bytes"
     lines = (line.split() for line in (group / "memory.stat").read_text().splitlines())
-    held = {name: int(value) for name, value in lines}
+    held = {key: int(value) for key, value in lines}
     part = Part(name, int(peak.read_text()), held["rss"] + held["shmem"])
     peak.write_text("0")
     return part

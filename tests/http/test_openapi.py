@@ -160,8 +160,8 @@ def test_no_scenario_breaks_the_service_or_its_own_description(service: Any, rol
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("role", [Role.ADMIN, Role.VIEWER, None], ids=["admin", "viewer", "nobody"])
 def test_scenarios_reach_every_operation(service: Any, role: Role | None) -> None:
-    """Each that begins a scenario or follows from an answer. Whoever may not change anything makes nothing from which
-    more would follow. The others, such as /metrics, are no part of any scenario."""
+    """An operation is part of scenarios if it begins one or if an answer links to it; /metrics, for example, is not. A
+    role that may change nothing gets no answers that link on, so only beginnings are asked of it."""
     machine = schemathesis.openapi.from_url(f"{service.url}/openapi.json").as_state_machine()
     first = set(machine._root_labels)
     later = {label for label, operation in machine._transitions.operations.items() if operation.incoming}

@@ -31,7 +31,7 @@ _MOST = 5
 
 
 async def unused_packages(nodes: Sequence[tuple[str, str]], for_s: float) -> tuple[UnusedPackages, ...]:
-    """Packages that no process has used for so long. Nodes that do not answer are left out.
+    """Packages that no process has used for at least `for_s`. Nodes that do not answer are left out.
 
     Args:
         nodes: ids and addresses.

@@ -82,8 +82,8 @@ def differing(tx: Transaction, waits: Sequence[Wait], *, now: float, most: int =
 
 
 def save_places(tx: Transaction, changes: Changes) -> None:
-    """Stores the places. Nobody is notified, since the order may change with every pass. Places of jobs that have left
-    the queue since `differing` are not written."""
+    """Stores each job's place. Nobody is notified, since the order may change with every pass. Places of jobs that
+    have left the queue since `differing` are not written."""
     if not (changes.placed or changes.gone):
         return
     nums = set(tx.execute(_QUEUED_NUMS).scalars()) if changes.placed else set()
