@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-versions soak lint types bench bench-overhead bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-culprit bench-reports bench-gpu fuzz-tasks docs site picture screenshots clean
+.PHONY: help setup demo test test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-culprit bench-reports bench-gpu fuzz-tasks docs site picture screenshots clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -23,6 +23,12 @@ test: setup      ## all tests but the cells that are marked `matrix` or `soak`: 
 
 test-all: setup  ## all tests and every cell of the matrices, without the soak
 	@$(BIN)/pytest -m "not soak" --hypothesis-profile=explore
+
+ON_GPU = tests/dist/group/test_re_forming.py tests/dist/group/test_failures.py tests/dist/group/test_every_phase.py tests/dist/state/test_replicas.py \
+	tests/dist/state/test_transitions.py tests/dist/parallel/test_layouts.py tests/dist/step/test_parity.py tests/dist/step/test_techniques.py \
+	tests/dist/deterministic tests/dist/process/test_profiling.py
+test-gpu: setup  ## layouts, kills and re-formations with NCCL, all ranks on the first GPU; needs NCCL 2.30 (pip install -U nvidia-nccl-cu13)
+	@SHOAL_TEST_DEVICE=cuda $(BIN)/pytest $(ON_GPU)
 
 VERSIONS ?=
 test-versions: setup ## a sample of the tests with other versions of Python, torch and Ray, each in an environment of its own (7 GB with CUDA libraries, about 10 minutes each); VERSIONS="oldest newest" chooses

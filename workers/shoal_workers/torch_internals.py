@@ -15,6 +15,7 @@ Called by the engine's rooms.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -125,9 +126,19 @@ def group_named(name: str) -> dist.ProcessGroup:
 
 
 def abort_nccl() -> None:
-    """Why: to wake ranks that wait in NCCL. Public: `ProcessGroup.abort`, which aborts the default backend only."""
-    for group in all_groups():
-        group._get_backend(torch.device("cuda")).abort()
+    """Why: to wake ranks that wait in NCCL. Public: `ProcessGroup.abort`, which aborts the default backend only.
+
+    All communicators at once: an abort sets its communicator's flag first and then frees memory, for which CUDA waits
+    until the device is idle. One after the other, the first would wait for the kernels of the second, which end only
+    with theirs (github.com/NVIDIA/nccl/issues/1013; seen with dp_replicate x dp_shard). torch's own
+    `_abort_process_group` aborts in one NCCL group, but also forgets all groups, which is for the training thread.
+    """
+    backends = [group._get_backend(torch.device("cuda")) for group in all_groups()]
+    threads = [threading.Thread(target=backend.abort, name="shoal-nccl-abort", daemon=True) for backend in backends]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 # --- Meshes and DTensor -----------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ _HERE = Path(__file__).parent
 PATIENCE_S = 120.0
 """Far more than anything takes that a test waits for, and far less than a collective may take: what ends within it was
 not ended by a timeout of gloo."""
+ON_GPU = os.environ.get("SHOAL_TEST_DEVICE") == "cuda"
+"""All ranks train on the first GPU, with NCCL: `make test-gpu`."""
 _KINDS = ("reply", "exit", "reached", "dumped")
 
 
@@ -139,6 +141,8 @@ class Job:
         self._fleet = fleet
         self._memory_root = memory_root
         self.spec = {"task": "tiny_tasks:Counting", **spec}
+        if ON_GPU:
+            self.spec["worker"] = {"gpus": 1, **self.spec.get("worker", {})}
         self.root = str(root)
         self.generation = 0
         self.committed: list[str] = []
@@ -258,6 +262,8 @@ class Fleet:
         """Set when a worker has left a generation."""
         self._listener = Listener(str(directory / "workers"), family="AF_UNIX")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if ON_GPU:
+            environment["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
         self._zygote = subprocess.Popen(
             [*prefix, sys.executable, str(_HERE / "zygote.py")],
             stdin=subprocess.PIPE,

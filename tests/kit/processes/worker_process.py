@@ -204,6 +204,10 @@ class WorkerProcess:
         fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         return int(fields["RssAnon"].split()[0]) << 10, self.engine.num_store_keys
 
+    def do_gpu_bytes(self):
+        """Bytes of this worker's live tensors on its GPU."""
+        return torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+
     def train(self):
         while (assignment := self.assignments.get()) is not None:
             try:
@@ -219,7 +223,7 @@ def _part(tensor):
     if isinstance(tensor, DTensor):
         local = tensor.to_local()
         _, offsets = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
-    return shape, tuple(offsets), local.detach().numpy().copy()
+    return shape, tuple(offsets), local.detach().cpu().numpy().copy()
 
 
 def main(address):

@@ -6,18 +6,23 @@ and the values of initial weights.
 
 import importlib
 import math
+import os
 import random
 import sys
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 from shoal_workers.contract.batch_partition import randomness_seed, sample_at, sample_positions
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.engine.model.draw import Box, draw
 from shoal_workers.engine.model.fast_build import build_undrawn
 from shoal_workers.tasks.feed_forward import balance_experts, forget_load, share_of_step
+
+DEVICE = os.environ.get("SHOAL_TEST_DEVICE", "cpu")
+"""As the workers': a GPU draws other random numbers than a CPU."""
 
 
 def losses(spec_data, steps):
@@ -31,7 +36,7 @@ def validation_loss(spec_data, steps):
     data = task.build_dataset("validation")
     samples = [data[index] for index in range(min(len(data), spec.validation.samples))]
     with torch.no_grad():
-        each = [_split(task.loss(model.eval(), _collate(task)([sample])))[0].item() for sample in samples]
+        each = [_split(task.loss(model.eval(), _on_device(_collate(task)([sample]))))[0].item() for sample in samples]
     return sum(each) / len(each), seen
 
 
@@ -41,7 +46,7 @@ def validation_metrics(spec_data, steps):
     data = task.build_dataset("validation")
     samples = [data[index] for index in range(min(len(data), spec.validation.samples))]
     with torch.no_grad():
-        each = [_split(task.loss(model.eval(), _collate(task)([sample])))[1] for sample in samples]
+        each = [_split(task.loss(model.eval(), _on_device(_collate(task)([sample]))))[1] for sample in samples]
     return {name: sum(float(one[name]) for one in each) / len(each) for name in each[0]}
 
 
@@ -52,7 +57,7 @@ def train(spec_data, steps):
     task = _task(spec)
     collate = _collate(task)
     data = task.build_dataset("train")
-    model = whole_model(task, spec.seed)
+    model = whole_model(task, spec.seed).to(DEVICE)
     o, total_steps = spec.optimizer, spec.stop.steps
     optimizer = _optimizer(spec, task, model)
 
@@ -82,8 +87,8 @@ def train(spec_data, steps):
             )
             samples = [data[sample_at(p, num_samples=len(data), seed=spec.seed)] for p in positions]
             share_of_step(model, 1 / spec.batch.num_micro_batches)
-            with torch.autocast("cpu", torch.bfloat16, enabled=spec.precision == "bf16"):
-                loss, values = _split(task.loss(model, collate(samples)))
+            with torch.autocast(DEVICE, torch.bfloat16, enabled=spec.precision == "bf16"):
+                loss, values = _split(task.loss(model, _on_device(collate(samples))))
             loss = loss / spec.batch.num_micro_batches
             loss.backward()
             _take_changes(model, before, changes, spec.batch.num_micro_batches)
@@ -106,7 +111,7 @@ def switched_losses(before_data, after_data, switch, steps):
     spec = parse_spec(before_data)
     torch.set_num_threads(1)
     task, seen = _task(spec), {}
-    data, model = task.build_dataset("train"), whole_model(task, spec.seed)
+    data, model = task.build_dataset("train"), whole_model(task, spec.seed).to(DEVICE)
     optimizer = _optimizer(spec, _task(spec), model)
     for step in range(steps):
         if step == switch:
@@ -116,10 +121,8 @@ def switched_losses(before_data, after_data, switch, steps):
         optimizer.zero_grad()
         size = spec.batch.global_size
         positions = sample_positions(step, 0, global_size=size, micro_size=size)
-        loss = task.loss(
-            model,
-            _collate(task)([data[sample_at(p, num_samples=len(data), seed=spec.seed)] for p in positions]),
-        )
+        samples = [data[sample_at(p, num_samples=len(data), seed=spec.seed)] for p in positions]
+        loss = task.loss(model, _on_device(_collate(task)(samples)))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), spec.optimizer.clip_norm or math.inf)
         optimizer.step()
@@ -175,6 +178,10 @@ def whole_model(task, seed):
 def _split(returned):
     loss, metrics = returned if isinstance(returned, tuple) else (returned, {})
     return loss, {name: torch.as_tensor(value).detach() for name, value in metrics.items()}
+
+
+def _on_device(batch):
+    return tree_map_only(torch.Tensor, lambda one: one.to(DEVICE), batch)
 
 
 def _collate(task):

@@ -5,6 +5,7 @@ torch's device "meta" stands for the GPU: its tensors have a device, and no valu
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from shoal_workers.engine.deterministic.integer_sum import sums_over_ranks
 from shoal_workers.engine.group.agreement import agree
 from shoal_workers.engine.group.process_group import backend_of
 from shoal_workers.engine.step.vote import Ballot, Requests, hold_vote
+from shoal_workers.torch_internals import abort_nccl
 
 GPU = torch.device("meta")
 
@@ -77,3 +79,27 @@ def test_what_all_ranks_exchange_is_on_their_gpus(
     with pytest.raises(Communicated):
         communicate()
     assert devices == [GPU]
+
+
+class Communicator:
+    """Stands for one of several on a GPU. As in NCCL, an abort ends its own kernels and waits for all others."""
+
+    def __init__(self, has_ended: threading.Barrier) -> None:
+        self._has_ended = has_ended
+
+    def _get_backend(self, device: torch.device) -> Communicator:
+        assert device == torch.device("cuda")
+        return self
+
+    def abort(self) -> None:
+        self._has_ended.wait(60)
+
+
+def test_communicators_are_aborted_at_once_since_each_waits_for_the_kernels_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    have_ended = threading.Barrier(3)
+    groups = {Communicator(have_ended): ("nccl", None) for _ in range(3)}
+    monkeypatch.setattr(dist.distributed_c10d, "_pg_map", groups)
+    abort_nccl()
+    assert not have_ended.broken and have_ended.n_waiting == 0
