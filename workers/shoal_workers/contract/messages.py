@@ -57,7 +57,7 @@ class WorkerUse(Frozen):
 
 
 class WorkerConfig(Frozen):
-    """What a worker is started with, besides the spec."""
+    """Values that a worker is started with, besides the job's spec."""
 
     job_id: str
     attempt: int
@@ -88,11 +88,11 @@ class WorkerInfo(Frozen):
     device: str
     """"cpu", or "cuda"."""
     version: int = 1
-    """Version of the wire: that of the release that made it; see WIRE_VERSION."""
+    """WIRE_VERSION of the release that this worker runs."""
     snapshot_port: int = 0
-    """Port on which it serves the snapshots of its node; 0: it keeps none."""
+    """Port on which the worker serves the snapshots of its node; 0: it keeps none."""
     machine_id: str = ""
-    """Equal for workers that share one memory, also if they are on several nodes; empty: its node's id."""
+    """Equal for all workers that share one memory, even if their Ray nodes differ; empty: `node_id` stands for it."""
     rack: str = ""
     """Value of its node's label for racks; empty: the node has no such label."""
     slot: int = -1
@@ -102,19 +102,20 @@ class WorkerInfo(Frozen):
 
 
 _FORM_RANK_S = 0.05
+"""Seconds by which each rank beyond `_FORM_AT_ONCE` extends the deadlines of forming a group."""
 _FORM_AT_ONCE = 64
-"""Ranks that form a group within the deadlines as they are."""
+"""Largest world size whose deadlines of forming are not extended."""
 
 
 class ProofDemand(StrEnum):
     """Whether a group proves its layout before its first step (contract/proofs.py)."""
 
     NONE = "none"
-    """It is proven already, or uses the data axes only."""
+    """No proof is made: the layout is proven already, or uses the data axes only."""
     IF_POSSIBLE = "if_possible"
-    """A layout that is refused is not used; one that cannot be proven is."""
+    """The layout is used unless the proof refuses it, so also if it cannot be proven."""
     REQUIRED = "required"
-    """Only a proven layout is used."""
+    """The layout is used only if it is proven."""
 
 
 class Assignment(Frozen):
@@ -141,20 +142,20 @@ class Assignment(Frozen):
     is_recovery: bool = False
     """The previous group was lost, so the validation or checkpoint due after the starting step may be missing."""
     settings: TrainingSettings | None = None
-    """Replace those of the spec that the worker was started with; None: they are the same."""
+    """Settings that replace those of the spec with which the worker was started; None: they are the same."""
     standing: Standing | None = None
-    """What the validations before have shown."""
+    """Results of the validations so far; None: none has been judged yet."""
     skip_steps: tuple[int, ...] = ()
     """Numbers of steps that are not trained; their samples are skipped."""
     proof: ProofDemand = ProofDemand.NONE
     store_timeout_s: float = 60.0
-    """Time limit of the rendezvous, seconds; see `rendezvous_s`."""
+    """Time limit of the rendezvous, seconds; `rendezvous_s` extends it for large groups."""
     connect_timeout_s: float = 15.0
-    """Time limit of each process group to connect its ranks, seconds; see `connect_s`."""
+    """Time limit of each process group to connect its ranks, seconds; `connect_s` extends it for large groups."""
     collective_timeout_s: float = 600.0
     """A collective fails if it makes no progress for this long, seconds."""
     commit_timeout_s: float = 0.0
-    """After the last step, how long the final validation waits for the supervisor to commit the checkpoint, seconds; 0:
+    """Seconds that the final validation, after the last step, waits for the supervisor to commit the checkpoint; 0:
     there is no supervisor to wait for."""
 
     @property
@@ -163,12 +164,12 @@ class Assignment(Frozen):
 
     @property
     def rendezvous_s(self) -> float:
-        """Seconds until ranks that have not arrived count as missing."""
+        """Time limit of the rendezvous of this group, seconds. Ranks that have not arrived by then count as missing."""
         return self.store_timeout_s + later_to_form_s(self.world_size)
 
     @property
     def connect_s(self) -> float:
-        """Seconds until a process group that has not connected its ranks has failed."""
+        """Time limit for each process group of this group to connect its ranks, seconds. Then it has failed."""
         return self.connect_timeout_s + later_to_form_s(self.world_size)
 
     @property
@@ -178,13 +179,13 @@ class Assignment(Frozen):
 
     @property
     def num_shards(self) -> int:
-        """Parts that a snapshot of this generation consists of."""
+        """Number of parts that a snapshot of this generation consists of."""
         return self.layout.num_distinct_shards
 
 
 def later_to_form_s(world_size: int) -> float:
-    """By how many seconds every deadline of forming is later in a group of this many ranks: one store answers all of
-    them, and each connects to all others. 48 s with 1,024 ranks."""
+    """Seconds that are added to every deadline of forming a group of this many ranks. They are needed because one
+    rendezvous store answers all ranks, and each rank connects to all others. 48 s with 1,024 ranks."""
     return _FORM_RANK_S * max(0, world_size - _FORM_AT_ONCE)
 
 
@@ -194,7 +195,7 @@ class Phase(StrEnum):
     IDLE = "idle"
     PREPARING = "preparing"
     FORMING = "forming"
-    """Waiting for the other ranks to arrive."""
+    """The rank waits for the other ranks to arrive."""
     CONNECTING = "connecting"
     """All ranks have arrived, and connect to each other."""
     BUILDING = "building"
@@ -213,7 +214,7 @@ class LogStream(StrEnum):
     STDOUT = "stdout"
     STDERR = "stderr"
     SHOAL = "shoal"
-    """Written by the engine itself."""
+    """Lines that the engine itself writes."""
 
 
 class LogLine(OfTask):
@@ -230,48 +231,48 @@ class Progress(OfTask):
     step: int
     at: float
     note: str = ""
-    """What it is preparing, and how far it is; for people."""
+    """What the worker is preparing, and how far it is, in words for people."""
     counter: int = 0
     """Grows whenever the training thread makes progress. If it stops growing, the thread hangs or computes for long."""
     stalled_s: float = 0.0
-    """How long the counter had not changed when this was made, by the worker's own clock: polls may return late."""
+    """Seconds for which `counter` had not changed when this was made, by the worker's clock: polls may return late."""
     data_s: float = 0.0
     """Seconds that the training thread has spent on making batches in this generation."""
 
 
 class WorkerPoll(Frozen):
-    """Answer of a long poll: everything after the requested sequence number."""
+    """Answer of a long poll: everything after the sequence number that the poll requested."""
 
     worker_id: str
     seq: int
-    """Number of the last item in it; the next poll requests `after=seq`."""
+    """Sequence number of the last item in this answer; the next poll requests `after=seq`."""
     reports: tuple[WorkerReport, ...]
     logs: tuple[LogLine, ...]
     progress: Progress
     num_refused: int = 0
-    """Calls of replaced supervisors that this worker has refused."""
+    """Number of calls of replaced supervisors that this worker has refused."""
     use: WorkerUse | None = None
     """The newest measurement; null: there is none yet."""
 
 
 class PollRequest(Frozen):
-    """What a supervisor wants of one worker: `WorkerActor.poll`, made by the agent of the worker's node."""
+    """One poll that a supervisor requests. The agent of the worker's node makes it by calling `WorkerActor.poll`."""
 
     worker_id: str
     after: int
-    """Everything after this sequence number."""
+    """The poll asks for everything after this sequence number."""
     acknowledged: int
-    """Everything up to this sequence number is stored."""
+    """The supervisor has stored everything up to this sequence number."""
     wait_s: float
-    """How long the poll waits if there is nothing new."""
+    """Seconds for which the poll waits if there is nothing new."""
 
 
 class NodePoll(Frozen):
-    """An agent's answer: the polls of its workers that have been answered. The others are still waited for."""
+    """An agent's answer: the polls that its workers have answered. The agent still waits for the others."""
 
     polls: tuple[WorkerPoll, ...] = ()
     failed: tuple[str, ...] = ()
-    """Workers whose poll has failed. The supervisor polls them itself, and so learns why."""
+    """Ids of workers whose poll has failed. The supervisor polls them itself, and so learns why."""
 
 
 class Refused(Frozen):
@@ -287,10 +288,10 @@ class ExitKind(StrEnum):
     FINISHED = "finished"
     """The last step is done and the final checkpoint part is durable."""
     YIELDED = "yielded"
-    """Stopped at a step boundary on request. The snapshot of that step is in memory; its checkpoint part is durable if
-    that was requested."""
+    """The rank stopped at a step boundary on request. The snapshot of that step is in memory; its checkpoint part is
+    durable if that was requested."""
     INTERRUPTED = "interrupted"
-    """Fenced by the supervisor during a step; the state is that of the last completed step."""
+    """The supervisor fenced the rank during a step; the state is that of the last completed step."""
     COLLECTIVE_FAILED = "collective_failed"
     """A collective failed on this rank. The cause is another rank, or the network."""
     FORM_FAILED = "form_failed"
@@ -308,7 +309,7 @@ class ExitKind(StrEnum):
     WORKER_FAULT = "worker_fault"
     """The device, memory or the operating system failed, in any code; `error.error_class` tells which."""
     ENGINE_ERROR = "engine_error"
-    """The engine's own code raised, which it should not."""
+    """The engine's own code raised, which is a defect of Shoal."""
     STALE = "stale"
     """The assignment's generation was already fenced when it arrived."""
 
@@ -344,24 +345,24 @@ class WorkerExit(Frozen):
     """Optimizer steps that this rank has completed."""
     error: ErrorReport | None = None
     snapshot_parts: tuple[SnapshotPart, ...] = ()
-    """The parts in its node's memory now, of this worker and of others."""
+    """The parts in the memory of the worker's node at its exit, those of other workers included."""
     is_durable: bool = False
-    """FINISHED and YIELDED: the checkpoint part of `step` is durable."""
+    """Whether the checkpoint part of `step` is durable, if `kind` is FINISHED or YIELDED."""
     saved_part: SavedPart | None = None
-    """The durable part. Its own report is lost if the worker dies before the next poll."""
+    """The durable part, repeated here because its own report is lost if the worker dies before the next poll."""
     at: float = 0.0
-    """Wall-clock time at which it left the group, seconds since the epoch."""
+    """Wall-clock time at which the rank left the group, seconds since the epoch."""
     suspect: Suspect | None = None
-    """Whom this rank suspects, from what it has seen itself."""
+    """What this rank suspects, from its own observations; None: nothing."""
 
 
 class StackSource(StrEnum):
     WORKER = "worker"
-    """The worker itself, on one of its control threads."""
+    """The worker has taken the stack itself, on one of its control threads."""
     PY_SPY = "py-spy"
-    """py-spy has read the memory of the process: it answers no call, or native frames were asked for."""
+    """py-spy has read the memory of the process, because it answers no call or native frames were requested."""
     NONE = "none"
-    """`error` says why."""
+    """There is no stack; `error` says why."""
 
 
 class Frame(OfTask):
@@ -378,7 +379,7 @@ class WorkerStack(OfTask):
     worker_id: str
     pid: int = 0
     frames: tuple[Frame, ...] = ()
-    """Innermost first, below Shoal's own call of `run`. Empty: the thread is idle, or there is an `error`."""
+    """Frames below Shoal's own call of `run`, innermost first. Empty: the thread is idle, or there is an `error`."""
     module: str = ""
     """Name of the innermost module of the model that is being called, for example `blocks.6.attention`."""
     phase: Phase = Phase.IDLE
@@ -387,7 +388,7 @@ class WorkerStack(OfTask):
     source: StackSource = StackSource.WORKER
     error: str = ""
     collective: Collective | None = None
-    """The last one that it has called; null: it trains in no group, or did not answer itself."""
+    """The last collective that the thread has called; null: it trains in no group, or the worker did not answer."""
     links: tuple[Link, ...] = ()
     """Links to the nodes of the other ranks."""
 
@@ -427,10 +428,10 @@ class Stacks(Frozen):
 
 
 class MetricPoint(Frozen):
-    """Values of one step."""
+    """The metrics of one step."""
 
     seq: int
-    """Counted by the supervisor's process, from 1."""
+    """Number of the point, counted by the supervisor's process from 1."""
     step: int
     at: float
     """Wall-clock time, seconds since the epoch."""
@@ -442,22 +443,23 @@ class MetricsBatch(Frozen):
 
     points: tuple[MetricPoint, ...] = ()
     end: str = ""
-    """The attempt ends, and no further point comes: "succeeded", "failed", "cancelled", "paused" or "queued"."""
+    """How the attempt ends: "succeeded", "failed", "cancelled", "paused" or "queued". No point follows. Empty: it goes
+    on."""
 
 
 class MetricsProgress(Frozen):
-    """How far the hook is."""
+    """The points that the metrics hook has logged, and its error."""
 
     logged: int = 0
-    """All points up to this `seq` are logged."""
+    """The hook has logged all points up to this `seq`."""
     error: str = ""
-    """Why the hook logs nothing now; empty: it does."""
+    """Why the hook logs nothing at present; empty: it works."""
     has_ended: bool = False
-    """Its `end` was called."""
+    """Whether the hook's `end` was called."""
 
 
 class HookJob(Frozen):
-    """The job, as a hook gets it."""
+    """Description of the job that a metrics hook receives."""
 
     id: str
     name: str

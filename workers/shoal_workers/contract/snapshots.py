@@ -50,4 +50,5 @@ class SnapshotSource(Frozen):
     world_size: int
     step: int
     parts: tuple[SnapshotServer, ...]
-    """By shard of that generation. A reader on the same node reads the shared memory instead of calling the worker."""
+    """The server of each part; the index is the number of the shard in that generation. A reader on the same node reads
+    the shared memory instead of calling the worker."""

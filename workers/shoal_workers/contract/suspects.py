@@ -1,4 +1,4 @@
-"""Who or what is suspected of a failure or a slow-down, and the evidence; and what a rank tells for that purpose.
+"""Who or what is suspected of a failure or a slow-down, and the evidence; and what a rank reports for that purpose.
 
 A suspicion of this kind is for people: no decision about the training depends on it.
 """
@@ -14,21 +14,21 @@ class Resource(StrEnum):
     """What is wrong with the suspect."""
 
     CPU = "cpu"
-    """Its training thread is ready to run and gets no CPU: other programs use its cores."""
+    """The training thread is ready to run and gets no CPU: other programs use its cores."""
     COMPUTE = "compute"
-    """It computes for longer than the others, on a CPU or a device of its own."""
+    """The rank computes for longer than the others, on a CPU or a device of its own."""
     DATA = "data"
     """Making batches takes long."""
     STORAGE = "storage"
     """Writing a checkpoint takes long, or fails."""
     NETWORK = "network"
-    """Its link loses or delays packets, or carries nothing."""
+    """The link loses or delays packets, or carries nothing."""
     PROCESS = "process"
     """The process is stopped, dead, or answers nothing."""
     PROGRAM = "program"
-    """It calls other collectives than the others, or its code raised."""
+    """The rank calls other collectives than the others, or its code raised."""
     NUMBERS = "numbers"
-    """It computes values that are not finite, or wrong."""
+    """The rank computes values that are not finite, or wrong."""
 
 
 class Suspect(Frozen):
@@ -53,12 +53,12 @@ class Collective(Frozen):
     """The newest collective that the training thread of a rank has called."""
 
     number: int
-    """Counts the collectives of this generation."""
+    """Number of the collective in this generation."""
     name: str
     bytes: int
-    """Bytes of this rank's tensors."""
+    """Size of this rank's tensors, bytes."""
     is_waiting: bool
-    """The thread waits for a collective."""
+    """Whether the thread waits for a collective."""
     deviation: str = ""
     """How the calls of this step differ from those of the step before; empty: they do not, or there is none."""
 
@@ -73,6 +73,6 @@ class Link(Frozen):
     rtt_s: float
     """Round trip time as the kernel estimates it now; the longest of the connections."""
     sent: int
-    """Segments with data, over the last seconds."""
+    """TCP segments with data that were sent over the last seconds."""
     resent: int
-    """Segments that were sent again, of those."""
+    """TCP segments that were sent again in the same time."""

@@ -37,14 +37,14 @@ class StepReport(OfTask):
     compute_s: tuple[float, ...] = ()
     """Seconds of the step that each rank did not spend waiting for others. Empty: not measured."""
     data_s: tuple[float, ...] = ()
-    """Seconds of these in which each rank made batches."""
+    """Seconds of the step in which each rank made batches."""
     cpu_wait_s: tuple[float, ...] = ()
-    """Seconds since the step before in which each rank's training thread was ready to run and had no CPU."""
+    """Seconds since the previous step in which each rank's training thread was ready to run and had no CPU."""
     saving_s: tuple[float, ...] = ()
-    """Per rank: seconds before the step in which a checkpoint kept its training thread, for example because the one
-    before was not written yet."""
+    """Seconds before the step for which a checkpoint kept each rank's training thread, for example because the previous
+    one was not written yet."""
     validating_s: float = 0.0
-    """Seconds of `step_s` in which rank 0 validated, after the step before."""
+    """Seconds of `step_s` in which rank 0 validated, after the previous step."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """The task's own metrics: means over the global batch, as the loss. One that is not finite is left out."""
 
@@ -56,9 +56,9 @@ class ValidationReport(OfTask):
     step: int
     at: float
     loss: float
-    """Nats per token (or the task's own unit)."""
+    """Mean loss in nats per token (or the task's own unit)."""
     bits_per_byte: float | None
-    """Only for byte-level tasks."""
+    """The loss in bits per byte; None: the task does not say how many bytes a token has."""
     samples: int
     metrics: dict[str, float] = Field(default_factory=dict)
     """The task's own metrics: means over the samples, as the loss. One that is not finite is left out."""
@@ -77,13 +77,13 @@ class GroupFormed(OfTask):
     restore_s: float
     num_parameters: int
     past: tuple[StepReport, ...] = ()
-    """The last steps before `start_step` that the snapshot contains: a rank 0 that died may not have reported them."""
+    """Reports of the last steps that the restored snapshot contains: a rank 0 that died may not have sent them."""
     restored_bytes: int = 0
     """Bytes that all ranks together read from memory or storage."""
     data: str = ""
     """Content hash of the training data, equal on all ranks; empty: the dataset has none."""
     data_before: str = ""
-    """The same of the checkpoint that this generation began with, if that differs."""
+    """Content hash in the checkpoint that this generation began with, if it differs from `data`; else empty."""
     remote_bytes: int = 0
     """Part of `restored_bytes` that came over the network from another node's memory."""
     proof: LayoutProof | None = None
@@ -130,10 +130,10 @@ class StepSkipped(Frozen):
     step: int
     at: float
     loss: float | None
-    """None: not finite, which JSON cannot express."""
+    """None: the loss is not finite, which JSON cannot express."""
     grad_norm: float | None
     ranks: tuple[int, ...] = ()
-    """Those whose own loss was not finite; empty: only the gradient was not, or it was not found out."""
+    """Ranks whose own loss was not finite; empty: only the gradient was not, or the ranks are not known."""
 
 
 class PreemptionNotice(Frozen):
@@ -142,7 +142,7 @@ class PreemptionNotice(Frozen):
     generation: int
     at: float
     grace_s: float
-    """Seconds that it expects to have until then."""
+    """Seconds that the worker expects to have until it is terminated."""
     reason: str
 
 
@@ -156,7 +156,7 @@ class SnapshotCost(Frozen):
     buddy_every_steps: float
     """Steps between two copies to the buddy, on average."""
     copy_s: float
-    """Seconds of the training thread per snapshot, on the slowest rank; moving average."""
+    """Seconds that one snapshot takes on the training thread of the slowest rank; moving average."""
     buddy_s: float
     """CPU seconds per copy to the buddy, including the local copy that is made for it if live slots hold the state; 0:
     there is no buddy."""
@@ -167,7 +167,7 @@ class SnapshotCost(Frozen):
     buddy_step: int | None = None
     """Newest step of which every rank's copy has arrived at its buddy; None: there is none in this generation."""
     buddy_flight_steps: int = 1
-    """Completed steps until such a copy has arrived everywhere: the most of this generation."""
+    """Steps that complete until a copy has arrived at every buddy; the largest number of this generation."""
     log_lag_steps: int | None = None
     """Completed steps that a buddy cannot yet rebuild from its gradient log, on the rank that is furthest behind; None:
     no gradient log is in force."""
@@ -187,7 +187,7 @@ class SnapshotsStopped(OfTask):
     at: float
     rank: int
     only_copies: bool
-    """It still keeps its own state in shared memory, but sends no copies to other nodes."""
+    """The rank still keeps its own state in shared memory, but sends no copies to other nodes."""
     message: str
 
 
@@ -208,7 +208,7 @@ class ReplicasEqual(Frozen):
     step: int
     at: float
     cpu_s: float
-    """CPU seconds that the sums took on rank 0; 0 on a GPU."""
+    """CPU seconds that the checksums took on rank 0; 0 on a GPU."""
 
 
 class ReplicaMismatch(Frozen):
@@ -220,7 +220,8 @@ class ReplicaMismatch(Frozen):
     at: float
     ranks: tuple[int, ...]
     is_certain: bool
-    """A majority holds other values than each of these ranks. Otherwise one of them is right."""
+    """True: these ranks are wrong, since a majority holds other values or only theirs are not finite. False: it is not
+    known which ranks are wrong."""
     message: str
 
 
@@ -242,7 +243,7 @@ WorkerReport = (
 
 
 MAX_METRICS = 16
-"""In training, and as many in validation. Each is a series in Prometheus and a curve on the job's page."""
+"""Largest number of a task's metrics in training, and in validation. Each is a Prometheus series and a curve."""
 MAX_NAME_CHARS = 40
 _NAME = re.compile(rf"[A-Za-z][A-Za-z0-9_./-]{{0,{MAX_NAME_CHARS - 1}}}")
 
@@ -253,6 +254,6 @@ def is_metric_name(name: object) -> bool:
 
 
 def suggested_name(name: object) -> str:
-    """An allowed name that resembles one that is not."""
+    """A valid metric name that resembles `name`, which is not valid."""
     text = re.sub(r"[^A-Za-z0-9_./-]+", "_", str(name))[:MAX_NAME_CHARS].strip("_")
     return text if is_metric_name(text) else f"m_{text}"[:MAX_NAME_CHARS]
