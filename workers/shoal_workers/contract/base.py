@@ -17,18 +17,18 @@ keys; workers of version 2 are replaced and not called.
 
 
 def exactly_one_of(*keys: str) -> dict[str, Any]:
-    """For a JSON Schema: one of these keys is there and not null."""
+    """Rule for a JSON Schema: exactly one of these keys is present and not null."""
     return {"oneOf": [{"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys]}
 
 
 def if_set(key: str, then: dict[str, Any]) -> dict[str, Any]:
-    """For a JSON Schema: what holds if this key is there and not null."""
+    """Rule for a JSON Schema: `then` holds if this key is present and not null."""
     condition = {"required": [key], "properties": {key: {"not": {"type": "null"}}}}
     return {"if": condition, "then": then}
 
 
 def whole(expression: str) -> str:
-    """The pattern of a JSON Schema, which is searched for, for an expression that must match the whole text."""
+    """Pattern for a JSON Schema that must match the whole text; JSON Schema accepts a match of any part of it."""
     return f"^(?:{expression})$"
 
 
@@ -38,8 +38,8 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
-        """Ray pickles messages, and a pickle of an older release lacks the fields that are new here: they get their
-        defaults."""
+        """Gives fields that a pickle lacks their defaults: Ray pickles messages, and those of an older release lack the
+        fields that are new here."""
         super().__setstate__(state)
         for name, field in type(self).model_fields.items():
             if name not in self.__dict__ and not field.is_required():

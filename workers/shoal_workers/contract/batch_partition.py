@@ -60,7 +60,7 @@ def randomness_seed(seed: int, step: int, micro_batch: int) -> int:
 
 def _permute(index: int, size: int, key: int) -> int:
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    while True:
+    while True:  # the network permutes 4**half_bits >= size values: go on until one is below size
         index = _feistel(index, half_bits, key)
         if index < size:
             return index

@@ -6,9 +6,9 @@ processes have the same one. The generations that it forms are numbered in a ran
     life 1      1, 2, 3 ...
     life 2      1000001, 1000002 ...        formed after the supervisor was restarted once
 
-So two supervisors of one attempt, of which one is cut off and does not know of the other, never give the same number to
-two groups, and whatever carries a generation (store prefixes, snapshots, checkpoint directories, reports) also carries
-the life.
+Two supervisors of one attempt, one of them cut off and unaware of the other, therefore never give the same number to
+two groups. Whatever carries a generation (store prefixes, snapshots, checkpoint directories, reports) also carries the
+life.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal_workers.contract.base import WIRE_VERSION
 
 NAMESPACE = "shoal"
 GENERATIONS_PER_LIFE = 1_000_000
-"""More than a supervisor forms in eleven days at one per second."""
+"""Size of the range of one life. A supervisor that forms one generation per second uses it up after eleven days."""
 
 
 def supervisor_name(job_id: str, attempt: int) -> str:
@@ -35,26 +35,30 @@ def agent_name(job_id: str, attempt: int, node_id: str) -> str:
 
 
 def job_of_worker(name: str) -> str | None:
-    """The job to which the worker of this name belongs; None: it is no worker's name."""
+    """Id of the job to which the worker of this name belongs; None: it is not the name of a worker."""
     parts = name.split("/")
     return parts[1] if len(parts) == 4 and parts[0] == "shoal" and parts[3].startswith("worker-") else None
 
 
 def attempt_of(name: str) -> tuple[str, int] | None:
-    """Job and attempt to which the actor of this name belongs; None: to none."""
+    """Job id and attempt to which the actor of this name belongs; None: it belongs to no attempt."""
     parts = name.split("/")
     is_actor = len(parts) == 4 and parts[0] == "shoal" and parts[2].isdecimal()
     return (parts[1], int(parts[2])) if is_actor else None
 
 
 def index_of_worker(name: str) -> int:
-    """The index in the name of a worker; -1: there is none."""
+    """The index in the name of a worker; -1: the name has no index."""
     index = name.rpartition("-")[2]
     return int(index) if index.isdecimal() else -1
 
 
 def next_generation(last: int, life: int) -> int:
-    """The number of the next generation that a supervisor of this life forms; `last`: of any life so far."""
+    """The number of the next generation that a supervisor of this life forms.
+
+    Args:
+        last: the largest number of a generation so far, of any life.
+    """
     return max(last, (life - 1) * GENERATIONS_PER_LIFE) + 1
 
 

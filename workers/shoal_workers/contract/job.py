@@ -52,7 +52,7 @@ class EndReason(StrEnum):
     WORKERS_FAILED = "workers_failed"
     SERVER_STOPPED = "server_stopped"
     PREEMPTED = "preempted"
-    """Another job got its workers; it saved before."""
+    """Another job got the workers; the attempt saved its state before."""
     CLUSTER_LOST = "cluster_lost"
     SUPERVISOR_LOST = "supervisor_lost"
     INTERNAL = "internal"
@@ -87,7 +87,7 @@ class IncidentCause(StrEnum):
     SNAPSHOT_LOST = "snapshot_lost"
     DAMAGED_CHECKPOINT = "damaged_checkpoint"
     CLUSTER_LOST = "cluster_lost"
-    """The attempt before was lost with all its workers and its supervisor."""
+    """The previous attempt was lost with all its workers and its supervisor."""
 
 
 class StateSource(StrEnum):
@@ -98,7 +98,7 @@ class StateSource(StrEnum):
     CHECKPOINT = "checkpoint"
     """The newest durable checkpoint."""
     INITIAL = "initial"
-    """The seed: there is no checkpoint yet."""
+    """The initial weights: there is no checkpoint yet."""
 
 
 class UserFailure(OfTask):

@@ -18,8 +18,8 @@ MAX_VALUES = 200_000
 _MAX_INT = 2**63
 _SHOWN_CHARS = 80
 Link = tuple["Link | None", str | int]
-"""The place of a value: that of its parent, and its key or number there. Only the path of a fault is written out: the
-paths of all values together may be a million times as long as the document."""
+"""Position of a value in the document: the position of its parent, and its key or index there. Only the path of a fault
+is written out, because the paths of all values together may be a million times as long as the document."""
 
 
 YAML_NUMBERS = {
@@ -29,7 +29,8 @@ YAML_NUMBERS = {
         r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
     ),
 }
-"""What is a number in a spec in YAML, by its tag: not 12:30, as in YAML 1.1, but 3e-4, which is text there."""
+"""YAML tag -> pattern of the numbers of this type in a spec. Other than in YAML 1.1, 12:30 is text and 3e-4 is a
+number."""
 
 
 def json_faults(document: Any) -> Iterator[tuple[str, str]]:
@@ -42,7 +43,7 @@ def json_faults(document: Any) -> Iterator[tuple[str, str]]:
         if num_values > MAX_VALUES:
             yield "", f"the document has more than {MAX_VALUES:,} values."
             return
-        if depth > MAX_DEPTH:
+        if depth > MAX_DEPTH:  # ends also the walk through a value that contains itself
             yield path_of(link), f"nested deeper than {MAX_DEPTH} levels."
             return
         fault = _fault(value)
@@ -59,7 +60,7 @@ def json_faults(document: Any) -> Iterator[tuple[str, str]]:
 
 
 def path_of(link: Link | None) -> str:
-    """The dotted path, shortened."""
+    """The dotted path of a position, shortened for messages."""
     parts: list[str] = []
     while link is not None:
         link, part = link

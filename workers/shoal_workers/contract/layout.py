@@ -45,19 +45,19 @@ class Schedule(StrEnum):
     """The order in which a pipeline's stages run their micro-batches."""
 
     GPIPE = "gpipe"
-    """Huang et al. 2019."""
+    """GPipe (Huang et al. 2019): all forward passes, then all backward passes."""
     ONE_F_ONE_B = "1f1b"
-    """Narayanan et al. 2019."""
+    """One forward, one backward (Narayanan et al. 2019)."""
     INTERLEAVED = "interleaved_1f1b"
-    """Narayanan et al. 2021; several stages on each rank."""
+    """1F1B with several stages on each rank (Narayanan et al. 2021)."""
     ZERO_BUBBLE_V = "zbv"
-    """Qi et al. 2024; two stages on each rank, the second ones in reverse order of the ranks."""
+    """Zero bubble (Qi et al. 2024): two stages on each rank, the second ones in reverse order of the ranks."""
     DUAL_PIPE_V = "dualpipev"
-    """DeepSeek-AI 2024: the half of DualPipe that needs no second copy of the model; two stages per rank, as zbv."""
+    """The half of DualPipe (DeepSeek-AI 2024) that needs no second copy of the model; two stages per rank, as zbv."""
 
     @property
     def is_v_shaped(self) -> bool:
-        """Rank r holds the stages r and 2 pp - 1 - r."""
+        """Whether pipeline rank r holds the stages r and 2 pp - 1 - r."""
         return self in (Schedule.ZERO_BUBBLE_V, Schedule.DUAL_PIPE_V)
 
 
@@ -113,7 +113,7 @@ class Layout(Frozen):
 
     @property
     def num_shards(self) -> int:
-        """Ways that dense parameters are sharded: FSDP2 shards over the ranks of cp as well."""
+        """Number of shards of the dense parameters: FSDP2 shards over the ranks of cp as well."""
         return self.dp_shard * self.cp
 
     @property
@@ -122,7 +122,7 @@ class Layout(Frozen):
         return self.dp_replicate * self.dp_shard
 
     def data_rank(self, rank: int) -> int:
-        """0 .. num_data_ranks - 1: the part of the micro-batches that `rank` works on."""
+        """The part of the micro-batches that `rank` works on, 0 .. num_data_ranks - 1."""
         return rank // (self.tp * self.cp) % self.num_data_ranks
 
     def pipeline_rank(self, rank: int) -> int:
@@ -130,11 +130,12 @@ class Layout(Frozen):
 
     @property
     def num_distinct_shards(self) -> int:
-        """Parts that a snapshot consists of: ranks that differ only along dp_replicate hold the same one."""
+        """Number of parts of a snapshot: ranks that differ only along dp_replicate hold the same part."""
         return self.world_size // self.dp_replicate
 
     def shard_of(self, rank: int) -> int:
-        """0 .. num_distinct_shards - 1: the rank within its replica, pipeline stages counted through."""
+        """Number of the snapshot part that `rank` holds, 0 .. num_distinct_shards - 1: the rank within its replica,
+        pipeline stages counted through."""
         per_stage, per_replica = self.world_size // self.pp, self.num_distinct_shards // self.pp
         return rank // per_stage * per_replica + rank % per_replica
 
@@ -164,17 +165,17 @@ MAX_PADDING = 4
 
 
 def num_stages(layout: Layout) -> int:
-    """Stages over all pipeline ranks."""
+    """Number of pipeline stages over all pipeline ranks."""
     return len(layout.stages) or layout.pp
 
 
 def longest_share(layout: Layout, num_micro_batches: int) -> int:
-    """Real micro-batches of the data rank that has the most."""
+    """Number of real micro-batches of the data rank that has the most."""
     return -(-num_micro_batches // layout.num_data_ranks)
 
 
 def micro_batches_fed(layout: Layout, num_micro_batches: int) -> int:
-    """Forward and backward passes of every rank in one step, padding included."""
+    """Number of micro-batches that each data rank runs in one step, padding included."""
     share = longest_share(layout, num_micro_batches)
     if layout.pp == 1:
         return share

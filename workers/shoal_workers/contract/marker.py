@@ -24,7 +24,7 @@ _DIRECTORY = re.compile(r"step-(\d{12,})-a(\d+)-g(\d+)", re.ASCII)
 
 
 class CommitMarker(Frozen):
-    """Lists every file with its length and checksum. A restore verifies them."""
+    """Content of the marker: every file of the checkpoint with its length and checksum. A restore verifies them."""
 
     format: int = Field(1, ge=1, le=1)
     job_id: str
@@ -54,7 +54,7 @@ class CheckpointName:
 
     @staticmethod
     def parse(name: str) -> CheckpointName | None:
-        """The parsed name; None for other names."""
+        """The parsed name; None: it is not the name of a checkpoint's directory."""
         match = _DIRECTORY.fullmatch(name)
         parsed = CheckpointName(*(int(group) for group in match.groups())) if match else None
         return parsed if str(parsed) == name else None

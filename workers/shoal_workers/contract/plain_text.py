@@ -21,9 +21,9 @@ _ESCAPE_SEQUENCE = re.compile(
     r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)"  # titles, links and other strings
     r"|\x1b[ -/]*[0-~]"
 )
-"""ECMA-48, and what xterm adds."""
+"""Escape sequences of ECMA-48, and those that xterm adds."""
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""All but the tabulator; also what reorders or ends a line of text."""
+"""All control characters but the tabulator, and characters that reorder or end a line of text."""
 
 
 def plain_line(text: str) -> str:
@@ -39,7 +39,7 @@ def plain_text(text: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The same with all text in it, also in keys. Values that are not made of dicts, lists and tuples stay."""
+    """`value` with all text in it made plain, also in keys of dicts. Objects of other types are not changed."""
     match value:
         case str():
             return plain_text(value) if type(value) is str else value
@@ -54,7 +54,7 @@ def plain(value: Any) -> Any:
 
 
 def text_of(error: BaseException) -> str:
-    """What it says; in words of ours if its own `__str__` raises."""
+    """Text of an exception; a sentence of Shoal's if the exception's own `__str__` raises."""
     try:
         return str(error)
     except Exception as other:
@@ -62,7 +62,7 @@ def text_of(error: BaseException) -> str:
 
 
 class OfTask(Frozen):
-    """A message that can hold text of a task."""
+    """A message that can hold text of a task. The text is made plain when the message is made."""
 
     @model_validator(mode="before")
     @classmethod

@@ -17,17 +17,17 @@ from pydantic import Field
 from shoal_workers.contract.base import Frozen
 
 MAX_STEPS = 20
-"""Steps of one profile, at most: a trace grows by megabytes per step."""
+"""Largest number of steps of one profile: a trace grows by megabytes per step."""
 MAX_FILE_BYTES = 64 << 20
-"""Size of one compressed file; a larger one is not kept."""
+"""Largest size of one compressed file, bytes; a larger one is not kept."""
 KEPT_PROFILES = 8
-"""The newest of a job; older ones are deleted."""
+"""Number of profiles that a job keeps; older ones are deleted."""
 TRACE_FILE = re.compile(r"^(trace|memory)-rank[0-9]{1,8}-g[0-9]{1,18}\.json\.gz$")
 """Names of a profile's files."""
 
 
 class ProfileRequest(Frozen):
-    """One rank shall be profiled for some steps."""
+    """Request to profile one rank for some steps."""
 
     number: int = Field(ge=1)
     """Number among the job's profiles, from 1."""
@@ -80,7 +80,7 @@ class ProfileFile(Frozen):
 
 
 class Profiled(Frozen):
-    """A worker has ended a profile; `error`: why there is none."""
+    """A worker has ended a profile. `error` says why there is none; empty: there is one."""
 
     generation: int
     number: int
@@ -90,7 +90,7 @@ class Profiled(Frozen):
     peak_bytes: int | None = None
     """Most memory that tensors took: on a GPU in all, on a CPU beyond what they took when the profile began."""
     held_s: float = 0.0
-    """For this long the start and the end of the profile kept the training thread from training, seconds."""
+    """Seconds for which the start and the end of the profile kept the training thread from training."""
     note: str = Field(default="", max_length=500)
     """Why a file is missing, or why there are fewer steps than requested."""
     error: str = Field(default="", max_length=2000)

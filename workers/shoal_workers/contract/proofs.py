@@ -21,9 +21,9 @@ class ProofOutcome(StrEnum):
     PROVEN = "proven"
     """Loss, metrics and the gradient of every parameter are those of the whole model."""
     REFUSED = "refused"
-    """They are not, or the split model cannot compute them."""
+    """One of them differs, or the split model cannot compute them."""
     UNPROVEN = "unproven"
-    """It could not be found out; `words` says why."""
+    """It could not be determined; `words` says why."""
 
 
 class LayoutProof(OfTask):
@@ -46,7 +46,7 @@ class LayoutProof(OfTask):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Axes of the plan that are in use."""
+        """The axes of the layout that split the model by its plan."""
         return axes_of(self.layout)
 
 
@@ -75,16 +75,16 @@ _SCHEDULES = {
     Schedule.ZERO_BUBBLE_V: "both ends on a rank",
     Schedule.DUAL_PIPE_V: "both ends on a rank",
 }
-"""What schedules differ in for a model: which stages are on one rank."""
+"""Which stages each schedule puts on one rank, the only difference between schedules that matters for a proof."""
 
 
 def proof_for(layout: Layout, proofs: Iterable[LayoutProof]) -> LayoutProof | None:
-    """The proof that answers for `layout`: one that proves all that it uses. None: it must be proven."""
+    """A proof that covers `layout`, since its own layout uses all that `layout` uses; None: `layout` must be proven."""
     kind = kind_of(layout)
     return next((one for one in proofs if one.outcome is ProofOutcome.PROVEN and kind <= kind_of(one.layout)), None)
 
 
 def is_refused(layout: Layout, refused: Iterable[Layout]) -> bool:
-    """Whether it uses all that a refused layout uses."""
+    """Whether `layout` uses all that one of the refused layouts uses."""
     kind = kind_of(layout)
     return any(kind_of(other) <= kind for other in refused)

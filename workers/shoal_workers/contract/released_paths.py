@@ -43,7 +43,7 @@ def register() -> None:
 
 
 class _Moved(ModuleType):
-    """Imports the other module only when a class of it is looked up."""
+    """A module under its old path. It imports the new module only when a class is looked up in it."""
 
     def __init__(self, name: str, target: str) -> None:
         super().__init__(name)
