@@ -36,7 +36,7 @@ class ErrorClass(StrEnum):
 
 
 class Origin(StrEnum):
-    """Whose code raised."""
+    """Whose code raised the exception."""
 
     TASK = "task"
     ENGINE = "engine"
@@ -83,7 +83,8 @@ ERRNOS = frozenset(
         errno.EUCLEAN,
     }
 )
-"""Errors of the node. Not ENOENT, EACCES or EEXIST: a task that names a wrong path gets these."""
+"""Error numbers that mean a fault of the node. ENOENT, EACCES and EEXIST are left out, because a task that names a
+wrong path gets them."""
 
 _TYPES: dict[str, ErrorClass] = {
     "MemoryError": ErrorClass.HOST_MEMORY,
@@ -103,7 +104,7 @@ class Link:
 
 
 def error_class_of(chain: Sequence[Link]) -> ErrorClass:
-    """The class of an exception: of the first one in the chain that is not PLAIN.
+    """The class of an exception: the first one in the chain of causes that is not PLAIN.
 
     Args:
         chain: the exception, then what it was raised from, and so on.
@@ -128,7 +129,7 @@ def origin_of(frames: Sequence[Frame], *, in_task_call: bool) -> Origin:
         in_task_call: the engine had called into the task when the exception was raised.
     """
     inner: Frame | None = None
-    """The frame that the one in hand called."""
+    """The frame that `frame` called; None for the innermost one."""
     for frame in reversed(frames):
         if frame.owner is FrameOwner.TASK:
             return Origin.TASK
@@ -146,7 +147,7 @@ def _class_of_link(link: Link) -> ErrorClass:
         if link.errno == errno.ENOMEM:
             return ErrorClass.HOST_MEMORY
         return ErrorClass.SYSTEM if link.errno in ERRNOS else ErrorClass.PLAIN
-    for text in TEXTS:
+    for text in TEXTS:  # the first match decides, so general patterns come last
         if text.pattern.search(link.message):
             return ErrorClass(text.error_class)
     return ErrorClass.PLAIN
@@ -154,11 +155,13 @@ def _class_of_link(link: Link) -> ErrorClass:
 
 @dataclass(frozen=True, slots=True)
 class Text:
+    """A pattern of messages, and the class of the errors that have them."""
+
     pattern: re.Pattern[str]
     error_class: str
     """A value of `ErrorClass`."""
     example: str
-    """The message, or its decisive line."""
+    """A message that matches, or its decisive line."""
     source: str
     """Where the example was seen: repository and number of an issue, or a document."""
 
@@ -278,9 +281,9 @@ TEXTS: tuple[Text, ...] = (
 
 
 REFUSED = "refused"
-"""Not in the table: Shoal itself has refused something of the task, and says what in its message."""
+"""Name of a mistake that is not in MISTAKES: Shoal itself refuses something of the task, and its message says what."""
 LAYOUT_REFUSED = "layout_refused"
-"""Not in the table: the layout trains another model than one process (engine/proof)."""
+"""Name of a mistake that is not in MISTAKES: the layout trains another model than one process does (engine/proof)."""
 
 
 class Raised(StrEnum):
@@ -293,18 +296,18 @@ class Raised(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One row."""
+    """One row of MISTAKES: how a common mistake is recognised, and what the user reads."""
 
     name: str
-    """Stable: in reports of errors and in docs/tasks.md."""
+    """Stable name, used in reports of errors and in docs/tasks.md."""
     pattern: re.Pattern[str]
     """Pattern of the error, as `Type: text`."""
     member: str
     """Member of the task whose line is named if no line of the task is on the stack."""
     words: str
-    """What follows the line. Groups of the pattern are inserted."""
+    """Text that follows the line: the cause and the way out. Groups of the pattern are inserted."""
     phases: tuple[str, ...] = ()
-    """Values of `Phase`; empty: any."""
+    """Values of `Phase` in which the row applies; empty: all."""
     raised: Raised = Raised.ANYWHERE
     innermost: str = ""
     """Regular expression for `file:function` of the innermost frame; empty: any."""
@@ -312,7 +315,7 @@ class Mistake:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known of an exception."""
+    """What is known of an exception that may be a common mistake."""
 
     text: str
     """`Type: text`."""
@@ -320,7 +323,7 @@ class Seen:
     innermost: str
     """`file:function` of the innermost frame."""
     is_in_engine: bool
-    """The innermost frame is Shoal's."""
+    """Whether the innermost frame is Shoal's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +334,8 @@ class Recognised:
 
 
 def recognise(links: Sequence[Seen]) -> Recognised | None:
-    """The first row that fits one of the exceptions; None: it is not a common mistake.
+    """The row of MISTAKES that fits, with its groups inserted; None: none fits. The first exception that a row fits
+    decides, then the first such row.
 
     Args:
         links: the exception, then what it was raised from, and so on.

@@ -92,7 +92,7 @@ LM_TASK = "shoal_workers.tasks.lm:LanguageModel"
 STDLIB_CORPUS = "python-stdlib"
 BYTE_TOKENIZER = "bytes"
 BYTE_VOCABULARY = 257
-"""One token per byte, and one that ends a document."""
+"""Size of the byte tokenizer's vocabulary: one token per byte, and one that ends a document."""
 
 
 class LanguageModelConfig(Frozen):
@@ -201,7 +201,7 @@ class TextDataConfig(Frozen):
 
 
 def plan_of_language_model(config: LanguageModelConfig) -> ParallelPlan:
-    """Parameters have the module names of `shoal_workers.tasks.transformer`."""
+    """The plan of the built-in language model. It has the names of the modules in `shoal_workers.tasks.transformer`."""
     return ParallelPlan(
         blocks="blocks",
         num_blocks=config.num_layers,
@@ -222,7 +222,7 @@ def plan_of_language_model(config: LanguageModelConfig) -> ParallelPlan:
 
 
 def num_expert_layers(config: LanguageModelConfig) -> int:
-    """Blocks whose feed-forward layer is a mixture of experts."""
+    """Number of blocks whose feed-forward layer is a mixture of experts."""
     return max(0, config.num_layers - config.num_dense_layers) if config.num_experts else 0
 
 
@@ -262,7 +262,8 @@ def _tensor_styles(config: LanguageModelConfig) -> dict[str, TensorStyle]:
 
 
 def _widths(config: LanguageModelConfig) -> dict[str, int]:
-    """Sizes that column and row styles split, besides the heads. The vocabulary may be split unevenly."""
+    """Sizes that column and row styles split, besides the heads. The vocabulary is left out: it may be split
+    unevenly."""
     widths = {}
     if num_expert_layers(config) < config.num_layers:
         widths["model.hidden_dim"] = feed_forward_dim(config)
@@ -282,7 +283,7 @@ SLOW_TOKENIZER_NAMES = (
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("vocab.json", "merges.txt", "vocab.txt"),
 )
-"""Those of SentencePiece, of byte-pair encoding as GPT-2 has it, and of WordPiece, without a tokenizer.json."""
+"""Tokenizer files of SentencePiece, of byte-pair encoding as in GPT-2, and of WordPiece, which Shoal does not read."""
 _MAX_CONFIG_BYTES = 1 << 20
 
 TIED_BY_DEFAULT = {
@@ -302,9 +303,9 @@ TIED_BY_DEFAULT = {
     "qwen3": False,
     "smollm3": True,
 }
-"""Model types with LLaMA's modules, and whether the head shares the embedding's weights if the config is silent."""
+"""Model types with LLaMA's modules -> whether the head shares the embedding's weights if the config does not say."""
 NORMED_HEADS = frozenset({"qwen3"})
-"""Those of TIED_BY_DEFAULT with a norm on each query and key head."""
+"""Model types in TIED_BY_DEFAULT that have a norm on each query and key head."""
 
 
 class HuggingFaceConfig(Frozen):
@@ -348,7 +349,8 @@ class Sizes(Frozen):
 
 
 def hugging_face_of(task: str, model: dict[str, Any]) -> HuggingFaceConfig | None:
-    """None for another task, and for invalid settings, which the submit check refuses."""
+    """Settings of a Hugging Face model; None for another task, and for invalid settings, which the submit check
+    refuses."""
     if task != HF_TASK:
         return None
     try:
@@ -358,7 +360,8 @@ def hugging_face_of(task: str, model: dict[str, Any]) -> HuggingFaceConfig | Non
 
 
 def sizes_of(settings: HuggingFaceConfig) -> Sizes | None:
-    """None: the config cannot be read here, lacks a size, or its model type has other modules."""
+    """Sizes of the model; None: its config cannot be read here or lacks a size, its type has other modules, or it is
+    quantized."""
     config = settings.config if settings.config is not None else read_config(settings.path or "")
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in TIED_BY_DEFAULT or config.get("quantization_config"):
@@ -384,7 +387,7 @@ def read_config(path: str) -> dict[str, Any]:
 
 
 def lacks_tokenizer(settings: HuggingFaceConfig) -> bool:
-    """The model's directory is here and has no tokenizer that can be read."""
+    """Whether the model's directory is on this machine and has no tokenizer that can be read."""
     if settings.path is None:
         return False
     directory = Path(settings.path).expanduser()
@@ -392,7 +395,7 @@ def lacks_tokenizer(settings: HuggingFaceConfig) -> bool:
 
 
 def slow_tokenizer_of(settings: HuggingFaceConfig) -> tuple[str, ...]:
-    """Files of a tokenizer in a format that is not read, in the model's directory."""
+    """Names of the tokenizer files in the model's directory whose format Shoal does not read."""
     directory = Path(settings.path or "").expanduser()
     return tuple(name for name in SLOW_TOKENIZER_NAMES if settings.path and (directory / name).is_file())
 
@@ -404,15 +407,17 @@ def architecture_of(settings: HuggingFaceConfig) -> str:
 
 
 def dropout_of(settings: HuggingFaceConfig) -> tuple[str, float] | None:
-    """Key and value of a dropout in the config that is larger than 0; None: there is none."""
+    """Key and value of the first dropout in the config that is larger than 0; None: there is none."""
     config = settings.config if settings.config is not None else read_config(settings.path or "")
     found = ((key, value) for key, value in config.items() if "dropout" in key and isinstance(value, int | float))
     return next((one for one in found if one[1] > 0), None)
 
 
 def plan_of_hugging_face(settings: HuggingFaceConfig) -> ParallelPlan | None:
-    """None: the model is not known, and runs on the data axes only. Activations are not split along the sequence, so
-    there is no context parallelism."""
+    """The plan of a Hugging Face model; None: the model is not known, and runs on the data axes only.
+
+    Activations are not split along the sequence, so there is no context parallelism.
+    """
     sizes = sizes_of(settings)
     if sizes is None:
         return None
@@ -441,7 +446,7 @@ def plan_of_hugging_face(settings: HuggingFaceConfig) -> ParallelPlan | None:
 
 
 def as_language_model(settings: HuggingFaceConfig) -> LanguageModelConfig | None:
-    """The built-in model with the same sizes, to predict memory and time; None: the sizes are not known."""
+    """Settings of the built-in model with the same sizes, to predict memory and time; None: the sizes are not known."""
     sizes = sizes_of(settings)
     if sizes is None:
         return None
@@ -468,11 +473,11 @@ class ModelShape(OfTask):
     """Tensors of the whole model, before it is split over ranks."""
 
     tensors: dict[str, str]
-    """By name: type and size, for example "float32 [64, 12]"."""
+    """Type and size of each tensor by its name, for example "float32 [64, 12]"."""
 
 
 def difference(trained: ModelShape, other: ModelShape) -> str:
-    """In words, with the first tensors that differ; empty: none does."""
+    """How the tensors of `other` differ from those of `trained`, in words; empty: they do not."""
     found = [
         _words(name, trained.tensors.get(name), other.tensors.get(name))
         for name in {**trained.tensors, **other.tensors}

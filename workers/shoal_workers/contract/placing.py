@@ -17,19 +17,19 @@ from shoal_workers.contract.base import Frozen, if_set, whole
 GPU_TYPE_LABEL = "ray.io/accelerator-type"
 MARKET_TYPE_LABEL = "ray.io/market-type"
 SPOT = "spot"
-"""Its value on nodes that may be taken away at any time."""
+"""Value of MARKET_TYPE_LABEL on nodes that may be taken away at any time."""
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _USER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?")
 _NODE_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
 _MAX_LABELS = 16
 _LATEST = 253_402_300_799.0
-"""The end of the year 9999, the last that ISO 8601 writes with four digits."""
+"""End of the year 9999, the last that ISO 8601 writes with four digits, in seconds since the epoch."""
 
 
 ANY_CLUSTER = "any"
 CLUSTER_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-"""Names of clusters, as those of Kubernetes."""
+"""Pattern of the names of clusters; the same as for names in Kubernetes."""
 
 
 class CapacityKind(StrEnum):
@@ -88,12 +88,12 @@ class WorkerSpec(Frozen):
 
     @property
     def node_labels(self) -> dict[str, str]:
-        """The labels that a node must have."""
+        """The labels that a node must have to run a worker."""
         return self.selector | ({} if self.gpu_type is None else {GPU_TYPE_LABEL: self.gpu_type})
 
 
 def label_selector(labels: Mapping[str, str], capacity: CapacityKind) -> dict[str, str]:
-    """What the labels of a worker's node must be, as Ray's `label_selector`: these, and that of the capacity."""
+    """Ray's `label_selector` for a worker: its node has all of `labels`, and is of this capacity."""
     if capacity is CapacityKind.ANY:
         return dict(labels)
     return {**labels, MARKET_TYPE_LABEL: SPOT if capacity is CapacityKind.SPOT else f"!in({SPOT})"}
@@ -112,12 +112,13 @@ def is_job_name(text: str) -> bool:
 
 
 def is_user(text: str) -> bool:
-    """At most 63 letters, digits, and inner dashes, dots, underscores and at signs."""
+    """Whether the text can name a user: at most 63 letters, digits, and inner dashes, dots, underscores and at
+    signs."""
     return _USER.fullmatch(text) is not None
 
 
 def check_labels(labels: dict[str, str]) -> dict[str, str]:
-    """Raises ValueError: too many labels, or one that no node can have."""
+    """Returns the labels. Raises ValueError if there are too many, or one that no node can have."""
     if len(labels) > _MAX_LABELS:
         raise ValueError(f"{len(labels)} labels are too many: use at most {_MAX_LABELS}.")
     for text in (*labels, *labels.values()):
@@ -133,7 +134,7 @@ def moment(value: Any) -> Any:
     """Seconds since the epoch of an ISO 8601 time with its zone; a number remains as it is.
 
     Raises:
-        ValueError: no time, or one without a zone.
+        ValueError: the value is not a time, or has no zone.
     """
     if isinstance(value, str):
         try:
@@ -151,12 +152,12 @@ def moment(value: Any) -> Any:
 
 
 Moment = Annotated[float, BeforeValidator(moment, json_schema_input_type=float | str)]
-"""Seconds since the epoch; an ISO 8601 time with its zone is accepted too."""
+"""A time in seconds since the epoch; an ISO 8601 time with its zone is accepted too."""
 
 
 _MAX_ANNOTATION = 4096
 LABEL, JOB_NAME, USER = (whole(one.pattern) for one in (_LABEL, _LABEL_NAME, _USER))
-"""For a JSON Schema: what `is_label`, `is_job_name` and `is_user` accept."""
+"""Patterns for a JSON Schema: what `is_label`, `is_job_name` and `is_user` accept."""
 
 
 def _checked_labels(labels: dict[str, str]) -> dict[str, str]:

@@ -85,7 +85,7 @@ Requirement = Annotated[
 ]
 _VARIABLE = whole(rf"(?!{'|'.join(_OF_THE_SERVICE)})[A-Za-z_][A-Za-z0-9_]{{0,254}}")
 VARIABLE_NAMES: JsonDict = {"propertyNames": {"pattern": _VARIABLE}}
-"""For a JSON Schema: of an object whose keys are variables."""
+"""Rule for the JSON Schema of an object whose keys are names of environment variables."""
 VariableName = Annotated[str, AfterValidator(_is_variable), WithJsonSchema({"type": "string", "pattern": _VARIABLE})]
 
 
@@ -234,7 +234,7 @@ class ContinueFrom(Frozen):
 
     @property
     def name(self) -> CheckpointName | None:
-        """None: the service has not set it, because there is no service (torchrun)."""
+        """The parsed `checkpoint`; None: no service has set it, because there is none (torchrun)."""
         return None if self.checkpoint is None else CheckpointName.parse(self.checkpoint)
 
 
@@ -260,7 +260,7 @@ class SweepSpec(Frozen):
 
 
 def add_label(name: str, labels: dict[str, str]) -> None:
-    """Gives a job the label of its sweep. Raises ValueError: the label is another one."""
+    """Gives a job the label of its sweep. Raises ValueError if the label has another value."""
     if labels.setdefault(SWEEP_LABEL, name) != name:
         raise ValueError(
             f"labels.{SWEEP_LABEL} is {labels[SWEEP_LABEL]!r}, and sweep.name is {name!r}. Leave the label out: it is "
@@ -291,19 +291,19 @@ class MetricsSpec(Frozen):
 
 
 MAX_WEBHOOKS = 8
-"""Webhooks of one job, at most."""
+"""Largest number of webhooks of one job."""
 SECRET_VARIABLE = "SHOAL_WEBHOOK_SECRET_"
-"""Environment variables of the service that a secret may be in begin with this."""
+"""Prefix of the service's environment variables that may hold the secret of a webhook."""
 _WEBHOOK_SECRET = re.compile(rf"env:{SECRET_VARIABLE}[A-Z0-9_]{{1,64}}|file:[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
 _EVENT_PATTERN = re.compile(r"\*|[a-z_]+(?:\.(?:\*|[a-z_]+))?")
 _WEBHOOK_URL = whole(r"apprise:|[hH][tT][tT][pP][sS]?://[^\s@/?#\\]+([/?#][!-~]*)?")
 APPRISE = "apprise:"
-"""In place of an address: the secret is the URL of a mail account or a chat, as apprise writes them."""
+"""The `url` of a webhook for mail or chat. Its secret is then the URL of the account or chat, as apprise writes it."""
 EventPattern = Annotated[str, Field(max_length=64, json_schema_extra={"pattern": whole(_EVENT_PATTERN.pattern)})]
 
 
 def is_reference(secret: str) -> bool:
-    """Whether it names a secret of the service."""
+    """Whether the text has the form that names a secret of the service."""
     return _WEBHOOK_SECRET.fullmatch(secret) is not None
 
 
@@ -321,8 +321,8 @@ class WebhookSpec(Frozen):
 
     @property
     def receiver(self) -> str:
-        """Scheme, host and port of the URL, without its path, which may contain a token. Of apprise the name of the
-        secret."""
+        """Scheme, host and port of the URL, without its path, which may contain a token. For apprise:
+        `apprise:` and the name of the secret."""
         if self.is_apprise:
             return f"{APPRISE}{self.secret}"
         parts = urlsplit(self.url)
@@ -464,12 +464,12 @@ class ParallelismSpec(Frozen):
 
     @property
     def model_degree(self) -> int:
-        """Ranks that share the work of one data rank."""
+        """Number of ranks that share the work of one data rank."""
         return self.tp * self.pp * self.cp
 
     @property
     def unit(self) -> int:
-        """The degrees fit world sizes that are multiples of it; with a fixed dp_shard, only this world size."""
+        """The degrees fit every world size that is a multiple of this number; with a fixed dp_shard, only this one."""
         return self.model_degree * self.dp_replicate * (1 if self.dp_shard == "auto" else self.dp_shard)
 
 
@@ -723,7 +723,7 @@ class JobSpec(Frozen):
 
 
 class TrainingSettings(Frozen):
-    """The values of one generation."""
+    """The settings that a running job may change. A generation trains with one value of them."""
 
     stop: StopSpec
     schedule: ScheduleSpec
@@ -737,7 +737,7 @@ def settings_of(spec: JobSpec) -> TrainingSettings:
 
 
 def with_settings(spec: JobSpec, settings: TrainingSettings) -> JobSpec:
-    """The spec with other values of these keys."""
+    """The spec with these settings instead of its own."""
     return spec.model_copy(
         update={
             "stop": settings.stop,
@@ -749,7 +749,7 @@ def with_settings(spec: JobSpec, settings: TrainingSettings) -> JobSpec:
 
 
 def changes(before: TrainingSettings, after: TrainingSettings) -> tuple[str, ...]:
-    """For people: one text per value that differs, `stop.steps 120 -> 200`."""
+    """One text for people per value that differs, for example `stop.steps 120 -> 200`."""
     old, new = _flat(before), _flat(after)
     return tuple(
         f"{key} {_shown(old.get(key))} -> {_shown(new.get(key))}"
@@ -771,7 +771,7 @@ def _shown(value: Any) -> str:
 
 
 def plan_of(spec: JobSpec) -> ParallelPlan | None:
-    """None: the model has no plan, and runs on the data axes only."""
+    """How the spec's model may be split; None: the model has no plan, and runs on the data axes only."""
     if spec.plan is not None:
         return spec.plan
     if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:

@@ -50,7 +50,8 @@ class Standing(Frozen):
 def judge(
     known: Standing | None, rule: ValidationSpec, keep: int, *, step: int, loss: float, metrics: Mapping[str, float]
 ) -> Standing:
-    """The standing after a validation; the same one if it was judged before, or does not have the metric."""
+    """The standing after a validation. It counts nothing if the validation was judged before, or has no finite value of
+    the metric."""
     standing = Standing(metric=rule.metric, mode=rule.mode, keep=keep)
     if known is not None and (known.metric, known.mode) == (rule.metric, rule.mode):
         standing = known.model_copy(update={"keep": keep})
