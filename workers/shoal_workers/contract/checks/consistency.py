@@ -63,7 +63,8 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
 
 
 def _with_bytes(model: LanguageModelConfig, text: TextDataConfig) -> Iterator[Conflict]:
-    """The size of another tokenizer's vocabulary is known only where its file is."""
+    """A vocabulary that is too small for the byte tokenizer. The size of another tokenizer's vocabulary is known only
+    where its file is, so it is not checked here."""
     if text.tokenizer == BYTE_TOKENIZER and model.vocab_size is not None and model.vocab_size < BYTE_VOCABULARY:
         yield Conflict(
             "model.vocab_size",
@@ -96,7 +97,7 @@ def _with_deterministic(spec: JobSpec) -> Iterator[Conflict]:
 
 
 def remarks(spec: JobSpec) -> Iterator[str]:
-    """Sentences about the spec alone."""
+    """One sentence per setting that is probably not meant, from the spec alone."""
     warmup, steps = spec.schedule.warmup_steps, spec.stop.steps
     if steps is not None and warmup > steps:
         yield (
@@ -124,7 +125,11 @@ def remarks(spec: JobSpec) -> Iterator[str]:
 
 
 def capacity_remark(spec: JobSpec, nodes: Iterable[tuple[float, float]]) -> str:
-    """Whether the nodes, each with its CPUs and GPUs, have room for `elasticity.max_workers`; empty: they have."""
+    """A sentence if the nodes have no room for `elasticity.max_workers`; empty: they have.
+
+    Args:
+        nodes: (CPUs, GPUs) of each node.
+    """
     worker, most = spec.worker, spec.elasticity.max_workers
     if not worker.cpus and not worker.gpus:
         return ""  # such workers have room everywhere

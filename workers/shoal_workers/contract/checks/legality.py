@@ -34,7 +34,7 @@ from shoal_workers.contract.spec import JobSpec, ParallelismSpec, plan_of
 
 
 class Rule(StrEnum):
-    """The rules."""
+    """Rules that a layout must satisfy; the docstring of each says what it demands."""
 
     WORLD_PRODUCT = "world_product"
     """The product of the degrees is a number of workers that the job allows."""
@@ -149,7 +149,7 @@ _SECTIONS: dict[str, tuple[str, Callable[[ParallelPlan], bool]]] = {
     "pp": ("blocks, num_blocks and hidden_size", lambda p: bool(p.blocks and p.num_blocks and p.hidden_size)),
     "cp": ("attention, sequence and seq_len", lambda p: bool(p.attention and p.sequence and p.seq_len)),
 }
-"""What each axis needs to know of a model."""
+"""Axis -> the keys of the plan that it needs, in words, and whether a plan has them."""
 
 
 def _missing_plan(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> Iterator[Violation]:
@@ -171,7 +171,7 @@ def _missing_plan(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> I
 
 
 def _architecture(axis: str, degree: int, architecture: str) -> Violation:
-    """A Hugging Face model whose architecture Shoal cannot split along this axis."""
+    """The violation by a Hugging Face model whose architecture Shoal cannot split along this axis."""
     name = f"the architecture {architecture!r}" if architecture else "this model"
     known = "none has" if axis == "cp" else f"these have: {', '.join(sorted(TIED_BY_DEFAULT))}"
     return Violation(
@@ -223,7 +223,7 @@ def _sequence(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
 
 
 def _ulysses(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
-    """If there are too few key and value heads, they are copied, so only the query heads count."""
+    """Checks the query heads only: if there are too few key and value heads, they are copied."""
     left, cp = plan.num_heads // layout.tp, layout.cp
     if plan.num_heads % layout.tp == 0 and left % cp:
         yield Violation(
@@ -310,7 +310,10 @@ def _experts(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
 
 
 def nearest_divisors(size: int, desired: int) -> tuple[int, ...]:
-    """The largest divisor of `size` up to `desired`, and the smallest one from it on, within a distance of `_FAR`."""
+    """The largest divisor of `size` that is at most `desired`, then the smallest one that is at least `desired`.
+
+    Both are searched within a distance of `_FAR`. If there is none, the first is 1, and the second is left out.
+    """
     near = min(desired, size)
     below = next((n for n in range(near, max(0, near - _FAR), -1) if size % n == 0), 1)
     above = next((n for n in range(desired, min(size, desired + _FAR) + 1) if size % n == 0), None)
@@ -318,7 +321,8 @@ def nearest_divisors(size: int, desired: int) -> tuple[int, ...]:
 
 
 _FAR = 4096
-"""Limits the search: a number may have 64 bits, and a divisor this far from the request would not help."""
+"""Distance that a search for divisors covers: a size may have 64 bits, and a divisor farther from the request would not
+help."""
 
 
 def _use(axis: str, choices: tuple[int, ...]) -> str:
@@ -335,7 +339,7 @@ _MAX_DEGREE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """A setting with which no layout exists, whatever the planner chooses."""
+    """A setting for which no layout exists, whatever the planner chooses."""
 
     path: str
     message: str
@@ -362,7 +366,8 @@ class LegalDegrees:
 
 
 def infeasible(spec: JobSpec) -> tuple[Infeasible, ...]:
-    """All problems; (): every world size from min_workers to max_workers has a layout, possibly with idle ranks."""
+    """All problems of the spec; (): every world size from min_workers to max_workers has a layout, possibly with idle
+    ranks."""
     plan = plan_of(spec)
     fixed = spec.parallelism if isinstance(spec.parallelism, ParallelismSpec) else None
     found = list(_fixed(spec, fixed, plan)) if fixed is not None else []
@@ -377,11 +382,13 @@ def legal_degrees(spec: JobSpec, plan: ParallelPlan | None) -> LegalDegrees:
     one = spec.model_copy(update={"batch": spec.batch.model_copy(update={"global_size": spec.batch.micro_size})})
 
     def legal(axis: str, candidates: Iterable[int]) -> tuple[int, ...]:
+        # gpipe accepts any number of micro-batches, so the batch rules out no degree
         layouts = (Layout.model_validate({axis: n, "schedule": Schedule.GPIPE}) for n in candidates)
         return tuple(getattr(x, axis) for x in layouts if not violations(x, one, plan)) or (1,)
 
     ep = tuple(_divisors(plan.num_experts)) if plan.experts and not spec.deterministic else ()
     return LegalDegrees(
+        # tp must divide every one of the sizes, so it also divides the smallest; cp must divide half a sequence
         tp=legal("tp", _divisors(min(sizes)) if sizes else range(1, _MAX_DEGREE + 1)),
         cp=legal("cp", _divisors(plan.seq_len // 2)),
         pp=legal("pp", range(1, min(plan.num_blocks, _MAX_DEGREE) + 1)),
@@ -420,7 +427,8 @@ def fixed_layout(fixed: ParallelismSpec, world_size: int, plan: ParallelPlan | N
 
 
 def even_stages(num_blocks: int, num_stages: int) -> tuple[int, ...]:
-    """Number of blocks of each stage; earlier stages have one more. 0 for some if there are more stages than blocks."""
+    """Number of blocks of each stage; earlier stages have one more. Some have 0 if there are more stages than
+    blocks."""
     base, extra = divmod(num_blocks, num_stages)
     return tuple(base + (stage < extra) for stage in range(num_stages))
 
@@ -447,7 +455,8 @@ def _fixed(spec: JobSpec, fixed: ParallelismSpec, plan: ParallelPlan | None) -> 
 
 
 def _fitting_world(fixed: ParallelismSpec, least: int, most: int) -> int | None:
-    """The smallest allowed world size that the degrees fit; preferably one with a dp_shard that ep divides."""
+    """The smallest allowed world size that the degrees fit, preferably one with a dp_shard that ep divides; None: they
+    fit none."""
     if fixed.dp_shard != "auto":
         return fixed.unit if least <= fixed.unit <= most else None
     for step in (fixed.unit * fixed.ep, fixed.unit):
@@ -491,7 +500,7 @@ def _product(fixed: ParallelismSpec) -> str:
 
 
 def _most_workers(spec: JobSpec, fixed: ParallelismSpec | None, plan: ParallelPlan | None) -> Iterator[Infeasible]:
-    """Checks that max_workers has a layout, so that no worker is reserved that can never have work."""
+    """A problem if max_workers has no layout: a worker would be reserved that can never have work."""
     most, micro_batches = spec.elasticity.max_workers, spec.batch.num_micro_batches
     if most <= micro_batches:
         return

@@ -30,9 +30,9 @@ _WORKING_DIR = "code.working_dir"
 class PipSource(StrEnum):
     NEVER = "never"
     WHEELS = "wheels"
-    """Only from the directory `code.wheels`."""
+    """Packages come only from the directory `code.wheels`."""
     INDEX = "index"
-    """From there, or from the index that pip is set up for on the nodes."""
+    """Packages come from `code.wheels`, or from the index for which pip is set up on the nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +40,21 @@ class AllowedPlaces:
     """What the server allows. By default everything local but the server's own directory, and object storage."""
 
     paths: tuple[str, ...] = (DEFAULT_PATHS,)
-    """Absolute directories."""
+    """Absolute directories below which a spec may name paths."""
     protocols: frozenset[str] = frozenset(DEFAULT_PROTOCOLS.split(","))
-    """As in fsspec's URLs; `file` for local paths."""
+    """Protocols that a spec may use, as in fsspec's URLs; `file` stands for local paths."""
     pip: PipSource = PipSource.INDEX
     """Where `code.pip` may take packages from."""
     closed: tuple[str, ...] = ()
     """Directories of the server itself, which no spec may name."""
     opened: tuple[str, ...] = ()
-    """Directories below the closed ones that it may name."""
+    """Directories below the closed ones that a spec may name nevertheless."""
 
     def refusal(self, place: str, resolve: Callable[[str], str] = os.path.normpath) -> str:
         """Why a path or URL is not allowed, in words; empty: it is.
 
         Args:
-            resolve: the absolute path that a local path means.
+            resolve: returns the absolute path that a local path means.
         """
         for link in place.split("::"):  # fsspec's chains: simplecache::s3://bucket/file
             protocol, separator, rest = link.partition("://")
@@ -88,7 +88,7 @@ EVERYWHERE = AllowedPlaces()
 
 
 def check_places(spec: JobSpec, allowed: AllowedPlaces, resolve: Callable[[str], str] = os.path.normpath) -> None:
-    """Raises SpecError with every place that is not allowed."""
+    """Raises SpecError with every place in the spec that is not allowed."""
     problems = list(_packages(spec, allowed.pip))
     for path, place in _places_of(spec):
         words = allowed.refusal(place, resolve)
@@ -148,7 +148,7 @@ def _is_below(path: str, directories: tuple[str, ...]) -> bool:
 
 
 def _stays_inside(path: str) -> bool:
-    """A relative path in the directory of the job's code."""
+    """Whether a path is relative and stays inside the directory of the job's code."""
     return not path.startswith(("/", "~", "..")) and path != ""
 
 
@@ -156,7 +156,7 @@ _FILE = "file://"
 
 
 def is_relative(url: str) -> bool:
-    """A local path whose meaning depends on the process: on its working directory or, with `~`, on its user."""
+    """Whether the meaning of a path depends on the process: on its working directory or, with `~`, on its user."""
     if "::" in url:
         return False
     path = url.removeprefix(_FILE)
@@ -164,7 +164,11 @@ def is_relative(url: str) -> bool:
 
 
 def absolute(url: str, base: Path) -> str:
-    """The same place for every process of this machine; `base`: what a relative path starts from."""
+    """The URL of the same place for every process of this machine.
+
+    Args:
+        base: directory from which a relative path starts.
+    """
     if not is_relative(url):
         return url
     prefix = _FILE if url.startswith(_FILE) else ""
@@ -172,7 +176,7 @@ def absolute(url: str, base: Path) -> str:
 
 
 def check_checkpoint_url(spec: JobSpec) -> None:
-    """Neither `checkpoint.url` nor `init_from` may be relative. Raises SpecError."""
+    """Raises SpecError if `checkpoint.url` or `init_from` is relative."""
     if spec.init_from is not None and is_relative(spec.init_from):
         message = f"init_from {spec.init_from!r} is relative; give an absolute path or a URL that every node can reach"
         raise SpecError((SpecProblem(path="init_from", message=message),))

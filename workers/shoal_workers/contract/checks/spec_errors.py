@@ -27,9 +27,9 @@ from shoal_workers.contract.spec import JobSpec
 
 M = TypeVar("M", bound=BaseModel)
 MAX_PROBLEMS = 40
-"""A malicious document may have a million problems; further ones are not reported."""
+"""Largest number of problems that are reported: a malicious document may have a million."""
 _MAX_DETAILS = 1000
-"""Errors of pydantic that are read, at most: several of them may concern one problem."""
+"""Largest number of pydantic's errors that are read; several of them may concern one problem."""
 
 
 class SpecProblem(Frozen):
@@ -98,7 +98,7 @@ _FREE = frozenset({"model", "data"})
 
 
 def _whole(value: Any) -> Any:
-    """1.0 is a whole number of JSON Schema, and none of pydantic's."""
+    """`value` with floats such as 1.0 as integers: JSON Schema accepts them as whole numbers, pydantic does not."""
     if isinstance(value, dict):
         return {key: _whole(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -123,8 +123,8 @@ def _validate(model: type[M], data: Any, prefix: str, problems: list[SpecProblem
 
 
 def _explained(model: type[BaseModel], data: Any, error: ValidationError) -> list[tuple[tuple[str, ...], list[str]]]:
-    """(path, messages), at most MAX_PROBLEMS. Its cost does not grow with the number of errors, apart from listing
-    them."""
+    """Path and messages of each problem, at most MAX_PROBLEMS. The cost does not grow with the number of errors, apart
+    from listing them."""
     details = error.errors(include_url=False, include_context=False)[:_MAX_DETAILS]
     places = [_place(model, detail["loc"]) for detail in details]
     return [(path, texts) for (_, path), texts in _by_path(model, data, places, details).items()]
@@ -132,7 +132,7 @@ def _explained(model: type[BaseModel], data: Any, error: ValidationError) -> lis
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """One alternative of a union: the object, or a plain value."""
+    """One alternative of a union that pydantic tried: the object, or a plain value."""
 
     path: tuple[str, ...]
     is_object: bool
@@ -140,7 +140,7 @@ class _Branch:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The position of an error; its path is without pydantic's names of union branches."""
+    """The position of an error. `path` does not contain pydantic's names of union branches."""
 
     path: tuple[str, ...]
     owner: type[BaseModel] | None
@@ -180,7 +180,7 @@ def _options(annotation: Any) -> list[Any]:
 
 
 def _element(options: list[Any]) -> type[BaseModel] | None:
-    """The model of which a field is a list; None: it is none."""
+    """The model of the elements of a field that is a list of objects; None: it is no such list."""
     args = get_args(options[0]) if len(options) == 1 and get_origin(options[0]) is tuple else ()
     return args[0] if args and _is_model(args[0]) else None
 
@@ -192,7 +192,8 @@ def _is_model(option: Any) -> bool:
 def _by_path(
     model: type[BaseModel], data: Any, places: list[_Place], details: list[Any]
 ) -> dict[tuple[bool, tuple[str, ...]], list[str]]:
-    """Messages by path. Of a union, only the branch that the user meant: the object, if the value is an object."""
+    """Messages by path. A union has only those of the branch that the user meant: the object, if the value is an
+    object."""
     tried = {branch for place in places for branch in place.branches}
     unmeant = {
         branch
@@ -268,7 +269,11 @@ def _unknown_key(place: _Place) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message about a name that is not valid, with the nearest one that is. `kind`: key, parameter ..."""
+    """The message about a name that is not valid, with the nearest one that is.
+
+    Args:
+        kind: what the name names: key, parameter ...
+    """
     valid = sorted(known)
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5) if len(name) <= 64 else []
     hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -279,7 +284,7 @@ _REF = "#/$defs/{model}"
 
 
 def job_spec_schema() -> dict[str, Any]:
-    """A new document."""
+    """The JSON Schema of a spec; each call makes a new document."""
     models = (JobSpec, LanguageModelConfig, HuggingFaceConfig, TextDataConfig)
     _, document = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     definitions = document["$defs"]
@@ -297,7 +302,7 @@ def job_spec_schema() -> dict[str, Any]:
 def _keys_of(
     task: str, model: type[LanguageModelConfig | HuggingFaceConfig], *required: str, is_default: bool = False
 ) -> dict[str, Any]:
-    """What `model` and `data` are if this is the spec's task."""
+    """Rule for the JSON Schema: what `model` and `data` are if this is the spec's task."""
     condition: dict[str, Any] = {"properties": {"task": {"const": task}}}
     if not is_default:  # without the key it is another task
         condition["required"] = ["task"]
