@@ -15,7 +15,7 @@ class Severity(StrEnum):
 
     INFO = "info"
     SUCCESS = "success"
-    """Something is repaired, or complete."""
+    """Something was repaired, or is complete."""
     WARNING = "warning"
     """Training goes on, but a person may want to look."""
     ERROR = "error"
@@ -33,7 +33,7 @@ class JobEvent(Frozen):
     model_config = ConfigDict(alias_generator=lambda name: name.removesuffix("_"), populate_by_name=True)
 
     type: ClassVar[str]
-    """Dotted name on the wire."""
+    """Dotted name of the event type on the wire."""
     severity: ClassVar[Severity]
 
     def words(self) -> str:
@@ -41,7 +41,7 @@ class JobEvent(Frozen):
         raise NotImplementedError
 
     def severity_of_this(self) -> Severity:
-        """Differs from `severity` for the few types whose severity depends on the data."""
+        """The severity of this event. For a few types it depends on the data, and may differ from `severity`."""
         return self.severity
 
     def data(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def _declared_in(topic: ModuleType) -> tuple[type[JobEvent], ...]:
 
 _FORMER = {service.SupervisorRefusedCall.type: service.SupervisorRefusedCall}
 FORMER = "Earlier releases"
-"""The topic of events that are not emitted any more: releases before this one have stored them, and they are read."""
+"""Topic of the events that only earlier releases emitted. Stored ones are still read and shown."""
 TOPICS: dict[str, tuple[type[JobEvent], ...]] = {
     "The job": _declared_in(job),
     "Workers and incidents": _declared_in(workers),
@@ -42,7 +42,7 @@ class Description:
 
     severity: Severity
     message: str
-    """One line without control characters."""
+    """One line of text, without control characters."""
 
 
 def describe(type_: str, data: Mapping[str, Any]) -> Description:
@@ -57,7 +57,8 @@ def describe(type_: str, data: Mapping[str, Any]) -> Description:
 
 
 def read(type_: str, data: Mapping[str, Any]) -> JobEvent | None:
-    """The typed event; fields that this version does not know are left out. None: unknown type, or unfit data."""
+    """The typed event, without fields that this version does not know; None: the type is unknown, or the data do not
+    fit."""
     known = CATALOGUE.get(type_)
     if known is None:
         return None
@@ -69,5 +70,5 @@ def read(type_: str, data: Mapping[str, Any]) -> JobEvent | None:
 
 
 def one_line(text: str) -> str:
-    """Without control characters and line breaks: messages come from users' code and are printed on terminals."""
+    """`text` as one line without control characters: messages come from users' code and are printed on terminals."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())

@@ -223,7 +223,7 @@ class WorkerReleased(JobEvent):
 
 
 def worker_text(worker_id: str, rank: int | None = None) -> str:
-    """`worker 3 (rank 1)`: the last part of the worker's id is its number in the attempt."""
+    """Name of a worker for people, `worker 3 (rank 1)`; 3 is its number in the attempt, the last part of its id."""
     name = f"worker {worker_id.rpartition('/')[2]}"
     return name if rank is None else f"{name} (rank {rank})"
 
