@@ -12,14 +12,20 @@ class JobState(StrEnum):
 
     QUEUED = "QUEUED"
     STARTING = "STARTING"
+    """An attempt has begun, and its first group has not formed yet."""
     RUNNING = "RUNNING"
     RECOVERING = "RECOVERING"
+    """The group was lost, and the attempt re-forms it."""
     RESIZING = "RESIZING"
+    """The group switches on purpose, for example to another number of workers."""
     WAITING = "WAITING"
     """Fewer than elasticity.min_workers workers are alive. Resumes when there are enough; fails at its deadline."""
     PAUSING = "PAUSING"
+    """The attempt saves its state and ends, for example because the user asked for a pause."""
     PAUSED = "PAUSED"
+    """No attempt runs. When the job is resumed, it continues from its checkpoint."""
     CANCELLING = "CANCELLING"
+    """A cancel was requested, and the attempt is ending."""
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
@@ -30,12 +36,12 @@ class JobState(StrEnum):
 
     @property
     def holds_workers(self) -> bool:
-        """The job should have a supervisor."""
+        """Whether the job should have a supervisor."""
         return not self.ended and self not in (JobState.QUEUED, JobState.PAUSED)
 
 
 class EndReason(StrEnum):
-    """Why an attempt ended; the job may have ended with it."""
+    """Why an attempt ended; the job may have ended with it. `shoal_service.core.endings` has the words for each."""
 
     FINISHED = "finished"
     CANCELLED = "cancelled"

@@ -57,4 +57,5 @@ class CheckpointName:
         """The parsed name; None: it is not the name of a checkpoint's directory."""
         match = _DIRECTORY.fullmatch(name)
         parsed = CheckpointName(*(int(group) for group in match.groups())) if match else None
+        # a name with more leading zeros would mean the same checkpoint
         return parsed if str(parsed) == name else None

@@ -56,7 +56,7 @@ def axes_of(layout: Layout) -> tuple[str, ...]:
 
 
 def kind_of(layout: Layout) -> frozenset[str]:
-    """What a proof of `layout` is about: the axes in use, how they are computed, and whether there are data ranks.
+    """What a proof of `layout` is about: the axes of the plan that are in use, and how they are computed.
 
     Degrees are no part of it: what is wrong with tp 2 is wrong with tp 4, and sizes that a degree must divide are
     checked elsewhere."""

@@ -50,8 +50,9 @@ class Standing(Frozen):
 def judge(
     known: Standing | None, rule: ValidationSpec, keep: int, *, step: int, loss: float, metrics: Mapping[str, float]
 ) -> Standing:
-    """The standing after a validation. It counts nothing if the validation was judged before, or has no finite value of
-    the metric."""
+    """The standing after a validation. A validation that was judged before, or has no finite value of the metric, does
+    not count."""
+    # values of another metric or mode cannot be compared: then the standing begins anew
     standing = Standing(metric=rule.metric, mode=rule.mode, keep=keep)
     if known is not None and (known.metric, known.mode) == (rule.metric, rule.mode):
         standing = known.model_copy(update={"keep": keep})

@@ -69,6 +69,7 @@ class AllowedPlaces:
         return ""
 
     def _refusal_of_path(self, path: str, resolve: Callable[[str], str]) -> str:
+        # as written and with its links resolved: neither may lead to a place that is not allowed
         resolved = {os.path.normpath(path), resolve(path) if path.startswith("/") else os.path.normpath(path)}
         if any(_is_below(one, self.closed) and not _is_below(one, self.opened) for one in resolved):
             return "it is in the server's own directory, which holds its database and its tokens"
