@@ -29,7 +29,7 @@ YAML_NUMBERS = {
         r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
     ),
 }
-"""YAML tag -> pattern of the numbers of this type in a spec. Other than in YAML 1.1, 12:30 is text and 3e-4 is a
+"""YAML tag -> pattern of the numbers of this type in a spec. Unlike in YAML 1.1, 12:30 is text and 3e-4 is a
 number."""
 
 

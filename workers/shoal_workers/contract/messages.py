@@ -113,7 +113,7 @@ class ProofDemand(StrEnum):
     NONE = "none"
     """No proof is made: the layout is proven already, or uses the data axes only."""
     IF_POSSIBLE = "if_possible"
-    """The layout is used unless the proof refuses it, so also if it cannot be proven."""
+    """The layout is used unless the proof refuses it. A layout that cannot be proven is used."""
     REQUIRED = "required"
     """The layout is used only if it is proven."""
 
