@@ -85,7 +85,8 @@ def ask_again(turn: Turn) -> None:
 
 
 def _may_be_outdated(state: Attempt) -> bool:
-    """What is known of the last group comes from another supervisor, and so would that of the first one."""
+    """Whether an earlier supervisor has formed the last group, so what is known of its snapshots may be outdated.
+    Without a group the first supervisor counts as that one: it may have formed a group that is not in the journal."""
     return max(1, life_of(state.group.generation)) < state.life
 
 
