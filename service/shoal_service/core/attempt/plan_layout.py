@@ -76,5 +76,5 @@ class PlanLayout(Protocol):
         /,
     ) -> PlannedLayout:
         """Return the layout for at most `world_size` workers. It is a pure function of its arguments, and always has an
-        answer. `racks`: where the usable workers are. `refused`: layouts that a proof has refused; the answer uses less
-        than everything that one of them uses."""
+        answer. `racks`: where the usable workers are. `refused`: layouts that a proof has refused; the answer never
+        uses everything that one of them uses."""
