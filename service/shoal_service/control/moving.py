@@ -45,10 +45,10 @@ from shoal_workers.contract.spec import JobSpec
 
 _GOOD_S = 300.0
 _BAD_S = 15.0
-"""An answer is asked for again after this time. The old one counts until then."""
+"""Seconds after which an answer is asked for again. The old one counts until then."""
 _KEPT_S = 3600.0
 _AT_ONCE = 4
-"""Questions to one cluster at a time."""
+"""Most questions to one cluster at a time."""
 _Key: TypeAlias = tuple[str, str, int, bool]
 """Cluster, job, attempt (the next one may have saved something), and whether the attempt will save."""
 

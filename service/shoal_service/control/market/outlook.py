@@ -44,7 +44,7 @@ from shoal_workers.contract.placing import label_selector
 from shoal_workers.contract.spec import JobSpec
 
 MAX_WORKERS = 2_000
-"""At most this many workers are asked of a cluster at a time: Ray gets one entry per worker."""
+"""Most workers that are asked of a cluster at a time: Ray gets one entry per worker."""
 THIS_JOB = "this job"
 """The id of the job in the words of the decision."""
 

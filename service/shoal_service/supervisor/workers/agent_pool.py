@@ -166,7 +166,7 @@ class AgentPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeAgent:
-    """What is known of the agent of one node."""
+    """The agent of one node, as far as it is known."""
 
     phase: AgentPhase
     since: float
@@ -193,7 +193,7 @@ class NodeAgent:
 @dataclass(frozen=True, slots=True)
 class AgentChanges:
     start: tuple[str, ...] = ()
-    """Node ids."""
+    """Ids of the nodes whose agents are to be started."""
     end: tuple[str, ...] = ()
 
 
