@@ -314,6 +314,7 @@ class ControlLoop:
         self._decided_for, self._decided_mono = (None if changes else standing), mono
         places = self._freed_places(changes, by_id) if changes else {}
         self._drive_all(await self._with_changes(rows) if changes else rows, lease, places)
+        # after the drivers have the changes: supervisors must not wait for explanations
         await self._writer.explain(state, decisions, by_id, epoch=lease.epoch, now=now)
         self._scale_out(state, decisions, mono)
         for name in self._reader.connected:

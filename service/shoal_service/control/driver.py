@@ -306,7 +306,7 @@ class Driver:
 
     async def _goes_on(self, silence: _Silence) -> bool:
         newest = self._requested.is_set()
-        self._requested.clear()
+        self._requested.clear()  # before the store is read: what is reported meanwhile sets it again
         try:
             link = await self._links.of(self._key, newest=newest)
         except StoreUnavailable:

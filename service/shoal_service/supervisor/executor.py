@@ -130,7 +130,8 @@ class Executor:
         self._state, self._orders = state, UnansweredOrders(entry)
         self._journaled_step, self._journaled_mono = state.progress.step, 0.0
         self._is_unwritten = False
-        """Whether something essential has happened since the last entry from which no command followed."""
+        """Whether something essential has happened since the last entry was written. No command has followed from it,
+        else an entry would have been written."""
         self._journal_pace, self._status_pace = Pace(world.clock), Pace(world.clock)
 
     @property
@@ -168,6 +169,7 @@ class Executor:
         self._record_queued_reports()
         await self.inspection.finish(self._end)
         await self._release_all()
+        # last: once the end is stored, the control plane kills the actors of the attempt that are left
         if self._end is not None:
             self._reporter.report([self._end], self._state)
             self._write_journal()

@@ -161,7 +161,7 @@ def note_last_commit(turn: Turn, generation: int, step: int, error: str = "") ->
 
 def committed(turn: Turn, name: str, generation: int, step: int) -> None:
     _answered(turn, name)
-    if turn.checkpoints.is_distrusted(name):
+    if turn.checkpoints.is_distrusted(name):  # its commit was in flight when the state was found wrong
         distrust(turn, name)
         return
     remember_newest(turn, name)

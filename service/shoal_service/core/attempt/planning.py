@@ -49,6 +49,7 @@ def consider(turn: Turn) -> None:
     if decision is None:
         return
     first = decision.exits[0] if decision.exits else None
+    # first: an error that would end the job only ends the trial of new code
     if fault := code_update.fault_of_the_new_code(turn.state, decision):
         code_update.roll_back(turn, fault, keeps_steps=False)
         if turn.incident is None:

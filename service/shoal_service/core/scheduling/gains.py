@@ -44,8 +44,10 @@ SETTLE_S = 10.0
 """For this time after a move, a job needs more gain for the next one; what is added falls to 0."""
 
 SETTLE = 0.5
+"""Share of the gain that a move needs in addition just after another move; see SETTLE_S."""
 
 PINNED = 1e9
+"""Bonus of workers that a job keeps whatever they would add elsewhere: a move just now, or a pause that cannot pay."""
 
 
 def divide_rest(plan: Plan) -> None:
@@ -159,6 +161,7 @@ def _hand_out(plan: Plan, offers: list[_Offer], room_of: Callable[[Share], float
             continue
         sites = plan.stay(entry, allowed) if stays else shape.take(allowed)
         taken = count(sites)
+        # a part of a segment of the hull may be slower than what the job has: the curve is below the hull there
         if taken < wanted and entry.job.curve.rate(target + taken) <= entry.job.curve.rate(target):
             plan.room.give_back(entry.shape, sites)
             heapq.heappop(heap)

@@ -377,6 +377,7 @@ class Shares:
         seen = {name}
         above: str | None = parent
         while above is not None:
+            # a cycle, or an ancestor that is not listed, which ends the path
             if above in seen or above not in self._projects:
                 return above not in seen and above != parent
             seen.add(above)

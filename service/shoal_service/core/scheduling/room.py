@@ -188,7 +188,7 @@ class Shape:
             if here:
                 roomy.append(at)
         if len(roomy) < len(self._roomy):
-            self._roomy = sorted(roomy)
+            self._roomy = sorted(roomy)  # a sorted list is a heap
             self._is_roomy = bytearray(len(nodes))
             for at in roomy:
                 self._is_roomy[at] = 1
