@@ -274,7 +274,8 @@ class _Reading:
 
 
 def _of_cluster(nodes: Sequence[Node], name: str, joined: JoinedAs, cordons: Mapping[str, Cordon]) -> tuple[Node, ...]:
-    """Makes the nodes of a snapshot those of the cluster: with its name, its labels under their own, and its cordon."""
+    """Adds what belongs to the cluster to the nodes of its snapshot: its name, its labels below the node's own, and its
+    cordon."""
     of_all = node_rules.cordon_of_cluster(name, joined.cordon)
     return tuple(
         node.model_copy(

@@ -145,7 +145,8 @@ class ControlLoop:
         return self._lease
 
     async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:
-        """What all workers of a job do now, or one rank; None: no attempt of it is driven here. On the loop's thread.
+        """Finds what all workers of a job do now, or one rank; None: no attempt of the job is driven here. On the
+        loop's thread.
 
         Raises:
             SupervisorUnavailable: its supervisor does not answer.

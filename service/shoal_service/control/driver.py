@@ -154,9 +154,8 @@ class Driver:
         """The version of the job's code that was stored in the cluster last; None: none yet."""
 
     async def stacks(self, rank: int | None, *, native: bool) -> Stacks | None:
-        """What all workers of the attempt do now, or one rank. None: the attempt begins, or is over.
-
-        Raises SupervisorUnavailable: there is no answer in time."""
+        """Finds what all workers of the attempt do now, or one rank. None: the attempt begins, or is over. Raises
+        SupervisorUnavailable: there is no answer in time."""
         request = self._stacks = StacksRequest(number=secrets.randbelow(1 << 53) + 1, rank=rank, native=native)
         self._changed.set()
         answered = asyncio.Event()

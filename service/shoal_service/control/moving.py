@@ -136,7 +136,7 @@ class Moving:
         return (row.id, row.attempt) in self._begun and self._is_elsewhere(row)
 
     async def why_not(self, job: JobView, to: str, *, may_ask: bool) -> str:
-        """Why the job cannot move to this cluster now, for the one who asks; empty: it can. Raises ClusterNotFound.
+        """Why the job cannot move to this cluster now, in words for the user; empty: it can. Raises ClusterNotFound.
 
         Args:
             may_ask: this control plane has the lease, so it may ask the cluster whether it reads the checkpoints. If
@@ -397,7 +397,7 @@ class _Silences:
         self._clusters: dict[str, float] = {}
         """Seconds of silence of each cluster."""
         self._supervisors: dict[AttemptKey, tuple[float, float]] = {}
-        """When each has reported last, and seconds of silence since."""
+        """When each supervisor has reported last, and its seconds of silence since then."""
 
     def observe(self, away: Collection[str], reported_at: Mapping[AttemptKey, float]) -> None:
         """Called with each pass.

@@ -480,7 +480,7 @@ async def _release_workers(
 
 
 async def _forget_memory(fleet: Fleet, clock: Clock, indexes: list[int], limit_s: float) -> int | None:
-    """Remove a node's snapshots through one of its workers. The index of that worker; None: no worker answered.
+    """Remove a node's snapshots through one of its workers. Return the index of that worker; None: no worker answered.
 
     Args:
         limit_s: for the answer of each.

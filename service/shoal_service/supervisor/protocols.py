@@ -169,7 +169,7 @@ class PollAgents(Protocol):
 
 
 class Journal(Protocol):
-    """What a supervisor must still know after its own death."""
+    """The journal of an attempt: what a supervisor must still know after its own death."""
 
     def read(self) -> JournalEntry | None:
         """Reads the newest entry. Blocks until the head answers."""

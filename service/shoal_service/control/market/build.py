@@ -87,7 +87,7 @@ class MarketBuilder:
         self._measurements = Measurements()
         self._curves = CurveBook(profiles)
         self._known: dict[str, tuple[DriveRow, MarketJob, bool]] = {}
-        """For each job the row, what was made of it, and whether its curve is predicted."""
+        """For each job its row, the market job made of it, and whether its curve is predicted, by job id."""
         self._may_predict = 0
         self.num_new = 0
         """Number of jobs that the last `build` saw for the first time."""
@@ -183,8 +183,8 @@ def named_cluster(spec: JobSpec) -> str:
 
 
 def standing_of(state: MarketState) -> object:
-    """Everything of a state but the progress of its jobs, to compare it with another state. Jobs that have not changed
-    give the same object again, which is compared by its identity."""
+    """Everything in a state except the progress of its jobs, to compare it with another state. Jobs that have not
+    changed give the same object again, which is compared by its identity."""
     jobs = [facts_of(job).standing(job) for job in state.jobs]
     return jobs, tuple(state.nodes), dict(state.projects), dict(state.users), dict(state.clusters)
 
@@ -220,7 +220,8 @@ def _with_workers(job: MarketJob, on_nodes: Mapping[str, int]) -> MarketJob:
 
 
 def _placed(job: MarketJob, where: Whereabouts) -> MarketJob:
-    """The job with its place. A job that nothing of this concerns stays the same object."""
+    """The job with its cluster, and whether it is leaving; or, if it is queued, with the clusters in which it may not
+    start. A job whose values stay as they are is returned as the same object."""
     if not job.granted:
         excluded = where.excluded.get(job.job_id, _NOWHERE)
         return job if excluded == job.excluded_clusters else replace(job, excluded_clusters=excluded)

@@ -45,8 +45,8 @@ class Blame(StrEnum):
 
 
 class Probation(StrEnum):
-    """When the job suspects the node of the lost worker, and avoids it. It is on probation for other jobs once a second
-    job suspects it, or it fails a test (`core/nodes.py`)."""
+    """When the loss of a worker makes the job suspect its node, and avoid it. The node is on probation for other jobs
+    once a second job suspects it, or it fails a test (`core/nodes.py`)."""
 
     NEVER = "never"
     """The node is not suspected, and the loss is not counted against it."""

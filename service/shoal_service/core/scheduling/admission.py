@@ -10,7 +10,7 @@
 A job that may start in any of several clusters is admitted where that does the least harm: beside what jobs have, else
 beside their minima (`_ClusterChoice`), else where those that are preempted have the least priority and workers.
 
-What a job has above its minimum is divided later (`gains`). So admission shrinks without saying so.
+What a job has above its minimum is divided later (`gains`), so admission may shrink any job to its minimum.
 Jobs that ask for the same are refused together: the first refusal answers for all, until some job gets or loses places.
 In a queue of thousands, priority also goes first within a project, and a decision starts MOST_STARTS jobs at most.
 Called by `decide`. The ways in which one claim is met stand together here, since each depends on what the others have
@@ -83,7 +83,7 @@ class Admission:
 def keep_minima(plan: Plan) -> list[Entry]:
     """Book the minimum of every running job. Return the jobs that their project's limit no longer allows.
 
-    Who stays within the limits is decided first, by priority: the order in which places are booked says nothing of it.
+    Which jobs stay within the limits is decided first, by priority. Places are booked afterwards, in another order.
     """
     kept: list[Entry] = []
     above_limit: list[Entry] = []
@@ -109,8 +109,8 @@ def _floor(job: MarketJob) -> int:
 def _known_places_first(running: list[Entry]) -> list[Entry]:
     """Order the jobs: those whose places are known, then those that may be anywhere, the ones with fewest nodes first.
 
-    In another order, a job whose workers have not started yet is booked where others are, and seems to leave its own
-    places free.
+    In another order, a job whose workers have not started yet would be booked where others are, and its own places
+    would seem free.
     """
     unknown = [entry for entry in running if not entry.job.on_nodes]
     if not unknown:

@@ -477,8 +477,8 @@ class Health:
     raised: RaisedFault | None = None
     deaths: tuple[Death, ...] = ()
     explained: tuple[str, ...] = ()
-    """Ids of the workers whose exit status was reported last, so that each is reported once: several witnesses, and a
-    supervisor after a restart, may ask for the same one."""
+    """Ids of the workers whose exit status was reported last. Several witnesses, and a supervisor after a restart, may
+    ask for the same one, and each is reported once."""
     crash: Crash | None = None
     losses: tuple[NodeLoss, ...] = ()
     """Recent losses of workers, by which nodes are suspected."""

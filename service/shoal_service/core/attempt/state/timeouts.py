@@ -22,8 +22,8 @@ class Timeouts(Frozen):
     """A worker that has not acknowledged the interrupt within this time is killed and replaced: it is stopped, or cut
     off. A death makes its host busy for a moment: with 0.5 s, workers were killed that only waited for CPU time."""
     silent_s: float = 2.0
-    """In a group that hangs, a worker that has left its polls unanswered for this long is not given that time either.
-    Much longer than a poll waits for reports."""
+    """A worker of a group that hangs is killed without waiting for unresponsive_s if it has left its polls unanswered
+    for this long. Much longer than a poll waits for reports."""
     unreachable_s: float = 3.0
     """A worker to which calls have failed for this long is given up, even if nothing else indicates a fault."""
     left_out_s: float = 60.0
