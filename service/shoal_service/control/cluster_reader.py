@@ -274,8 +274,8 @@ class _Reading:
 
 
 def _of_cluster(nodes: Sequence[Node], name: str, joined: JoinedAs, cordons: Mapping[str, Cordon]) -> tuple[Node, ...]:
-    """Adds what belongs to the cluster to the nodes of its snapshot: its name, its labels below the node's own, and its
-    cordon."""
+    """Adds what belongs to the cluster to the nodes of its snapshot: its name, its labels (those of the node itself
+    take precedence), and its cordon."""
     of_all = node_rules.cordon_of_cluster(name, joined.cordon)
     return tuple(
         node.model_copy(

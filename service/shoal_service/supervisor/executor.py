@@ -456,7 +456,7 @@ def _speaks_this_version(worker: Worker, entry_version: int) -> bool:
 async def _release_workers(
     fleet: Fleet, clock: Clock, clients: Sequence[WorkerClient], killing: Collection[asyncio.Task[None]]
 ) -> None:
-    """Collects the last output of each worker, removes the attempt's snapshots from each node, kills the workers.
+    """Collects the last output of each worker, removes the attempt's snapshots from each node, and kills the workers.
 
     If a worker is not idle, one worker per node stays until all others have ended, and removes the snapshots once more:
     a worker that was starting or training may have created some in the meantime. Idle workers are killed together,

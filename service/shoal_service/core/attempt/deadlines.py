@@ -68,7 +68,7 @@ def forgive_absence(turn: Turn, *, is_reopened: bool) -> None:
     restarted, and workers are not to blame for what it did not receive meanwhile.
 
     A turn that comes more than timeouts.absence_s after the last one is late. What a single late turn has missed is
-    forgiven whole. If one turn after the other is late, absence_s of each count, so a supervisor that is always slow
+    forgiven whole. If one turn after the other is late, absence_s of each counts, so a supervisor that is always slow
     still notices a worker that never answers.
 
     Args:

@@ -105,7 +105,7 @@ def step_all(
         if turn.stage is Stage.ENDED:
             break
         event = together[0]
-        if isinstance(event, ClockJumped):
+        if isinstance(event, ClockJumped):  # the first event of its turn, so that no jump is taken for an absence
             turn = _moved(turn, event)
         before = turn.state
         if number == 0:

@@ -248,7 +248,7 @@ def _has_another_end(turn: Turn) -> bool:
 
 def _re_form(turn: Turn) -> None:
     """Form the next group, unless a budget is exceeded. All survivors have left `run`."""
-    _replace_worker_that_hangs_again(turn)
+    _replace_worker_that_hangs_again(turn)  # before the next group chooses its workers
     state = turn.state
     is_free = state.incident is not None and FAULTS[state.incident.cause].budget is Budget.NONE
     recoveries, fruitless = state.budgets.recoveries + (not is_free), state.budgets.fruitless + 1

@@ -363,8 +363,8 @@ class _Reservations:
 
     The first job that does not fit has a reservation: the time at which the minima of enough running jobs have come
     free. Another job starts before that time only if it ends before it, or takes what its nodes can spare at that time.
-    Running jobs are taken to end as early as they can and the other job as late as it can, so backfill delays no
-    reserved start.
+    It is assumed that running jobs end as early as they can and the other job as late as it can, so backfill
+    delays no reserved start.
     """
 
     def __init__(self, plan: Plan) -> None:

@@ -43,12 +43,14 @@ next pass is a check."""
 
 
 def decide(state: MarketState, now: float) -> list[Decision]:
-    """One decision for each queued job, and one for each running job that changes. Those that give come first.
+    """One decision for each queued job, and one for each running job that changes. Those that give workers come first.
 
-    If more than MOST_STARTS jobs could start, MOST_STARTS start with their minimum, the others with the next decisions.
-    Asked again for the outcome of its decisions, it changes nothing, for up to MOST_CHECKED jobs. Now and then, what
-    one job leaves behind suits another one, which is seen only in the outcome. So the outcome is decided upon as well,
-    and both are returned as one. A preempted job is not in the outcome: its workers are promised to another one.
+    If more than MOST_STARTS jobs could start, MOST_STARTS start with their minimum, and the others with the next
+    decisions.
+
+    Asked again for the outcome of its decisions, it changes nothing, for up to MOST_CHECKED jobs. For this, the outcome
+    is decided upon as well, and both are returned as one: sometimes what one job leaves behind suits another one, which
+    is seen only in the outcome. A preempted job is not in the outcome: its workers are promised to another one.
     """
     plan, preempted, waiting = _planned(state, now)
     changes = _changes(plan, preempted)

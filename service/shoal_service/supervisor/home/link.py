@@ -47,7 +47,7 @@ class HomeReplaced(Exception):
 
 
 class HomeLink(Protocol):
-    """The requests of a supervisor to the service. Each method raises HomeAway, HomeRefused or HomeReplaced, and is
+    """The requests of a supervisor to the service. Each of the two raises HomeAway, HomeRefused or HomeReplaced, and is
     called on a thread of its own."""
 
     def report(self, report: HomeReport) -> ReportReceipt: ...
