@@ -32,15 +32,15 @@ from shoal_service.store.store import Store
 
 _log = logging.getLogger(__name__)
 READ_S = 1.0
-"""A cluster is read again after this time."""
+"""Seconds after which a cluster is read again."""
 _SNAPSHOT_S = 5.0
 _LATE_S = 0.3
-"""A pass waits this long for one cluster, if there are several."""
+"""Seconds that a pass waits for one cluster, if there are several."""
 _NOTHING = WorkerNeed()
 
 
 class ClusterReader:
-    """`view` may be read from any thread; `read` is called by one pass at a time."""
+    """Reads the nodes of all clusters. `view` may be read from any thread; `read` is called by one pass at a time."""
 
     def __init__(self, store: Store, clusters: Clusters, clock: Clock, max_probation: str) -> None:
         self._store = store
@@ -51,9 +51,9 @@ class ClusterReader:
         self._window_drains: dict[str, Drain] = {}
         """Drains for maintenance windows, as of the last `read`."""
         self.foreign: dict[str, WorkerNeed] = {}
-        """What others than Shoal's jobs have reserved, by node id."""
+        """Resources that others than Shoal's jobs have reserved, by node id."""
         self.workers: dict[str, dict[str, int]] = {}
-        """Workers that are alive, by job and node, in the cluster of the job's attempt."""
+        """Number of workers that are alive, by job id and node id, in the cluster of the job's attempt."""
         self.reservations: tuple[Reservation, ...] = ()
         """Reservations of the workers of all jobs."""
         self.view = ClusterView(
@@ -190,7 +190,7 @@ class ClusterReader:
 
 
 class _Reading:
-    """What this process knows of one cluster."""
+    """What this process knows of one cluster, and the call that asks for more."""
 
     def __init__(self, name: str, clock: Clock) -> None:
         self.name = name
@@ -199,7 +199,7 @@ class _Reading:
         self._task: asyncio.Task[ClusterSnapshot] | None = None
         self._began_mono = self._read_mono = 0.0
         self._is_new = False
-        """Whether the newest snapshot was not observed yet."""
+        """Whether the newest snapshot is still to be observed."""
         self.snapshot: ClusterSnapshot | None = None
         """The snapshot that counts; None: the cluster is away."""
         self.seen: ClusterSnapshot | None = None
@@ -274,7 +274,8 @@ class _Reading:
 
 
 def _of_cluster(nodes: Sequence[Node], name: str, joined: JoinedAs, cordons: Mapping[str, Cordon]) -> tuple[Node, ...]:
-    """Makes the nodes of a snapshot those of the cluster: with its name, its labels under their own, and its cordon."""
+    """Adds what belongs to the cluster to the nodes of its snapshot: its name, its labels (those of the node itself
+    take precedence), and its cordon."""
     of_all = node_rules.cordon_of_cluster(name, joined.cordon)
     return tuple(
         node.model_copy(

@@ -31,9 +31,9 @@ _CHECK_S = 60.0
 _PIECE_BYTES = 1 << 20
 _ENTRY_SIGNATURE, _END_SIGNATURE, _LOCATOR_SIGNATURE = b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x07"
 _ENTRY = struct.Struct("<28xHHH12x")
-"""An entry of a zip's directory, before three texts: their lengths."""
+"""Layout of an entry of a zip's directory: the lengths of the three texts that follow it."""
 _END = struct.Struct("<12xI4xH")
-"""The end of a zip's directory: the directory's size, and that of the comment behind."""
+"""Layout of the end of a zip's directory: the directory's size, and that of the comment behind it."""
 _LOCATOR_BYTES = 20
 _OF_ZIP64 = 0xFFFFFFFF
 

@@ -14,7 +14,7 @@ from shoal_workers.contract.snapshots import SnapshotScope
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlConfig:
     owner: str
-    """Name of this control plane process; unique."""
+    """Unique name of this control plane process."""
     lease_ttl_s: float
     checkpoint_url: str
     """Checkpoint directory of jobs without a `checkpoint.url`."""
@@ -29,6 +29,6 @@ class ControlConfig:
     rack_label: str = ""
     """See SupervisorConfig."""
     scale_out: bool = False
-    """Unmet demand is asked of Ray's autoscaler."""
+    """Whether nodes for unmet demand are asked of Ray's autoscaler."""
     logs: LogSettings = field(default_factory=LogSettings)
     """Log settings of the supervisors and workers that are started."""

@@ -57,24 +57,26 @@ from shoal_workers.contract.spec import JobSpec
 
 _log = logging.getLogger(__name__)
 _REVIEW_S = 2.0
-"""The policy is asked at least this often while jobs wait or run: progress changes what a worker adds where."""
+"""Most seconds between two calls of the policy while jobs wait or run: progress changes what a worker adds where."""
 _REQUEST_S = 60.0
 _MAX_QUEUED = 100_000
-"""Jobs of the queue that are considered, by priority and age. Those beyond it wait."""
+"""Most jobs of the queue that are considered, by priority and age. Those beyond wait."""
 _MIN_PAUSE_S = 0.2
-"""A burst of changes causes one pass, not one pass each."""
+"""Least pause between two passes, so that a burst of changes causes one pass, not one pass each."""
 _MAX_PAUSE_S = 1.0
-"""An urgent job must not wait longer for its decision, also if passes are slow because the machine is busy."""
+"""Longest pause between two passes: an urgent job must not wait longer for its decision, even if passes are slow
+because the machine is busy."""
 _IDLE_SHARE = 9.0
 """A pause is at least this many times as long as the pass before it: a long queue must not take the time of the HTTP
 edge."""
 _REQUEST_SHARE = 1.0
-"""The same factor if a user has asked for something, or workers are free. Training jobs report all the time, and an
-urgent job must not wait for the end of a pause that protects from those reports."""
+"""Used in place of _IDLE_SHARE if a user has asked for something, or workers are free. Training jobs report all the
+time, and an urgent job must not wait for the end of a pause that protects from those reports."""
 
 
 class ControlLoop:
-    """`run` returns after `stop` is set, or after `save_and_end`. `snapshot` may be called from any thread."""
+    """Runs the passes of the control plane. `run` returns after `stop` is set, or after `save_and_end`. `snapshot` may
+    be called from any thread."""
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class ControlLoop:
         policy: Policy = decide,
         times: PassTimes | None = None,
     ) -> None:
-        """`times` gets the durations."""
+        """`times` gets the durations of the passes."""
         self._store = store
         self._known = driving.KnownJobs()
         self._clusters = clusters
@@ -110,7 +112,8 @@ class ControlLoop:
         self._moving = Moving(store, clusters, self._reader, self._links, clock, config.checkpoint_url)
         self._last_market: MarketState | None = None
         self._decided_for: object = None
-        """The state for which the last decisions were taken; None: they changed something."""
+        """The state for which the policy was asked last; None: its decisions have changed something, so it is asked
+        again."""
         self._decided_mono = 0.0
         self._requested: dict[str, tuple[dict[RoomKind, int], float]] = {}
         """The last request to each cluster's autoscaler, and the monotonic time of that request."""
@@ -119,7 +122,8 @@ class ControlLoop:
         self._woken = asyncio.Event()
         self._is_requested = asyncio.Event()
         self._show_saving: Callable[[Sequence[DriveRow]], None] | None = None
-        """Set while the server stops, and every attempt saves and ends."""
+        """Shows the jobs that still save. Set while the server stops and every attempt saves and ends; otherwise
+        None."""
         self._is_saved = False
         self.given_up: tuple[tuple[str, int], ...] = ()
         """Job and number of each attempt that was not saved when the server ended the cluster."""
@@ -141,7 +145,8 @@ class ControlLoop:
         return self._lease
 
     async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:
-        """What all workers of a job do now, or one rank; None: no attempt of it is driven here. On the loop's thread.
+        """Finds what all workers of a job do now, or one rank; None: no attempt of the job is driven here. On the
+        loop's thread.
 
         Raises:
             SupervisorUnavailable: its supervisor does not answer.
@@ -310,6 +315,7 @@ class ControlLoop:
         self._decided_for, self._decided_mono = (None if changes else standing), mono
         places = self._freed_places(changes, by_id) if changes else {}
         self._drive_all(await self._with_changes(rows) if changes else rows, lease, places)
+        # after the drivers have the changes: supervisors must not wait for explanations
         await self._writer.explain(state, decisions, by_id, epoch=lease.epoch, now=now)
         self._scale_out(state, decisions, mono)
         for name in self._reader.connected:

@@ -22,7 +22,7 @@ from shoal_service.store.store import Store
 
 Change: TypeAlias = Start | Resize | Preempt
 _REFRESH_S = 10.0
-"""Expected starts change with every decision; they are stored again after this time if nothing else has changed."""
+"""Seconds after which expected starts are stored again if nothing else has changed: they change with every decision."""
 
 
 class DecisionWriter:
@@ -35,7 +35,7 @@ class DecisionWriter:
         self._written: object = None
         self._written_at = 0.0
         self._explained: object = None
-        """Grants and versions of the specs whose growth was explained last."""
+        """The grants and the versions of the specs for which growth was explained last."""
         self._explained_at = 0.0
         """When growth was explained last."""
 

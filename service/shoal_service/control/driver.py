@@ -52,17 +52,18 @@ _AWAY_S = 1.0
 _LOOK_S = 0.5
 """Pause between two looks at when the supervisor has reported last; it does so at least every second."""
 _OVERDUE_S = 1.5
-"""Silence for this long, and for as long again and again: is the supervisor there, and does its host answer? A gateway
-that has started it says at once if it could not be created."""
+"""Seconds of silence after which the driver checks, again and again, whether the supervisor is there and its host
+answers. A gateway that has started the supervisor says at once if it could not be created."""
 _UNANSWERED_S = 5.0
-"""A supervisor that is silent for this long may be one that dies at every start."""
+"""Seconds of silence after which a supervisor may be one that dies at every start."""
 _ELSEWHERE_S = 3.0
-"""Silence of a supervisor that was given another address than this control plane has, until it is given this one.
+"""Seconds of silence after which a supervisor is given the address of this control plane, if it was given another one.
 Longer than its pauses between two calls that fail."""
 _UNKNOWN_S = 15.0
-"""Silence of a supervisor that has reported before, is there, and whose host answers, until it gets a new token."""
+"""Seconds of silence after which a supervisor that has reported before gets a new token, if it is there and its host
+answers."""
 _REAP_S = 5.0
-"""A server that stops waits this long for the end of the actors of an attempt whose end is stored."""
+"""Seconds that a server that stops waits for the end of the actors of an attempt whose end is stored."""
 _STACKS_S = 35.0
 
 
@@ -75,15 +76,16 @@ class _HostSilent(Exception):
 
 
 class _Unheard(Exception):
-    """The supervisor is there, and cannot report to this service; with the reason."""
+    """The supervisor is there, but cannot report to this service. The message is the reason."""
 
 
 class _StartsInVain(Exception):
-    """The supervisor's processes die before they record their start; with the decision."""
+    """The supervisor's processes die before they record their start. The argument is the decision that follows."""
 
 
 class _Silence:
-    """How long no report has come, in the time that this process was awake: one that was suspended took none."""
+    """Measures how long no report has come, in the time in which this process was awake: a process that was suspended
+    took no reports."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -92,7 +94,8 @@ class _Silence:
         self._silent_s = self._examined_s = 0.0
 
     def seen(self, reported_at: float) -> bool:
-        """Call it with each look: whether a report has come since the one before. The first look tells nothing."""
+        """Note the time of the newest report, at each look. Returns whether a report has come since the look before;
+        the first look shows nothing."""
         now_mono = self._clock.monotonic()
         self._silent_s += min(now_mono - self._looked_mono, 2 * _LOOK_S)
         self._looked_mono = now_mono
@@ -103,7 +106,7 @@ class _Silence:
         return True
 
     def overdue_s(self) -> float | None:
-        """Seconds of silence, if it is time to look into it; else None."""
+        """Seconds of silence if it is time to look into it; otherwise None."""
         if self._silent_s - self._examined_s < _OVERDUE_S:
             return None
         self._examined_s = self._silent_s
@@ -111,7 +114,7 @@ class _Silence:
 
 
 class Driver:
-    """Cancelled when the lease is lost; the supervisor goes on without it."""
+    """Follows one attempt. It is cancelled when the lease is lost; the supervisor goes on without it."""
 
     def __init__(
         self,
@@ -137,23 +140,22 @@ class Driver:
         self._server_stops = self._moves = False
         self._places: Mapping[str, int] = {}
         self._written: Directive | None = None
-        """The last directive that this driver has written."""
+        """The last directive that this driver has written; None: it has written none."""
         self._changed = asyncio.Event()
         self._requested = asyncio.Event()
-        """A report has ended the attempt, or answered a request of a user."""
+        """Set when a report has ended the attempt, or answered a request of a user."""
         self._has_reported = False
         self._num_failed = 0
         self._unrecorded: int | None = None
-        """Starts that were not recorded when the supervisor last reported; None: unknown."""
+        """Number of starts that were not recorded when the supervisor last reported; None: unknown."""
         self._is_rekeyed = False
         self._stacks: StacksRequest | None = None
         self._stored_code: str | None = None
-        """The version of the job's code that was stored in the cluster last."""
+        """The version of the job's code that was stored in the cluster last; None: none yet."""
 
     async def stacks(self, rank: int | None, *, native: bool) -> Stacks | None:
-        """What all workers of the attempt do now, or one rank. None: the attempt begins, or is over.
-
-        Raises SupervisorUnavailable: there is no answer in time."""
+        """Finds what all workers of the attempt do now, or one rank. None: the attempt begins, or is over. Raises
+        SupervisorUnavailable: there is no answer in time."""
         request = self._stacks = StacksRequest(number=secrets.randbelow(1 << 53) + 1, rank=rank, native=native)
         self._changed.set()
         answered = asyncio.Event()
@@ -194,14 +196,15 @@ class Driver:
 
     @property
     def _cluster(self) -> Cluster:
-        """Cluster in which the attempt has begun. Asked each time: it may be removed and join again."""
+        """The cluster in which the attempt has begun. It is looked up each time, because it may be removed and join
+        again."""
         return self._clusters.of(self._row.cluster)
 
     def update(
         self, row: DriveRow, avoid: tuple[AvoidedNode, ...], *, server_stops: bool = False, moves: bool = False
     ) -> None:
-        """The newest row of the store, the nodes that must not be used, and whether the attempt has to save and end:
-        since the server stops, or the job moves to another cluster."""
+        """Take the newest row of the store, the nodes that must not be used, and whether the attempt has to save and
+        end because the server stops or the job moves to another cluster."""
         self._avoid, self._server_stops, self._moves = avoid, server_stops, moves
         if self._directive(row) != self._written:
             self._row = row
@@ -302,7 +305,7 @@ class Driver:
 
     async def _goes_on(self, silence: _Silence) -> bool:
         newest = self._requested.is_set()
-        self._requested.clear()
+        self._requested.clear()  # before the store is read: what is reported meanwhile sets it again
         try:
             link = await self._links.of(self._key, newest=newest)
         except StoreUnavailable:
@@ -380,21 +383,23 @@ class Driver:
         await asyncio.to_thread(self._cluster.start_supervisor, config, avoid_nodes=avoid, places=places)
 
     async def _new_home(self) -> Home:
-        """Its token is valid before a supervisor has it, and that of another supervisor of the attempt is not."""
+        """Make the home of a new supervisor. Its token is valid before the supervisor has it, and that of another
+        supervisor of the attempt is not valid any more."""
         token = new_attempt_token()
         await asyncio.to_thread(self._store.writing(supervisor_links.keep_token, self._epoch), *self._key, token)
         return Home(token=token)
 
     async def _replace(self, node_id: str) -> None:
-        """Ray would do so too, but only after its verdict (decision 0018). Nothing is lost if the host was only slow to
-        answer: the new supervisor claims the next life, and the workers refuse the old one."""
+        """Start another supervisor in place of one whose host is silent. Ray would do so too, but only after its
+        verdict (decision 0018). Nothing is lost if the host was only slow to answer: the new supervisor claims the next
+        life, and the workers refuse the old one."""
         if await self._start_another(node_id):
             await self._record(SupervisorMoved(node_id=node_id))
 
     async def _rekey(self, message: str) -> bool:
-        """The supervisor does not report with the token that is in the database, or not to this service. Another one
-        gets a new token, and the workers train on. False: it was done and has not helped, or cannot be
-        done."""
+        """Start another supervisor with a new token, in place of one that does not report with the token in the
+        database, or not to this service. The workers train on. False: this was done before and has not helped, or it
+        cannot be done."""
         if self._is_rekeyed:
             return False
         self._is_rekeyed = True
@@ -462,7 +467,8 @@ class Driver:
 
     @property
     def _last_grant(self) -> int:
-        """The grant while the attempt is preempted: it stays as it was, so that it does not shrink before it saves."""
+        """The grant to direct while the attempt is preempted: it stays as it was, so that the attempt does not shrink
+        before it saves."""
         return self._written.granted if self._written is not None else 1
 
     def _supervisor_config(self, home: Home) -> SupervisorConfig:
@@ -517,7 +523,8 @@ class Driver:
 
 
 async def to_its_end(work: Coroutine[Any, Any, None], clock: Clock, within_s: float) -> None:
-    """What `work` raises. If the caller is cancelled, it waits for the rest of the work, `within_s` seconds at most.
+    """Wait for `work`, and raise what it raises. If the caller is cancelled, the rest of the work still gets `within_s`
+    seconds at most.
 
     A server that stops cancels its drivers. No later control plane knows of an attempt whose end is stored, so without
     this its supervisor would stay in a cluster that outlives the server.

@@ -133,7 +133,7 @@ def _uncrowded(groups: dict[int, Any], measured: dict[str, Any]) -> int:
 
 
 def _share(measured: dict[str, Any]) -> int:
-    """Memory of a CPU rank if one rank runs per core."""
+    """Memory that a CPU rank has if one rank runs per core."""
     return int(measured["memory_bytes"]) // max(1, int(measured["num_devices"]))
 
 

@@ -45,10 +45,10 @@ from shoal_workers.contract.spec import JobSpec
 
 _GOOD_S = 300.0
 _BAD_S = 15.0
-"""An answer is asked for again after this time. The old one counts until then."""
+"""Seconds after which an answer is asked for again. The old one counts until then."""
 _KEPT_S = 3600.0
 _AT_ONCE = 4
-"""Questions to one cluster at a time."""
+"""Most questions to one cluster at a time."""
 _Key: TypeAlias = tuple[str, str, int, bool]
 """Cluster, job, attempt (the next one may have saved something), and whether the attempt will save."""
 
@@ -136,7 +136,7 @@ class Moving:
         return (row.id, row.attempt) in self._begun and self._is_elsewhere(row)
 
     async def why_not(self, job: JobView, to: str, *, may_ask: bool) -> str:
-        """Why the job cannot move to this cluster now, for the one who asks; empty: it can. Raises ClusterNotFound.
+        """Why the job cannot move to this cluster now, in words for the user; empty: it can. Raises ClusterNotFound.
 
         Args:
             may_ask: this control plane has the lease, so it may ask the cluster whether it reads the checkpoints. If
@@ -397,7 +397,7 @@ class _Silences:
         self._clusters: dict[str, float] = {}
         """Seconds of silence of each cluster."""
         self._supervisors: dict[AttemptKey, tuple[float, float]] = {}
-        """When each has reported last, and seconds of silence since."""
+        """When each supervisor has reported last, and its seconds of silence since then."""
 
     def observe(self, away: Collection[str], reported_at: Mapping[AttemptKey, float]) -> None:
         """Called with each pass.

@@ -21,7 +21,7 @@ from shoal_service.store.store import Store
 _log = logging.getLogger(__name__)
 
 _STATE, _START = 0, 19
-"""Fields of /proc/PID/stat after the command's name."""
+"""Indexes of fields of /proc/PID/stat after the command's name."""
 _NO_SCOPE = "none"
 
 

@@ -34,8 +34,8 @@ class Cluster(RayVerbs, GatewayVerbs, Protocol):
     def connected(self) -> bool: ...
 
     def snapshot(self, *, fresh: bool = False) -> ClusterSnapshot:
-        """The cluster as it was at most some seconds ago; `fresh`: not before this call, if that is possible within a
-        second. Raises ClusterUnreachable."""
+        """The cluster as it was at most some seconds ago. `fresh`: not older than this call, if that is possible within
+        a second. Raises ClusterUnreachable."""
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Calls `changed`, on any thread, soon after a node has come, gone or begun to drain, or a supervisor could not
@@ -61,7 +61,7 @@ class Clusters(Protocol):
 
     @property
     def own(self) -> str:
-        """The name of the one that this service has for itself, or that its settings name. Attempts whose cluster is
+        """Name of the cluster that this service has for itself, or that its settings name. Attempts whose cluster is
         not known are there. It counts as joined from the start."""
 
     def refresh(self) -> None:

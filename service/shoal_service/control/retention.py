@@ -47,7 +47,7 @@ _DELETIONS_S = 30.0
 _DELETE_S = 120.0
 _DAY_S = 86_400.0
 _FILES_S = 120.0
-"""Time for the files of one checkpoint."""
+"""Seconds that the removal of the files of one checkpoint may take."""
 _FOLDERS = (PROFILES, "tensorboard")
 """Folders of a job's directory that are deleted with its checkpoints. Nothing else is deleted: the directory may hold
 files that are not Shoal's."""
@@ -57,7 +57,7 @@ files that are not Shoal's."""
 class RetentionConfig:
     rules: RetentionRules = DEFAULT_RULES
     every_s: float = DEFAULT_EVERY_S
-    """Pause between two rounds; 0: there are rounds only when a user asks."""
+    """Seconds between two rounds; 0: there are rounds only when a user asks."""
 
 
 class RetentionCollector:

@@ -28,7 +28,7 @@ from shoal_service.store.supervisor_links import Arrived, AttemptKey, Supervisor
 _REREAD_S = 1.0
 TICK_S = 0.05
 _MOST = 32
-"""Reports of one transaction: other writers wait for its end."""
+"""Most reports of one transaction: other writers wait for its end."""
 _FRESH_S = 0.25
 
 
@@ -40,7 +40,7 @@ class Reception:
         self._clock = clock
         self._writer = ReportWriter(store, clock)
         self._waiting: dict[str, set[asyncio.Event]] = {}
-        """By job: set when its directive may have changed."""
+        """Events of the requests that wait for a directive, by job id. They are set when it may have changed."""
         self._looking: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -149,7 +149,8 @@ class ReportWriter:
             await self._write(batch)
 
     async def _write(self, batch: Sequence[_Waiting]) -> None:
-        """If one of them cannot be stored, each is stored alone, and only its request gets the error."""
+        """Store these reports in one transaction. If one of them cannot be stored, each is stored alone, and only its
+        request gets the error."""
         try:
             outcomes = await asyncio.to_thread(
                 self._store.writing(supervisor_links.take_reports), [one.arrived for one in batch]
@@ -181,8 +182,8 @@ class SupervisorLinks:
         self._reading = asyncio.Lock()
 
     async def of(self, key: AttemptKey, *, newest: bool = False) -> SupervisorLink | None:
-        """None: the attempt is over. `newest`: what was committed before this call; else it may be a quarter of a
-        second old. Raises StoreUnavailable."""
+        """When the supervisor of an attempt has reported last; None: the attempt is over. `newest`: the answer includes
+        what was committed before this call; otherwise it may be a quarter of a second old. Raises StoreUnavailable."""
         async with self._reading:
             if newest or self._clock.monotonic() - self._read_mono >= _FRESH_S:
                 began_mono = self._clock.monotonic()

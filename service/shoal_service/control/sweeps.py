@@ -25,7 +25,7 @@ from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, pa
 from shoal_workers.contract.spec import JobSpec
 
 MAX_TOTAL_BYTES = 16 << 20
-"""Size of all specs of a sweep together, at most."""
+"""Largest size of all specs of a sweep together, in bytes."""
 _MAX_STEM = 50
 _LOOK_S = 2.0
 """Seconds between two looks, at least."""

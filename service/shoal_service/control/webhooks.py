@@ -64,7 +64,8 @@ _MAX_BYTES = 4096
 _MIN_BYTES = 16
 _log = logging.getLogger(__name__)
 _POLL_S = 2.0
-"""Other control planes write events too, and this process is not notified of them."""
+"""Seconds between two looks for new events: other control planes write events too, and this process is not notified of
+them."""
 _MIN_PASS_S = 0.1
 _CLOCKS_APART_S = 60.0
 """Largest difference between the clocks of two control planes, and longest transaction."""
@@ -73,7 +74,7 @@ _READ_ALL_S = 600.0
 _STORE_THREADS = 2
 _Key = tuple[str, str]
 _BATCH = 200
-"""Events that are read at once."""
+"""Most events that are read at once."""
 _SKIPPED = 100
 """The stored cursor of a hook moves after this many events that the hook does not select; fewer are only remembered."""
 _KNOWN_JOBS = 4096
@@ -138,7 +139,7 @@ class WebhookDelivery:
         self._read_all_mono = 0.0
         self._tasks: dict[_Key, asyncio.Task[None]] = {}
         self._waiting: dict[_Key, Lane] = {}
-        """Lanes that have failed."""
+        """Lanes that have failed and wait for their next attempt."""
         self._passed: dict[_Key, int] = {}
         """Number of the last event that this process has looked at, if it is after the stored cursor."""
         self._woken = asyncio.Event()

@@ -31,7 +31,8 @@ from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
 
 class SupervisorActor:
     worker_class: type[WorkerActor] = WorkerActor
-    """The actors that it starts; a benchmark of supervisors gives workers that do not train."""
+    """Class of the worker actors that the supervisor starts; a benchmark of supervisors gives workers that do not
+    train."""
 
     def __init__(self, config: SupervisorConfig) -> None:
         exit_with_raylet()

@@ -31,19 +31,20 @@ class SupervisorConfig(Frozen):
     checkpoint_root: str
     """URL of this job's checkpoint directory."""
     granted: int
-    """World size that the scheduler allows."""
+    """Most workers that may train at a time: the world size that the scheduler has granted."""
     epoch: int
     """Lease epoch of the control plane that started it."""
     spec_version: int
     code_uri: str | None = None
-    """`gcs://...zip`, for the runtime environment of the workers."""
+    """URI of the job's code, `gcs://...zip`, for the runtime environment of the workers; None: the job has none."""
     timeouts: Timeouts = Timeouts()
     home: Home | None = None
-    """Where it reports. None: nowhere; its own process reads its outbox, as tests and benchmarks do."""
+    """Where the supervisor reports; None: nowhere. Its own process then reads its outbox, as tests and benchmarks
+    do."""
     snapshot_key: str = ""
     """Shared secret of the attempt's workers; see WorkerConfig."""
     avoid: tuple[AvoidedNode, ...] = ()
-    """Nodes on which nothing is started. Each directive replaces this list."""
+    """Nodes on which no worker is started. Each directive replaces this list."""
     pinned: tuple[str, ...] = ()
     """Names of the checkpoints that retention does not delete. Each directive replaces this list."""
     silent: tuple[str, ...] = ()
@@ -65,11 +66,11 @@ class SupervisorConfig(Frozen):
     standing: Standing | None = None
     """What the validations of the attempts before have shown."""
     lost: LostAttempt | None = None
-    """The attempt before, if it was lost with its cluster and no step was completed since."""
+    """The attempt before, if it was lost with its cluster and no step was completed since; otherwise None."""
 
     @property
     def forks_workers(self) -> bool:
-        """Not with GPUs: see `workers/processes.py`."""
+        """Whether the workers are forked. Workers with GPUs are not: see `workers/processes.py`."""
         return self.fork_workers and not self.spec.worker.gpus
 
 
@@ -77,11 +78,11 @@ class StacksRequest(Frozen):
     """A user asks what the workers do. The answer is in a report."""
 
     number: int
-    """Another one than that of every other request."""
+    """Number of the request, different from that of every other request."""
     rank: int | None
-    """None: all workers."""
+    """Rank of the worker; None: all workers."""
     native: bool
-    """Frames of native code are asked for too."""
+    """Whether frames of native code are asked for too."""
 
 
 class Directive(Frozen):
@@ -100,20 +101,20 @@ class Directive(Frozen):
     avoid: tuple[AvoidedNode, ...] = ()
     """Nodes that are drained or on probation."""
     server_stops: bool = False
-    """The server ends this cluster: the attempt saves, and ends. The job then returns to the queue."""
+    """Whether the server ends this cluster: the attempt saves and ends, and the job returns to the queue."""
     is_preempted: bool = False
-    """Another job gets the workers: the attempt saves, and ends. The job then returns to the queue."""
+    """Whether another job gets the workers: the attempt saves and ends, and the job returns to the queue."""
     pinned: tuple[str, ...] = ()
     """Names of the checkpoints that retention does not delete."""
     settings: TrainingSettings | None = None
-    """Training settings of the newest spec; null: a release before this one has sent it."""
+    """Training settings of the newest spec; None: an older release has sent the directive."""
     code: str | None = None
-    """`code.archive` of the newest spec, empty if it has none, and stored in the cluster; null: a release before this
-    one has sent it."""
+    """`code.archive` of the newest spec, which is stored in the cluster; empty: the spec has none; None: an older
+    release has sent the directive."""
     profile: ProfileRequest | None = None
-    """The open request for a profile; null: there is none."""
+    """The open request for a profile; None: there is none."""
     stacks: StacksRequest | None = None
-    """The open request for stacks; null: there is none."""
+    """The open request for stacks; None: there is none."""
 
 
 def checkpoint_root(spec: JobSpec, default_url: str, job_id: str) -> str:
@@ -122,7 +123,7 @@ def checkpoint_root(spec: JobSpec, default_url: str, job_id: str) -> str:
 
 
 class StaleEpoch(Exception):
-    """The directive is that of a control plane whose lease is over: another one owns the jobs now."""
+    """The directive comes from a control plane whose lease is over: another one owns the jobs now."""
 
     def __init__(self, epoch: int, current: int) -> None:
         super().__init__(epoch, current)

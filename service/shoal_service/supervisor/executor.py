@@ -78,21 +78,23 @@ _FORGET_S = 2.0
 _LAST_POLL_S = 5.0
 _CHEAP_S = 0.005
 _SHARE = 0.1
-"""Share of the time that paced work may take."""
+"""Most of the time, as a share, that paced work may take."""
 _MAX_EVENTS = 512
-"""Events of one turn, at most, so that the exits of a large group are several turns. Between two of them the loop
-answers calls."""
+"""Most events of one turn, so that the exits of a large group are several turns. Between two of them the loop answers
+calls."""
 _STEP_NOTE_S = 2.0
-"""At least this often the journal contains the newest step: the lost steps are known if all processes die together."""
+"""Seconds after which the journal gets the newest step, even if nothing else has changed: the lost steps are known if
+all processes die together."""
 
 
 class Executor:
-    """`run` returns at the attempt's end; `direct` may be called from any thread."""
+    """Runs the attempt machine. `run` returns at the attempt's end; `direct` may be called from any thread."""
 
     def __init__(
         self, config: SupervisorConfig, state: Attempt, entry: JournalEntry | None, outbox: Outbox, world: World
     ) -> None:
-        """`state`: a new attempt's, or the one of `entry`, which is the journal's if the supervisor was restarted."""
+        """`entry`: the newest entry of the journal if the supervisor was restarted; None: the attempt is new. `state`:
+        that of the entry, or that of the new attempt."""
         self._world = world
         self._fleet = world.fleet
         self._clock = world.clock
@@ -128,12 +130,13 @@ class Executor:
         self._state, self._orders = state, UnansweredOrders(entry)
         self._journaled_step, self._journaled_mono = state.progress.step, 0.0
         self._is_unwritten = False
-        """Something essential happened since the last entry; no command followed from it."""
+        """Whether something essential has happened since the last entry was written. No command has followed from it,
+        else an entry would have been written."""
         self._journal_pace, self._status_pace = Pace(world.clock), Pace(world.clock)
 
     @property
     def generation(self) -> int:
-        """The current or last one; for the log."""
+        """The current generation, or the last one; for the log."""
         return self._state.group.generation
 
     async def run(self) -> None:
@@ -166,12 +169,14 @@ class Executor:
         self._record_queued_reports()
         await self.inspection.finish(self._end)
         await self._release_all()
+        # last: once the end is stored, the control plane kills the actors of the attempt that are left
         if self._end is not None:
             self._reporter.report([self._end], self._state)
             self._write_journal()
 
     def _record_queued_reports(self) -> None:
-        """The attempt may end by an event that overtook reports, such as the last validation's."""
+        """Records the reports that are still in the queue: the attempt may end by an event that overtook them, such as
+        the last validation's."""
         while not self._queue.empty():
             event = self._queue.get_nowait()
             if isinstance(event, ReportArrived):
@@ -330,7 +335,7 @@ class Executor:
         return worker.worker_id if worker is not None else str(index)
 
     def _client(self, index: int) -> WorkerClient | None:
-        """None: the worker has ended; its loss is in the queue."""
+        """The client of a worker; None: the worker has ended, and its loss is in the queue."""
         return self._clients.get(index) if self._fleet.knows(index) else None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -345,7 +350,7 @@ class Executor:
         return client
 
     def _kill(self, index: int, number: int = NO_ORDER) -> None:
-        """`number`: of the order; NO_ORDER: the machine has not ordered it, so it is not repeated."""
+        """Ends a worker. `number`: of the order; NO_ORDER: the machine has not ordered it, so it is not repeated."""
         client = self._detach(index)
         if self._state.stage is Stage.ENDED and client is not None:
             self._to_release.append(client)  # its last reports are collected first, see `_release_all`
@@ -367,8 +372,8 @@ class Executor:
         await self._coordinator.remove_torn(self._state)
 
     def _reattach(self) -> None:
-        """Call it after a restart: finds the workers by name, and repeats the orders without an answer. Stops no
-        worker."""
+        """Finds the workers by name after a restart, and repeats the orders without an answer. It stops no worker that
+        this release can call."""
         workers, orders, dead = (
             self._state.pool.workers,
             dict(self._orders.by_number),
@@ -412,7 +417,7 @@ class Executor:
         _adopt(client, worker, self._state.group.generation, is_to_run=is_to_run)
 
     def _find_to_kill(self, index: int) -> None:
-        """A worker that the machine has dropped, and that may still be there."""
+        """Finds a worker that the machine has dropped and that may still be there, so that it can be killed."""
         config = self._state.config
         worker_id = worker_name(config.job_id, config.attempt, index)
         if self._fleet.find(index, worker_id, None):
@@ -451,7 +456,7 @@ def _speaks_this_version(worker: Worker, entry_version: int) -> bool:
 async def _release_workers(
     fleet: Fleet, clock: Clock, clients: Sequence[WorkerClient], killing: Collection[asyncio.Task[None]]
 ) -> None:
-    """Collects the last output of each worker, removes the attempt's snapshots from each node, kills the workers.
+    """Collects the last output of each worker, removes the attempt's snapshots from each node, and kills the workers.
 
     If a worker is not idle, one worker per node stays until all others have ended, and removes the snapshots once more:
     a worker that was starting or training may have created some in the meantime. Idle workers are killed together,
@@ -475,7 +480,7 @@ async def _release_workers(
 
 
 async def _forget_memory(fleet: Fleet, clock: Clock, indexes: list[int], limit_s: float) -> int | None:
-    """Remove a node's snapshots through one of its workers. The index of that worker; None: no worker answered.
+    """Remove a node's snapshots through one of its workers. Return the index of that worker; None: no worker answered.
 
     Args:
         limit_s: for the answer of each.
@@ -505,8 +510,8 @@ def _directed(directive: Directive) -> Directed:
 
 
 def _avoided_nodes(state: Attempt, directive: Directive | None, nodes: NodeTable) -> NodesAvoided | None:
-    """The nodes that the control plane or Ray excludes; None: the attempt knows them. Ray's deadline replaces the
-    control plane's, since Ray enforces it."""
+    """The nodes that the control plane or Ray excludes; None: the attempt knows them already. Ray's deadline replaces
+    the control plane's, since Ray enforces it."""
     avoided = {node.node_id: node for node in (directive.avoid if directive is not None else ())}
     for node_id, deadline in nodes.draining.items():
         is_replaceable = avoided[node_id].is_replaceable if node_id in avoided else True

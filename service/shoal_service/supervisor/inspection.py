@@ -55,7 +55,7 @@ _RETRY_S = 0.25
 _REQUEST_S = 30.0
 STANDSTILL = "the group stands still"
 _Standstill = tuple[int, float]
-"""Generation, and time of the last progress."""
+"""The generation that stands still, and the time of its last progress."""
 
 
 class Inspection:
@@ -113,9 +113,9 @@ class StackTaker:
         self._taken: Stacks | None = None
         """The stacks of that standstill; None: they have not arrived."""
         self._waiting: int | None = None
-        """The incident that began before the stacks of its standstill had arrived."""
+        """Id of the incident that began before the stacks of its standstill had arrived; None: there is none."""
         self.named: int | None = None
-        """The incident whose suspect was found by its stacks."""
+        """Id of the incident whose suspect was found by its stacks; None: there is none."""
 
     def requested(self, rank: int | None, *, native: bool) -> Stacks | None:
         """Takes what all workers do now, or one rank; called on a thread of Ray. None: the attempt is over, or
@@ -220,7 +220,7 @@ class SuspectFinder:
         self._state = state
         self._pace = Pace()
         self._named: tuple[int, Suspect] | None = None
-        """The incident whose suspect was found without stacks, and that suspect."""
+        """Id of the incident whose suspect was found without stacks, and that suspect; None: there is none."""
 
     def consider(self, events: Iterable[Event]) -> None:
         """Called after each turn of the machine."""
@@ -283,7 +283,7 @@ class ProfileTaker:
         self._attempt = state
         self._state = ProfileState()
         self._wanted: ProfileRequest | None = None
-        """The request of the newest directive."""
+        """The request of the newest directive; None: it has none."""
 
     def consider(self, events: Iterable[Event], directive: Directive | None) -> None:
         """Called after each turn of the machine. It costs nothing while no profile is requested, however large the

@@ -58,7 +58,7 @@ NO_ORDER = -1
 SLICE_S = 0.05
 _ANSWER_S = 0.25
 _BYTES_PER_S = 20e6
-"""At least this much is sent to the head, bytes per second."""
+"""Least speed at which a record is sent to the head, in bytes per second."""
 _LAST_RECORD_S = 5.0
 
 
@@ -90,9 +90,9 @@ class JournalEntry(Frozen):
     end: AttemptEnd | None = None
     directive: Directive | None = None
     issued: tuple[IssuedOrder, ...] | None = None
-    """Orders without an answer, by number. None: the release that wrote it did not keep them."""
+    """The orders without an answer, each with its number; None: the release that wrote the entry did not keep them."""
     num_orders: int = 0
-    """How many orders were issued in all: the next one gets this number."""
+    """Number of orders that were issued in all: the next one gets this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,11 @@ class Beginning:
     starts: list[float]
     """Wall-clock times at which the last supervisors of the attempt began, oldest first, this one included."""
     entry: JournalEntry | None
-    """The newest of its predecessors'; None: it is the first one, or none of them has written any."""
+    """The newest entry of its predecessors; None: this is the first supervisor, or no predecessor has written one."""
     epoch: int
-    """The highest lease epoch that they have obeyed; 0: unknown."""
+    """The highest lease epoch that its predecessors have obeyed; 0: unknown."""
     num_lost: int = 0
-    """Records after the entry that could not be read, since one in the middle is damaged."""
+    """Number of records after the entry that could not be read, because one in the middle is damaged."""
 
 
 class NewerJournal(Exception):
@@ -182,13 +182,13 @@ class GcsJournal:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._entry: JournalEntry | None = None
-        """The newest entry that is not written yet."""
+        """The newest entry, if it is not written yet; otherwise None."""
         self._records = Records[JournalEntry]()
         self._asked: HeadWait | None = None
-        """The head is asked to put or delete a record; None: it is not asked for anything."""
+        """What the head is asked to put or delete at the moment, and since when; None: it is not asked for anything."""
         self._is_behind = False
         self._fault: Exception | None = None
-        """The error that has ended the writing thread."""
+        """The error that has ended the writing thread; None: it has not ended."""
         self._writer: threading.Thread | None = None
         self._is_deleted = False
         self._putting = threading.Lock()
@@ -402,7 +402,8 @@ class UnansweredOrders:
     """The orders of an attempt that have no answer yet, by number; kept in the journal. Used by the executor."""
 
     def __init__(self, entry: JournalEntry | None) -> None:
-        """`entry`: the predecessor's, with the orders that it has issued and that are not known to be answered."""
+        """`entry`: the newest one of the predecessor, which has the orders that it issued and that are not known to be
+        answered; None: there is no predecessor."""
         self.by_number: dict[int, Order] = {}
         self._written: dict[int, IssuedOrder] = {}
         """The orders as they are in the journal, by number."""
@@ -467,9 +468,9 @@ class HeadWait:
     """
 
     asked_mono: float
-    """Since when the head has been asked to store this record or to delete older ones."""
+    """Monotonic time since which the head has been asked to store this record or to delete older ones."""
     num_bytes: int
-    """Length of the record."""
+    """Length of the record in bytes."""
     waited_s: float = 0.0
 
     @property

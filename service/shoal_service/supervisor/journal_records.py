@@ -39,7 +39,8 @@ from shoal_service.core.attempt.state.persistent import IntMap, Table
 from shoal_workers.contract.plain_text import plain
 
 _MAX_CHANGES = 64
-"""Changes to one entry before a whole entry is written. A successor reads one after the other, a millisecond each."""
+"""Most records of changes to one entry before a whole entry is written. A successor reads one after the other, a
+millisecond each."""
 
 
 Change = dict[str, Any]
@@ -53,7 +54,7 @@ class Records(Generic[Entry]):
         self._entry: Entry | None = None
         self._base, self._entry_bytes, self._changes_bytes = "", 0, 0
         self._num_all = 0
-        """Records of changes so far, of all entries: their keys are never used twice."""
+        """Number of records of changes so far, of all entries: their keys are never used twice."""
         self._first = 1
         """Number of the current entry's first record of changes."""
         self._void: list[int] = []
@@ -96,8 +97,8 @@ class Replayed:
     """The entry with all changes that could be read."""
     num_changes: int
     num_lost: int
-    """Records after a damaged one, which cannot be applied without it. A damaged record at the end is not counted: it
-    was being written when its supervisor died, so nothing has followed from it."""
+    """Number of records after a damaged one, which cannot be applied without it. A damaged record at the end is not
+    counted: it was being written when its supervisor died, so nothing has followed from it."""
 
 
 def is_entry_due(entry_bytes: int, num_changes: int, changes_bytes: int) -> bool:
@@ -150,7 +151,7 @@ def replayed(entry: bytes, records: Iterable[bytes]) -> Replayed:
 
 
 def _decoded(raw: bytes, base: str) -> tuple[int, Change] | None:
-    """Number and change of a record; None if it belongs to another entry, or is damaged."""
+    """The number and the change of a record; None: it belongs to another entry, or is damaged."""
     head, _, text = raw[:-1].partition(b', "change": ')
     try:
         fields: dict[str, Any] = json.loads(head + b"}")
@@ -206,8 +207,8 @@ def applied(document: Any, change: Change) -> Any:
 
 
 def _changed_items(before: tuple[Any, ...], after: tuple[Any, ...]) -> Change | None:
-    """Items are recognised by identity, and changed ones by their `index` if they have one: an equal new object without
-    one is a new item."""
+    """The change of a tuple. Items are recognised by identity, and changed ones by their `index` if they have one: an
+    equal new object without one is a new item."""
     parts = _Finder(enumerate(before)).parts(after)
     if parts == [[0, len(before)]] or before == after:
         return None

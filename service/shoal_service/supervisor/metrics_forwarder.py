@@ -56,7 +56,7 @@ class MetricsForwarder:
         self._index: int | None = None
         """The worker beside which the hook runs."""
         self._error = ""
-        """Error of the last answer."""
+        """Error of the last answer; empty: there was none."""
         self._is_started = False
 
     def consider(self) -> None:

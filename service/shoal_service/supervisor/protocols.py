@@ -36,7 +36,7 @@ from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.worker_reports import SavedPart
 
 Address = tuple[str, int]
-"""Host and port."""
+"""Host and port of a socket."""
 
 
 #   WorkerCallError        a call to a worker failed
@@ -101,7 +101,7 @@ class Fleet(Protocol):
     async def snapshot_parts(self, index: int) -> tuple[SnapshotPart, ...]: ...
 
     async def model_shape(self, index: int) -> ModelShape | None:
-        """Shape of the model that it trains; None: it has trained none yet."""
+        """Shape of the model that the worker trains; None: it has trained none yet."""
 
     async def build_model(self, index: int) -> ModelShape | ErrorReport:
         """Lets the worker's task build the model, of which nothing is kept. The worker must be warm and not in
@@ -123,14 +123,14 @@ class Fleet(Protocol):
     async def forget_memory(self, index: int) -> None: ...
 
     async def stack(self, index: int, *, native: bool = False) -> WorkerStack:
-        """What the worker's training thread does now, also of a worker that answers no call. Takes some seconds at
+        """Takes the stack of the worker's training thread, also if the worker answers no call. It needs some seconds at
         most, and raises nothing."""
 
     def knows(self, index: int) -> bool:
         """Whether the worker was started or found, and neither killed nor forgotten since."""
 
     def by_node(self) -> dict[str, list[int]]:
-        """Indexes of the known workers whose node is known, by node id."""
+        """Indexes of the known workers by node id, without those whose node is not known."""
 
     async def kill(self, index: int) -> None:
         """Ends the worker, whatever state it is in. Returns when it was ended, or when Ray will end it."""
@@ -142,11 +142,11 @@ class Fleet(Protocol):
         """Ray's id of a known worker, to ask for its death later."""
 
     async def exit_words(self, info: WorkerInfo) -> str | None:
-        """How the process of a worker that has ended did so: "was killed by signal 9 (SIGKILL)", "exited with 3". None:
-        not known, or not known yet. Raises nothing."""
+        """How the process of a worker has ended, in words: "was killed by signal 9 (SIGKILL)", "exited with 3". None:
+        that is not known, or not known yet. Raises nothing."""
 
     async def died_at(self, actor_id: str) -> float | None:
-        """Wall-clock time of that worker's death, by the clock of Ray's head; None: unknown."""
+        """Wall-clock time of a worker's death, by the clock of Ray's head; None: it is not known."""
 
 
 class PollAgents(Protocol):
@@ -169,7 +169,7 @@ class PollAgents(Protocol):
 
 
 class Journal(Protocol):
-    """What a supervisor must still know after its own death."""
+    """The journal of an attempt: what a supervisor must still know after its own death."""
 
     def read(self) -> JournalEntry | None:
         """Reads the newest entry. Blocks until the head answers."""
@@ -180,7 +180,7 @@ class Journal(Protocol):
 
     @property
     def life(self) -> int:
-        """The life that `begin` has claimed; 0: none yet."""
+        """Number of the life that `begin` has claimed; 0: none yet."""
 
     def require_current(self) -> None:
         """Returns once the head has confirmed that this attempt has no later supervisor. Blocks like `read`."""
@@ -197,13 +197,13 @@ class Journal(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Deleter:
-    """The supervisor that deletes checkpoints. One that was replaced deletes nothing; and none deletes what a later
+    """Who deletes checkpoints: a supervisor. One that was replaced deletes nothing, and none deletes what a later
     attempt, or a later supervisor of its attempt, has written."""
 
     attempt: int
     life: int
     require_current: Callable[[], None]
-    """The journal's: does not return if there is a later supervisor."""
+    """The journal's `require_current`, which does not return if there is a later supervisor."""
 
     def may_delete(self, name: CheckpointName) -> bool:
         if (name.attempt, life_of(name.generation)) > (self.attempt, self.life):
@@ -221,7 +221,7 @@ class Found:
     """The answer to a search for a checkpoint."""
 
     name: CheckpointName | None
-    """The newest one with a valid commit marker."""
+    """Name of the newest checkpoint with a valid commit marker; None: there is none."""
     damaged: tuple[tuple[CheckpointName, DamagedCheckpoint], ...]
     """Newer checkpoints whose marker is there, but damaged."""
 
@@ -280,7 +280,7 @@ class NodeWatch(Protocol):
         """Stops the watch. Returns immediately; nothing is reported afterwards."""
 
     def dead_nodes(self) -> frozenset[str]:
-        """Asks the head now; empty if it does not answer."""
+        """Ids of the nodes that the head reports as dead when it is asked now; empty if it does not answer."""
 
 
 class HostWatch(Protocol):
@@ -318,7 +318,7 @@ def _go_on(command: Command) -> None:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Everything outside of the supervisor that an executor talks to."""
+    """The world outside of the supervisor, as far as an executor talks to it."""
 
     fleet: Fleet
     journal: Journal
@@ -328,6 +328,6 @@ class World:
     clock: Clock
     until_gone: UntilGone
     agents: PollAgents | None = None
-    """None: the supervisor polls every worker itself."""
+    """The agents that poll workers; None: the supervisor polls every worker itself."""
     before_command: Callable[[Command], None] = _go_on
     """Called when a command is in the journal and is not performed yet. Fault tests end the supervisor here."""

@@ -86,7 +86,8 @@ class Supervisor:
         return {"job": self._config.job_id, "attempt": self._config.attempt, "generation": generation}
 
     def direct(self, directive: Directive) -> None:
-        """What the control plane wants now. Raises StaleEpoch: another one with a higher epoch was obeyed before."""
+        """Obeys what the control plane wants now. Raises StaleEpoch: a directive with a higher epoch was obeyed
+        before."""
         with self._lock:
             if directive.epoch < self._epoch:
                 raise StaleEpoch(directive.epoch, self._epoch)

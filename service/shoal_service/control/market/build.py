@@ -41,7 +41,7 @@ _PREDICTIONS_PER_PASS = 8
 _NOTHING = WorkerNeed()
 _NOWHERE: frozenset[str] = frozenset()
 _SETTLED_STEPS = 3
-"""The first steps of a group are slower than those that follow."""
+"""Number of first steps of a group that are not measured, because they are slower than those that follow."""
 _NEWEST = 0.5
 """Weight of the newest measurement."""
 _SERVED = (
@@ -66,13 +66,14 @@ class Whereabouts:
     """What a market needs to know about clusters beside their nodes."""
 
     own: str = ""
-    """The cluster of attempts that name none."""
+    """Name of the cluster of attempts that name none."""
     clusters: Mapping[str, ClusterState] = field(default_factory=dict)
     """The clusters that have joined, by name."""
     held: frozenset[str] = frozenset()
-    """Jobs with an attempt about which nothing is decided: their cluster does not answer, or they move."""
+    """Ids of the jobs with an attempt about which nothing is decided: their cluster does not answer, or they move."""
     excluded: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Clusters in which a queued job may not start, since its checkpoints are not known to be reachable there."""
+    """Clusters in which a queued job may not start, by job id, because its checkpoints are not known to be reachable
+    there."""
 
 
 SINGLE = Whereabouts()
@@ -86,10 +87,10 @@ class MarketBuilder:
         self._measurements = Measurements()
         self._curves = CurveBook(profiles)
         self._known: dict[str, tuple[DriveRow, MarketJob, bool]] = {}
-        """For each job the row, what was made of it, and whether its curve is predicted."""
+        """For each job its row, the market job made of it, and whether its curve is predicted, by job id."""
         self._may_predict = 0
         self.num_new = 0
-        """Jobs that the last `build` saw for the first time."""
+        """Number of jobs that the last `build` saw for the first time."""
 
     def build(
         self,
@@ -182,8 +183,8 @@ def named_cluster(spec: JobSpec) -> str:
 
 
 def standing_of(state: MarketState) -> object:
-    """Everything of a state but the progress of its jobs, to compare it with another state. Jobs that have not changed
-    give the same object again, which is compared by its identity."""
+    """Everything in a state except the progress of its jobs, to compare it with another state. Jobs that have not
+    changed give the same object again, which is compared by its identity."""
     jobs = [facts_of(job).standing(job) for job in state.jobs]
     return jobs, tuple(state.nodes), dict(state.projects), dict(state.users), dict(state.clusters)
 
@@ -219,7 +220,8 @@ def _with_workers(job: MarketJob, on_nodes: Mapping[str, int]) -> MarketJob:
 
 
 def _placed(job: MarketJob, where: Whereabouts) -> MarketJob:
-    """The job with its place. A job that nothing of this concerns stays the same object."""
+    """The job with its cluster, and whether it is leaving; or, if it is queued, with the clusters in which it may not
+    start. A job whose values stay as they are is returned as the same object."""
     if not job.granted:
         excluded = where.excluded.get(job.job_id, _NOWHERE)
         return job if excluded == job.excluded_clusters else replace(job, excluded_clusters=excluded)
@@ -238,10 +240,10 @@ class JobMeasured:
     switch_s: float | None = None
     start_s: float | None = None
     moved_at: float | None = None
-    """When the change of its grant was seen last."""
+    """When the last change of the job's grant was seen; None: none was."""
     granted: int | None = None
     group: tuple[int, int] = (0, 0)
-    """Attempt and generation that are measured now."""
+    """Attempt and generation that are measured at present."""
     group_step: int = 0
     """Step of that generation when it was seen first."""
     resizing_s: float = 0.0

@@ -19,13 +19,14 @@ from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.fleet_views import MaintenanceWindow
 
 _SETTLED_S = 4.0
-"""A killed worker returns its resources within this time, and a new one is seen to have them."""
+"""Seconds within which a killed worker returns its resources, and a new one is seen to have them."""
 _CREATING_S = 120.0
-"""A worker that Ray creates for longer than this has no resources: it waits for them. One that has them is a process
-that starts, which takes some seconds; with 30 s, workers that started on a very busy machine looked like tenants."""
+"""Seconds after which a worker that Ray still creates counts as one without resources: it waits for them. A worker that
+has them is a process that starts, which takes some seconds; with 30 s, workers that started on a very busy machine
+looked like tenants."""
 _NOTHING = WorkerNeed()
 FIRST_LEAD_S = 120.0
-"""The lead as long as no drain was measured."""
+"""Seconds of lead while no drain was measured yet."""
 MIN_LEAD_S = 30.0
 MAX_LEAD_S = 3600.0
 _MARGIN = 2.0
@@ -38,7 +39,7 @@ class _OwnWorkers:
     workers: frozenset[tuple[str, bool]]
     """Id, and whether it is alive."""
     since_mono: float
-    """Since when these workers were there, and no others."""
+    """Monotonic time since which exactly these workers have been there."""
 
 
 class ForeignUse:

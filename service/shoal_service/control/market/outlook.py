@@ -44,22 +44,24 @@ from shoal_workers.contract.placing import label_selector
 from shoal_workers.contract.spec import JobSpec
 
 MAX_WORKERS = 2_000
-"""At most this many workers are asked of a cluster at a time: Ray gets one entry per worker."""
+"""Most workers that are asked of a cluster at a time: Ray gets one entry per worker."""
 THIS_JOB = "this job"
 """The id of the job in the words of the decision."""
 
 
 def demand(state: MarketState, decisions: Sequence[Decision]) -> dict[str, dict[RoomKind, int]]:
-    """How many workers of each kind each cluster should have room for, after these decisions; one entry for each known
-    cluster, by name. If none is known, the one entry is of the empty name. Nodes beyond that may be released. The
-    control loop sends the answer, if `scale_out` is on.
+    """The number of workers of each kind for which each cluster should have room after these decisions, by name of the
+    cluster. Each known cluster has an entry; if none is known, the one entry has the empty name. Nodes beyond that may
+    be released. The control loop sends the answer, if `scale_out` is on.
 
     A waiting job counts only if it could start beside the others that are asked for: nodes do not help against a limit
-    of its project, of a project above it, of its user or of its sweep. One that may start in any of several clusters
-    counts in one of them, so that not every autoscaler adds nodes for it: where the nodes that it may use have room for
-    most such workers while they are empty, which is as a rule where the least is missing. That changes with nodes only,
-    not with the jobs on them, so a request does not wander from one autoscaler to another. Clusters of equal room are
-    taken by name. To have another one grow, the job names it (`worker.cluster`).
+    of its project, of a project above it, of its user or of its sweep.
+
+    A waiting job that may start in any of several clusters counts in one of them, so that not every autoscaler adds
+    nodes for it. It is the cluster whose empty nodes have room for most such workers, which is as a rule where the
+    least is missing; the first by name, if several have equal room. That changes only when nodes do, not with the jobs
+    on them, so a request does not wander from one autoscaler to another. To have another cluster grow, the job names it
+    (`worker.cluster`).
     """
     granted = {job.job_id: job.granted for job in state.jobs}
     granted |= {one.job_id: one.workers for one in decisions if isinstance(one, Start | Resize)}
@@ -180,11 +182,11 @@ def without_room(
 def freed_places(
     changes: Sequence[Start | Resize | Preempt], grants: Mapping[str, int], reservations: Sequence[Reservation]
 ) -> dict[str, Counter[str]]:
-    """The places of the workers that other jobs give back for each job that starts: workers by node, at most as many as
-    it starts with. Jobs that get free places are not in it, or with fewer workers.
+    """The places that other jobs give back, for each job that starts: number of workers by node id, at most as many as
+    the job starts with. If a job gets free places instead, it has fewer workers here, or no entry.
 
-    A guess, from which processes are started ahead of time: a job that shrinks gives up the workers of its last ranks,
-    which are the newest as a rule.
+    It is a guess, from which processes are started ahead of time: a job that shrinks gives up the workers of its last
+    ranks, which are as a rule the newest.
 
     Args:
         grants: of each job before the changes.

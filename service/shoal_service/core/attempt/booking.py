@@ -22,7 +22,7 @@ from shoal_service.core.goodput import Category, Ledger
 from shoal_workers.contract.worker_reports import SavedPart, SnapshotCost, StepReport, WorkerReport
 
 _QUIET_S = 5.0
-"""Time is booked this often while nothing changes: the status of a waiting job must not change with every tick."""
+"""Seconds between two bookings while nothing changes: the status of a waiting job must not change with every tick."""
 
 
 def booked(before: Attempt, after: Attempt, event: Event, now: float) -> Ledger:
@@ -39,7 +39,7 @@ def booked(before: Attempt, after: Attempt, event: Event, now: float) -> Ledger:
 
 
 def _is_quiet(before: Attempt, after: Attempt, event: Event) -> bool:
-    """The next seconds go to the same account as those before this turn."""
+    """Whether the time after this turn goes to the same account as the time before it."""
     return (
         not isinstance(event, ReportArrived)
         and after.stage is before.stage
@@ -83,7 +83,7 @@ def _reported(ledger: Ledger, item: WorkerReport, workers: int) -> Ledger:
 
 
 def _moved_on(ledger: Ledger, before: Attempt, after: Attempt) -> Ledger:
-    """Moves booked seconds, if the turn changed the stage or the incident."""
+    """Moves booked seconds to another account, if the turn has changed the stage or the incident."""
     if before.incident is not None and after.incident is not None and before.incident.cause != after.incident.cause:
         ledger = goodput.rename_incident(ledger, before.incident.cause, after.incident.cause)
     if _is_training(before) and not _is_training(after):

@@ -69,7 +69,7 @@ def found(turn: Turn, event: CheckpointFound) -> None:
 
 
 def storage_is_away(turn: Turn, message: str) -> None:
-    """The search failed: it is repeated after a pause."""
+    """Repeat a search that failed, after a pause."""
     current = turn.current
     if not isinstance(current, (Opening, FallingBack)) or current.search.retry_at is not None:
         return  # another answer to a repeated request
@@ -98,7 +98,7 @@ def search_deadline(state: Attempt) -> float:
 
 
 def waits_for(state: Attempt) -> str:
-    """The text that people read. It stays the same as long as the storage fails in the same way."""
+    """What the attempt waits for, for people. The text stays the same while the storage fails in the same way."""
     root, current = state.config.checkpoint_root, state.current
     if isinstance(current, (Opening, FallingBack)) and current.search.error:
         return f"the checkpoint storage {root} does not answer and is asked again: {current.search.error}"
@@ -130,7 +130,8 @@ def _why_it_ends(state: Attempt) -> str:
 
 
 def part_saved(turn: Turn, part: SavedPart) -> None:
-    """A part may arrive twice: in its own report and with the worker's exit, or again after a restart."""
+    """Keep a part that a rank has saved. It may arrive twice: in its own report and with the worker's exit, or again
+    after a restart."""
     state = turn.state
     name = str(CheckpointName(part.step, state.config.attempt, part.generation))
     if name == state.checkpoints.newest or name in (*state.checkpoints.committing, *state.checkpoints.failed):
@@ -152,7 +153,7 @@ def commit_whole(turn: Turn) -> None:
 
 
 def note_last_commit(turn: Turn, generation: int, step: int, error: str = "") -> None:
-    """The checkpoint of this step is committed, or could not be."""
+    """Report to the workers that wait for it that the checkpoint of the last step is committed, or could not be."""
     state = turn.state
     if generation == state.group.generation and step == state.history.total_steps:
         turn.do(*(NoteCommit(index, generation, step, error) for index in state.in_run))
@@ -160,7 +161,7 @@ def note_last_commit(turn: Turn, generation: int, step: int, error: str = "") ->
 
 def committed(turn: Turn, name: str, generation: int, step: int) -> None:
     _answered(turn, name)
-    if turn.checkpoints.is_distrusted(name):
+    if turn.checkpoints.is_distrusted(name):  # its commit was in flight when the state was found wrong
         distrust(turn, name)
         return
     remember_newest(turn, name)
@@ -181,7 +182,8 @@ def commit_failed(turn: Turn, name: str, generation: int, message: str) -> None:
 
 
 def remember_newest(turn: Turn, name: str | None) -> None:
-    """A checkpoint that can be restored. Commits and searches of the storage may be answered in any order."""
+    """Remember this checkpoint if it is the newest that can be restored. Commits and searches of the storage may be
+    answered in any order."""
     state = turn.state
     this = CheckpointName.parse(name) if name else None
     newest = CheckpointName.parse(state.checkpoints.newest) if state.checkpoints.newest else None
@@ -217,7 +219,7 @@ def save_failed(turn: Turn, item: SaveFailed) -> None:
 
 
 def replicas_equal(turn: Turn, item: ReplicasEqual) -> None:
-    """The state of this step and of all earlier ones is trusted."""
+    """The replicas were compared and are equal, so the state of this step and of all earlier ones is trusted."""
     known = turn.checkpoints
     turn.checkpoints = replace(
         known,
@@ -228,20 +230,20 @@ def replicas_equal(turn: Turn, item: ReplicasEqual) -> None:
 
 
 def group_formed(turn: Turn, item: GroupFormed) -> None:
-    """A group that has read a checkpoint, or the seed, holds the same state everywhere."""
+    """A group has formed. If it has read a checkpoint or begun from the seed, all of its ranks hold the same state."""
     if turn.group.source is None or turn.checkpoints.clean_step is None:
         turn.checkpoints = replace(turn.checkpoints, clean_step=item.start_step)
 
 
 def _note_unverified(turn: Turn, name: str) -> None:
-    """A checkpoint was committed."""
+    """Note a committed checkpoint that no comparison of the replicas covers yet."""
     known = turn.checkpoints
     if _step(name) > (known.clean_step or 0) and name not in known.unverified:
         turn.checkpoints = replace(known, unverified=(*known.unverified, name)[-_MOST_UNVERIFIED:])
 
 
 def distrust(turn: Turn, name: str) -> None:
-    """A committed checkpoint is not read again. Repeating it is harmless."""
+    """Do not read this committed checkpoint again. Repeating the call is harmless."""
     known = turn.checkpoints
     if name in known.damaged:
         return
@@ -260,7 +262,7 @@ def distrust(turn: Turn, name: str) -> None:
 
 
 def distrust_later_than(turn: Turn, clean_step: int) -> None:
-    """Checkpoints of later steps are not read any more, nor are those that this generation commits from now on."""
+    """Do not read checkpoints of later steps any more, nor those that this generation commits from now on."""
     turn.checkpoints = replace(turn.checkpoints, distrusted=(turn.group.generation, clean_step))
     for name in turn.checkpoints.unverified:
         if turn.checkpoints.is_distrusted(name):

@@ -36,7 +36,8 @@ from shoal_workers.contract.worker_reports import StepReport, StepSkipped
 
 
 def wanted(turn: Turn, version: str) -> None:
-    """A directive names another version. While the new code is on trial, the next version waits for the verdict."""
+    """Note that a directive names another version. While new code is on trial, the next version waits for the
+    verdict."""
     turn.target = turn.target.with_code(version)
     turn.code = replace(turn.code, wanted=version, refused="")
     update = turn.code.warming
@@ -84,17 +85,17 @@ def readiness(state: Attempt) -> Decision:
 
 
 def failed_to_start(turn: Turn, worker: Worker, error: ErrorReport) -> bool:
-    """A worker could not load the code. False: it belongs to no update."""
+    """A worker could not load the code. Returns False if the worker belongs to no update."""
     return _failed(turn, worker, f"a worker could not load it: {error.sentence}")
 
 
 def start_died(turn: Turn, worker: Worker, message: str) -> bool:
-    """A worker ended before it was warm. False: it belongs to no update."""
+    """A worker ended before it was warm. Returns False if the worker belongs to no update."""
     return _failed(turn, worker, f"a worker ended before it was warm: {message}")
 
 
 def models_compared(turn: Turn, index: int, difference: str) -> None:
-    """`difference`: in words; empty: there is none."""
+    """Note the result of a comparison. `difference` is in words; empty: the models are equal."""
     update, worker = turn.code.warming, turn.pool.worker(index)
     if update is None or worker is None or worker.code != update.version:
         return  # of an update that is over
@@ -105,7 +106,7 @@ def models_compared(turn: Turn, index: int, difference: str) -> None:
 
 
 def refuse(turn: Turn, reason: str) -> None:
-    """The group trains on with its code."""
+    """Refuse the update: the group trains on with its code."""
     update = turn.code.warming
     assert update is not None
     turn.emit(CodeRefused(version=update.version, before=turn.code.current, reason=reason))
@@ -136,7 +137,8 @@ def _num_needed(state: Attempt) -> int:
 
 
 def _start_missing(turn: Turn, update: CodeUpdate) -> None:
-    """Each one on the node of a worker of the group whose place it will take; it needs no room there."""
+    """Start the missing workers with the new code, each on the node of a worker whose place it will take. It needs no
+    room there."""
     state = turn.state
     cohort = _cohort(state, update)
     nodes = Counter(state.group.nodes) - Counter(worker.only_on for worker in cohort)
@@ -149,8 +151,8 @@ def _start_missing(turn: Turn, update: CodeUpdate) -> None:
 
 
 def _compare(turn: Turn, update: CodeUpdate) -> None:
-    """The first worker with the new code that is warm builds the model. If it is lost meanwhile, the update is refused
-    or another one is asked."""
+    """Have the first warm worker with the new code build the model. If it is lost before it has answered, the update is
+    refused or another worker is asked."""
     if update.is_same_model or update.comparing:
         return
     first = next((worker for worker in _cohort(turn.state, update) if worker.is_usable), None)
@@ -160,11 +162,12 @@ def _compare(turn: Turn, update: CodeUpdate) -> None:
 
 
 TRIAL_STEPS = 5
-"""Measured steps; the first one after the take-over is not measured."""
+"""Measured steps after which the verdict is due. The first step after the take-over is not measured."""
 TRIAL_S = 1.0
 SLOWER_FACTOR = 1.5
 SLOWER_S = 0.01
-"""A step counts as slower only if it is also slower by this much: steps of a few milliseconds vary by themselves."""
+"""A step counts as slower only if it takes at least this many seconds more: steps of a few milliseconds vary by
+themselves."""
 _KEPT_TIMES = 100
 _NOT_OF_CODE = (
     IncidentCause.NODE_DIED,
@@ -178,13 +181,13 @@ _NOT_OF_CODE = (
 
 
 def why_back(state: Attempt) -> str:
-    """Why the code before shall take over at the next step boundary; empty: it shall not."""
+    """Why the code before takes over again at the next step boundary; empty: it does not."""
     trial = state.code.trial
     return trial.fault if trial is not None else ""
 
 
 def turn_over(turn: Turn) -> None:
-    """A group has stopped at a step boundary, and the next one is about to form: with which code?"""
+    """A group has stopped at a step boundary: decide with which code the next group forms."""
     trial = turn.code.trial
     if trial is not None and trial.fault:
         roll_back(turn, trial.fault, keeps_steps=trial.keeps_steps)
@@ -200,7 +203,7 @@ def trial_formed(turn: Turn) -> None:
 
 
 def trial_step_done(turn: Turn, report: StepReport) -> None:
-    """The verdict, once it is due."""
+    """Measure a step of the new code, and accept the code or note its fault once the verdict is due."""
     trial = turn.code.trial
     if trial is None or trial.fault:
         return
@@ -217,7 +220,8 @@ def trial_step_done(turn: Turn, report: StepReport) -> None:
 
 
 def trial_step_skipped(turn: Turn, report: StepSkipped) -> None:
-    """`health.non_finite` skips a step whose loss is not finite; a loss scale that was too large is no fault."""
+    """Note a fault of the new code if a step was skipped because its loss is not finite. A step that was skipped
+    because the loss scale was too large is no fault."""
     trial = turn.code.trial
     if trial is not None and not trial.fault and report.loss is None:
         fault = f"the loss of step {report.step} is not finite"
@@ -225,7 +229,7 @@ def trial_step_skipped(turn: Turn, report: StepSkipped) -> None:
 
 
 def accept(turn: Turn) -> None:
-    """The workers with the code before are not needed any more: `worker_pool` ends them."""
+    """Accept the new code. The workers with the code before are not needed any more: `worker_pool` ends them."""
     trial = turn.code.trial
     if trial is None:
         return
@@ -243,7 +247,8 @@ def accept(turn: Turn) -> None:
 
 
 def fault_of_the_new_code(state: Attempt, ended: OutcomeDecision) -> str:
-    """What the new code has done wrong, if its group has ended by it; empty: the end has another reason."""
+    """What the new code has done wrong, if that is why its group has ended; empty: the group has ended for another
+    reason."""
     if state.code.trial is None:
         return ""
     match ended.outcome:
@@ -259,8 +264,9 @@ def fault_of_the_new_code(state: Attempt, ended: OutcomeDecision) -> str:
 
 
 def roll_back(turn: Turn, reason: str, *, keeps_steps: bool) -> None:
-    """The next group forms of workers with the code before. Without `keeps_steps` from the step at which the new code
-    took over, if its state is still whole; else from the newest state, which the new code has trained."""
+    """Roll back: the next group forms of workers with the code before. Without `keeps_steps`, it starts from the step
+    at which the new code took over, if that state is still whole; otherwise from the newest state, which the new code
+    has trained."""
     trial = turn.code.trial
     assert trial is not None
     refused = trial.version if turn.code.wanted == trial.version else ""
@@ -304,8 +310,9 @@ def _why_slower(trial: CodeUpdate) -> str:
 
 
 def _can_restore(turn: Turn, trial: CodeUpdate) -> bool:
-    """Whether the state of the step at which the new code took over is there. If so, the snapshots that the new code
-    has made are not used any more. Its checkpoints are committed only once it is accepted."""
+    """Whether the state of the step at which the new code took over is still there. If so, the snapshots that the new
+    code has made are not used any more. Its checkpoints need no such care: they are committed only once it is
+    accepted."""
     known = turn.snapshots
     turn.snapshots = replace(known, discarded=Discarded(trial.generation, turn.group.generation))
     found = memory_snapshots.best_source(turn.state)

@@ -20,7 +20,7 @@ from shoal_workers.contract.worker_reports import SavedPart
 
 @dataclass(frozen=True, slots=True)
 class FindCheckpoint:
-    """Look for the newest committed checkpoint that is not in `excluding`; answer CheckpointFound."""
+    """Look for the newest committed checkpoint that is not in `excluding`. It is answered by CheckpointFound."""
 
     excluding: tuple[str, ...] = ()
     kind: Literal["find_checkpoint"] = "find_checkpoint"
@@ -31,19 +31,20 @@ class StartWorker:
     index: int
     worker_id: str
     avoid_nodes: tuple[str, ...] = ()
-    """Node ids on which it must not be placed."""
+    """Ids of the nodes on which the worker must not be placed."""
     only_on: str = ""
-    """Node id on which it must be placed; empty: any other."""
+    """Id of the node on which the worker must be placed; empty: any node but those to avoid."""
     touches_memory: bool = True
-    """It may touch the memory that it is expected to need while it waits for its first group."""
+    """Whether the worker may touch the memory that it is expected to need while it waits for its first group."""
     code: str = ""
     """Version of the job's code; empty: the one that the attempt began with."""
     is_beside: bool = False
-    """It takes the place of a worker that is still there: the cluster's scheduler counts no resources for it."""
+    """Whether the worker takes the place of one that is still there: the cluster's scheduler counts no resources for
+    it."""
     num_missing: int = 1
-    """Workers that this turn still starts, this one included: they ought to be near each other."""
+    """Number of workers that this turn still starts, this one included. They should be near each other."""
     tp: int = 1
-    """Workers of a tensor-parallel group, which ought to be on one node."""
+    """Size of a tensor-parallel group, whose workers should be on one node."""
     kind: Literal["start_worker"] = "start_worker"
 
 
@@ -73,25 +74,28 @@ class RequestYield:
     index: int
     generation: int
     durable: bool = True
-    """Each rank also saves its part of a durable checkpoint of that step; False: the snapshot in memory is enough."""
+    """Whether each rank also saves its part of a durable checkpoint of that step; False: the snapshot in memory is
+    enough."""
     kind: Literal["request_yield"] = "request_yield"
 
 
 @dataclass(frozen=True, slots=True)
 class NoteCommit:
-    """The final validation of this worker waits for the commit of the last checkpoint."""
+    """Report to a worker that the last checkpoint is committed, or could not be. Its final validation waits for
+    this."""
 
     index: int
     generation: int
     step: int
     error: str = ""
-    """Why it could not be committed; empty: it is."""
+    """Why the checkpoint could not be committed; empty: it is committed."""
     kind: Literal["note_commit"] = "note_commit"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSnapshotParts:
-    """Answer SnapshotPartsReported, or the worker's loss."""
+    """Ask which snapshot parts are in the memory of the worker's node. It is answered by SnapshotPartsReported, or by
+    the loss of the worker."""
 
     index: int
     kind: Literal["request_snapshot_parts"] = "request_snapshot_parts"
@@ -99,8 +103,8 @@ class RequestSnapshotParts:
 
 @dataclass(frozen=True, slots=True)
 class CompareModels:
-    """The worker builds the model of its code, and its parameters are compared with those of the model that worker
-    `trained` trains; answer ModelsCompared, or the loss of one of them."""
+    """Have the worker build the model of its code, and compare its parameters with those of the model that worker
+    `trained` trains. It is answered by ModelsCompared, or by the loss of one of them."""
 
     index: int
     trained: int
@@ -109,7 +113,7 @@ class CompareModels:
 
 @dataclass(frozen=True, slots=True)
 class SuspectNode:
-    """A worker on this node was at fault: the job avoids the node, and the control plane tests it."""
+    """Suspect a node, because a worker on it was at fault: the job avoids the node, and the control plane tests it."""
 
     node_id: str
     reason: str
@@ -117,7 +121,7 @@ class SuspectNode:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Write the commit marker; answer CheckpointCommitted or CommitFailed."""
+    """Write the commit marker of a checkpoint. It is answered by CheckpointCommitted or CommitFailed."""
 
     name: str
     parts: tuple[SavedPart, ...]
@@ -126,7 +130,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class ForgetDamaged:
-    """A checkpoint failed verification: show it as damaged."""
+    """Show a checkpoint as damaged, because it failed verification or is not trusted any more."""
 
     name: str
     message: str
@@ -135,7 +139,7 @@ class ForgetDamaged:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """An entry of the job's history."""
+    """Add an entry to the job's history."""
 
     event: JobEvent
 
@@ -144,7 +148,7 @@ class Emit:
 class ShowIncident:
     incident: Incident
     closed_at: float | None = None
-    """When the first step after it was done; None: it is still open."""
+    """When the first step after the incident was completed; None: the incident is still open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,11 +64,11 @@ def apply(turn: Turn) -> None:
 
 
 def forgive_absence(turn: Turn, *, is_reopened: bool) -> None:
-    """Time in which the supervisor handled no event counts for no deadline: it was suspended, had no CPU, or was
+    """Move the deadlines by the time in which the supervisor handled no event: it was suspended, had no CPU, or was
     restarted, and workers are not to blame for what it did not receive meanwhile.
 
     A turn that comes more than timeouts.absence_s after the last one is late. What a single late turn has missed is
-    forgiven whole. If one turn after the other is late, absence_s of each count, so a supervisor that is always slow
+    forgiven whole. If one turn after the other is late, absence_s of each counts, so a supervisor that is always slow
     still notices a worker that never answers.
 
     Args:
@@ -85,7 +85,7 @@ def forgive_absence(turn: Turn, *, is_reopened: bool) -> None:
 
 
 def _put_off(turn: Turn, away_s: float) -> None:
-    """Every deadline but those of the world outside, such as the end of a node, moves by the time of the absence."""
+    """Move every deadline by the time of the absence, except those of the world outside, such as the end of a node."""
 
     def later(at: float) -> float:
         return min(turn.now, at + away_s)
@@ -127,7 +127,7 @@ def _put_off(turn: Turn, away_s: float) -> None:
 
 
 def _stage_later(current: CurrentStage, away_s: float, now: float) -> CurrentStage:
-    """What a stage waits for is waited for longer. A group that trains has no deadline of its own but a drain's."""
+    """The stage with its deadline moved. A group that trains has no deadline of its own but that of a drain."""
 
     def later(at: float) -> float:
         return min(now, at + away_s)
@@ -146,7 +146,7 @@ def _stage_later(current: CurrentStage, away_s: float, now: float) -> CurrentSta
 
 
 def overdue(state: Attempt, now: float) -> Overdue | None:
-    """The deadline of the current stage that has passed."""
+    """The deadline of the current stage that has passed, or the hang of its group; None: neither."""
     wait = wait_of(state)
     if wait is not None and wait.until is not None and _is_over(wait, now):
         return Overdue(wait.deadline, _reason(state, wait, now))
@@ -155,7 +155,8 @@ def overdue(state: Attempt, now: float) -> Overdue | None:
 
 
 def _is_over(wait: Wait, now: float) -> bool:
-    """Some waits end elsewhere: in `checkpoints`, `forming` (the back-off), `quiesce` (survivors)."""
+    """Whether the wait is over. Some waits end elsewhere: in `checkpoints`, `forming` (the back-off), `quiesce`
+    (survivors)."""
     if wait.until is None or wait.deadline in (Deadline.STORAGE, Deadline.BACK_OFF, Deadline.SURVIVORS):
         return False
     at_once = wait.deadline in (Deadline.ORPHANED_SNAPSHOTS, Deadline.USER_ERRORS)
@@ -194,7 +195,8 @@ def _reason(state: Attempt, wait: Wait, now: float) -> str:
 
 
 def is_given_up(state: Attempt, worker: Worker, now: float) -> Decision:
-    """An unreachable worker is not known to be dead, but it is not waited for without end."""
+    """Whether a worker that does not answer is given up. It is not known to be dead, but it is not waited for without
+    end."""
     if worker.left_out is not None:
         return witnesses.is_left_out_given_up(state, worker.left_out, now)
     limit_s = state.config.timeouts.unreachable_s + later_s(len(state.pool.workers))
@@ -231,18 +233,18 @@ class Deadline(StrEnum):
 
     STORAGE = "storage"
     WORKERS = "workers"
-    """elasticity.min_workers of them."""
+    """Too few workers are usable: fewer than elasticity.min_workers."""
     MORE_WORKERS = "more_workers"
-    """The granted ones, beyond elasticity.min_workers; then the group forms without them."""
+    """The granted workers beyond elasticity.min_workers. At the deadline the group forms without them."""
     BACK_OFF = "back_off"
     ORPHANED_SNAPSHOTS = "orphaned_snapshots"
     FORMED = "formed"
     STEP_BOUNDARY = "step_boundary"
     PROGRESS = "progress"
     USER_ERRORS = "user_errors"
-    """Other ranks had time to raise the same error as the first one."""
+    """Other ranks get time to raise the same error as the first one."""
     SURVIVORS = "survivors"
-    """The survivors had time to leave a group that was lost."""
+    """The survivors get time to leave a group that was lost."""
     COMMIT = "commit"
 
 
@@ -250,13 +252,13 @@ class Deadline(StrEnum):
 class Wait:
     deadline: Deadline
     until: float | None
-    """Wall-clock time; None: until the workers themselves report."""
+    """Wall-clock time of the deadline; None: the wait ends when the workers report."""
     words: str
-    """What is waited for, with the setting; does not change while only time passes."""
+    """What is waited for, with the setting that limits it. The text does not change while only time passes."""
 
 
 def wait_of(state: Attempt) -> Wait | None:
-    """What the current stage waits for; None: it trains, or has ended."""
+    """What the current stage waits for, and until when; None: it trains, or has ended."""
     timeouts, since = state.config.timeouts, state.current.since
     match state.current:
         case Opening() | FallingBack():
@@ -316,7 +318,7 @@ def _for_group(state: Attempt) -> Wait:
 
 
 def _starting(state: Attempt) -> list[ProgressStamp]:
-    """Progress of the workers that are not warm yet."""
+    """Words about the progress of the workers that are not warm yet."""
     starting = {worker.index for worker in state.pool.workers if not worker.warm}
     return [stamp for index, stamp in state.progress.starting.items() if index in starting]
 

@@ -1,4 +1,4 @@
-"""What the end of a process tells: a crash at the same place again and again, or lack of memory.
+"""What follows from how a process ended: a crash at the same place again and again, or lack of memory.
 
     SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV    a fault of native code that the task runs, or of the machine
     an exit status                              `os._exit` or C's `exit` in the task or a library: Shoal's workers leave
@@ -36,7 +36,7 @@ CRASH, PROCESS_EXIT = "crash", "process_exit"
 
 
 def note_death(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
-    """Note in which group: its exit status comes later."""
+    """Note the death of a worker with its group and step, because its exit status becomes known later."""
     rank = turn.group.rank_of(worker.index)
     if cause is not IncidentCause.WORKER_DIED or rank is None:
         return
@@ -50,14 +50,14 @@ def note_death(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
 
 
 def explained(turn: Turn, worker_id: str, message: str) -> None:
-    """The exit status is known, which may be some time after the death."""
+    """Act on the exit status of a worker, which may become known some time after the death."""
     memory_killed(turn, worker_id, message)
     incidents.explain_death(turn, worker_id, message)
     _crash_explained(turn, worker_id, message)
 
 
 def _crash_explained(turn: Turn, worker_id: str, message: str) -> None:
-    """The exit status is known. Ends the attempt if it is the third crash in a row at one place."""
+    """Count a crash whose exit status is known. Ends the attempt if it is the third in a row at one place."""
     found = _CRASH.search(message)
     death = next((one for one in turn.health.deaths if one.worker_id == worker_id), None)
     if found is None or death is None:
@@ -83,14 +83,16 @@ def _crash_explained(turn: Turn, worker_id: str, message: str) -> None:
 
 
 def words_of(crash: Crash) -> str:
-    """`killed by signal 11 (SIGSEGV) in validation after step 20, 3 times in a row at the same place`."""
+    """The crash in words: `killed by signal 11 (SIGSEGV) in validation after step 20, 3 times in a row at the same
+    place`."""
     times = "once" if crash.times == 1 else f"{count_text(crash.times, 'time')} in a row at the same place"
     what, comma, line = crash.words.partition(", at ")
     return f"{what} after step {crash.step}{comma}{line}, {times}"
 
 
 def last_words(state: Attempt) -> str:
-    """The crash that the group has just had, if its exit status is known; else what the incident says."""
+    """Words about how the group ended: the crash that it has just had, if its exit status is known; otherwise what the
+    incident says."""
     crash = state.health.crash
     if crash is not None and state.group.generation - crash.generation <= 1:
         return words_of(crash)
@@ -98,7 +100,8 @@ def last_words(state: Attempt) -> str:
 
 
 def _after(last: Crash | None, death: Death, words: str) -> Crash:
-    """Two ranks of one group that crash count once. A step may be completed whose report was lost with the worker."""
+    """The crash record after this death. Two ranks of one group that crash count once."""
+    # + 1: a step may be completed whose report was lost with the worker.
     if last is None or last.words != words or death.step > last.step + 1:
         return Crash(words=words, step=death.step, generation=death.generation)
     times = last.times + (death.generation > last.generation)
@@ -107,7 +110,7 @@ def _after(last: Crash | None, death: Death, words: str) -> Crash:
 
 
 _WORDS = ("out of memory", "out-of-memory", "running low on memory", "oom-kill", "outofmemory")
-"""Words of the kernel and of Ray's memory monitor about a lack of memory, in lower case."""
+"""Words by which the kernel and Ray's memory monitor report a lack of memory, in lower case."""
 
 
 def is_out_of_memory(message: str) -> bool:
@@ -115,7 +118,8 @@ def is_out_of_memory(message: str) -> bool:
 
 
 def memory_killed(turn: Turn, worker_id: str, message: str) -> None:
-    """The exit status may become known some time after the death. The event comes once per attempt."""
+    """Note that a worker was killed for lack of memory, if the message says so. The exit status may become known some
+    time after the death. The event is emitted once per attempt."""
     if not is_out_of_memory(message):
         return
     suspicion.forget_loss(turn, worker_id)

@@ -22,13 +22,13 @@ def leave_of(state: Attempt, worker: Worker) -> AvoidedNode | None:
 
 
 def is_due(state: Attempt, worker: Worker, now: float) -> bool:
-    """Its deadline has come, less the time that a switch takes."""
+    """Whether the worker's deadline has come, less the time that a switch takes."""
     leave = leave_of(state, worker)
     return leave is not None and leave.deadline is not None and now >= leave.deadline - margin_s(state)
 
 
 def workers_to_leave(state: Attempt) -> list[Worker]:
-    """Workers of the group that must not stay in it, or only while there is no better one."""
+    """Workers of the group that must not stay in it, or that stay only while there is no better one."""
     ranks, avoided = state.group.ranks, leaving_nodes(state)
     return [worker for worker in state.pool.workers if worker.index in ranks and has_to_leave(worker, avoided)]
 
@@ -39,18 +39,18 @@ def leaving_nodes(state: Attempt) -> frozenset[str]:
 
 
 def has_to_leave(worker: Worker, leaving: frozenset[str]) -> bool:
-    """Whether its node is one of `leaving`, whose workers have to leave; or it has given notice; or it is too slow."""
+    """Whether the worker has to leave: its node is in `leaving`, or it has given notice, or it is too slow."""
     is_there = worker.info is not None and worker.info.node_id in leaving
     return is_there or worker.leave is not None or worker.slow_until is not None
 
 
 def why(state: Attempt, worker: Worker) -> str:
-    """The reason why the group switches away from it, for people."""
+    """Why the group switches away from the worker, for people."""
     leave = leave_of(state, worker)
     return f"drain {leave.node_id}: {leave.reason}" if leave is not None else f"replace straggler {worker.worker_id}"
 
 
 def margin_s(state: Attempt) -> float:
-    """The switch begins this many seconds before the deadline, even if no replacement is warm."""
+    """Seconds before the deadline at which the switch begins, even if no replacement is warm."""
     step_s = statistics.median(state.progress.step_times) if state.progress.step_times else 0.0
     return state.config.timeouts.leave_margin_s + 2 * step_s

@@ -1,4 +1,4 @@
-"""What the control plane wants of the attempt: a directive is compared with the target, and what differs takes effect.
+"""How a directive takes effect: it is compared with the target, and what differs is changed.
 
 Called by `machine`. A running group stops at its next step boundary (`switching.consider`); nothing here interrupts it.
 """
@@ -17,8 +17,8 @@ from shoal_workers.contract.job import EndReason
 
 
 def apply(turn: Turn, wanted: Directed) -> None:
-    """The target becomes what the document says. What is equal to the target has no effect, so a document may come
-    twice. Once the attempt has ended, the rest of the document is left out."""
+    """Make the target what the directive says. What is equal to the target has no effect, so a directive may come
+    twice. If the directive ends the attempt, the rest of it is left out."""
     # the preemption first: the same document takes the grant away
     for take in (_preempt, _retarget, _desire, _stop_with_server):
         if turn.stage is not Stage.ENDED:
@@ -26,8 +26,9 @@ def apply(turn: Turn, wanted: Directed) -> None:
 
 
 def avoid(turn: Turn, avoided: tuple[AvoidedNode, ...]) -> None:
-    """The nodes that a worker must not start on are fixed when it is started, and it may wait without end for room on
-    other nodes. So a worker that is still starting is replaced when one of these nodes may be used again."""
+    """Change the nodes that are avoided. A worker that is still starting is replaced when one of these nodes may be
+    used again, because the nodes that it must not start on are fixed at its start and it may wait without end for room
+    on others."""
     before, after = ({node.node_id for node in nodes} for nodes in (turn.target.avoided, avoided))
     turn.target = replace(turn.target, avoided=avoided)
     for worker in turn.pool.workers:
@@ -67,7 +68,7 @@ def _stop_with_server(turn: Turn, wanted: Directed) -> None:
 
 
 def _end_without_group(turn: Turn) -> None:
-    """An attempt that shall save and end has nothing to save while no group runs. `switching.consider` asks a running
-    group to stop at its next step boundary."""
+    """End an attempt that has to save and end while no group runs, because there is nothing to save.
+    `switching.consider` asks a running group to stop at its next step boundary."""
     if turn.target.ends_saved and not turn.state.group_active and turn.stage is not Stage.COMMITTING:
         turn.end_saved()

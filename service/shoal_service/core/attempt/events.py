@@ -16,11 +16,11 @@ from shoal_workers.contract.worker_reports import WorkerReport
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFound:
-    """Answer to FindCheckpoint: the newest usable one, or None."""
+    """The answer to FindCheckpoint: the newest usable checkpoint, or None."""
 
     name: str | None
     damaged: tuple[tuple[str, str], ...] = ()
-    """Newer ones whose commit marker is damaged: name and message."""
+    """Newer checkpoints whose commit marker is damaged: (name, message) of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class WorkerWarm:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailedToStart:
-    """The worker came up, but the user's code or data cannot be loaded in it."""
+    """The worker's process has started, but the user's code or data cannot be loaded in it."""
 
     index: int
     error: ErrorReport
@@ -53,7 +53,7 @@ class WorkerFailedToStart:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """The worker is gone."""
+    """A worker is gone: its process has ended, or is treated as ended."""
 
     index: int
     cause: IncidentCause
@@ -63,7 +63,8 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class DeathDated:
-    """When a worker died, from the process that watched it. Follows WorkerLost, which does not wait for it."""
+    """When a worker died, as observed by the process that watched it. It follows WorkerLost, which does not wait for
+    it."""
 
     worker_id: str
     at: float
@@ -72,7 +73,7 @@ class DeathDated:
 
 @dataclass(frozen=True, slots=True)
 class DeathExplained:
-    """How a worker's process ended. Follows WorkerLost, which does not wait for it."""
+    """How a worker's process ended, in words. It follows WorkerLost, which does not wait for it."""
 
     worker_id: str
     message: str
@@ -106,18 +107,18 @@ class CommitFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directed:
-    """What the control plane wants of the attempt. Whole, not a change."""
+    """What the control plane wants of the attempt: every value, not only those that have changed."""
 
     granted: int
     desired: Desired
     elasticity: ElasticitySpec
     parallelism: Literal["auto"] | ParallelismSpec
-    """The group takes another layout at the next step boundary."""
+    """Value of the spec; if it has changed, the group takes another layout at the next step boundary."""
     settings: TrainingSettings | None
-    """The group takes other settings at the next step boundary; None: they stay."""
+    """Training settings that the group takes at the next step boundary; None: they stay as they are."""
     code: str | None
-    """SHA-256 of its archive, empty if there is none; None: it stays. Workers with other code start beside the present
-    ones, and take over at a step boundary."""
+    """SHA-256 of the code's archive; empty: the job has no archive; None: the code stays as it is. Workers with other
+    code start beside the present ones, and take over at a step boundary."""
     server_stops: bool
     """The server ends the cluster once the attempt is saved; False after True: another server has taken over."""
     is_preempted: bool
@@ -128,7 +129,7 @@ class Directed:
 
 @dataclass(frozen=True, slots=True)
 class ModelsCompared:
-    """Answer to CompareModels."""
+    """The answer to CompareModels."""
 
     index: int
     difference: str
@@ -137,14 +138,15 @@ class ModelsCompared:
 
 @dataclass(frozen=True, slots=True)
 class ClockJumped:
-    """The wall clock was set, or the machine was suspended: no time passed for the attempt."""
+    """The wall clock was set, or the machine was suspended. No time has passed for the attempt."""
 
     by_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressReported:
-    """A worker has answered a poll. Sent even if the progress has not changed, because the answer itself counts."""
+    """A worker has answered a poll. The event is sent even if the progress has not changed, because the answer itself
+    counts."""
 
     index: int
     progress: Progress
@@ -152,7 +154,7 @@ class ProgressReported:
 
 @dataclass(frozen=True, slots=True)
 class InterruptAcknowledged:
-    """The control thread has fenced that generation and is waking the training thread."""
+    """The worker's control thread has fenced that generation and is waking the training thread."""
 
     index: int
     generation: int
@@ -160,7 +162,7 @@ class InterruptAcknowledged:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPartsReported:
-    """Answer to RequestSnapshotParts: what lies in the worker's node's memory."""
+    """The answer to RequestSnapshotParts: the snapshot parts in the memory of the worker's node."""
 
     index: int
     snapshot_parts: tuple[SnapshotPart, ...]
@@ -168,7 +170,7 @@ class SnapshotPartsReported:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUnreachable:
-    """Calls to the worker fail, and it is not known to be dead: its node or the network to it may have failed."""
+    """Calls to the worker fail, but it is not known to be dead: its node or the network to it may have failed."""
 
     index: int
 
@@ -180,14 +182,15 @@ class Reopened:
 
 @dataclass(frozen=True, slots=True)
 class NodesAvoided:
-    """Every node that must not be used: being drained, or on probation. Whole, not a change."""
+    """All nodes that must not be used, because they are drained or on probation. It replaces the list before."""
 
     nodes: tuple[AvoidedNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class NodesSilent:
-    """The nodes whose kernels answer no connect, with the reason. Whole, not a change; repeated while there is one."""
+    """All nodes whose kernels answer no connect, with the reason of each. It replaces the list before, and is repeated
+    while there is such a node."""
 
     nodes: dict[str, str]
 

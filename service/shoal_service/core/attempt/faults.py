@@ -17,7 +17,7 @@ from shoal_workers.contract.messages import ExitKind
 
 
 class Action(StrEnum):
-    """What is done. An incident shows the values."""
+    """What is done about a fault. An incident shows the values."""
 
     RE_FORM = "re-form"
     """The same workers form the next group: none of them is known to be at fault."""
@@ -34,7 +34,7 @@ class Action(StrEnum):
 
 
 class Blame(StrEnum):
-    """What is at fault."""
+    """What is at fault, as far as the cause tells."""
 
     WORKER = "the worker"
     NODE = "the node"
@@ -45,16 +45,16 @@ class Blame(StrEnum):
 
 
 class Probation(StrEnum):
-    """When the job suspects the node of the lost worker, and avoids it. It is on probation for other jobs once a second
-    job suspects it, or it fails a test (`core/nodes.py`)."""
+    """When the loss of a worker makes the job suspect its node, and avoid it. The node is on probation for other jobs
+    once a second job suspects it, or it fails a test (`core/nodes.py`)."""
 
     NEVER = "never"
-    """Nor is the loss counted."""
+    """The node is not suspected, and the loss is not counted against it."""
     REPEATED = "repeated"
-    """When it has lost several workers within a short time and the other nodes hardly any; see `suspicion`. The causes
-    below count for this as well."""
+    """The node is suspected when it has lost several workers within a short time and the other nodes hardly any; see
+    `suspicion`. The causes below count for this as well."""
     ALONE = "alone"
-    """If no other worker of the job answers from the node, and one does from another node."""
+    """The node is suspected if no other worker of the job answers from it, and one does from another node."""
     ALWAYS = "always"
 
 
@@ -64,9 +64,9 @@ class Memory(StrEnum):
     KEPT = "kept"
     """Every worker that has a part still serves it."""
     ON_NODE = "on node"
-    """They outlive the worker in shared memory of its node; a worker that starts there can serve them."""
+    """The snapshots outlive the worker in shared memory of its node; a worker that starts there can serve them."""
     LOST = "lost"
-    """The node is gone or does not answer; what others keep remains: workers of the same machine, replicas, buddies."""
+    """The node is gone or does not answer. What other workers of the machine, replicas and buddies keep remains."""
     UNREADABLE = "unreadable"
     """One snapshot could not be read; it is not chosen again."""
     DISTRUSTED = "distrusted"
@@ -86,20 +86,20 @@ class Fault:
     """One row: what a cause means for everything that has to decide about it."""
 
     witness: str
-    """What notices it first."""
+    """What notices the fault first."""
     blames: Blame
     action: Action
     probation: Probation = Probation.NEVER
     budget: Budget = Budget.RECOVERIES
     memory: Memory = Memory.KEPT
     words: str
-    """For people: one sentence without its full stop."""
+    """The fault in words for people: one sentence without its full stop."""
     exit_kind: ExitKind | None = None
     """A worker that leaves `run` in this way reports this cause; None: no worker does."""
     is_death: bool = False
-    """The worker has a time of death. If that is known, detection is counted from there."""
+    """Whether the worker has died. If its time of death is known, detection is counted from there."""
     is_preemption_after_notice: bool = False
-    """If the worker had notice to leave, the incident is `preempted` instead."""
+    """Whether the incident is `preempted` instead if the worker had notice to leave."""
 
 
 FAULTS: dict[IncidentCause, Fault] = {

@@ -36,8 +36,8 @@ def consider(turn: Turn) -> None:
 
 
 def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
-    """Whether a group of `num_workers` forms now: all granted workers are usable; or enough are, and the others have
-    had their time. The reason is the status message of a waiting job, so it must not change with every tick."""
+    """Whether a group of `num_workers` forms now: all granted workers are usable, or enough are and the others have had
+    their time. The reason is the status message of a waiting job, so it must not change with every tick."""
     minimum = max(1, state.target.min_workers)
     if num_workers < minimum:
         rest = "waiting for capacity" if state.target.granted < minimum else "waiting for the granted ones to start"
@@ -57,7 +57,7 @@ def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
 
 
 def plan_next(turn: Turn) -> None:
-    """A group has ended and may be followed by another: form it now, or wait for workers."""
+    """Form the next group now, or wait for workers. Called when a group has ended and may be followed by another."""
     code_update.turn_over(turn)
     state = turn.state
     if memory_snapshots.is_worth_waiting(state):
@@ -87,8 +87,8 @@ def plan_next(turn: Turn) -> None:
 
 
 def form(turn: Turn, chosen: Sequence[Worker]) -> None:
-    """Send `run` of the next generation to workers, of which `chosen` has the usual order; the others stay warm. If
-    they do not fit into the memory of their nodes, wait for others."""
+    """Form the next group: send `run` of a new generation to its workers; the others stay warm. If the group does not
+    fit into the memory of its nodes, wait for other workers. `chosen` has the workers in the usual order."""
     memory_snapshots.stop_waiting(turn)
     state = turn.state
     choice = choose(state, chosen, turn.now, turn.plan)
@@ -200,7 +200,8 @@ def _refuse(turn: Turn, choice: Choice) -> None:
 
 
 def _newest_url(state: Attempt) -> str | None:
-    """URL of the job's own newest checkpoint; if it has none, of the one that it goes on from."""
+    """URL of the job's own newest checkpoint, or else of the checkpoint of another job from which it goes on; None:
+    neither."""
     newest, origin = state.checkpoints.newest, state.target.spec.continue_from
     if newest is None:
         return origin.url if origin is not None else None
@@ -208,7 +209,8 @@ def _newest_url(state: Attempt) -> str | None:
 
 
 def _forget_the_last_group(turn: Turn) -> None:
-    """Its snapshots are overwritten from now on, and the parts that it has saved will not become whole."""
+    """Forget what only the last group made use of: its snapshots are overwritten from now on, and the checkpoint parts
+    that it has saved will not become whole."""
     turn.snapshots = replace(turn.snapshots, requested=IntMap(), reported=IntMap())
     turn.progress = replace(turn.progress, stamps={}, slow_steps={}, snapshots=None, stopped={})
     committing = turn.checkpoints.committing
@@ -217,7 +219,7 @@ def _forget_the_last_group(turn: Turn) -> None:
 
 
 def demanded_proof(state: Attempt, layout: Layout) -> ProofDemand:
-    """Which proof the next group needs. The data axes need no plan, so they need no proof."""
+    """Which proof of its layout the next group needs. The data axes need no plan, so they need no proof."""
     if not axes_of(layout) or proof_for(layout, state.history.proofs) is not None:
         return ProofDemand.NONE
     if not isinstance(state.target.spec.parallelism, ParallelismSpec):
@@ -226,7 +228,7 @@ def demanded_proof(state: Attempt, layout: Layout) -> ProofDemand:
 
 
 def proof_arrived(turn: Turn, proof: LayoutProof | None) -> None:
-    """The group has formed: its layout is used."""
+    """Keep the proof of the layout of a group that has formed."""
     if proof is None:
         return
     turn.history = turn.history.with_proof(proof)
@@ -243,7 +245,7 @@ def proof_arrived(turn: Turn, proof: LayoutProof | None) -> None:
 
 
 def proof_refused(turn: Turn, message: str) -> bool:
-    """The group has refused its layout. Whether another group may follow; else the job ends."""
+    """The group has refused its layout. Returns whether another group may follow; if not, the job ends."""
     layout = turn.group.layout
     assert layout is not None, "a group has a layout"
     turn.history = turn.history.with_proof(LayoutProof(layout=layout, outcome=ProofOutcome.REFUSED, words=message))

@@ -25,14 +25,14 @@ from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_workers.contract.messages import Phase, Progress
 
 MEDIAN_OF = 32
-"""Steps whose durations count for the median."""
+"""Number of the last steps whose durations count for the median."""
 SLOWEST_FACTOR = 4.0
 """A group may stand still for this many times its slowest step."""
 PATIENT_S = 30.0
-"""For what was not measured yet: compilation, the first touch of memory, validation. Also the limit of what a slow
-step may add to the threshold."""
+"""Least threshold while the group does something that was not measured yet: compilation, the first touch of memory,
+validation. Also the most that a slow step may add to the threshold."""
 _MEASURED = 5
-"""Steps after which the measured times count."""
+"""Number of measured steps from which on the measured times decide."""
 _BLOCK, _BLOCKS = 64, 16
 """The slowest of the last 1,024 steps, which is their p99.9, is found from the maxima of 16 blocks."""
 _SHOWN_S, _SHOWN_SHARE = 1.0, 1 / 3
@@ -45,12 +45,12 @@ _SAVING = (Phase.SAVING, Phase.COMMITTING)
 @dataclass(frozen=True, slots=True)
 class HangDecision(Decision):
     hang: Hang | None = None
-    """Set if the group hangs."""
+    """The hang; None: the group does not hang."""
 
 
 def progress_reported(turn: Turn, reports: Iterable[tuple[int, Progress]]) -> None:
-    """Workers have answered their polls. A stamp is kept when the progress counter of this generation has
-    changed."""
+    """Keep what the polls of workers have answered: the time of each answer, and a new stamp if the progress counter of
+    this generation has changed."""
     answered_at, stamps = dict(turn.progress.answered_at), dict(turn.progress.stamps)
     ranks = turn.group.ranks
     for index, progress in reports:
@@ -85,7 +85,8 @@ def _stamp(progress: Progress, now: float) -> ProgressStamp:
 
 
 def step_measured(progress: GroupProgress, step_s: float, *, is_first: bool) -> GroupProgress:
-    """`is_first`: of its generation. It may have compiled and touched new memory, so it is no measure of the others."""
+    """Add the duration of a step. `is_first`: it is the first step of its generation, which may have compiled and
+    touched new memory, so it does not count for the slowest steps."""
     times = (*progress.step_times, step_s)[-MEDIAN_OF:]
     if is_first:
         return replace(progress, step_times=times)
@@ -135,13 +136,13 @@ def standstill(state: Attempt, now: float) -> Decision:
 
 
 def threshold_s(state: Attempt) -> float:
-    """How long the group may stand still now."""
+    """Seconds that the group may stand still now before it counts as hung."""
     return _threshold(state, state.in_run)[0]
 
 
 def unanswering(state: Attempt, now: float) -> frozenset[int]:
-    """Workers of the group that have left one poll after the other unanswered, so an interrupt would not reach them
-    either. Empty if all of them have: then the supervisor itself was cut off."""
+    """Indexes of the group's workers that have left one poll after the other unanswered, so an interrupt would not
+    reach them either. Empty if all workers have: then the supervisor itself was cut off."""
     ages = {i: now - state.progress.answered_at[i] for i in state.group.workers if i in state.progress.answered_at}
     limit_s = silent_s(state)
     found = frozenset(i for i, age in ages.items() if age >= limit_s)
@@ -149,13 +150,14 @@ def unanswering(state: Attempt, now: float) -> frozenset[int]:
 
 
 def silent_s(state: Attempt) -> float:
-    """`timeouts.silent_s`, and longer for a large group: its workers are polled less often, and answers queue up."""
+    """Seconds of unanswered polls after which a worker is silent: `timeouts.silent_s`, and longer for a large group,
+    because its workers are polled less often and their answers queue up."""
     num_workers = len(state.group.workers)
     return state.config.timeouts.silent_s + poll_wait_s(num_workers) - poll_wait_s(1) + later_s(num_workers)
 
 
 def collective_timeout_s(state: Attempt) -> float:
-    """The timeout of the next group's collectives. It ends later than a hang would be found."""
+    """Timeout of the next group's collectives, in seconds. It ends later than a hang would be found."""
     health = state.target.spec.health
     slowest = max(state.progress.step_times, default=0.0)
     return max(state.config.timeouts.collective_s, 2 * health.hang_factor * slowest, 2 * health.hang_floor_s)
@@ -194,12 +196,13 @@ def _unmeasured(state: Attempt, in_run: tuple[int, ...]) -> Decision:
 
 
 def newest_progress(state: Attempt) -> float:
-    """When any rank of the group made progress last."""
+    """Wall-clock time at which any rank of the group last made progress."""
     return max([state.progress.advanced_at, *(stamp.seen_at for stamp in state.progress.stamps.values())])
 
 
 def _stood_still_at(state: Attempt, index: int) -> tuple[int, float]:
-    """Smaller: at an earlier step, or for longer; by its own clock, since polls are too coarse."""
+    """Sort key by which the worker that stood still first is the least: the earlier step, then the earlier time by the
+    worker's own clock, since polls are too coarse."""
     last = state.progress.stamps.get(index)
     return (last.step, last.at) if last is not None else (-1, 0.0)
 

@@ -93,13 +93,14 @@ def opened(incident: Incident) -> IncidentOpened:
 
 
 def distrust_memory(turn: Turn, cause: IncidentCause) -> None:
-    """If the cause says so, no snapshot up to this generation is read any more."""
+    """Trust no snapshot up to this generation any more, if the cause says that they may hold wrong numbers."""
     if FAULTS[cause].memory is Memory.DISTRUSTED:
         turn.snapshots = replace(turn.snapshots, oldest_generation=turn.group.generation + 1)
 
 
 def date_death(turn: Turn, worker_id: str, died_at: float) -> None:
-    """Detection is counted from the time of death, if the open incident is this death and no sign is newer."""
+    """Note when a worker died. Detection is counted from then, if the open incident is this death and no sign is
+    newer."""
     incident = turn.incident
     if incident is None or not FAULTS[incident.cause].is_death or worker_id not in incident.worker_ids:
         return
@@ -109,7 +110,8 @@ def date_death(turn: Turn, worker_id: str, died_at: float) -> None:
 
 
 def explain_death(turn: Turn, worker_id: str, message: str) -> None:
-    """The incident of this death, which may be closed already, has the words of the operating system."""
+    """Note how a worker's process ended. The incident of this death, which may be closed already, gets the words of the
+    operating system."""
     if worker_id in turn.health.explained:
         return
     turn.health = replace(turn.health, explained=(*turn.health.explained, worker_id)[-_KEPT_EXITS:])
@@ -124,13 +126,14 @@ def explain_death(turn: Turn, worker_id: str, message: str) -> None:
 
 
 def close_at_the_end(turn: Turn) -> None:
-    """No step follows the last one, so the incident of a group that only saved or validated again closes here."""
+    """Close the incident of a group that only saved or validated again: no step follows the last one that could close
+    it."""
     if turn.incident is not None and turn.incident.formed_at is not None and turn.state.is_finishing:
         close(turn)
 
 
 def close(turn: Turn) -> None:
-    """The next group has completed its first step."""
+    """Close the incident: the next group has completed its first step."""
     incident = turn.incident
     assert incident is not None
     turn.show_incident(closed=True)
@@ -155,8 +158,9 @@ def close(turn: Turn) -> None:
 
 
 def _last_sign(state: Attempt, worker: Worker | None, at: float) -> float | None:
-    """The newest of: the progress stamp of the lost worker (of every worker, if none is known to be lost), and the
-    failed collectives. Clocks of nodes differ, so a time after that of the incident is ignored."""
+    """Wall-clock time of the newest sign of the fault: the progress stamp of the lost worker (of every worker, if none
+    is known to be lost), or a failed collective. Clocks of nodes differ, so a time after that of the incident is
+    ignored."""
     if worker is None:
         stamps = list(state.progress.stamps.values())
     else:
@@ -166,7 +170,8 @@ def _last_sign(state: Attempt, worker: Worker | None, at: float) -> float | None
 
 
 def incident_of(lost: LostAttempt, now: float) -> Incident:
-    """`now`: the start of the new attempt, which has no survivor to wait for."""
+    """The open incident of a new attempt whose predecessor was lost with its cluster. `now`: the start of the new
+    attempt, which has no survivor to wait for."""
     return Incident(
         id=1,
         cause=IncidentCause.CLUSTER_LOST,
@@ -180,7 +185,7 @@ def incident_of(lost: LostAttempt, now: float) -> Incident:
 
 
 def node_loss_bound(state: Attempt) -> NodeLossBound | None:
-    """None: no group has formed yet."""
+    """Bound on the steps that the loss of a node costs now; None: no group has formed yet."""
     if not state.group.machines or not state.history.has_formed:
         return None
     if not state.target.keeps_snapshots:
@@ -213,7 +218,8 @@ def node_loss_bound(state: Attempt) -> NodeLossBound | None:
 
 
 def worker_loss_bound(state: Attempt) -> WorkerLossBound | None:
-    """None: no group has formed yet, or it has not reported how it keeps snapshots."""
+    """Bound on the steps that the loss of a worker costs now; None: no group has formed yet, or it has not reported how
+    it keeps snapshots."""
     if not state.group.machines or not state.history.has_formed:
         return None
     if not state.target.keeps_snapshots:
@@ -233,7 +239,7 @@ def _repeated_from_checkpoint(state: Attempt, reason: str) -> WorkerLossBound:
 
 
 def with_more_steps(bound: NodeLossBound, steps: int) -> NodeLossBound:
-    """The survivors have completed this many steps more than was known when the bound was noted."""
+    """The bound, once it is known that the survivors have completed `steps` steps more than when it was noted."""
     if steps <= 0 or bound.protection not in (Protection.COPIES, Protection.CHECKPOINT):
         return bound
     now = bound.now + steps
@@ -241,7 +247,8 @@ def with_more_steps(bound: NodeLossBound, steps: int) -> NodeLossBound:
 
 
 def _from_copies(state: Attempt, cost: SnapshotCost, buddy_step: int) -> NodeLossBound:
-    """The next copies are made at the first snapshot at which they are due, but not before the last ones have arrived:
+    """Bound if copies on other nodes protect the state. The next copies are made at the first snapshot at which they
+    are due, but not before the last ones have arrived:
 
         copies of step 32 ......... arrived at 48: copies of 48 ......... arrived at 64
                                                                         ^ up to here the group goes back to 32
@@ -260,7 +267,8 @@ def _from_copies(state: Attempt, cost: SnapshotCost, buddy_step: int) -> NodeLos
 
 
 def _from_snapshots(protection: Protection, cost: SnapshotCost) -> NodeLossBound:
-    """The node dies in the middle of an update at worst: then its newest snapshot is the one before."""
+    """Bound if snapshots outlive the node. In the worst case the node dies in the middle of an update, and the newest
+    snapshot is the one before."""
     steps = ceil(cost.every_steps)
     return NodeLossBound(protection=protection, at_most=steps, now=steps - 1)
 
@@ -274,14 +282,15 @@ def _from_checkpoint(state: Attempt, reason: str) -> NodeLossBound:
 
 
 def remember_silence(turn: Turn, incident: Incident) -> None:
-    """The incident closes. While its node is silent, its cause may still change."""
+    """Remember an incident of a silent node that closes: while the node is silent, the cause may still change."""
     if incident.cause is IncidentCause.NODE_UNREACHABLE:
         silence = ClosedIncident(incident=incident, closed_at=turn.now)
         turn.health = replace(turn.health, silences={**turn.health.silences, incident.node_id: silence})
 
 
 def silent_node_lost(turn: Turn, worker: Worker, cause: IncidentCause, message: str) -> None:
-    """A worker is gone. If it was left out and Ray has declared its node dead, the incident is a dead node's."""
+    """A worker is gone. If it was left out and Ray has declared its node dead, the cause of the incident becomes the
+    dead node."""
     if worker.left_out is None or worker.info is None or cause is not IncidentCause.NODE_DIED:
         return
     node_id, incident = worker.info.node_id, turn.incident

@@ -17,21 +17,21 @@ AGENTS_FROM = 64
 """Workers of a job from which on agents poll them (supervisor/workers/agent_pool.py), unless set otherwise."""
 _ANSWER_S = 0.002
 _AT_ONCE = 64
-"""The answers of up to this many workers take too little time to be counted."""
+"""Up to this many workers answer in a time that is too short to be counted."""
 _POLL_S = 1.0
 _POLLS_PER_S = 512
 
 
 def later_s(num_workers: int) -> float:
-    """How much later the answer of one of `num_workers` workers may come than that of a single worker, in seconds."""
+    """Seconds by which the answer of one of `num_workers` workers may come later than that of a single worker."""
     return _ANSWER_S * max(0, num_workers - _AT_ONCE)
 
 
 def quiesce_s(state: Attempt) -> float:
-    """How long the workers of a lost group have to leave it, and the others to report their snapshots."""
+    """Seconds that the workers of a lost group have to leave it, and the others to report their snapshots."""
     return state.config.timeouts.quiesce_s + later_s(len(state.pool.workers))
 
 
 def poll_wait_s(num_workers: int) -> float:
-    """How long a poll of a worker without anything to report waits."""
+    """Seconds that a poll of a worker waits if the worker has nothing to report."""
     return max(_POLL_S, num_workers / _POLLS_PER_S)

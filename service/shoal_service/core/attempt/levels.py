@@ -6,7 +6,7 @@
     the group is lost in between                        that rival is not tried again
 
 A switch is from memory, so no step is lost or repeated. What is known of levels holds for this attempt, and for each
-number of workers separately. Called by `choice` and `switching`.
+number of workers separately. Called by `placement` and `switching`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from shoal_service.core.events.training import LayoutMeasured
 from shoal_workers.contract.layout import Layout
 
 _CLEARLY_FASTER = 0.97
-"""Medians of equally fast levels differ, too: a level is left for one that needs at most this share of its time."""
+"""A level is left for one that needs at most this share of its step time, because medians of equally fast levels differ
+too."""
 _WORTH_STEPS = 20 * MEDIAN_OF
-"""With fewer steps to go, trying the others costs more than it could save."""
+"""Least number of steps that must remain. With fewer, trying the other levels costs more than it could save."""
 
 
 def preferred(state: Attempt, planned: PlannedLayout) -> PlannedLayout:
@@ -40,8 +41,8 @@ def preferred(state: Attempt, planned: PlannedLayout) -> PlannedLayout:
 
 
 def consider(turn: Turn) -> str:
-    """In RUNNING, when there is no other reason to switch: why the group shall stop at the next step boundary, to go on
-    at another level; empty: it shall not."""
+    """Why the group stops at the next step boundary to go on at another shard level; empty: it does not. Called in
+    RUNNING, when there is no other reason to switch."""
     running, group, history = turn.current, turn.group, turn.history
     if not isinstance(running, Running) or group.layout is None or turn.incident is not None:
         return ""
@@ -69,7 +70,7 @@ def consider(turn: Turn) -> str:
 
 
 def _fastest(history: History, family: Sequence[Layout]) -> Layout:
-    """The first one, if no other is clearly faster."""
+    """The fastest layout of the family by the measured times; the first one if no other is clearly faster."""
     times, best = _times(history), family[0]
     for layout in family[1:]:
         step_s, best_s = times.get(layout), times.get(best)
@@ -83,7 +84,7 @@ def _times(history: History) -> dict[Layout, float | None]:
 
 
 def _noted(history: History, layout: Layout | None, step_s: float | None) -> History:
-    """It is not tried any longer."""
+    """The history with the step time of this layout, which is not on trial any longer."""
     assert layout is not None
     others = tuple(one for one in history.level_times if one.layout != layout)
     return replace(history, level_times=(*others, LevelTime(layout=layout, step_s=step_s)), trying=None)

@@ -72,7 +72,8 @@ from shoal_service.core.attempt.unanswered import still_due
 from shoal_workers.contract.job import EndReason
 
 _STORAGE_ANSWERS = (CheckpointFound, CheckpointCommitted, CommitFailed, StorageAway, StorageUnusable)
-"""They may start the next group, so they come after what the workers have reported in the same turn."""
+"""Answers of the storage, which may start the next group. They are handled after what the workers have reported in the
+same turn."""
 
 
 def open_attempt(state: Attempt) -> tuple[Command, ...]:
@@ -83,14 +84,14 @@ def open_attempt(state: Attempt) -> tuple[Command, ...]:
 
 
 def step(state: Attempt, event: Event, now: float, plan: PlanLayout) -> tuple[Attempt, tuple[Command, ...]]:
-    """The next state, and what to do about it. An ended attempt stays as it is."""
+    """Return the next state and the commands that follow from one event. An ended attempt stays as it is."""
     return step_all(state, (event,), now, plan)
 
 
 def step_all(
     state: Attempt, events: Sequence[Event], now: float, plan: PlanLayout
 ) -> tuple[Attempt, tuple[Command, ...]]:
-    """Like `step`, for all events of a turn.
+    """Do what `step` does, for all events of a turn.
 
     Events that have arrived together are one turn: they happen one after the other, and what follows from the state
     (deadlines, forming, switching, missing workers) is considered once, after the last one. So a thousand workers that
@@ -104,7 +105,7 @@ def step_all(
         if turn.stage is Stage.ENDED:
             break
         event = together[0]
-        if isinstance(event, ClockJumped):
+        if isinstance(event, ClockJumped):  # the first event of its turn, so that no jump is taken for an absence
             turn = _moved(turn, event)
         before = turn.state
         if number == 0:
@@ -121,14 +122,15 @@ def step_all(
 
 
 def _when_all_left(turn: Turn) -> None:
-    """A group is followed by the next one only when all losses of the turn are known."""
+    """Decide what follows a group once all losses of the turn are known."""
     if turn.has_exits:
         turn.has_exits = False
         planning.consider(turn)
 
 
 def _together(events: Sequence[Event]) -> Iterator[tuple[Event, ...]]:
-    """Reports of progress that follow one another are handled at once, all other events one by one."""
+    """Split the events into those that are handled together: reports of progress that follow one another at once, all
+    other events one by one."""
     for is_progress, group in groupby(events, key=lambda event: isinstance(event, ProgressReported)):
         found = tuple(group)
         yield from (found,) if is_progress else zip(found, strict=True)
@@ -148,7 +150,7 @@ def _progressed(turn: Turn, reports: Iterable[Event]) -> None:
 
 
 def _follow(turn: Turn) -> None:
-    """What follows from the state and the time."""
+    """Do what follows from the state and the time, whatever the events were."""
     for apply in (
         _when_all_left,
         planning.consider_commit,

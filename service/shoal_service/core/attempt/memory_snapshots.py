@@ -41,11 +41,13 @@ from shoal_workers.contract.worker_reports import SnapshotsStopped
 
 _BEFORE_FORMING = (Stage.QUIESCING, Stage.WAITING, Stage.FALLING_BACK)
 _UNLESS_REOPENED = (Stage.STARTING, Stage.COMMITTING)
-"""The next group forms here, too, and all is known: no group has trained yet, or all its workers have reported."""
+"""Stages in which the next group also forms, but all snapshots are known: no group has trained yet, or all its workers
+have reported. That is not so after a restart of the supervisor."""
 
 
 def ask(turn: Turn, *indexes: int) -> None:
-    """The answer is waited for, but no longer than Timeouts.quiesce_s, and only while it could help."""
+    """Ask these workers for the snapshot parts on their nodes. The answer is waited for while it could help, and at
+    most Timeouts.quiesce_s."""
     if not turn.target.keeps_snapshots:
         return
     asked = [index for index in indexes if _is_serving(turn.pool.worker(index))]
@@ -61,13 +63,13 @@ def _is_serving(worker: Worker | None) -> bool:
 
 
 def ask_if_useful(turn: Turn, index: int) -> None:
-    """From a worker that could not be asked before: while the source of the next group is not chosen yet."""
+    """Ask a worker that could not be asked before, if the source of the next group is not chosen yet."""
     if turn.stage in _BEFORE_FORMING or (turn.stage in _UNLESS_REOPENED and _may_be_outdated(turn.state)):
         ask(turn, index)
 
 
 def ask_others(turn: Turn) -> None:
-    """The group is lost: warm workers outside it may serve what lies on the node of a worker that has died."""
+    """Ask the warm workers outside a lost group, which may serve snapshots on the node of a worker that has died."""
     turn.snapshots = replace(turn.snapshots, requested=IntMap(), reported=IntMap())
     group = turn.group
     reporting = set(group.ranks) - (set(group.exits) if _may_be_outdated(turn.state) else set())
@@ -75,15 +77,16 @@ def ask_others(turn: Turn) -> None:
 
 
 def ask_again(turn: Turn) -> None:
-    """The supervisor was restarted. Its predecessor may have formed groups that trained on and are not in the journal:
-    what workers have reported before may be outdated."""
+    """Ask all idle workers after the supervisor was restarted. Its predecessor may have formed groups that trained on
+    and are not in the journal, so what workers have reported before may be outdated."""
     for worker in turn.pool.warm:
         if not worker.in_run:
             ask_if_useful(turn, worker.index)
 
 
 def _may_be_outdated(state: Attempt) -> bool:
-    """What is known of the last group comes from another supervisor, and so would that of the first one."""
+    """Whether an earlier supervisor has formed the last group, so what is known of its snapshots may be outdated.
+    Without a group the first supervisor counts as that one: it may have formed a group that is not in the journal."""
     return max(1, life_of(state.group.generation)) < state.life
 
 
@@ -97,7 +100,7 @@ def parts_reported(turn: Turn, index: int, parts: tuple[SnapshotPart, ...]) -> N
 
 
 def snapshots_stopped(turn: Turn, item: SnapshotsStopped) -> None:
-    """A rank of the group has no memory for snapshots. Reported once for each rank and generation."""
+    """Note that a rank of the group has no memory for snapshots. It is reported once for each rank and generation."""
     if item.rank in turn.progress.stopped:
         return
     turn.progress = replace(turn.progress, stopped={**turn.progress.stopped, item.rank: item})
@@ -113,7 +116,8 @@ def snapshots_stopped(turn: Turn, item: SnapshotsStopped) -> None:
 
 
 def note_workers_without_memory(turn: Turn, workers: Sequence[Worker]) -> None:
-    """The group forms: a worker that could not open its shared memory keeps no snapshots. The worker's log says why."""
+    """Note the workers of a forming group that keep no snapshots because they could not open their shared memory. The
+    worker's log says why."""
     if not turn.target.keeps_snapshots:
         return
     for rank, worker in enumerate(workers):
@@ -143,7 +147,8 @@ def are_awaited(state: Attempt, now: float) -> Decision:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """A whole snapshot. `nodes`: by rank, the nodes from which its part can be read."""
+    """A snapshot of which every part can be read. `nodes`: by rank, the ids of the nodes from which its part can be
+    read."""
 
     step: int
     generation: int
@@ -212,14 +217,15 @@ def _serving(state: Attempt) -> list[Worker]:
 
 
 def _servers(state: Attempt, next_group: Sequence[Worker]) -> dict[str, Worker]:
-    """The worker that serves each node's snapshots, by node: one of the next group if there is one."""
+    """The worker that serves each node's snapshots, by node id: a worker of the next group if the node has one."""
     chosen = {worker.index for worker in next_group}
     best = sorted(_serving(state), key=lambda p: (p.index not in chosen, p.index))
     return {p.info.node_id: p for p in reversed(best) if p.info}
 
 
 def _parts(snapshot: _Snapshot, servers: dict[str, Worker], new_nodes: list[str]) -> tuple[SnapshotServer, ...]:
-    """One worker per part: on the node of the new rank that needs most of it, else the one that serves fewest."""
+    """The worker that serves each part: one on the node of the new rank that needs most of the part if possible,
+    otherwise on the node that serves the fewest parts; nodes of the next group come first."""
     served: Counter[str] = Counter()
     parts, new = [], frozenset(new_nodes)
     for rank, nodes in enumerate(snapshot.nodes):
@@ -237,13 +243,13 @@ def _endpoint(worker: Worker) -> SnapshotServer:
 
 
 _MOST_WAITS = 4
-"""A worker that makes progress is waited for at most this many times timeouts.orphans_s."""
+"""A worker that makes progress is waited for at most timeouts.orphans_s times this number."""
 _BEARABLE = 1
-"""Steps that are done again rather than waited for."""
+"""Up to this many steps are done again rather than waited for."""
 
 
 def note_lost_worker(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
-    """A worker of the group was lost before it reported the snapshots on its node."""
+    """Remember the node of a worker of the group that was lost before it reported the snapshots there."""
     known = turn.snapshots.unreported_nodes
     if FAULTS[cause].memory is not Memory.ON_NODE or worker.info is None:
         return
@@ -252,14 +258,14 @@ def note_lost_worker(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
 
 
 def node_is_gone(turn: Turn, node: str) -> None:
-    """What lay in its memory can no longer be read."""
+    """Forget a node whose memory can no longer be read."""
     turn.snapshots = replace(
         turn.snapshots, unreported_nodes=tuple(one for one in turn.snapshots.unreported_nodes if one != node)
     )
 
 
 def is_worth_waiting(state: Attempt) -> Decision:
-    """Whether steps would be lost that a node without workers may still hold."""
+    """Whether to wait for a node without workers, because its memory may hold steps that would be lost otherwise."""
     target = state.target
     if target.desired is not Desired.RUN or target.ends_saved or not target.keeps_snapshots:
         return Decision(False, "no snapshot is needed")
@@ -269,14 +275,14 @@ def is_worth_waiting(state: Attempt) -> Decision:
 
 
 def start_waiting(turn: Turn) -> None:
-    """Once per group that was lost."""
+    """Begin to wait for snapshots that no worker has reported. Called at most once per group that was lost."""
     until = turn.now + turn.config.timeouts.orphans_s
     turn.enter(Waiting(since=turn.now, orphans_until=until))
     turn.emit(SnapshotsRecovering(nodes=_silent_nodes(turn.state), steps=_steps_lost(turn.state), until=until))
 
 
 def is_waiting(state: Attempt, now: float) -> Decision:
-    """Whether the next group waits for such a node."""
+    """Whether the next group still waits for a node whose snapshots no worker has reported."""
     until = waiting_until(state)
     if until is None:
         return Decision(False, "no worker was started for its node's snapshots")
@@ -286,8 +292,9 @@ def is_waiting(state: Attempt, now: float) -> Decision:
 
 
 def waiting_until(state: Attempt) -> float | None:
-    """None: no worker was started for its node's snapshots. While such a worker makes progress, the deadline moves on,
-    but a few steps are not worth a long wait."""
+    """Wall-clock time until which the next group waits for unreported snapshots; None: it does not wait for any. The
+    time moves on while a worker that starts there makes progress, but only a few times: a few steps are not worth a
+    long wait."""
     until = state.current.orphans_until if isinstance(state.current, Waiting) else None
     if until is None:
         return None
@@ -299,7 +306,7 @@ def waiting_until(state: Attempt) -> float | None:
 
 
 def next_node(state: Attempt) -> str:
-    """The one node on which the next worker is to be started; empty: any node with room."""
+    """Id of the one node on which the next worker is to be started; empty: any node with room."""
     if waiting_until(state) is None:
         return ""
     reached = {worker.only_on for worker in state.pool.workers}
@@ -307,7 +314,8 @@ def next_node(state: Attempt) -> str:
 
 
 def stop_waiting(turn: Turn) -> None:
-    """A worker that is not warm by then may wait for room on its node without end: it is started anew elsewhere."""
+    """Stop waiting for unreported snapshots. A worker that is not warm by now is killed and started anew elsewhere,
+    because it may wait for room on its node without end."""
     turn.snapshots = replace(turn.snapshots, unreported_nodes=())
     if isinstance(turn.current, Waiting):
         turn.stay(replace(turn.current, orphans_until=None))
@@ -317,20 +325,21 @@ def stop_waiting(turn: Turn) -> None:
 
 
 def _is_for_snapshots(worker: Worker) -> bool:
-    """It starts for the snapshots on its node."""
+    """Whether the worker is starting to serve the snapshots on its node."""
     return bool(worker.only_on) and not worker.warm and not worker.is_beside
 
 
 def _silent_nodes(state: Attempt) -> tuple[str, ...]:
-    """Nodes with unreported snapshots on which no worker answers, and which may be used."""
+    """Ids of the nodes with unreported snapshots that may be used and on which no worker answers."""
     answering = {worker.info.node_id for worker in state.pool.usable if worker.info is not None}
     avoided = {node.node_id for node in state.target.avoided}
     return tuple(node for node in state.snapshots.unreported_nodes if node not in answering and node not in avoided)
 
 
 def _could_gain(state: Attempt) -> Decision:
-    """Survivors keep their parts of the same steps as the dead. If those are no newer than what is whole, no node holds
-    newer ones; if none has survived to report, a node may."""
+    """Whether a node without workers may hold snapshots that are worth a wait. Survivors keep parts of the same steps
+    as the workers that died: if those are no newer than the best whole snapshot, no node holds newer ones; if no
+    survivor has reported, a node may."""
     nodes = _silent_nodes(state)
     if not nodes:
         return Decision(False, "every node with snapshots has a worker that answers, or must not be used")

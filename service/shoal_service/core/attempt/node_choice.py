@@ -20,17 +20,17 @@ from shoal_workers.contract.placing import Placement
 
 @dataclass(frozen=True, slots=True)
 class NodeRoom:
-    """One node on which the worker may be."""
+    """A node on which the worker may be."""
 
     node_id: str
     room: int
-    """Further workers of this job that fit."""
+    """Number of further workers of this job that fit."""
     held: int = 0
-    """Workers of this job that are there, or on their way."""
+    """Number of workers of this job that are there, or on their way."""
 
 
 def choose_node(nodes: Sequence[NodeRoom], *, num_missing: int, tp: int, placement: Placement) -> str:
-    """Its id; empty: no node has room.
+    """The id of the chosen node; empty: no node has room.
 
     Args:
         num_missing: workers that are about to be started, this one included.
@@ -45,8 +45,9 @@ def choose_node(nodes: Sequence[NodeRoom], *, num_missing: int, tp: int, placeme
 
 
 def _order(node: NodeRoom, num_missing: int, tp: int) -> tuple[int, int, int, str]:
-    """The least is the best: nodes that complete a tp group, then those with room for a whole one, and of these the
-    nodes of the job first; then the node that takes most of the missing workers, and has the least room to spare."""
+    """Sort key of a node; the least is the best. First come nodes that complete a tp group, then those with room for a
+    whole one, and of these the nodes of the job; then the node that takes most of the missing workers, and has the
+    least room to spare."""
     begun = node.held % tp
     wanted = min(num_missing, tp - begun)
     if node.room < wanted:

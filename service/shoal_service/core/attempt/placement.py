@@ -72,15 +72,16 @@ class Choice:
     workers: tuple[Worker, ...]
     """Workers in rank order."""
     buddies: tuple[SnapshotServer | None, ...]
-    """The worker that keeps a copy of its snapshots, by rank."""
+    """The worker that keeps a copy of each rank's snapshots, by rank; None: there is no copy."""
     refusal: str
-    """Why the group cannot start: what its workers need of the memory of a node; "": it can."""
+    """Why the group cannot start: the memory that its workers need on a node; empty: it can start."""
     remark: str
-    """Says that tp groups cross nodes, or that a node lacks memory for copies, and why; "": neither."""
+    """Text that says that tp groups cross nodes, or that a node lacks memory for copies, and why; empty: neither."""
 
 
 def choose(state: Attempt, usual: Sequence[Worker], now: float, plan: PlanLayout) -> Choice:
-    """`usual`: the workers of the next group in the usual order; the layout may use fewer."""
+    """Choose the workers, the layout and the rank order of the next group. `usual`: its workers in the usual order; the
+    layout may use fewer."""
     known = {worker.index for worker in usual}
     spares = [worker for worker in candidates(state, now) if worker.index not in known]
     racks, refused = racks_of([*usual, *spares]), state.history.refused_layouts
@@ -121,15 +122,15 @@ def _candidate(worker: Worker) -> Candidate:
 
 
 def next_workers(state: Attempt, now: float) -> tuple[Worker, ...]:
-    """Workers up to the grant, in the usual rank order. `placement.choice` may take other candidates, and in another
-    order, once the layout is known."""
+    """Workers of the next group, at most as many as are granted, in the usual rank order. `choose` may take other
+    candidates, and in another order, once the layout is known."""
     return _in_order(state, {p.index: p for p in candidates(state, now)})
 
 
 def candidates(state: Attempt, now: float) -> list[Worker]:
-    """Usable workers, also more than the grant. Stragglers are taken only if the group is smaller without them.
-    Workers that have to leave are taken only if the group would be below elasticity.min_workers without them, and not
-    at all once their deadline has come."""
+    """Usable workers that may train, also more than are granted. Stragglers are taken only if the group is smaller
+    without them. Workers that have to leave are taken only if the group would be below elasticity.min_workers without
+    them, and not at all once their deadline has come."""
     order = state.group.ranks
     usable = sorted(state.usable, key=lambda p: (order.get(p.index, len(order)), p.index))
     leaving = departures.leaving_nodes(state)
@@ -154,7 +155,8 @@ def racks_of(workers: Iterable[Worker]) -> Racks:
 
 
 def is_settled(state: Attempt, now: float) -> bool:
-    """No worker is missing, or none has become warm for a while: the first group waits longer than others."""
+    """Whether no further worker is waited for: none is missing, or none has become warm for a while. The first group
+    waits longer than others."""
     workers, timeouts = state.workers, state.config.timeouts
     if len(workers) >= state.target.granted and all(worker.warm for worker in workers):
         return True
@@ -184,13 +186,13 @@ class Candidate:
     node: str
     machine: str
     rack: str = ""
-    """Empty: unknown. All such candidates count as one rack."""
+    """Rack of the node; empty: unknown. All candidates of an unknown rack count as one rack."""
     slot: int = -1
     """Number of its GPU on the node; -1: it has none, or its number is not known."""
 
 
 def rank_order(candidates: Sequence[Candidate], previous: Sequence[int], layout: Layout) -> tuple[Candidate, ...]:
-    """By rank, one candidate each.
+    """The candidate of each rank, in rank order.
 
     candidates: at least layout.world_size, in the usual order: the first of them without regard to nodes.
     previous: indexes of the last group's workers, in rank order.
@@ -222,7 +224,7 @@ class _Allotment:
     def __init__(self, candidates: Sequence[Candidate], former: dict[int, int], layout: Layout) -> None:
         self._layout = layout
         self._former = former
-        """Rank in the last group, by worker index."""
+        """Rank of each worker in the last group, by worker index."""
         self._waiting = _neighbours_together(candidates)
         """Candidates without a rank: node by node, in each by slot, then in the usual order."""
         self._ranks: list[Candidate | None] = [None] * layout.world_size
@@ -230,7 +232,7 @@ class _Allotment:
         """All tp groups; group g has the ranks from g * tp on."""
         self._position = {group: position for position, group in enumerate(self._groups)}
         self._open = self._groups
-        """Those without workers."""
+        """The tp groups that have no workers yet."""
 
     def order(self) -> tuple[Candidate, ...]:
         for place_of in (_node, _machine, _rack, _cluster):
@@ -239,7 +241,8 @@ class _Allotment:
         return tuple(candidate for candidate in self._ranks if candidate is not None)
 
     def _homes(self, place_of: PlaceOf) -> dict[int, str]:
-        """The place that has workers for all of it, by tp group."""
+        """The place that has workers for all of a tp group, by number of the group; groups without such a place are
+        left out."""
         tp, is_open = self._layout.tp, set(self._open)
         room = {place: size // tp for place, size in Counter(place_of(c) for c in self._waiting).items()}
         homes = self._homes_of_survivors(place_of, is_open, room)
@@ -256,8 +259,8 @@ class _Allotment:
         return homes
 
     def _homes_of_survivors(self, place_of: PlaceOf, groups: Set[int], room: dict[str, int]) -> dict[int, str]:
-        """Each of these tp groups where most of its survivors are. If several groups want one place, those first that
-        would keep the fewest survivors elsewhere. `room` is used up."""
+        """Give each of these tp groups the place where most of its survivors are. If several groups want one place,
+        those that would keep the fewest survivors elsewhere come first. `room` is used up."""
         found: dict[int, Counter[str]] = defaultdict(Counter)
         for candidate in self._waiting:
             rank = self._former.get(candidate.index)
@@ -277,8 +280,8 @@ class _Allotment:
         return homes
 
     def _in_blocks(self, groups: Set[int], room: dict[str, int]) -> dict[int, str]:
-        """The place of each of these tp groups, or of as many as there is room for, in blocks as large as possible.
-        `room`: by place, in tp groups; it is used up."""
+        """Give each of these tp groups a place, as far as there is room, in blocks as large as possible. `room`: by
+        place, in tp groups; it is used up."""
         homes: dict[int, str] = {}
         remaining = sorted(self._position[group] for group in groups)
         for size in _block_sizes(self._layout):
@@ -294,7 +297,7 @@ class _Allotment:
         return homes
 
     def _fill(self, place_of: PlaceOf, homes: dict[int, str]) -> None:
-        """Workers of its place for each group that has one: survivors on their ranks, then the others in order."""
+        """Give each group that has a place workers from there: survivors on their ranks, then the others in order."""
         tp = self._layout.tp
         others: dict[str, deque[Candidate]] = defaultdict(deque)
         for candidate in self._waiting:
@@ -331,15 +334,16 @@ def _cluster(_: Candidate) -> str:
 
 
 def _neighbours_together(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The nodes of a machine and the machines of a rack together, each kind of place in the usual order; on a node by
-    slot, because GPUs with neighbouring numbers often have the shorter path to each other."""
+    """The candidates sorted so that the nodes of a machine and the machines of a rack are together, each kind of place
+    in the usual order; on a node by slot, because GPUs with neighbouring numbers often have the shorter path to each
+    other."""
     racks, machines, nodes = ({place_of(c): None for c in candidates} for place_of in (_rack, _machine, _node))
     places = [{name: number for number, name in enumerate(names)} for names in (racks, machines, nodes)]
     return sorted(candidates, key=lambda c: (places[0][c.rack], places[1][c.machine], places[2][c.node], c.slot))
 
 
 def _block_sizes(layout: Layout) -> list[int]:
-    """Blocks of workers that should be on one node as a whole, counted in tp groups, the largest first."""
+    """Sizes of the blocks of workers that should be on one node as a whole, counted in tp groups, the largest first."""
     sizes = [1]
     for degree in (layout.cp, layout.ep, layout.pp, layout.dp_shard // layout.ep, layout.dp_replicate):
         if degree > 1:
@@ -348,7 +352,8 @@ def _block_sizes(layout: Layout) -> list[int]:
 
 
 def _by_locality(layout: Layout) -> list[int]:
-    """All tp groups, so that those that communicate most are next to each other: cp, ep, pp, dp_shard, dp_replicate."""
+    """All tp groups, in an order in which those that communicate most are next to each other: cp, ep, pp, dp_shard,
+    dp_replicate."""
     axes = (layout.dp_replicate, layout.dp_shard // layout.ep, layout.pp, layout.ep, layout.cp)
     return [
         (((pp * layout.dp_replicate + replica) * layout.dp_shard) + outer * layout.ep + inner) * layout.cp + cp
@@ -357,21 +362,23 @@ def _by_locality(layout: Layout) -> list[int]:
 
 
 TOLERANCE = 1.1
-"""Predictions of memory are off by up to a tenth."""
+"""A group is refused only if its predicted need exceeds the memory by this factor: predictions are off by up to a
+tenth."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryVerdict:
     refusal: str = ""
-    """Why the group cannot start, with the numbers and the ways out; "": it can, or the need is not known."""
+    """Why the group cannot start, with the numbers and the ways out; empty: it can start, or the need is not known."""
     remark: str = ""
-    """What there is not enough memory for while it trains."""
+    """What the group lacks memory for while it trains; empty: nothing."""
 
 
 def memory_verdict(
     workers: Sequence[WorkerInfo], buddies: Sequence[SnapshotServer | None], need: HostNeed
 ) -> MemoryVerdict:
-    """The verdict for the machine with the least room. `workers`, `buddies`: by rank."""
+    """Whether the workers of each machine fit into its memory; the verdict is that for the machine with the least room.
+    `workers`, `buddies`: by rank."""
     places = {(info.node_ip, info.snapshot_port): machine_of(info) for info in workers}
     kept = Counter(places.get((buddy.host, buddy.port), "") for buddy in buddies if buddy is not None)
     sending = Counter(machine_of(info) for info, buddy in zip(workers, buddies, strict=True) if buddy is not None)
@@ -428,8 +435,8 @@ def _gib(num_bytes: float) -> str:
 
 
 def buddies(workers: Sequence[WorkerInfo], layout: Layout) -> tuple[SnapshotServer | None, ...]:
-    """By rank: the buddy's endpoint; None where a copy is not needed, or no other machine has a worker that keeps
-    snapshots.
+    """Endpoint of each rank's buddy, by rank; None where a copy is not needed, or no other machine has a worker that
+    keeps snapshots.
 
     The ranks of the fullest machines choose first. Each takes the worker with the fewest copies; among equal ones the
     next along the ring of machines. A choice takes logarithmic time.
@@ -451,13 +458,13 @@ def buddies(workers: Sequence[WorkerInfo], layout: Layout) -> tuple[SnapshotServ
 
 
 class _Shelves:
-    """Workers by the number of copies that they keep, then by machine, then by rank."""
+    """Keeps workers by the number of copies that they keep, then by machine, then by rank."""
 
     def __init__(self) -> None:
         self._ranks: list[dict[int, list[int]]] = []
-        """For each number of copies, by machine: a heap of ranks."""
+        """For each number of copies, the ranks of each machine as a heap."""
         self._machines: list[list[int]] = []
-        """The same machines, in the order of the ring."""
+        """For each number of copies, the machines that have such ranks, in the order of the ring."""
 
     def put(self, copies: int, machine: int, rank: int) -> None:
         if copies == len(self._ranks):
@@ -469,7 +476,8 @@ class _Shelves:
         heappush(self._ranks[copies][machine], rank)
 
     def take_elsewhere(self, here: int) -> int | None:
-        """One of those with the fewest copies that is on another machine gets one more; None: there is none."""
+        """Take a rank with the fewest copies that is on another machine, and count one copy more for it; None: there is
+        none."""
         for copies, ring in enumerate(self._machines):
             if not ring or ring == [here]:
                 continue
@@ -484,12 +492,12 @@ class _Shelves:
 
 
 def machine_of(info: WorkerInfo) -> str:
-    """Equal for workers that share one memory."""
+    """Identity of the worker's machine: equal for workers that share one memory."""
     return info.machine_id or info.node_id
 
 
 def lonely_ranks(layout: Layout, machines: Sequence[str]) -> tuple[int, ...]:
-    """`machines`: by rank. One rank for each shard whose replicas are all on one machine: the lowest."""
+    """One rank, the lowest, for each shard whose replicas are all on one machine. `machines`: by rank."""
     holders: dict[int, list[int]] = defaultdict(list)
     for rank in range(len(machines)):
         holders[layout.shard_of(rank)].append(rank)
@@ -497,7 +505,7 @@ def lonely_ranks(layout: Layout, machines: Sequence[str]) -> tuple[int, ...]:
 
 
 def covered_ranks(layout: Layout, machines: Sequence[str]) -> frozenset[int]:
-    """Ranks whose shard outlives their machine without a copy that they send themselves. None if there is one
+    """Ranks whose shard outlives their machine without a copy that they send themselves; none if all are on one
     machine."""
     if len(set(machines)) <= 1:
         return frozenset()

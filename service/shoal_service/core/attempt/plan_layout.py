@@ -15,33 +15,33 @@ class HostNeed(Frozen):
     """Predicted host memory of one worker, in bytes. All zero: not known."""
 
     process: int = 0
-    """The process with everything imported."""
+    """Memory of the process with everything imported."""
     training: int = 0
-    """At the peak of a step, beyond that. Of workers with a GPU: what is offloaded."""
+    """Memory beyond that at the peak of a step; for a worker with a GPU, what is offloaded to the host."""
     build: int = 0
-    """The whole model, if each worker builds it; before it trains."""
+    """Memory of the whole model, if each worker builds it before it trains; otherwise 0."""
     snapshots: int = 0
-    """Snapshots of its own state, in shared memory, beyond the state that it trains."""
+    """Memory of the snapshots of the worker's own state, in shared memory, beyond the state that it trains."""
     sent: int = 0
-    """Copies that are made to be sent, if it has a buddy."""
+    """Memory of the copies that are made to be sent to the buddy, if the worker has one."""
     kept: int = 0
-    """Copies that the buddy keeps of it."""
+    """Memory that the copies of this worker take on the buddy."""
     log: int = 0
-    """The gradient log that the buddy keeps of it."""
+    """Memory that the gradient log of this worker takes on the buddy."""
 
     @property
     def own(self) -> int:
-        """Beyond its process, without copies on other nodes."""
+        """Bytes that one worker needs beyond its process, without copies on other nodes."""
         return max(self.build, self.training + self.snapshots)
 
     @property
     def alone(self) -> int:
-        """The need of one worker on a machine, without copies on other nodes."""
+        """Bytes that a single worker on a machine needs, without copies on other nodes."""
         return self.process + self.own
 
     def of(self, num_workers: int) -> int:
-        """Bytes of `num_workers` workers on one machine, without copies on other nodes. Forked processes share what
-        they have imported."""
+        """Bytes that `num_workers` workers on one machine need, without copies on other nodes. Forked processes share
+        what they have imported."""
         return self.process + num_workers * self.own if num_workers else 0
 
 
@@ -55,7 +55,7 @@ class PlannedLayout(Protocol):
     def reason(self) -> str: ...
     @property
     def fits(self) -> bool:
-        """Predicted to fit into memory."""
+        """Whether the layout is predicted to fit into memory."""
 
     @property
     def host(self) -> HostNeed: ...
@@ -75,6 +75,6 @@ class PlanLayout(Protocol):
         refused: tuple[Layout, ...] = (),
         /,
     ) -> PlannedLayout:
-        """The layout for at most `world_size` workers: a function of its arguments, which always has an answer.
-        `racks`: where the usable workers are. `refused`: layouts that a proof has refused; none that uses all that one
-        of them uses is the answer."""
+        """Return the layout for at most `world_size` workers. It is a pure function of its arguments, and always has an
+        answer. `racks`: where the usable workers are. `refused`: layouts that a proof has refused; the answer never
+        uses everything that one of them uses."""

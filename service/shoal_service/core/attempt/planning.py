@@ -36,10 +36,11 @@ from shoal_workers.contract.validation import is_exhausted, why_exhausted
 
 _FRUITLESS_LIMIT = 6
 _LAST_VALIDATIONS = 3
-"""Tries of the final validation: what kills its worker three times will kill it again, and the model is saved."""
+"""Number of tries of the final validation: what kills its worker three times will kill it again, and the model is
+saved."""
 _LAST_SAVES = 5
-"""Tries to save the state after the last step, with 1, 2, 4 and 8 s between them: a short outage of the storage must
-not cost a whole training run."""
+"""Number of tries to save the state after the last step, with 1, 2, 4 and 8 s between them: a short outage of the
+storage must not cost a whole training run."""
 
 
 def consider(turn: Turn) -> None:
@@ -48,6 +49,7 @@ def consider(turn: Turn) -> None:
     if decision is None:
         return
     first = decision.exits[0] if decision.exits else None
+    # first: an error that would end the job only ends the trial of new code
     if fault := code_update.fault_of_the_new_code(turn.state, decision):
         code_update.roll_back(turn, fault, keeps_steps=False)
         if turn.incident is None:
@@ -113,7 +115,8 @@ def consider_commit(turn: Turn) -> None:
 
 
 def go_on_without_commit(turn: Turn, message: str) -> None:
-    """The state of the last step did not become durable. To finish would lose the model; to switch may lose steps."""
+    """Continue although the state of the last step did not become durable. To finish would lose the model, so it is
+    saved again; to switch may lose steps."""
     last = next(iter(turn.group.exits.values()))
     if last.kind is ExitKind.FINISHED:
         _save_again(turn, message)
@@ -123,7 +126,7 @@ def go_on_without_commit(turn: Turn, message: str) -> None:
 
 
 def _save_again(turn: Turn, message: str) -> None:
-    """All steps are done, but the result is not durable: a group forms once more to save it."""
+    """Form a group once more to save the result: all steps are done, but it is not durable."""
     tries = turn.budgets.last_saves + 1
     if tries >= _LAST_SAVES or turn.target.desired is not Desired.RUN:
         turn.end(EndReason.STORAGE_FAILED, f"training finished, but its result is not durable: {message}")
@@ -171,8 +174,8 @@ def _was_durable(turn: Turn) -> bool:
 
 
 def _switch_from_best_source(turn: Turn, last: WorkerExit, message: str) -> None:
-    """The next group starts from the newest state. If that is older than this step, steps are done again, and an event
-    reports it."""
+    """Form the next group from the newest state that is known. If that is older than the last step, steps are done
+    again, and an event reports it."""
     best = memory_snapshots.best_source(turn.state)
     newest = best.step if best is not None else turn.checkpoints.durable_step
     if newest < last.step:
@@ -181,7 +184,7 @@ def _switch_from_best_source(turn: Turn, last: WorkerExit, message: str) -> None
 
 
 def _replace_faulty(turn: Turn, exits: tuple[WorkerExit, ...]) -> None:
-    """Workers that raised what the others did not: they are killed, and the incident names them."""
+    """Kill the workers that raised what the others did not; the incident names them."""
     for index, worker_exit in [(i, e) for i, e in turn.group.exits.items() if e in exits]:
         cause, message = verdict.cause_of(worker_exit), verdict.words_of_error(worker_exit)
         blame(turn, cause, f"rank {worker_exit.rank}", message, turn.pool.worker(index))
@@ -194,7 +197,7 @@ def _replace_faulty(turn: Turn, exits: tuple[WorkerExit, ...]) -> None:
 
 
 def _exclude_source(turn: Turn) -> None:
-    """A snapshot that could not be read although all its servers are alive is not chosen again. If a server was lost,
+    """Do not choose a snapshot again that could not be read although all its servers are alive. If a server was lost,
     the snapshot may still be whole with other servers; it is excluded after a second failure."""
     state = turn.state
     if state.group.source is None:
@@ -207,8 +210,8 @@ def _exclude_source(turn: Turn) -> None:
 
 
 def _replace_worker_that_hangs_again(turn: Turn) -> None:
-    """All workers reacted to the interrupt, as they did in the last hang at this step: the one that stood still first
-    is replaced. It serves its snapshots until the next group runs."""
+    """Replace the worker that stood still first, if the group has hung twice at this step and all workers have reacted
+    to the interrupt each time. It serves its snapshots until the next group runs."""
     state, hang = turn.state, turn.health.hang
     worker = state.pool.worker(hang.index) if hang is not None and hang.is_repeated else None
     if state.incident is None or state.incident.cause is not IncidentCause.HUNG or state.incident.ranks:
@@ -239,13 +242,13 @@ def _finished(turn: Turn) -> str:
 
 
 def _has_another_end(turn: Turn) -> bool:
-    """`stop` was changed while the group did its last step."""
+    """Whether `stop` was changed while the group did its last step."""
     return turn.group.settings is not None and turn.group.settings.stop != turn.target.spec.stop
 
 
 def _re_form(turn: Turn) -> None:
-    """All survivors have left `run`: form the next group, unless a budget is exceeded."""
-    _replace_worker_that_hangs_again(turn)
+    """Form the next group, unless a budget is exceeded. All survivors have left `run`."""
+    _replace_worker_that_hangs_again(turn)  # before the next group chooses its workers
     state = turn.state
     is_free = state.incident is not None and FAULTS[state.incident.cause].budget is Budget.NONE
     recoveries, fruitless = state.budgets.recoveries + (not is_free), state.budgets.fruitless + 1
@@ -321,7 +324,7 @@ def _origin_is_damaged(turn: Turn, worker_exit: WorkerExit) -> str:
 
 
 def _most_frequent(exits: tuple[WorkerExit, ...]) -> UserFailure:
-    """The error that most ranks raised, with those ranks."""
+    """The error that most ranks have raised, with those ranks."""
     groups: dict[tuple[str, str], list[WorkerExit]] = {}
     for worker_exit in exits:
         if worker_exit.error is not None:

@@ -21,7 +21,7 @@ from shoal_workers.contract.job import IncidentCause
 
 
 def quiesce(turn: Turn) -> None:
-    """Interrupt the group, unless that was done."""
+    """Interrupt the group, unless that was done before."""
     if turn.stage is Stage.QUIESCING:
         return
     _enter(turn)
@@ -29,7 +29,7 @@ def quiesce(turn: Turn) -> None:
 
 
 def await_same_error(turn: Turn) -> None:
-    """A slower rank may be about to raise the same error. The interrupt waits for it."""
+    """Quiesce the group, but interrupt it only after a grace: a slower rank may be about to raise the same error."""
     grace_s = turn.config.timeouts.user_error_grace_s + large_groups.later_s(len(turn.pool.workers))
     _enter(turn, interrupt_at=turn.now + grace_s)
 
@@ -57,7 +57,7 @@ class Eviction:
 
 
 def unresponsive(state: Attempt, quiescing: Quiescing, now: float) -> list[Eviction]:
-    """The workers of a lost group that are not waited for any longer, by rank."""
+    """The workers of a lost group that are not waited for any longer, each with the reason, by rank."""
     if quiescing.interrupted_at is None:
         return []
     waited, quiesce_s = now - quiescing.interrupted_at, large_groups.quiesce_s(state)

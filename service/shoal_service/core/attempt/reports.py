@@ -49,7 +49,7 @@ from shoal_workers.contract.worker_reports import (
 
 
 def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
-    """A report of an older generation is dropped."""
+    """Handle a report of a worker. A report of an older generation is dropped."""
     if isinstance(item, PreemptionNotice):
         worker_pool.about_to_leave(turn, index, item)  # about the worker, whatever it does
         return

@@ -53,13 +53,14 @@ _PHASES = {
     Phase.COMMITTING: "waiting for the commit",
 }
 _STOPPED = "do_signal_stop"
-"""The kernel's function in which a process is that a signal has stopped; see shoal_workers.stacks."""
+"""Name of the kernel's function in which a process is that a signal has stopped; see shoal_workers.stacks."""
 _MAX_CLUSTERS_IN_WORDS = 4
 _KEPT_CLUSTERS, _KEPT_FRAMES = 16, 40
 
 
 def cluster(samples: Iterable[tuple[int | None, WorkerStack]], *, at: float, generation: int, reason: str) -> Stacks:
-    """`samples`: each worker's rank, if it has one, and its stack."""
+    """Cluster the stacks of all workers by equal ones, with words. `samples`: each worker's rank, None if it has none,
+    and its stack."""
     groups: dict[object, list[tuple[int | None, WorkerStack]]] = {}
     for rank, stack in samples:
         groups.setdefault((stack.frames, stack.error, _phase_of(stack)), []).append((rank, stack))
@@ -72,7 +73,7 @@ def cluster(samples: Iterable[tuple[int | None, WorkerStack]], *, at: float, gen
 
 
 def trimmed(stacks: Stacks) -> Stacks:
-    """What is kept of them: the smallest clusters, and the inner frames of each."""
+    """The part of the stacks that an incident keeps: the smallest clusters, and the inner frames of each."""
     kept = (one.model_copy(update={"frames": one.frames[:_KEPT_FRAMES]}) for one in stacks.clusters[:_KEPT_CLUSTERS])
     return stacks.model_copy(update={"clusters": tuple(kept)})
 
@@ -102,7 +103,8 @@ def place(stack: WorkerStack) -> str:
 
 
 def _phase_of(stack: WorkerStack) -> object:
-    """Equal stacks of other steps are other places; py-spy does not know the step."""
+    """What must be equal besides the frames: phase and step, because equal stacks of other steps are other places.
+    py-spy does not know the step."""
     return None if stack.source is StackSource.PY_SPY else (stack.phase, stack.step)
 
 
@@ -150,7 +152,7 @@ def _is_or_are(one: StackCluster) -> str:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """`0-2, 4`."""
+    """The ranks as people read them, such as `0-2, 4`."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:

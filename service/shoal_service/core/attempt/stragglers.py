@@ -25,13 +25,13 @@ from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.worker_reports import StepReport
 
 _PAUSE = 10
-"""After a straggler was named, the next one is named no earlier than this many times health.straggler_steps."""
+"""After a straggler was named, the next one is named no earlier than this many times health.straggler_steps later."""
 
 
 @dataclass(frozen=True, slots=True)
 class StragglerDecision(Decision):
     index: int = -1
-    """The worker, if there is one."""
+    """Index of the straggler; -1: there is none."""
 
 
 def step_done(turn: Turn, report: StepReport) -> None:
@@ -45,7 +45,8 @@ def step_done(turn: Turn, report: StepReport) -> None:
 
 
 def count_slow_steps(state: Attempt, report: StepReport) -> dict[int, int] | None:
-    """Count the slow steps in a row of each worker, this one included; None: the ranks cannot be compared."""
+    """The number of slow steps in a row of each slow worker, this step included, by worker index; None: the ranks
+    cannot be compared."""
     factor, workers = state.target.spec.health.straggler_factor, state.group.workers
     if factor is None or len(report.compute_s) != len(workers) or len(workers) < 2:
         return None
@@ -58,7 +59,7 @@ def count_slow_steps(state: Attempt, report: StepReport) -> dict[int, int] | Non
 
 
 def find_straggler(state: Attempt, report: StepReport) -> StragglerDecision:
-    """The slowest of the workers that were slow for long enough."""
+    """Find the slowest of the workers that were slow for long enough."""
     limit, ranks = state.target.spec.health.straggler_steps, state.group.ranks
     slow = [index for index, steps in state.progress.slow_steps.items() if steps >= limit]
     if not slow:
@@ -74,7 +75,7 @@ def find_straggler(state: Attempt, report: StepReport) -> StragglerDecision:
 
 
 def keep_where_no_replacement_came(turn: Turn) -> None:
-    """If no other worker became warm in time, the slow one stays: a slow worker is better than none."""
+    """Keep a slow worker if no other one became warm in time: a slow worker is better than none."""
     for worker in turn.pool.workers:
         if worker.slow_until is not None and turn.now >= worker.slow_until and worker.index in turn.group.ranks:
             turn.pool = turn.pool.with_worker(replace(worker, slow_until=None))
@@ -114,7 +115,7 @@ def _name(turn: Turn, index: int, report: StepReport) -> None:
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float:
-    """The median of all but one that has this value."""
+    """The median of all values but one that equals `value`. `ordered`: at least two values, rising."""
     at, num_others = bisect_left(ordered, value), len(ordered) - 1
 
     def other(number: int) -> float:

@@ -23,13 +23,15 @@ REPEATED = 3
 """A node is suspected if it loses this many workers within WINDOW_S, and every other node has lost at most a third as
 many."""
 WINDOW_S = 600.0
-"""Time within which the lost workers of a node are counted together."""
+"""Lost workers of a node are counted together if they were lost within this time."""
 _ONCE_S = 60.0
-"""A node that fails loses its workers one after the other; within this time that is one suspicion."""
+"""Losses of a node within this time are one suspicion, because a node that fails loses its workers one after the
+other."""
 
 
 def worker_was_lost(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
-    """Called once the worker is gone from the state; not for one that was killed for lack of memory."""
+    """Count a lost worker against its node, and suspect the node if it is due. Called once the worker is gone from the
+    state, and not for one that was killed for lack of memory."""
     fault = FAULTS[cause]
     node_id = worker.info.node_id if worker.info is not None else ""
     if not node_id or fault.probation is Probation.NEVER:
@@ -43,7 +45,8 @@ def worker_was_lost(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
 
 
 def forget_loss(turn: Turn, worker_id: str) -> None:
-    """The worker was killed for lack of memory: its node is full, which says nothing against it."""
+    """Do not count a loss: the worker was killed for lack of memory, so its node is full, which says nothing against
+    the node."""
     losses = tuple(loss for loss in turn.health.losses if loss.worker_id != worker_id)
     if len(losses) < len(turn.health.losses):
         turn.health = replace(turn.health, losses=losses)

@@ -26,11 +26,12 @@ from shoal_workers.contract.spec import changes
 @dataclass(frozen=True, slots=True)
 class SwitchDecision(Decision):
     kept_layout_for: PlanInputs | None = None
-    """A layout was planned for these inputs, and the group keeps its own."""
+    """Inputs for which a layout was planned and the group keeps its own; None: none was planned."""
 
 
 def consider(turn: Turn) -> None:
-    """Called in RUNNING, after every event."""
+    """Ask the group to stop at the next step boundary if something calls for it. Called after every event; acts in
+    RUNNING only."""
     running = turn.current
     if not isinstance(running, Running):
         return
@@ -65,8 +66,9 @@ def decide(state: Attempt, running: Running, now: float, plan: PlanLayout) -> Sw
 
 
 def drain_decision(state: Attempt, running: Running, now: float) -> Decision:
-    """Workers of the group have to leave: once others can take their place, or no others are to be expected; at the
-    latest when their time has come. Below elasticity.min_workers only then."""
+    """Whether to switch away from workers that have to leave: once others can take their place, or no others are to be
+    expected, and at the latest when their time has come. If fewer than elasticity.min_workers would be left, only
+    then."""
     leaving = _workers_to_replace(state, now)
     if not leaving:
         return Decision(False, "no worker of the group has to leave")
@@ -135,7 +137,8 @@ def _workers_to_replace(state: Attempt, now: float) -> list[Worker]:
 
 
 def _no_worker_is_expected(state: Attempt, since: float, now: float) -> bool:
-    """No worker has become warm for a while, and those that are starting had their time."""
+    """Whether no further worker is expected: none has become warm for a while, and those that are starting have had
+    their time."""
     newest = max(since, *(worker.warm_at or 0.0 for worker in state.workers if worker.warm))
     is_starting = any(not worker.warm for worker in state.workers)
     timeouts = state.config.timeouts
@@ -143,8 +146,8 @@ def _no_worker_is_expected(state: Attempt, since: float, now: float) -> bool:
 
 
 def _switch(turn: Turn, reason: str) -> None:
-    """Ask for a stop at the next step boundary. Its snapshot in memory is enough, unless no worker will be left to read
-    it from there: in a pause, or when the attempt will have to wait for capacity."""
+    """Ask for a stop at the next step boundary. The snapshot of that step in memory is enough, unless no worker will be
+    left to read it from: in a pause, or when the attempt will have to wait for capacity."""
     target, group = turn.target, turn.group
     num_next = len(next_workers(turn.state, turn.now))
     durable = target.ends_saved or not target.keeps_snapshots or num_next < max(1, target.min_workers)

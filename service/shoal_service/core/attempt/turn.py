@@ -33,14 +33,15 @@ class Decision:
 
 
 class Turn:
-    """Parts are replaced, never mutated; `commands` are in the order in which they are to be performed."""
+    """The state during one turn. Its parts are replaced, never mutated; `commands` are in the order in which they are
+    to be performed."""
 
     def __init__(self, state: Attempt, now: float, plan: PlanLayout) -> None:
         self.now = now
         self.plan = plan
         self.commands: list[Command] = []
         self.has_exits = False
-        """A worker has left or was lost: what follows is decided when all events of the turn have happened."""
+        """Set when a worker has left or was lost: what follows is decided when all events of the turn have happened."""
         self.config = state.config
         self.target = state.target
         self._current = state.current
@@ -92,7 +93,7 @@ class Turn:
         self._current = after
 
     def stay(self, changed: CurrentStage) -> None:
-        """Stay in the stage, of which more is known now."""
+        """Replace what is known of the current stage, without leaving it."""
         assert changed.stage is self.stage, f"{self.stage} -> {changed.stage}"
         self._current = changed
 
@@ -121,7 +122,7 @@ class Turn:
             self.do(ShowIncident(self.incident, self.now if closed else None))
 
     def end_saved(self) -> None:
-        """`target.ends_saved` is carried out: all that can be saved is saved."""
+        """End the attempt as `target.ends_saved` demands: all that can be saved is saved."""
         if self.target.desired is Desired.PAUSE:
             self.end(EndReason.PAUSED, "paused on request")
         else:

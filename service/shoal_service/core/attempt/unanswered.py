@@ -32,14 +32,14 @@ _TRAINING = (Stage.RUNNING, Stage.SWITCHING)
 
 
 def unanswered(orders: Mapping[int, Order], state: Attempt) -> dict[int, Order]:
-    """Those of the numbered orders whose answer is missing in this state, and would still matter."""
+    """The numbered orders whose answer is missing in this state and would still matter."""
     in_run = frozenset(state.in_run)
     return {number: order for number, order in orders.items() if _is_unanswered(order, state, in_run)}
 
 
 def still_due(commands: Sequence[Command], state: Attempt) -> list[Command]:
-    """The commands of a turn of several events, without the requests that a later event of the turn has answered, as
-    the interrupt of a worker that had left already."""
+    """The commands of a turn of several events, without the requests that a later event of the turn has answered, such
+    as the interrupt of a worker that had left already."""
     in_run = frozenset(state.in_run)
     requests = (Interrupt, RequestYield, RequestSnapshotParts)
     return [c for c in commands if not isinstance(c, requests) or _is_unanswered(c, state, in_run)]
@@ -80,8 +80,8 @@ def _is_unanswered(order: Order, state: Attempt, in_run: frozenset[int]) -> bool
 
 
 def orders_of(state: Attempt) -> tuple[Order, ...]:
-    """The orders without an answer, as far as they follow from the state: for a journal of the release that did not
-    keep orders. A `run` that was not sent and a worker that was not killed are unknown there."""
+    """The orders without an answer, as far as they follow from the state. Used for the journal of a release that did
+    not keep orders. A `run` that was not sent and a worker that was not killed cannot be found in this way."""
     if state.stage is Stage.ENDED:
         return ()
     commits: tuple[Order, ...] = tuple(

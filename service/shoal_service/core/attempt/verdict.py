@@ -36,14 +36,14 @@ class Outcome(StrEnum):
     USER_ERROR = "user_error"
     ENGINE_ERROR = "engine_error"
     EVERY_WORKER_FAILED = "every_worker_failed"
-    """Nothing is known that could be replaced."""
+    """Every worker has failed, and nothing is known that could be replaced."""
     WORKERS_AT_FAULT = "workers_at_fault"
-    """The workers of these exits are replaced before anything else is decided."""
+    """Some workers are at fault, and are replaced before anything else is decided."""
     NON_FINITE = "non_finite"
     DAMAGED_CHECKPOINT = "damaged_checkpoint"
     AS_PLANNED = "as_planned"
     RESULT_NOT_SAVED = "result_not_saved"
-    """All steps are done, and the storage failed."""
+    """All steps are done, and the storage failed to keep the result."""
     STORAGE_FAILED = "storage_failed"
     """Several groups in a row completed no step, and the storage failed."""
     SNAPSHOTS_UNKNOWN = "snapshots_unknown"
@@ -56,7 +56,7 @@ class OutcomeDecision:
     outcome: Outcome
     reason: str
     exits: tuple[WorkerExit, ...]
-    """The exits that decided it."""
+    """The exits that decided the outcome."""
 
 
 def decide(state: Attempt, now: float) -> OutcomeDecision | None:
@@ -90,7 +90,7 @@ def is_planned(worker_exit: WorkerExit) -> bool:
 
 
 def part_is_unreported(state: Attempt, index: int) -> bool:
-    """This worker has left as planned, but has not reported its part of that step's checkpoint."""
+    """Whether this worker has left as planned, but has not reported its part of that step's checkpoint."""
     worker_exit = state.group.exits.get(index)
     if worker_exit is None or not is_planned(worker_exit):
         return False
@@ -109,7 +109,7 @@ def words_of_storage(failed: WorkerExit) -> str:
 
 
 REPLACEMENTS = 2
-"""Workers that are replaced in a row for the same fault at the same step."""
+"""How often in a row workers are replaced for the same fault at the same step."""
 
 _CAUSES = {
     ExitKind.WORKER_FAULT: IncidentCause.WORKER_FAULT,
@@ -126,7 +126,8 @@ WORDS: dict[ErrorClass, str] = {
 
 
 def of_raised_errors(state: Attempt) -> OutcomeDecision | None:
-    """From the exits of a group that has left `run`; None: no rank raised, or those that did have been replaced."""
+    """The outcome that follows from the errors that ranks of a group have raised; None: no rank raised, or those that
+    did have been replaced."""
     raised = [e for index, e in state.group.exits.items() if e.error is not None and state.pool.worker(index)]
     if errors := tuple(e for e in raised if e.kind is ExitKind.USER_ERROR):
         return OutcomeDecision(Outcome.USER_ERROR, f"{count_text(len(errors), 'rank')} raised an error", errors)
@@ -137,7 +138,7 @@ def of_raised_errors(state: Attempt) -> OutcomeDecision | None:
 
 
 def fault_of(exits: tuple[WorkerExit, ...], last: RaisedFault | None) -> RaisedFault:
-    """What is remembered of these exits once their workers are replaced."""
+    """The fault that is remembered once the workers of these exits are replaced."""
     this = RaisedFault(step=max(e.step for e in exits), kind=exits[0].kind, error_class=_report(exits[0]).error_class)
     times = last.times + 1 if last is not None and last.is_like(this) else 1
     return RaisedFault(step=this.step, kind=this.kind, error_class=this.error_class, times=times)

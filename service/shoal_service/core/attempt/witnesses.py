@@ -41,8 +41,8 @@ from shoal_workers.contract.messages import ExitKind, WorkerExit
 
 
 def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, message: str) -> None:
-    """A worker is gone. If it had not left `run`, its group is lost. If it had, its part of the last checkpoint may be
-    lost."""
+    """Note that a worker is gone. If it had not left `run`, its group is lost. If it had, its part of the last
+    checkpoint may be lost."""
     if turn.pool.worker(index) is None:
         return
     worker = turn.drop_worker(index)
@@ -113,14 +113,14 @@ def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
 
 
 def lose_group(turn: Turn, cause: IncidentCause, witness: str, message: str) -> None:
-    """The group is given up although none of its workers is known to be gone."""
+    """Give up the group although none of its workers is known to be gone."""
     _lose(turn, cause, witness, message, None)
     turn.has_exits = True
 
 
 def leave_out(turn: Turn, workers: Sequence[tuple[Worker, str]]) -> None:
-    """The group goes on without these workers, which are in `run`; each comes with the reason. They are fenced:
-    the interrupt reaches them when their node answers again."""
+    """Let the group go on without these workers, which are in `run`; each comes with the reason. They are fenced: the
+    interrupt reaches them when their node answers again."""
     for worker, message in workers:
         blame(turn, IncidentCause.NODE_UNREACHABLE, "no answer to connects", message, worker)
     quiesce.quiesce(turn)
@@ -129,7 +129,7 @@ def leave_out(turn: Turn, workers: Sequence[tuple[Worker, str]]) -> None:
 
 
 def _lose(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: Worker | None) -> None:
-    """The group is lost: it quiesces."""
+    """Note the fault, and quiesce the lost group."""
     blame(turn, cause, witness, message, worker)
     quiesce.quiesce(turn)
 
@@ -138,7 +138,8 @@ _MARGIN_S = 0.25
 
 
 def nodes_silent(turn: Turn, silent: Mapping[str, str]) -> None:
-    """`silent`: all nodes that are silent now, with the reason."""
+    """Leave out the workers of nodes that have fallen silent, and take back those of nodes that answer again. `silent`:
+    all nodes that are silent now, with the reason."""
     for node_id in sorted({p.info.node_id for p in turn.pool.workers if p.info is not None and p.left_out is not None}):
         if node_id not in silent:
             _take_part_again(turn, node_id)
@@ -162,7 +163,8 @@ def is_left_out_given_up(state: Attempt, left_out: LeftOut, now: float) -> Decis
 
 
 def _mark(turn: Turn, node_id: str, workers: list[Worker], reason: str) -> list[tuple[Worker, str]]:
-    """Those of the workers that are in `run`, each with the message of its incident."""
+    """Mark workers of a silent node as left out. Returns those that are in `run`, each with the message of its
+    incident."""
     if not workers:
         return []
     state, in_run = turn.state, []
@@ -201,7 +203,7 @@ def _take_part_again(turn: Turn, node_id: str) -> None:
 
 
 def fresh_s(num_workers: int) -> float:
-    """A worker that has answered a poll within this time shows that its node is there: it has missed none."""
+    """Seconds within which the answer to a poll shows that a worker's node is there: the worker has missed no poll."""
     return poll_wait_s(num_workers) + _MARGIN_S
 
 

@@ -20,7 +20,8 @@ from shoal_workers.contract.messages import ErrorReport, WorkerInfo
 from shoal_workers.contract.worker_reports import PreemptionNotice
 
 _REPLENISHING = (Stage.STARTING, Stage.WAITING, Stage.RUNNING)
-"""Not while a group re-forms, nor before its first step: a starting worker would slow the survivors down."""
+"""Stages in which missing workers are started. Not while a group re-forms, nor before its first step: a starting worker
+would slow the survivors down."""
 
 
 def warm(turn: Turn, index: int, info: WorkerInfo) -> None:
@@ -35,14 +36,16 @@ def warm(turn: Turn, index: int, info: WorkerInfo) -> None:
 
 
 def unreachable(turn: Turn, index: int) -> None:
-    """Not yet a failure: the error may be transient. See Timeouts.unreachable_s."""
+    """Note that calls to a worker fail. This is not a failure yet: the error may be transient. See
+    Timeouts.unreachable_s."""
     worker = turn.pool.worker(index)
     if worker is not None and worker.warm and worker.unreachable_since is None:
         turn.pool = turn.pool.with_worker(replace(worker, unreachable_since=turn.now))
 
 
 def answered(turn: Turn, index: int) -> None:
-    """The error was transient. A worker that could not be asked for its snapshots is asked now."""
+    """Note that a worker has answered, so an error before was transient. If it could not be asked for its snapshots
+    before, it is asked now."""
     worker = turn.pool.worker(index)
     if worker is not None and worker.unreachable_since is not None:
         turn.pool = turn.pool.with_worker(replace(worker, unreachable_since=None))
@@ -51,8 +54,8 @@ def answered(turn: Turn, index: int) -> None:
 
 
 def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
-    """The task cannot be loaded. Before the first group the job fails; later only this worker is dropped, and so is one
-    that failed for a reason outside the task's code."""
+    """The task could not be loaded in a worker. Before the first group the job fails. Later only this worker is
+    dropped, and so is at any time one that failed for a reason outside the task's code."""
     worker = turn.pool.worker(index)
     if worker is None or code_update.failed_to_start(turn, worker, error):
         return
@@ -99,7 +102,7 @@ def start_died(turn: Turn, worker: Worker, message: str) -> None:
 
 
 def about_to_leave(turn: Turn, index: int, notice: PreemptionNotice) -> None:
-    """SIGTERM, or a preemption notice: the worker (not its node) will be taken away soon."""
+    """The worker, not its node, will be taken away soon: it got SIGTERM or a preemption notice."""
     worker = turn.pool.worker(index)
     if worker is None or worker.info is None or worker.leave is not None:
         return
@@ -114,8 +117,8 @@ def about_to_leave(turn: Turn, index: int, notice: PreemptionNotice) -> None:
 
 
 def replenish(turn: Turn) -> None:
-    """Start the workers that are missing to the target. Drop those that have to leave and those beyond the target, the
-    newest first, but none of the group."""
+    """Start the workers that the target lacks. Drop those that have to leave and those beyond the target, the newest
+    first, but none of the group."""
     state = turn.state
     if state.stage not in _REPLENISHING or (state.stage is Stage.RUNNING and state.incident is not None):
         return
@@ -134,7 +137,8 @@ def replenish(turn: Turn) -> None:
 
 
 def _drop_leavers(turn: Turn) -> None:
-    """The group runs without them. While the attempt waits they may serve their snapshots, until their deadline."""
+    """Drop the workers outside the group that have to leave. While the attempt waits they may still serve their
+    snapshots, so they stay until their deadline."""
     state = turn.state
     for worker in _spare(state):
         leave = departures.leave_of(state, worker)
@@ -190,7 +194,7 @@ def _drop_surplus(turn: Turn) -> None:
 
 
 def _drop_other_code(turn: Turn) -> None:
-    """Workers with a version of the code that is neither the current one nor needed by an update."""
+    """Drop the workers with a version of the code that is neither the current one nor needed by an update."""
     state, update_ = turn.state, turn.code.update
     kept = {state.code.current} | ({update_.version, update_.before} if update_ is not None else set())
     for worker in _spare(state) if state.stage is Stage.RUNNING else ():

@@ -30,7 +30,7 @@ from shoal_workers.contract.worker_reports import (
 
 
 def step_skipped(turn: Turn, item: StepSkipped) -> None:
-    """A skipped step counts as a step, since its samples are used up."""
+    """Note a skipped step. It counts as a completed step, since its samples are used up."""
     turn.progress = replace(turn.progress, step=max(turn.progress.step, item.step), advanced_at=turn.now)
     turn.emit(NonFiniteStepSkipped(step=item.step, loss=item.loss, grad_norm=item.grad_norm, ranks=item.ranks))
 

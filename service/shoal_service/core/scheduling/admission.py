@@ -10,7 +10,7 @@
 A job that may start in any of several clusters is admitted where that does the least harm: beside what jobs have, else
 beside their minima (`_ClusterChoice`), else where those that are preempted have the least priority and workers.
 
-What a job has above its minimum is divided later (`gains`). So admission shrinks without saying so.
+What a job has above its minimum is divided later (`gains`), so admission may shrink any job to its minimum.
 Jobs that ask for the same are refused together: the first refusal answers for all, until some job gets or loses places.
 In a queue of thousands, priority also goes first within a project, and a decision starts MOST_STARTS jobs at most.
 Called by `decide`. The ways in which one claim is met stand together here, since each depends on what the others have
@@ -44,12 +44,13 @@ from shoal_service.core.scheduling.room import UNLIMITED, FreeNode, Shape, Sites
 ROOM = Obstacle(None)
 
 LONG_QUEUE = 1_000
-"""In a queue of more jobs, those of a project are admitted by priority first. Else thousands that are earlier in the
-queue would be admitted and then displaced, in one decision, by jobs of higher priority that are later in it."""
+"""If more jobs than this are queued, those of a project are admitted by priority first. Otherwise thousands of jobs
+that are earlier in the queue would be admitted and then displaced, in one decision, by jobs of higher priority that are
+later in it."""
 
 MOST_STARTS = 1_000
-"""Jobs that start in one decision, at most; the next decision goes on. Each start is carried out by itself, and an
-urgent job that comes meanwhile must not wait until thousands have started."""
+"""Most jobs that start in one decision; the next decision goes on. Each start is carried out by itself, and an urgent
+job that comes meanwhile must not wait until thousands have started."""
 
 LATER = Obstacle(
     f"One decision starts at most {MOST_STARTS:,} jobs, and as many are before this one. The next goes on."
@@ -58,30 +59,31 @@ LATER = Obstacle(
 MAX_ROUNDS = 4
 
 RECLAIM_AFTER_S = 60.0
-"""A borrower of equal priority keeps its minimum for this long, since another one may end or be shrunk meanwhile."""
+"""A borrower of equal priority keeps its minimum until the claimant has waited this long, because meanwhile another job
+may end or be shrunk."""
 
 MANY = 100
-"""From this many victims on, they are sorted with the others rather than inserted one by one."""
+"""If more victims than this are new, they are sorted with the others rather than inserted one by one."""
 
 _Ranked: TypeAlias = tuple[float, float, str, Entry]
 
 
 @dataclass(slots=True)
 class Admission:
-    """What became of the claims."""
+    """The result of an admission: who waits, who is preempted, how many start."""
 
     waiting: list[tuple[Entry, Obstacle]] = field(default_factory=list)
-    """Queued jobs that do not start, in order."""
+    """Queued jobs that do not start, each with what is in the way, in the order of their turns."""
     preempted: list[Entry] = field(default_factory=list)
     num_starts: int = 0
     is_cut_short: bool = False
-    """Some of those that wait have not been looked at: MOST_STARTS jobs start."""
+    """Whether some of the waiting jobs were not looked at, because MOST_STARTS jobs start."""
 
 
 def keep_minima(plan: Plan) -> list[Entry]:
-    """Book the minimum of every running job. Returns the jobs that their project's limit no longer allows.
+    """Book the minimum of every running job. Return the jobs that their project's limit no longer allows.
 
-    Who stays within the limits is decided first, by priority: the order in which places are booked says nothing of it.
+    Which jobs stay within the limits is decided first, by priority. Places are booked afterwards, in another order.
     """
     kept: list[Entry] = []
     above_limit: list[Entry] = []
@@ -98,7 +100,7 @@ def keep_minima(plan: Plan) -> list[Entry]:
 
 
 def _floor(job: MarketJob) -> int:
-    """Workers that it keeps whatever others need: all of them while it is leaving."""
+    """Number of workers that a job keeps whatever others need: its minimum, or all of them while it is leaving."""
     if job.is_leaving:
         return max(job.granted, job.held)
     return job.min_workers if job.min_workers < job.granted else job.granted
@@ -107,8 +109,8 @@ def _floor(job: MarketJob) -> int:
 def _known_places_first(running: list[Entry]) -> list[Entry]:
     """Order the jobs: those whose places are known, then those that may be anywhere, the ones with fewest nodes first.
 
-    In another order, a job whose workers have not started yet is booked where others are, and seems to leave its own
-    places free.
+    In another order, a job whose workers have not started yet would be booked where others are, and its own places
+    would seem free.
     """
     unknown = [entry for entry in running if not entry.job.on_nodes]
     if not unknown:
@@ -118,7 +120,7 @@ def _known_places_first(running: list[Entry]) -> list[Entry]:
 
 
 def admit(plan: Plan, above_limit: list[Entry]) -> Admission:
-    """Meet the claims in order; again for those that wait if others were preempted."""
+    """Meet the claims in order. Meet those of the waiting jobs again if others were preempted."""
     admission = Admission(preempted=list(above_limit))
     plan.aged = _aged(plan, above_limit)
     for _ in range(MAX_ROUNDS):
@@ -131,8 +133,9 @@ def admit(plan: Plan, above_limit: list[Entry]) -> Admission:
 
 
 def _aged(plan: Plan, above_limit: list[Entry]) -> Entry | None:
-    """One job at a time, the one that was submitted first, so that a long queue of old jobs does not take the cluster
-    from those of higher priority. The next one has its turn when this one has had its time."""
+    """The job that goes first because it has waited for long; None: there is none. It is one job at a time, the one
+    that was submitted first, so that a long queue of old jobs does not take the cluster from those of higher priority.
+    The next one has its turn when this one has had its time."""
     old = sorted(plan.old, key=lambda entry: (entry.job.submitted_at, entry.job.job_id))
     for entry in old:
         if entry.job.granted and starved_s(entry.job, plan.now) >= AGED_UNTIL_S and entry not in above_limit:
@@ -170,14 +173,15 @@ def _meet_claims(plan: Plan, admission: Admission) -> None:
 
 
 class _Refusals:
-    """What is in the way of every queued job with a claim, until some job gets or loses places."""
+    """Remembers what is in the way of every queued job with a claim, until some job gets or loses places."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._as_of = plan.num_changes
         self._refused: dict[Claim, Obstacle] = {}
         self._refused_early: dict[Claim, Obstacle] = {}
-        """Claims that have not waited for what is guaranteed to their project; others may have a better right."""
+        """Refused claims of jobs that have not waited long enough to get back what is guaranteed to their project.
+        Others with the same claim may have waited, and have a better right."""
 
     def of(self, entry: Entry) -> Obstacle | None:
         if self._as_of != self._plan.num_changes:
@@ -198,12 +202,14 @@ class _Refusals:
 
 
 def _is_one_of_many(plan: Plan, entry: Entry) -> bool:
-    """The job asks for what others with its claim ask for: it neither runs nor has it waited for long."""
+    """Whether the job asks for no more than the others with its claim: it is queued and is not the one that has waited
+    for long."""
     return not entry.job.granted and entry is not plan.aged
 
 
 def _displace(admission: Admission, victims: list[Entry], claimant: Entry) -> None:
-    """Running jobs are preempted; jobs that were admitted in this decision wait again, and hand on what they took."""
+    """Preempt the victims that run. Those that were admitted in this decision wait again, and hand on what they
+    took."""
     for entry in victims:
         if entry.job.granted:
             admission.preempted.append(entry)
@@ -219,7 +225,7 @@ def _displace(admission: Admission, victims: list[Entry], claimant: Entry) -> No
 
 
 class _Ways:
-    """How the claims of one round are met: beside the minima of others and without delay of a reserved start, else by
+    """Meets the claims of one round: beside the minima of others and without delay of a reserved start, else by
     preemption."""
 
     def __init__(self, plan: Plan, admission: Admission) -> None:
@@ -230,8 +236,8 @@ class _Ways:
         self._choice = _ClusterChoice(plan)
 
     def admit(self, entry: Entry) -> tuple[Obstacle | None, bool]:
-        """Book the job's minimum, or say what is in the way; and whether that is in the way of every queued job with
-        this claim, until some job gets or loses places."""
+        """Book the job's minimum, or return what is in the way. The second value is whether that is in the way of every
+        queued job with this claim, until some job gets or loses places."""
         job, claim, plan = entry.job, entry.claim, self._plan
         if claim.ever < job.min_workers:
             closed = closed_words(plan, job)
@@ -309,7 +315,8 @@ class _Ways:
         return self._preempt(entry, missing)
 
     def _preempt(self, entry: Entry, missing: int) -> bool:
-        """Make room by preemption in the cluster of its shape; False: that cannot be done, and nothing has changed."""
+        """Make room by preemption in the cluster of the job's shape, and book it. False: that cannot be done, and
+        nothing has changed."""
         victims = self._preemption.make_room(entry, missing)
         if not victims:
             return False
@@ -325,15 +332,17 @@ def _behind(reserved: _Reservation) -> Obstacle:
 
 
 class _Reservation:
-    """A start that nothing may delay: what each node can spare until then, beside the minimum of the job."""
+    """A reserved start, which backfill may not delay: what each node can spare until then, beside the minimum of the
+    job."""
 
     def __init__(self, entry: Entry, shape: Shape, at: float, spare: dict[int, FreeNode]) -> None:
         self.entry = entry
         self.shape = shape
-        """Where it is to start."""
+        """The cluster and the nodes where the job is to start."""
         self.at = at
         self._spare = spare
-        """By identity of the node: what is free there at that time. The others have what is free now."""
+        """What is free at that time on each node that changes until then, by the Python id of the node. The other nodes
+        have what is free now."""
 
     def fits(self, free: FreeNode, need: WorkerNeed) -> int:
         """The number of such workers that the node can spare at that time."""
@@ -341,7 +350,7 @@ class _Reservation:
         return UNLIMITED if spare is None else spare.fits(need)
 
     def spend(self, need: WorkerNeed, sites: Sites) -> None:
-        """What these workers take is not spare for the next."""
+        """Take the places of these workers from what the nodes can spare."""
         for free, workers in sites:
             spare = self._spare.get(id(free))
             if spare is not None:
@@ -349,23 +358,25 @@ class _Reservation:
 
 
 class _Reservations:
-    """What a job waits for, until when, and who may start before it (EASY backfill). One for each set of nodes that no
-    other uses.
+    """Reserved starts (EASY backfill): what a job waits for, until when, and who may start before it. Each set of nodes
+    that no other reservation uses has one.
 
     The first job that does not fit has a reservation: the time at which the minima of enough running jobs have come
     free. Another job starts before that time only if it ends before it, or takes what its nodes can spare at that time.
-    Running jobs are taken to end as early as they can and the other job as late as it can, so backfill delays no
-    reserved start.
+    It is assumed that running jobs end as early as they can and the other job as late as it can, so backfill
+    delays no reserved start.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._all: list[_Reservation] = []
         self._at_most: dict[tuple[int, ...], tuple[int, int]] = {}
-        """By shape and reservations: no more workers than this can be taken beside them, while none leave."""
+        """Most workers of a shape that can be taken beside some reservations, with `room.num_returns` when that was
+        found; by the Python ids of the shape and the reservations. It holds while no workers leave their nodes."""
 
     def take(self, entry: Entry, workers: int) -> Sites | _Reservation | None:
-        """Places for the workers that the job lacks; or the reservation that they would delay; or None: no room."""
+        """Take places for the workers that the job lacks. Return the places; or the reservation that they would delay;
+        or None: there is no room."""
         if not self._all:
             return entry.shape.take_all(workers)
         in_the_way = [reserved for reserved in self._all if self._holds_back(reserved, entry)]
@@ -388,7 +399,8 @@ class _Reservations:
         return sites
 
     def _holds_back(self, reserved: _Reservation, entry: Entry) -> bool:
-        """If the job started now, it would still be there at the reserved time, and it has no higher priority."""
+        """Whether the reservation holds the job back: if the job started now, it would still be there at the reserved
+        time, and it has no higher priority."""
         job = entry.job
         if reserved.entry is entry or reserved.entry.job.priority < job.priority:
             return False
@@ -397,14 +409,15 @@ class _Reservations:
         return not self._plan.now + job.start_s + seconds_left(job, job.min_workers) <= reserved.at
 
     def reserve(self, entry: Entry, shapes: Sequence[Shape]) -> None:
-        """The job fits into none of these: reserve its start where it is earliest, if no job before it has reserved on
-        nodes that it may use."""
+        """Reserve the start of a job that fits into none of these shapes, where it is earliest, unless a job before it
+        has reserved on nodes that it may use."""
         if not any(reserved.shape.overlaps(shape) for reserved in self._all for shape in shapes):
             found = [self._reservation(entry, shape) for shape in shapes]
             self._all.append(min(found, key=lambda one: one.at))
 
     def _reservation(self, entry: Entry, shape: Shape) -> _Reservation:
-        """Its workers start where others end, so that what is free now stays spare."""
+        """The reservation of a start in this shape. The workers start where others end, so that what is free now stays
+        spare."""
         need = shape.need
         missing = entry.job.min_workers - entry.target
         fits = shape.free(missing)
@@ -431,7 +444,8 @@ class _Reservations:
 
 
 def _earliest_ends(plan: Plan) -> Iterator[tuple[float, Entry]]:
-    """When running jobs end, by time, as if each had all of its workers; at once where the work is not known."""
+    """The earliest ends of running jobs, by time, as if each had its best number of workers; at once where the work is
+    not known."""
     now = plan.now
     ends = [(now, entry.job.job_id, entry) for entry in plan.leaving if entry.floor]
     for entry in (*plan.running, *plan.queued):
@@ -446,8 +460,8 @@ def _earliest_ends(plan: Plan) -> Iterator[tuple[float, Entry]]:
 
 
 class _ClusterChoice:
-    """Which of several clusters a queued job starts in: where its minimum does the least harm, then where it can grow
-    most.
+    """Chooses in which of several clusters a queued job starts: where its minimum does the least harm, then where it
+    can grow most.
 
         1 harm     workers that jobs there have above their minima and would give; none where enough are free
         2 growth   what is above the minima there, divided among the jobs there that can use it, with this one
@@ -463,14 +477,14 @@ class _ClusterChoice:
         self._plan = plan
         self._as_of = -1
         self._above: dict[int, float] = {}
-        """By identity of the shape: workers of it for which there is room beside the minima."""
+        """Workers of each shape for which there is room beside the minima, by the Python id of the shape."""
         self._free: dict[int, float] = {}
-        """By identity of the shape: workers of it for which there is room beside all that jobs have."""
+        """Workers of each shape for which there is room beside all that jobs have, by the Python id of the shape."""
         self._shapes: list[Shape] = []
-        """Those that were counted."""
+        """The shapes that were counted."""
 
     def ranked(self, entry: Entry, missing: int, shapes: Sequence[Shape]) -> list[Shape]:
-        """Best first. The job's minimum fits into each of them beside the minima of others."""
+        """The shapes with the best one first. The job's minimum fits into each of them beside the minima of others."""
         if self._as_of != self._plan.num_changes:
             self._above.clear()
             self._free.clear()
@@ -510,7 +524,8 @@ class _ClusterChoice:
 
 
 class _Preemption:
-    """Whom an urgent job displaces: running jobs of lower priority, the latest in the queue first, as few as it takes.
+    """Chooses whom an urgent job displaces: running jobs of lower priority, the latest in the queue first, as few as
+    necessary.
 
     A job that lost nodes and no longer has its minimum does not train, so it also gives way to a job of its own
     priority. The job that has waited for long (`plan.aged`) displaces others whatever their priority, and no job
@@ -524,21 +539,22 @@ class _Preemption:
         latest_first = (*plan.queued, *reversed(plan.running))  # nearly sorted already
         self._victims = sorted([_ranked(entry) for entry in latest_first if entry.target])
         self._added: list[Entry] = []
-        """Victims that are not in order yet: most jobs are admitted before anybody is displaced."""
+        """Possible victims that are not in order yet: most jobs are admitted before anybody is displaced."""
         self._least_added = math.inf
-        """Their lowest priority."""
+        """Lowest priority of the jobs in `_added`."""
         self._failed: dict[tuple[int, Share, Share | None], tuple[float, int]] = {}
-        """Priority and workers of the last claim of a shape and a project, for what is owed to a project, that could
-        not be met. What others may lose to it depends on the project."""
+        """Priority and number of workers of the last claim that could not be met, by the Python id of the shape, the
+        project, and the project to which workers are owed. What others may lose to a claim depends on the project."""
 
     def add(self, entry: Entry) -> None:
-        """The job has been admitted in this decision; a job of higher priority may still displace it."""
+        """Add a job that was admitted in this decision; a job of higher priority may still displace it."""
         self._added.append(entry)
         if entry.job.priority < self._least_added:
             self._least_added = entry.job.priority
 
     def may_help(self, claimant: Entry, missing: int) -> bool:
-        """Some job has a lower priority, or the same one if workers are owed to the claimant's project."""
+        """Whether preemption may help: some job has a lower priority, or the same one if workers are owed to the
+        claimant's project."""
         least = min(self._victims[0][0] if self._victims else math.inf, self._least_added)
         priority = self._priority(claimant)
         return least < priority or (least == priority and self._owed_to(claimant, missing) is not None)
@@ -557,12 +573,13 @@ class _Preemption:
         return math.inf if claimant is self._plan.aged else claimant.job.priority
 
     def _owed_to(self, claimant: Entry, missing: int) -> Share | None:
-        """The project that gets what is guaranteed to it back from others by this claim."""
+        """The project that gets back what is guaranteed to it by this claim; None: there is none, or the claimant has
+        not waited long enough."""
         return claimant.share.owed(missing) if has_waited(claimant.job, self._plan.now) else None
 
     def harm(self, claimant: Entry, missing: int) -> tuple[float, int] | None:
         """The highest priority among the jobs that `make_room` would preempt, and the workers that would count less for
-        their projects; None: it cannot. Nothing has changed afterwards."""
+        their projects; None: it cannot make room. Nothing has changed afterwards."""
         cleared = self._make_room(claimant, missing)
         if not cleared:
             return None
@@ -571,7 +588,7 @@ class _Preemption:
         return max([victim.ranked[0] for victim in cleared]), sum([victim.charged for victim in cleared])
 
     def make_room(self, claimant: Entry, missing: int) -> list[Entry]:
-        """Preempts until `workers` workers fit. Empty if that cannot be done, and then nothing has changed."""
+        """Preempt jobs until `missing` workers fit. Empty if that cannot be done, and then nothing has changed."""
         priority, owed = self._priority(claimant), self._owed_to(claimant, missing)
         cleared = self._make_room(claimant, missing)
         for victim in cleared:
@@ -585,7 +602,7 @@ class _Preemption:
         return entries
 
     def _make_room(self, claimant: Entry, missing: int) -> list[_Victim]:
-        """Take the places of as few jobs as it takes. Empty: none was taken."""
+        """Take the places of as few jobs as necessary. Empty: none was taken."""
         if not self.may_help(claimant, missing):
             return []
         priority, owed = self._priority(claimant), self._owed_to(claimant, missing)
@@ -625,7 +642,8 @@ class _Preemption:
         return []
 
     def _spare(self, shape: Shape, missing: int, cleared: list[_Victim]) -> list[_Victim]:
-        """Leave out the jobs whose workers are not needed after all, those of the highest priority first."""
+        """Give the places back to jobs whose workers are not needed after all, those of the highest priority first.
+        Return the others."""
         taken = [cleared.pop()]  # there was no room without the last one
         for victim in reversed(cleared):
             self._put_back(victim)
@@ -664,8 +682,9 @@ def _ranked(entry: Entry) -> _Ranked:
 
 
 def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:
-    """Running jobs below their minimum, then the one that has waited for long, then the other queued ones; each
-    project's in the order of the queue. In a long queue, also those of a project are by priority first."""
+    """The jobs in the order of their turns: running jobs below their minimum, then the one that has waited for long,
+    then the other queued ones. The jobs of a project are in the order of the queue; in a long queue, by priority
+    first."""
     gone = {id(entry) for entry in preempted}
     below = [entry for entry in plan.running if entry.is_below_minimum and id(entry) not in gone]
     yield from [entry for entry in below if not plan.is_unplaced(entry)]
@@ -693,7 +712,8 @@ def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:
 
 
 def _lines(plan: Plan) -> list[list[Entry]]:
-    """Queued jobs whose turns follow each other, without the one that has waited for long."""
+    """The queued jobs, without the one that has waited for long, as lists in which each job's turn follows that of the
+    one before."""
     lines: dict[tuple[Share, int], list[Entry]] = {}
     line_of: dict[Claim, list[Entry]] = {}
     is_long = len(plan.queued) > LONG_QUEUE
@@ -720,13 +740,13 @@ def _left_over(plan: Plan, waiting: list[tuple[Entry, Obstacle]]) -> list[Entry]
 
 
 def _turn(plan: Plan, entry: Entry) -> tuple[Precedence, tuple[float, str]]:
-    """Less is earlier. No two jobs have the same."""
+    """Sort key of a queued job's turn; less is earlier. No two jobs have the same."""
     return entry.claim.precedence(plan.num_changes), entry.order
 
 
 def limit_in_the_way(plan: Plan, entry: Entry, missing: int) -> Obstacle | None:
-    """The limit of its project and of those above it, of its user or of its sweep, with which the job cannot have so
-    many workers more."""
+    """The limit of its project and of those above it, of its user or of its sweep that forbids the job `missing` more
+    workers; None: no limit does."""
     job, share = entry.job, entry.share
     if share.has_limits and share.room() < missing:
         tightest = share.tightest()

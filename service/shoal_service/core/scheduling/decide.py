@@ -35,7 +35,7 @@ from shoal_service.core.scheduling.plan import Entry, Plan
 Change: TypeAlias = Start | Resize | Preempt
 
 LOOKS = 6
-"""How often a decision is checked against its own outcome, at most."""
+"""Most times that a decision is checked against its own outcome."""
 
 MOST_CHECKED = 1_000
 """With more jobs than this, a decision is not checked: a check takes as long as the decision, and on large clusters the
@@ -43,12 +43,14 @@ next pass is a check."""
 
 
 def decide(state: MarketState, now: float) -> list[Decision]:
-    """One decision for each queued job, and one for each running job that changes. Those that give come first.
+    """One decision for each queued job, and one for each running job that changes. Those that give workers come first.
 
-    If more than MOST_STARTS jobs could start, MOST_STARTS start with their minimum, the others with the next decisions.
-    Asked again for the outcome of its decisions, it changes nothing, for up to MOST_CHECKED jobs. Now and then, what
-    one job leaves behind suits another one, which is seen only in the outcome. So the outcome is decided upon as well,
-    and both are returned as one. A preempted job is not in the outcome: its workers are promised to another one.
+    If more than MOST_STARTS jobs could start, MOST_STARTS start with their minimum, and the others with the next
+    decisions.
+
+    Asked again for the outcome of its decisions, it changes nothing, for up to MOST_CHECKED jobs. For this, the outcome
+    is decided upon as well, and both are returned as one: sometimes what one job leaves behind suits another one, which
+    is seen only in the outcome. A preempted job is not in the outcome: its workers are promised to another one.
     """
     plan, preempted, waiting = _planned(state, now)
     changes = _changes(plan, preempted)
@@ -84,21 +86,21 @@ def decide(state: MarketState, now: float) -> list[Decision]:
 
 
 def _is_whole(plan: Plan, preempted: Sequence[Entry], entries: Mapping[str, Entry]) -> bool:
-    """Every job has its workers as they are booked here. If not, what seems to be free is not."""
+    """Whether every job has its workers as they are booked here. If not, what seems to be free is not."""
     if any(entries[entry.job.job_id].job.granted for entry in preempted):
         return False
     return all(entry.target >= entry.job.granted for entry in plan.running if entry not in preempted)
 
 
 def _are_complete(state: MarketState, changes: Sequence[Change], waiting: Sequence[Wait]) -> bool:
-    """One decision for each queued job, and not more."""
+    """Whether there is exactly one decision for each queued job."""
     queued = {job.job_id for job in state.jobs if not job.granted and not job.is_leaving}
     found = [one.job_id for one in (*changes, *waiting) if one.job_id in queued]
     return len(found) == len(queued) == len(set(found))
 
 
 def _planned(state: MarketState, now: float) -> tuple[Plan, list[Entry], list[Wait]]:
-    """What each job is to have, which ones are preempted, and why others wait."""
+    """Plan one decision: what each job is to have, which jobs are preempted, and why others wait."""
     plan = Plan(state, now)
     admission = admit(plan, keep_minima(plan))
     waiting = waits(plan, admission.waiting)
@@ -171,8 +173,8 @@ def _changes(plan: Plan, preempted: list[Entry]) -> list[Change]:
 
 
 def _keeps_claim(entry: Entry) -> bool:
-    """The job has lost nodes, and no other one gains from a smaller grant. With the claim it is whole again as soon as
-    they come back."""
+    """Whether a job that has lost nodes keeps its grant, because no other job gains from a smaller one. With it the job
+    is whole again as soon as the nodes come back."""
     job = entry.job
     return job.granted <= job.max_workers and entry.share.room() >= job.granted - entry.target
 

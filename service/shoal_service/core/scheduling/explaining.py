@@ -30,14 +30,14 @@ from shoal_service.core.scheduling.room import UNLIMITED, Shape
 _AGED = f"was without workers for {AGED_AFTER_S / 3600:g} h longer than with them"
 
 MAX_HOLDERS = 5
-"""Jobs that are listed at most; a longer list is no help to a reader."""
+"""Most jobs that are listed; a longer list is no help to a reader."""
 
 _MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Workers that one job gives and another one gets."""
+    """A number of workers that one job gives and another one gets."""
 
     workers: int
     giver: Entry
@@ -45,7 +45,7 @@ class Flow:
 
 
 class Flows:
-    """Who gives to whom; computed once for a decision."""
+    """Who gives workers to whom. Computed once for a decision."""
 
     def __init__(self, givers: Sequence[Entry], takers: Sequence[Entry]) -> None:
         self.given: dict[str, list[Flow]] = defaultdict(list)
@@ -84,7 +84,8 @@ class Flows:
 
 
 def start_words(entry: Entry, flows: Flows, where: str = "") -> str:
-    """`where`: in which cluster, with a space before it; empty if there is only one."""
+    """Why a queued job starts, and who makes room for it. `where`: in which cluster, with a space before it; empty if
+    there is only one."""
     job = entry.job
     needs = _starts_with(entry.target, entry.shape.words, job.min_workers, job.max_workers, where)
     if entry.donors:
@@ -155,7 +156,7 @@ def preempt_words(entry: Entry, beneficiary: MarketJob | None) -> str:
 
 
 def percent(job: MarketJob, workers: int) -> str:
-    """The change of the job's samples per second at this size: "+31 %"."""
+    """Change of the job's samples per second if it had this many workers, such as "+31 %"."""
     before = job.curve.rate(job.granted)
     return f"{100 * (job.curve.rate(workers) / before - 1):+.0f} %" if before > 0 else "new"
 
@@ -166,7 +167,7 @@ def workers_of(number: int) -> str:
 
 @lru_cache(maxsize=4096)
 def _starts_with(workers: int, need: str, least: int, most: int, where: str) -> str:
-    """Kept, since thousands of jobs may start at once."""
+    """The first words about a start. They are cached, because thousands of jobs may start at once."""
     sizes = str(least) if least == most else f"{least} to {most}"
     return f"Starts with {workers_of(workers)} of {need} ({sizes}){where}"
 
@@ -187,7 +188,7 @@ def _gives(names: Sequence[str]) -> str:
 
 
 def limit_words(job: MarketJob, share: Share, missing: int) -> str:
-    """The project has no room for `missing` workers more within its limit."""
+    """Why the project has no room for `missing` more workers within its limit."""
     name, limit = share.project.name, share.project.limit or 0
     if limit < job.min_workers:
         return (
@@ -256,13 +257,13 @@ def _place(forecasts: Sequence[_Forecast], workers: int) -> tuple[float | None, 
 
 
 class _Words:
-    """What is equal for jobs that ask for the same; looked up once in a decision."""
+    """The words and forecasts that are equal for jobs that ask for the same; looked up once in a decision."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._ends: _Ends | None = None
         self._forecasts: dict[int, _Forecast] = {}
-        """By identity of the shape."""
+        """The forecasts, by the Python id of the shape."""
         self._rooms: dict[tuple[Claim, str | None], tuple[list[_Forecast], str]] = {}
         self._holders: dict[tuple[Share | None, str, tuple[str, str] | None], tuple[str, ...]] = {}
 
@@ -333,7 +334,7 @@ class _Forecast:
     def __init__(self, plan: Plan, shape: Shape, ends: _Ends) -> None:
         self._coming = ends.of(shape)
         self._seen: deque[tuple[float, int, str]] = deque()
-        """Those of `_coming` that `at` has looked at."""
+        """The ends of jobs that `at` has taken out of `_coming` and that no waiting job has used yet."""
         self._last: tuple[str, ...] = ()
         """The job that ended last in this forecast."""
         self._at = plan.now
@@ -357,8 +358,8 @@ class _Forecast:
         return math.inf
 
     def place(self, workers: int) -> tuple[float | None, tuple[str, ...]]:
-        """Takes `workers` workers for a waiting job. Returns when they are free, beyond those that earlier calls have
-        taken, and the jobs that free them."""
+        """Take workers for a waiting job. Return when they are free, or None if that is not known, and the jobs that
+        free them. Workers that earlier calls have taken are not counted."""
         if self.free >= workers:
             self.free -= workers
             return self._at, self._last
@@ -384,7 +385,7 @@ class _Forecast:
 
 
 class _Ends:
-    """When running jobs end at their present rate, and how many workers of a shape then come free. Jobs of unknown
+    """The ends of running jobs at their present rate, and how many workers of a shape then come free. Jobs of unknown
     length are left out."""
 
     def __init__(self, plan: Plan) -> None:
@@ -399,7 +400,8 @@ class _Ends:
         self._ends = ends
 
     def of(self, shape: Shape) -> Iterator[tuple[float, int, str]]:
-        """By time; workers that differ from the shape's count as about as many as fit in their place."""
+        """The ends by time, as (time, workers that come free, job id). Workers that differ from the shape's count as
+        about as many as fit in their place."""
         factors: dict[int, float] = {}
         for at, job_id, entry in self._ends:
             factor = factors.get(id(entry.shape))
@@ -455,7 +457,7 @@ def _pinned_words(plan: Plan, job: MarketJob) -> str | None:
 
 
 def _state(plan: Plan, name: str) -> ClusterState | None:
-    """None: no such cluster has joined."""
+    """Whether the cluster takes jobs; None: no cluster of this name has joined."""
     return plan.clusters.get(name) or (ClusterState.OPEN if name in plan.room.clusters else None)
 
 
@@ -500,7 +502,7 @@ def _rooms(rooms: Sequence[tuple[Shape, int]]) -> str:
 
 
 def spans_words(job: MarketJob, rooms: Sequence[int]) -> str:
-    """Where the sum would be enough."""
+    """Words for the case that the clusters together would have room enough; otherwise empty."""
     is_enough = len(rooms) > 1 and sum(rooms) >= job.min_workers
     return ", and a job does not span clusters" if is_enough else ""
 
@@ -525,11 +527,11 @@ class GrowthLimit(StrEnum):
     """What keeps a running job at its number of workers."""
 
     NO_FASTER = "no_faster"
-    """By its throughput curve it trains no faster with more workers."""
+    """The job trains no faster with more workers, by its throughput curve."""
     QUOTA = "quota"
-    """The limit of its project."""
+    """The limit of the job's project is reached."""
     NO_ROOM = "no_room"
-    """Its nodes are full: with the minima of jobs, and with what others have reserved."""
+    """The nodes that it may use are full: with the minima of jobs, and with what others have reserved."""
     OTHERS_GAIN_MORE = "others_gain_more"
     """Other jobs hold workers above their minima, and these add more there."""
     PAUSE_COSTS_MORE = "pause_costs_more"
@@ -544,7 +546,7 @@ class HeldBack:
 
     job_id: str
     workers: int
-    """Granted."""
+    """Number of workers that the job is granted."""
     max_workers: int
     limit: GrowthLimit
     reason: str

@@ -23,17 +23,18 @@ PRIORITY_DOUBLES = 50.0
 above the minimum, an urgent job that is long would take the workers of many short ones."""
 
 PRIOR_WORKER_S = 600.0
-"""Worker-seconds that are expected to remain of a job of unknown length, at least. Job lengths are heavy-tailed, so a
-job that has received more than this is expected to need as much again (Tiresias, NSDI 2019)."""
+"""Least work, in worker-seconds, that is expected to remain of a job of unknown length. Job lengths are heavy-tailed,
+so a job that has received more than this is expected to need as much again (Tiresias, NSDI 2019)."""
 
 SECONDS_PER_PRIORITY = 360.0
-"""A point of priority counts as much in the queue as this time of waiting, so no priority is overtaken for ever."""
+"""A point of priority counts as much in the queue as this many seconds of waiting, so no priority is overtaken for
+ever."""
 
 LENGTH_SHARE = 2.0
 """A job may be overtaken by shorter ones that are submitted within this many times its own length after it."""
 
 MAX_OVERTAKEN_S = 4 * 3600.0
-"""A job is not overtaken by jobs that are submitted later than this after it. Both limits were chosen with
+"""A job is not overtaken by jobs that are submitted more than this many seconds after it. Both limits were chosen with
 `bench/schedule`; docs/scheduling.md has the comparison."""
 
 AGED_AFTER_S = 24 * 3600.0
@@ -66,11 +67,12 @@ class Facts:
             *(need.cpus, need.gpus, need.memory_gib, job.capacity, job.placement),
             frozenset(job.selector.items()) if job.selector else _NO_LABELS,
         )
-        """Equal for queued jobs that ask for the same, and as a rule the same object."""
+        """Key of the job's claim: equal for queued jobs that ask for the same, and then as a rule the same object."""
         self.work_s = worker_seconds_left(job)
         self._order = (queue_time(job, self.work_s), job.job_id)
         self._due: tuple[float, tuple[float, str]] | None = None
-        """The latest start by which its deadline can be made, and its place in the queue until then."""
+        """The latest start by which the job can meet its deadline, and its place in the queue until then; None: it has
+        no deadline, or its work is not known."""
         if job.finish_by is not None and job.left is not None:
             latest = latest_start(job)
             self._due = latest, min(self._order, (queue_time_by_deadline(job, latest), job.job_id))
@@ -80,24 +82,24 @@ class Facts:
 
     @property
     def shape_key(self) -> ShapeKey:
-        """Equal for jobs whose workers are alike and may use the same nodes of a cluster."""
+        """Key of the job's shape: equal for jobs whose workers are alike and may use the same nodes of a cluster."""
         return self.claim_key[-1]
 
     def order(self, now: float) -> tuple[float, str]:
-        """Place in the queue. A deadline counts as long as it can be made."""
+        """Place in the queue; less is earlier. A deadline counts as long as it can be met."""
         return self._due[1] if self._due is not None and now <= self._due[0] else self._order
 
     def division(self, job: MarketJob) -> tuple[tuple[Segment, ...], float]:
-        """The hull of its curve from its minimum on, and the weight of a sample of it per second before that by length:
-        its priority, relative to its rate per worker at its minimum."""
+        """The hull of the job's curve from its minimum on, and the weight of one sample per second before the weight by
+        length: the priority's weight, relative to the job's rate per worker at its minimum."""
         if self._division is None:
             weight = 2.0 ** (job.priority / PRIORITY_DOUBLES) * job.min_workers / job.curve.rate(job.min_workers)
             self._division = (hull(job.curve, job.min_workers, job.max_workers), weight)
         return self._division
 
     def ends(self, job: MarketJob) -> tuple[float, float]:
-        """Seconds to its end with its best number of workers, and with those that it has (from its minimum on, if it
-        has none); infinite if the work is not known."""
+        """Seconds to the job's end with its best number of workers, and with those that it has (its minimum, if it has
+        none); infinite if the work is not known."""
         if self._ends is None:
             if job.left is None:
                 self._ends = (math.inf, math.inf)
@@ -107,7 +109,7 @@ class Facts:
         return self._ends
 
     def standing(self, job: MarketJob) -> tuple[object, ...]:
-        """All that decisions depend on but its progress."""
+        """Everything about the job that decisions depend on, except its progress."""
         if self._standing is None:
             self._standing = (
                 *(job.job_id, job.granted, job.held, job.max_workers, job.finish_by, job.is_leaving),
@@ -133,13 +135,14 @@ def _claim_key(
     placement: Placement,
     labels: frozenset[tuple[str, str]],
 ) -> ClaimKey:
-    """Kept, since thousands of jobs ask for the same: one key for all of them is less to build and to compare."""
+    """The key of a claim. It is cached, because thousands of jobs ask for the same: one key for all of them is less to
+    build and to compare."""
     shape_key = cpus, gpus, memory_gib, capacity, placement, labels
     return project, user, sweep, sweep_limit, priority, min_workers, cluster, excluded_clusters, shape_key
 
 
 def facts_of(job: MarketJob) -> Facts:
-    """Derived at the first call for this value."""
+    """The facts of a job. They are derived at the first call for this value, and kept with it."""
     found: Facts | None = job.memo
     if found is None:
         found = Facts(job)
@@ -159,7 +162,7 @@ def worker_seconds_left(job: MarketJob) -> float:
 
 
 def seconds_left(job: MarketJob, workers: int) -> float:
-    """Time to the end with this many workers; infinite if the work is not known, or without workers."""
+    """Seconds to the end with this many workers; infinite if the work is not known, or without workers."""
     rate = job.curve.rate(workers)
     return math.inf if job.left is None or rate <= 0 else job.left / rate
 
@@ -175,7 +178,8 @@ def queue_time(job: MarketJob, work_s: float) -> float:
 
 
 def starved_s(job: MarketJob, now: float) -> float:
-    """How much longer it was without workers than with them; a worker beyond the minimum counts as more time."""
+    """Seconds by which the job was longer without workers than with them. A worker beyond the minimum counts as more
+    time with workers."""
     return now - job.submitted_at - 2 * job.served_s / job.min_workers
 
 
@@ -189,14 +193,15 @@ def latest_start(job: MarketJob) -> float:
 
 
 def known_sizes(job: MarketJob) -> list[int]:
-    """Its smallest and largest size and those between them that its curve has. One of them is the fastest."""
+    """The job's smallest and largest size, and the sizes between them that its curve has. One of them is the
+    fastest."""
     between = [size for size in job.curve.sizes if job.min_workers < size < job.max_workers]
     return [job.min_workers, *between, job.max_workers]
 
 
 def queue_time_by_deadline(job: MarketJob, latest: float) -> float:
-    """Virtual time of submit of a job that has to start by `latest`. As the other one, no priority is overtaken for
-    ever: a deadline that can still be made is not long before the submission."""
+    """Virtual time of submit of a job that has to start by `latest`. As with `queue_time`, no priority is overtaken for
+    ever: a deadline that can still be met is not long before the submission."""
     return latest - DEADLINE_MARGIN_S - SECONDS_PER_PRIORITY * job.priority
 
 

@@ -23,9 +23,9 @@ from shoal_service.core.scheduling.plan import Entry, Plan, Share
 from shoal_service.core.scheduling.room import count
 
 Q = 1.3
-"""1 / (1 - p) of heSRPT for a throughput of workers^p. 1 ignores the length of jobs, infinity is SRPT. More favours the
-mean over the 99th percentile; docs/scheduling.md has the comparison. Measured curves are flatter at their ends than any
-power, which the gains see already."""
+"""The exponent 1 / (1 - p) of heSRPT for a throughput of workers^p. 1 ignores the length of jobs, infinity is SRPT. A
+larger value favours the mean over the 99th percentile; docs/scheduling.md has the comparison. Measured curves are
+flatter at their ends than any power, which the gains account for already."""
 
 DEADLINE_WEIGHT = 1e6
 """Weight of the workers without which a job misses its deadline."""
@@ -34,18 +34,20 @@ HORIZON_S = 120.0
 """A move has to pay back within this time or the rest of the job: by then other jobs have come and gone."""
 
 KEEP = 0.1
-"""A worker moves only if it adds this much more elsewhere."""
+"""A worker moves only if it adds more elsewhere, by at least this share."""
 
 PAUSES = 4.0
-"""The gain that a move needs grows by this many times the share of the horizon that the pause takes: both jobs pause,
-and may pause again."""
+"""Weight of the pause in the gain that a move needs. That gain grows by this number times the pause's share of the
+horizon: both jobs pause, and may pause again."""
 
 SETTLE_S = 10.0
-"""A job that moved needs more gain for the next move, falling to the usual over this time."""
+"""For this time after a move, a job needs more gain for the next one; what is added falls to 0."""
 
 SETTLE = 0.5
+"""Share of the gain that a move needs in addition just after another move; see SETTLE_S."""
 
 PINNED = 1e9
+"""Bonus of workers that a job keeps whatever they would add elsewhere: a move just now, or a pause that cannot pay."""
 
 
 def divide_rest(plan: Plan) -> None:
@@ -66,7 +68,8 @@ def divide_rest(plan: Plan) -> None:
 
 
 def _weights(entries: list[Entry], takers: Container[int]) -> dict[int, float]:
-    """heSRPT's weight by rank, longest first, times the priority's, per sample; by identity, for the takers."""
+    """Weight of one sample per second for each taker, by the Python id of its entry: heSRPT's weight by rank, longest
+    job first, times the priority's."""
     ranked = sorted([(-entry.facts.work_s, entry.job.priority, entry.job.job_id, entry) for entry in entries])
     by_rank = rank_weights(1 << len(ranked).bit_length())
     return {
@@ -77,13 +80,13 @@ def _weights(entries: list[Entry], takers: Container[int]) -> dict[int, float]:
 
 
 def _kept(job: MarketJob) -> int:
-    """Workers that it has and may keep."""
+    """Number of workers that the job has and may keep."""
     return min(job.granted, job.max_workers)
 
 
 @lru_cache(maxsize=32)
 def rank_weights(number: int) -> tuple[float, ...]:
-    """Weights of the longest job, the next one, and so on."""
+    """heSRPT's weights by rank, the longest job first."""
     powers = [rank**Q for rank in range(number + 1)]
     return tuple((power - below) ** (1 / Q) for below, power in pairwise(powers))
 
@@ -102,7 +105,7 @@ def _entitle(plan: Plan, entries: list[Entry]) -> None:
 
 
 class _Offer:
-    """The next segment of a job's hull, as an item of the heap: most gain first."""
+    """The next segment of a job's hull as an item of the heap, from which the most gain comes first."""
 
     __slots__ = ("bonus", "entry", "gain", "kept", "needed", "segment", "segments", "until", "weight")
 
@@ -138,7 +141,7 @@ class _Offer:
 
 
 def _hand_out(plan: Plan, offers: list[_Offer], room_of: Callable[[Share], float]) -> list[_Offer]:
-    """Returns the offers that their project's room did not allow."""
+    """Give workers to the offers, the most gain first. Return the offers that their project's room did not allow."""
     heap = [(-offer.gain, offer.entry.order, offer) for offer in offers if offer.price()]
     heapq.heapify(heap)
     deferred: list[_Offer] = []
@@ -158,6 +161,7 @@ def _hand_out(plan: Plan, offers: list[_Offer], room_of: Callable[[Share], float
             continue
         sites = plan.stay(entry, allowed) if stays else shape.take(allowed)
         taken = count(sites)
+        # a part of a segment of the hull may be slower than what the job has: the curve is below the hull there
         if taken < wanted and entry.job.curve.rate(target + taken) <= entry.job.curve.rate(target):
             plan.room.give_back(entry.shape, sites)
             heapq.heappop(heap)
@@ -228,7 +232,7 @@ def keep_bonus(job: MarketJob, now: float) -> float:
 
 
 def pays(job: MarketJob, workers: int) -> bool:
-    """Growing to this size wins more samples than its pause costs, before the horizon ends."""
+    """Whether growing to this size wins more samples than its pause costs, before the horizon ends."""
     before, after = job.curve.rate(job.granted), job.curve.rate(workers)
     if before <= 0 or after <= before:
         return after > before

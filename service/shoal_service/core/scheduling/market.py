@@ -25,10 +25,11 @@ DEFAULT_PROJECT = "default"
 DEFAULT_USER = "default"
 
 SWITCH_S = 0.3
-"""A change of the number of workers, until one was measured on the cluster: the median of docs/measured/layouts.md."""
+"""Seconds without training at a change of the number of workers, until they were measured on the cluster: the median of
+docs/measured/layouts.md."""
 START_S = 4.3
-"""From a grant to the end of the first step, until one was measured on the cluster: what `bench/market/urgent_start.py`
-has measured of four workers that others give by shrinking (docs/scheduling.md)."""
+"""Seconds from a grant to the end of the first step, until they were measured on the cluster: what
+`bench/market/urgent_start.py` has measured for four workers that others give by shrinking (docs/scheduling.md)."""
 
 
 Segment: TypeAlias = tuple[int, float]
@@ -37,12 +38,12 @@ Segment: TypeAlias = tuple[int, float]
 
 @dataclass(frozen=True, slots=True)
 class ThroughputCurve:
-    """Rates at some world sizes. Measured curves need not rise everywhere."""
+    """Training rates of a job at some world sizes. Measured curves need not rise everywhere."""
 
     sizes: tuple[int, ...]
-    """World sizes, rising, at least one, each at least 1."""
+    """World sizes in rising order; at least one, and each at least 1."""
     rates: tuple[float, ...]
-    """Samples per second at these sizes; positive."""
+    """Samples per second at each of these sizes; each is positive."""
 
     def __post_init__(self) -> None:
         assert self.sizes and len(self.sizes) == len(self.rates), "one rate per world size"
@@ -51,7 +52,7 @@ class ThroughputCurve:
 
     @staticmethod
     def linear(rate: float = 1.0, most: int = 2) -> ThroughputCurve:
-        """Perfect scaling up to `most` workers: what is assumed of a job of which nothing is known."""
+        """A curve of perfect scaling up to `most` workers: what is assumed of a job of which nothing is known."""
         return ThroughputCurve((1, max(2, most)), (rate, rate * max(2, most)))
 
     def rate(self, workers: int) -> float:
@@ -115,16 +116,18 @@ class MarketNode:
     cpus: float
     gpus: float = 0.0
     memory_gib: float = 0.0
-    """Totals, less what others than Shoal's jobs have reserved on the node."""
+    """Memory of the node. The three resources are its totals, less what others than Shoal's jobs have reserved
+    there."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels that node selectors compare; `gpu_type` is one of them."""
     cluster: str = ""
-    """Name of its Ray cluster. A job's workers are all in one."""
+    """Name of the node's Ray cluster. All workers of a job are in one cluster."""
     is_spot: bool = False
     is_cordoned: bool = False
-    """Running workers may stay, and no worker is added."""
+    """Whether the node is cordoned: running workers may stay, and no worker is added."""
     ends_at: float | None = None
-    """When a maintenance window or a preemption notice takes the node away; None: not known to end."""
+    """Wall-clock time at which a maintenance window or a preemption notice takes the node away; None: it is not known
+    to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,45 +141,47 @@ class MarketJob:
     need: WorkerNeed
     project: str = DEFAULT_PROJECT
     user: str = ""
-    """Empty: no limits of a user apply."""
+    """User to whom the job counts; empty: no limits of a user apply."""
     sweep: str = ""
-    """Its sweep in its project; empty: it is in none."""
+    """Name of the job's sweep in its project; empty: it is in none."""
     sweep_limit: int | None = None
-    """It starts only while fewer jobs of its sweep have workers."""
+    """The job starts only while fewer jobs of its sweep than this have workers; None: no limit."""
     priority: int = 0
     granted: int = 0
-    """Workers that the job may use; 0: it is queued."""
+    """Number of workers that the job may use; 0: it is queued."""
     held: int = 0
-    """Workers that it still has: more than `granted` while it is leaving some."""
+    """Number of workers that the job still has: more than `granted` while it gives some back."""
     on_nodes: Mapping[str, int] = field(default_factory=dict)
-    """Workers on each node, where known: they may stay on a cordoned node."""
+    """Number of the job's workers by node id, where known: they may stay on a cordoned node."""
     curve: ThroughputCurve = field(default_factory=ThroughputCurve.linear)
-    """Predicted, corrected by what was measured."""
+    """Predicted throughput, corrected by what was measured."""
     left: float | None = None
     """Samples that remain; None: unknown."""
     done: float = 0.0
-    """Samples trained."""
+    """Samples that the job has trained."""
     served_s: float = 0.0
-    """Worker-seconds received so far."""
+    """Worker-seconds that the job has received so far."""
     moved_at: float | None = None
     """When `granted` last changed; None: never."""
     switch_s: float = SWITCH_S
-    """Seconds without training at each change of the number of workers; measured."""
+    """Seconds without training at each change of the number of workers; measured if possible."""
     start_s: float = START_S
-    """Seconds from a grant to the first step, for a job that is queued; measured."""
+    """Seconds from a grant to the first step if the job is queued; measured if possible."""
     finish_by: float | None = None
-    """The deadline that the user has set."""
+    """Wall-clock time of the deadline that the user has set; None: there is none."""
     capacity: CapacityKind = CapacityKind.ANY
     selector: Mapping[str, str] = field(default_factory=dict)
-    """Only nodes with all of these labels."""
+    """Labels that a node must have, all of them, to be used by the job."""
     placement: Placement = Placement.PACK
     cluster: str = ""
-    """With a grant: where it runs. Queued: the only one that it may start in; empty: any."""
+    """For a job with a grant, the cluster where it runs. For a queued job, the only one in which it may start; empty:
+    any."""
     excluded_clusters: frozenset[str] = frozenset()
-    """Queued: it may not start in these, since its checkpoints are not known to be reachable there."""
+    """For a queued job, the clusters in which it may not start, because its checkpoints are not known to be reachable
+    there."""
     is_leaving: bool = False
-    """Pausing, cancelling or moving, or its cluster does not answer: it keeps its workers until it is gone, and gets no
-    more."""
+    """Whether the job is leaving: it pauses, is cancelled or moves, or its cluster does not answer. It keeps its
+    workers until it is gone, and gets no more."""
     memo: Any = field(default=None, init=False, repr=False, compare=False)
     """What `facts` has derived from this value, so that a job that has not changed costs the next decision less."""
 
@@ -192,7 +197,7 @@ class Project:
     """Workers that the project gets back from borrowers for its jobs: at once from what is above their minima, after a
     grace from jobs of no higher priority."""
     limit: int | None = None
-    """It never has more workers; None: no limit."""
+    """Most workers that the project ever has; None: no limit."""
     max_running: int | None = None
     """Jobs with a grant at the same time."""
     max_queued: int | None = None
@@ -215,9 +220,9 @@ class ClusterState(StrEnum):
 
     OPEN = "open"
     CORDONED = "cordoned"
-    """Its workers stay, and nothing starts or grows there."""
+    """The cluster is cordoned: its workers stay, and nothing starts or grows there."""
     AWAY = "away"
-    """It does not answer: its nodes are not in the market, and its jobs are leaving."""
+    """The cluster does not answer: its nodes are not in the market, and its jobs are leaving."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,11 +232,11 @@ class MarketState:
     jobs: Sequence[MarketJob]
     nodes: Sequence[MarketNode]
     projects: Mapping[str, Project] = field(default_factory=dict)
-    """Jobs of a project that is not listed share DEFAULT_PROJECT's rules."""
+    """Projects by name. Jobs of a project that is not listed share DEFAULT_PROJECT's rules."""
     users: Mapping[str, User] = field(default_factory=dict)
-    """To a user who is not listed, DEFAULT_USER's limits apply; each one has them alone."""
+    """Users by name. If a user is not listed, DEFAULT_USER's limits apply, to each such user separately."""
     clusters: Mapping[str, ClusterState] = field(default_factory=dict)
-    """Those that have joined, by name. A cluster that only nodes name is open."""
+    """The clusters that have joined, by name. A cluster that only nodes name is open."""
 
 
 class Start(NamedTuple):
@@ -241,7 +246,7 @@ class Start(NamedTuple):
     workers: int
     reason: str
     cluster: str = ""
-    """Cluster in which it starts."""
+    """Name of the cluster in which the job starts."""
 
 
 class Resize(NamedTuple):
@@ -272,12 +277,12 @@ class Wait(NamedTuple):
     holders: tuple[str, ...] = ()
     """Jobs that hold what is waited for."""
     expected_at: float | None = None
-    """When it is expected to start; None: not known."""
+    """Wall-clock time at which the job is expected to start; None: not known."""
     waits_for_limit: bool = False
-    """A limit of its project, its user or its sweep is in the way, or no cluster that it may start in takes jobs: more
-    nodes would not help."""
+    """Whether more nodes would not help: a limit of its project, its user or its sweep is in the way, or no cluster in
+    which it may start takes jobs."""
 
 
 Decision: TypeAlias = Start | Resize | Preempt | Wait
 Policy: TypeAlias = Callable[[MarketState, float], Sequence[Decision]]
-"""(state, now) -> decisions."""
+"""A scheduling policy: (state, now) -> decisions."""

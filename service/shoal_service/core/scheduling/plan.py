@@ -25,35 +25,36 @@ from shoal_service.core.scheduling.market import DEFAULT_PROJECT, DEFAULT_USER, 
 from shoal_service.core.scheduling.room import Room, Shape, Sites, count
 
 PLACING_S = 30.0
-"""New workers are on their nodes after this time. A job that still lacks some has lost nodes."""
+"""New workers are on their nodes this many seconds after a grant. A job that still lacks some then has lost nodes."""
 
 Precedence: TypeAlias = tuple[bool, int, tuple[float, ...]]
-"""The project has all that is guaranteed to it; the priority, negative; the project's share at each level."""
+"""What decides a turn before the place in the queue, less first: whether the project has all that is guaranteed to it;
+the negative priority; the project's share at each level from the root."""
 
 _NONE: Sites = []
-"""Never changed: sites are replaced by longer lists."""
+"""The sites of a job without places. Never changed in place: sites are replaced by longer lists."""
 
 
 class Claim:
-    """What queued jobs with equal needs, project, user, sweep, priority, minimum and clusters ask for."""
+    """What all queued jobs with equal needs, project, user, sweep, priority, minimum and clusters ask for."""
 
     __slots__ = ("_precedence", "_precedence_as_of", "ever", "has_limits", "priority", "shape", "shapes", "share")
 
     def __init__(self, job: MarketJob, shapes: tuple[Shape, ...], share: Share, has_limits: bool) -> None:
         self.priority = job.priority
         self.shapes = shapes
-        """Shapes in each cluster in which they may start, by name."""
+        """The shape in each cluster in which the jobs may start, by name of the cluster."""
         self.shape = shapes[0]
         self.ever = max([shape.ever for shape in shapes])
-        """Workers that fit into the empty nodes of the cluster that has room for most."""
+        """Number of workers that fit into the empty nodes of the cluster that has room for most."""
         self.share = share
         self.has_limits = has_limits
-        """Whether its project or one above it, its user or its sweep has limits."""
+        """Whether the project or one above it, the user or the sweep has limits."""
         self._precedence: Precedence = True, 0, ()
         self._precedence_as_of = -1
 
     def precedence(self, num_changes: int) -> Precedence:
-        """Whose turn it is before the place in the queue decides: less is earlier.
+        """The turn of the claim before the place in the queue decides; less is earlier.
 
         `num_changes` is the plan's: the claims of thousands of jobs are compared while nothing changes.
         """
@@ -89,28 +90,29 @@ class Entry:
         self.facts = facts
         self.claim = claim
         self.shape = claim.shape
-        """The shape in the cluster where it has its workers, is to start, or where room was last looked for."""
+        """The shape in the cluster where the job has its workers, is to start, or where room was last looked for."""
         self.share = claim.share
         self.order = facts.order(now)
         self.target = 0
-        """Workers that it is to have."""
+        """Number of workers that the job is to have."""
         self.charged = 0
-        """Workers that count for its project before the rest is divided."""
+        """Number of workers that count for the job's project before the rest is divided."""
         self.floor = 0
-        """Workers that it has before the rest is divided."""
+        """Number of workers that the job has before the rest is divided."""
         self.sites: Sites = _NONE
-        """Where its floor is booked."""
+        """The nodes on which the job's workers are booked."""
         self.beneficiary: str | None = None
-        """The job for which it is preempted."""
+        """Id of the job for which this one is preempted; None: it is not preempted for another one."""
         self.aged = False
-        """It is preempted for a job that has waited for long, or it is that job."""
+        """Whether the job is preempted for one that has waited for long, or is that job itself."""
         self.owed: Share | None = None
-        """The project that gets what is guaranteed to it by preemption, of this job or for it."""
+        """The project that gets back what is guaranteed to it by preemption of this job, or for it; None: there is
+        none."""
         self.donors: tuple[str, ...] = ()
-        """Jobs that are preempted for it."""
+        """Ids of the jobs that are preempted for this one."""
 
     def start_in(self, cluster: str) -> None:
-        """The queued job is to start in this one of its clusters."""
+        """Let the queued job start in this one of its clusters."""
         self.shape = next((shape for shape in self.claim.shapes if shape.cluster == cluster), self.shape)
 
     @property
@@ -127,14 +129,15 @@ class Plan:
         self.clusters = state.clusters
         self.known_clusters = state.clusters.keys() | set(self.room.clusters)
         self.has_clusters = len(self.known_clusters) > 1
-        """There are several, so words name them."""
+        """Whether there are several clusters, so that words name them."""
         self.num_elastic: Counter[str] = Counter()
-        """By cluster, where there are several: jobs with places that can have more workers than their minimum."""
+        """Number of jobs with places that can have more workers than their minimum, by cluster; counted only if there
+        are several clusters."""
         self.shares = Shares(state.projects)
         self._users = state.users
         self.running_of_user: Counter[str] = Counter()
         self.running_of_sweep: Counter[tuple[str, str]] = Counter()
-        """By project and name."""
+        """Number of jobs of each sweep with workers, by project and name of the sweep."""
         self.running: list[Entry] = []
         self.queued: list[Entry] = []
         self.leaving: list[Entry] = []
@@ -143,9 +146,9 @@ class Plan:
         self.old: list[Entry] = []
         """Jobs that were submitted so long ago that they may have waited for long."""
         self.num_changes = 0
-        """Grows whenever a job gets or loses places."""
+        """Number that grows whenever a job gets or loses places."""
         claims: dict[int, Claim] = {}
-        """By identity of the key, which is as a rule the same object for all that are equal."""
+        """Claims by the Python id of their key, which is as a rule the same object for all that are equal."""
         runs_since, waits_since = now - AGED_UNTIL_S, now - AGED_AFTER_S
         for job in state.jobs:
             facts = job.memo or facts_of(job)
@@ -175,21 +178,21 @@ class Plan:
         return Claim(job, self.room.choices(job, facts), share, has_limits)
 
     def is_unplaced(self, entry: Entry) -> bool:
-        """Its workers were granted a moment ago and are on no node yet. They have room, though not where they are
-        booked here, so no job is preempted for them."""
+        """Whether the job's workers were granted a moment ago and are on no node yet. They have room, though not where
+        they are booked here, so no job is preempted for them."""
         job = entry.job
         moved_at = -math.inf if job.moved_at is None else job.moved_at
         return job.granted > 0 and not job.on_nodes and self.now - moved_at <= PLACING_S
 
     def max_running_of(self, user: str) -> int | None:
-        """Jobs with a grant that the user may have; None: any number."""
+        """Most jobs with a grant that the user may have; None: any number."""
         if not user:
             return None
         found = self._users.get(user) or self._users.get(DEFAULT_USER)
         return None if found is None else found.max_running
 
     def stay(self, entry: Entry, workers: int) -> Sites:
-        """Places for workers that run already: first on the nodes where they are known to be."""
+        """Take places for workers that run already: first on the nodes where they are known to be."""
         on_nodes = entry.job.on_nodes
         if not on_nodes or not entry.sites:
             return entry.shape.stay(workers, on_nodes)
@@ -200,7 +203,8 @@ class Plan:
         return entry.shape.stay(workers, left)
 
     def keep(self, entry: Entry, sites: Sites, workers: int) -> None:
-        """A running job keeps these places. All of its workers count for its project, also those of lost nodes."""
+        """Let a running job keep these places, which are taken already. All of its workers count for its project, also
+        those of lost nodes."""
         here = count(sites)
         self.num_changes += 1
         entry.sites = sites
@@ -225,7 +229,7 @@ class Plan:
         entry.target = entry.floor = 0
 
     def charge(self, entry: Entry, workers: int) -> None:
-        """Counts `workers` workers of the job for its project."""
+        """Count `workers` workers of the job for its project, in place of those before."""
         before = entry.charged
         if workers == before:
             return
@@ -245,17 +249,17 @@ class Obstacle:
     """Why a queued job does not start."""
 
     words: str | None
-    """None: it waits for room."""
+    """Why the job waits, in words; None: it waits for room."""
     share: Share | None = None
-    """The project whose quota is in the way."""
+    """The project whose quota is in the way; None: no project's is."""
     user: str = ""
-    """The user whose limit is in the way."""
+    """The user whose limit is in the way; empty: no user's is."""
     sweep: tuple[str, str] | None = None
-    """The sweep whose limit is in the way, by project and name."""
+    """The sweep whose limit is in the way, as (project, name); None: no sweep's is."""
     is_limit: bool = False
-    """More nodes would not help."""
+    """Whether more nodes would not help."""
     behind: str | None = None
-    """The job with the reserved start that it would delay."""
+    """Id of the job whose reserved start this one would delay; None: it would delay none."""
     cluster: str = ""
     """The cluster in which it would delay that job."""
 
@@ -264,12 +268,13 @@ class Share:
     """One project during one decision."""
 
     def __init__(self, project: Project, parent: Share | None, changes: list[int]) -> None:
-        """`changes`: one number for all projects, which grows whenever one of them has other workers."""
+        """`changes`: a list of one number, shared by all projects. It grows whenever one of them gets or loses
+        workers."""
         self.project = project
         self._changes = changes
         self._order: tuple[bool, tuple[float, ...]] = (True, ())
         self._ordered_at = -1
-        """`_order` is as of this number."""
+        """The value of `changes` for which `_order` was found."""
         self.path: tuple[Share, ...] = (self, *(parent.path if parent else ()))
         """This project and its ancestors."""
         self.has_limits = any(
@@ -283,10 +288,10 @@ class Share:
         self.used = 0
         self.running = 0
         self.demand = 0
-        """Workers that the jobs of the subtree can use."""
+        """Number of workers that the jobs of the subtree can use."""
         self.own_demand = 0
         self.entitled = math.inf
-        """Workers that the jobs of this project, without its children, may have while others want theirs."""
+        """Number of workers that the jobs of this project, without its children, may have while others want theirs."""
         self.own_used = 0
 
     def add(self, workers: int, running: int = 0) -> None:
@@ -297,24 +302,25 @@ class Share:
             share.running += running
 
     def room(self) -> float:
-        """Workers that the limits of the project and of its ancestors still allow."""
+        """Number of workers that the limits of the project and of its ancestors still allow."""
         if not self._limited:
             return math.inf
         return min((share.project.limit or 0) - share.used for share in self._limited)
 
     def tightest(self) -> Share:
-        """The project on the path, of those with a limit, that is closest to it or farthest above it."""
+        """The project on the path whose limit leaves the least room, or is exceeded most."""
         return min(self._limited, key=lambda share: (share.project.limit or 0) - share.used)
 
     def spare_beside(self, other: Share) -> float:
-        """Workers without which this project and its ancestors, as far as they are not the other's, would still have
-        what is guaranteed to them."""
+        """Number of workers that this project and its ancestors, as far as they are not the other's, can lose and still
+        have what is guaranteed to them."""
         return min(
             (share.used - least for share, least in self._guaranteed if share not in other.path), default=math.inf
         )
 
     def owed(self, workers: int) -> Share | None:
-        """The project, this one or an ancestor, to which `workers` more workers are still guaranteed."""
+        """The project, this one or an ancestor, to which `workers` more workers are still guaranteed; None: there is
+        none."""
         for share, least in self._guaranteed:
             if share.used + workers <= least:
                 return share
@@ -322,18 +328,19 @@ class Share:
 
     @property
     def has_guarantee(self) -> bool:
-        """Something is guaranteed to it or to an ancestor."""
+        """Whether something is guaranteed to the project or to an ancestor."""
         return bool(self._guaranteed)
 
     def full_of_jobs(self) -> Share | None:
-        """The project on the path that has as many running jobs as it may."""
+        """The project on the path that has as many running jobs as it may; None: there is none."""
         for share in self._capped:
             if share.running >= (share.project.max_running or 0):
                 return share
         return None
 
     def order(self) -> tuple[bool, tuple[float, ...]]:
-        """Whose turn it is, least first: what is guaranteed, then the least used share at each level from the root."""
+        """Sort key of the project's turn, least first: projects below what is guaranteed to them, then the least used
+        share at each level from the root."""
         if self._ordered_at != self._changes[0]:
             is_below = any(share.used < least for share, least in self._guaranteed)
             self._order = (not is_below, tuple([share.used / weight for share, weight in self._levels]))
@@ -365,10 +372,12 @@ class Shares:
         return share
 
     def _is_below(self, name: str, parent: str) -> bool:
-        """The parent is listed, and its ancestors do not lead back to the project."""
+        """Whether the project is below this parent: the parent is listed, and its ancestors do not lead back to the
+        project."""
         seen = {name}
         above: str | None = parent
         while above is not None:
+            # a cycle, or an ancestor that is not listed, which ends the path
             if above in seen or above not in self._projects:
                 return above not in seen and above != parent
             seen.add(above)
@@ -409,7 +418,7 @@ def _claim(share: Share) -> tuple[float, int, int]:
 
 
 def divide(capacity: int, claims: list[tuple[float, int, int]]) -> list[int]:
-    """Whole workers by weighted max-min fairness; a claim is (weight, guaranteed, most).
+    """Divide whole workers by weighted max-min fairness. A claim is (weight, guaranteed, most).
 
     What is guaranteed comes first (less in proportion if it exceeds the capacity); the rest raises the claims with the
     least per weight, until each has its most. Exact in O(claims log claims) by the level at which claims are filled.

@@ -19,10 +19,11 @@ from shoal_service.core.scheduling.market import MarketJob, MarketNode, WorkerNe
 from shoal_workers.contract.placing import CapacityKind, Placement
 
 EPSILON = 1e-9
-"""Ray counts resources in fixed point. A rounding error in a sum of floats must not cost a worker."""
+"""Tolerance in comparisons of resources. Ray counts them in fixed point, and a rounding error in a sum of floats must
+not cost a worker."""
 
 UNLIMITED = 1_000_000
-"""Room for workers that reserve nothing; more than any max_workers."""
+"""Number that stands for unlimited room, as for workers that reserve nothing; more than any max_workers."""
 
 LEAD_S = 30.0
 """A node that ends within this time gets no workers: a start there would hardly pay."""
@@ -57,7 +58,7 @@ class FreeNode:
         return int(room + EPSILON) if room > 0 else 0
 
     def reserve(self, need: WorkerNeed, workers: int) -> None:
-        """Negative `workers` give back."""
+        """Reserve what `workers` workers need; a negative number gives it back."""
         self.cpus -= workers * need.cpus
         self.gpus -= workers * need.gpus
         self.memory_gib -= workers * need.memory_gib
@@ -76,20 +77,20 @@ class Shape:
         self.cluster = cluster
         self.words = need.describe()
         self.ever = sum(free.fits(need) for free in open_nodes)
-        """Workers that fit into the empty nodes."""
+        """Number of workers that fit into the empty nodes."""
         self.nodes = open_nodes
         self._cordoned = cordoned
         self._index = {id(free): at for at, free in enumerate(open_nodes)}
         self._by_id: dict[str, tuple[int, FreeNode]] = {}
-        """Place in the order in which workers stay, by node id: cordoned nodes first."""
+        """Node, and its place in the order in which workers stay, by node id: cordoned nodes first."""
         self._overlaps: dict[int, bool] = {}
         self._per_worker: dict[int, tuple[float, float]] = {}
         self._roomy = list(range(len(open_nodes)))
-        """A heap of the places of the nodes that may have room. A node that is found full leaves it, and returns when a
-        worker leaves the node."""
+        """Heap of the indexes in `nodes` of the nodes that may have room. A node that is found full leaves it, and
+        returns when a worker leaves the node."""
         self._is_roomy = bytearray(b"\1") * len(open_nodes)
         self._at_most = UNLIMITED * (len(open_nodes) + 1)
-        """No more than this fits."""
+        """Upper bound of the workers that fit now."""
 
     def take_all(self, workers: int) -> Sites | None:
         """Place all of these workers on open nodes, or none."""
@@ -144,11 +145,12 @@ class Shape:
         return sites
 
     def may_use(self, free: FreeNode) -> bool:
-        """It is an open node of this shape."""
+        """Whether this is an open node of the shape."""
         return id(free) in self._index
 
     def stay(self, most: int, on_nodes: Mapping[str, int]) -> Sites:
-        """Place up to `most` workers that run already: on their nodes where known, cordoned or not, else on any."""
+        """Place up to `most` workers that run already: on their nodes where those are known, cordoned or not, otherwise
+        on any."""
         sites: Sites = []
         if on_nodes:
             for free in self._known(on_nodes):
@@ -172,7 +174,7 @@ class Shape:
         return [free for _, free in sorted(self._by_id[name] for name in on_nodes if name in self._by_id)]
 
     def free(self, most: int = UNLIMITED) -> int:
-        """Workers that fit now on open nodes; counts no further than `most`."""
+        """Number of workers that fit now on open nodes. It counts no further than `most`."""
         if most > self._at_most:
             most = self._at_most
         nodes, need = self.nodes, self.need
@@ -186,7 +188,7 @@ class Shape:
             if here:
                 roomy.append(at)
         if len(roomy) < len(self._roomy):
-            self._roomy = sorted(roomy)
+            self._roomy = sorted(roomy)  # a sorted list is a heap
             self._is_roomy = bytearray(len(nodes))
             for at in roomy:
                 self._is_roomy[at] = 1
@@ -200,7 +202,7 @@ class Shape:
 
     @property
     def is_full(self) -> bool:
-        """No open node has room, as far as the last attempt to place a worker has shown."""
+        """Whether no open node has room, as far as the last attempt to place a worker has shown."""
         return not self._roomy
 
     def lacks(self, workers: int) -> bool:
@@ -212,7 +214,7 @@ class Shape:
         return self.free(workers) < workers
 
     def given_back(self, other: Shape, sites: Sites) -> None:
-        """Workers of a shape have left these nodes."""
+        """Note that workers of another shape have left these nodes."""
         _, most = self.per_worker(other)
         for free, workers in sites:
             at = self._index.get(id(free))
@@ -223,8 +225,8 @@ class Shape:
                     heappush(self._roomy, at)
 
     def per_worker(self, other: Shape) -> tuple[float, float]:
-        """How many of this shape's workers fit in place of one of the other's: on an empty node, and at most, beside
-        what is free there."""
+        """How many of this shape's workers fit in the place of one of the other's: on an empty node, and at most, with
+        what is free beside it."""
         found = self._per_worker.get(id(other))
         if found is None:
             need = other.need
@@ -238,7 +240,7 @@ class Shape:
         return found
 
     def overlaps(self, other: Shape) -> bool:
-        """Some node may be used by both."""
+        """Whether some node may be used by both shapes."""
         if self is other:
             return True
         found = self._overlaps.get(id(other))
@@ -256,7 +258,7 @@ def _reserve(free: FreeNode, need: WorkerNeed, workers: int, sites: Sites) -> in
 
 
 def count(sites: Sites) -> int:
-    """Workers on these nodes."""
+    """Number of workers on these nodes."""
     return sites[0][1] if len(sites) == 1 else sum([workers for _, workers in sites])
 
 
@@ -267,19 +269,21 @@ class Room:
         usable = [node for node in nodes if node.ends_at is None or node.ends_at > now + LEAD_S]
         self._nodes = [FreeNode(node) for node in sorted(usable, key=lambda node: node.node_id)]
         self.clusters: tuple[str, ...] = tuple(sorted({node.cluster for node in nodes}))
-        """Those that have nodes, by name."""
+        """Names of the clusters that have nodes, sorted."""
         self._shapes: dict[tuple[str | None, ShapeKey], Shape] = {}
-        """By cluster; None: of a job that runs in one of several, and it is not known in which."""
+        """Shapes by cluster and key. The cluster is None for a job that runs in one of several, when it is not known in
+        which."""
         self.num_returns = 0
-        """Grows whenever workers leave their nodes."""
+        """Number that grows whenever workers leave their nodes."""
 
     def shape(self, job: MarketJob, facts: Facts) -> Shape:
-        """The shape of a job's workers where it runs; of a queued job, the first one that it may have."""
+        """The shape of a job's workers in the cluster where it runs; for a queued job, the first one that it may
+        have."""
         return self.choices(job, facts)[0]
 
     def choices(self, job: MarketJob, facts: Facts) -> tuple[Shape, ...]:
-        """The shape of a job's workers in each cluster in which it may be, by name, and at least one, which may have no
-        nodes. All shapes must be known before the first worker is placed."""
+        """The shape of a job's workers in each cluster in which it may be, by name of the cluster. There is at least
+        one, which may have no nodes. All shapes must be known before the first worker is placed."""
         if job.cluster:
             names: Sequence[str | None] = [job.cluster]
         elif job.granted and len(self.clusters) > 1:
@@ -313,8 +317,8 @@ class Room:
         need, spread = job.need, job.placement is Placement.SPREAD
 
         def order(free: FreeNode) -> tuple[bool, bool, float, bool, int]:
-            """GPUs stay free for those that need them, on-demand nodes too. Nodes that end are filled last; then the
-            fullest node first, or the emptiest."""
+            """Sort key of a node; the least is filled first. GPUs stay free for those that need them, on-demand nodes
+            too. Nodes that end are filled last; then the fullest node first, or the emptiest."""
             node, fits = free.node, free.fits(need)
             ends = 0.0 if node.ends_at is None else -node.ends_at
             is_gpu_wasted = not need.gpus and node.gpus > 0

@@ -36,7 +36,7 @@ _REMOVE_S = 5.0
 
 
 class StorageHangs(OSError):
-    """The storage did not fail, and did not answer."""
+    """The storage neither answered nor failed within the time."""
 
 
 class CheckpointCoordinator:

@@ -26,7 +26,7 @@ from shoal_service.supervisor.protocols import Journal
 from shoal_service.supervisor.reporting.outbox import Outbox
 
 SIGN_S = 1.0
-"""A sign of life at least so often."""
+"""Most seconds between two reports, so that the service sees that the supervisor lives."""
 _PACE_S = 0.1
 """Pause between two reports, so that the steps of a fast job are stored in batches and not in one transaction each."""
 _WAIT_S = 20.0
@@ -94,7 +94,8 @@ class Dialer:
             self._is_over.wait(max(0.0, sent_mono + _PACE_S - time.monotonic()))
 
     def _report(self, acknowledged: int, wait_s: float) -> tuple[int, bool]:
-        """What is acknowledged now, and whether the attempt's end is stored."""
+        """Sends one report. Returns the number up to which reports are acknowledged now, and whether the attempt's end
+        is stored."""
         found = self._outbox.pull(acknowledged, wait_s)
         reports = found if self._outbox.has_status else None
         receipt = self._link.report(HomeReport(life=self._journal.life, after=acknowledged, reports=reports))
@@ -126,7 +127,7 @@ class Dialer:
 
 
 class _Pauses:
-    """The pauses between calls that fail."""
+    """Doubling pauses between calls that fail."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -142,7 +143,7 @@ class _Pauses:
         return max(pause_s, error.retry_after_s) if isinstance(error, HomeAway) else pause_s
 
     def end(self) -> bool:
-        """A call has succeeded: whether some had failed before it."""
+        """Ends the pauses, because a call has succeeded. Returns whether calls had failed before it."""
         was_away, self._pause_s = self._pause_s > 0, 0.0
         if was_away:
             _log.info("home.back", extra={"what": self._what})

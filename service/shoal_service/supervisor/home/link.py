@@ -24,7 +24,7 @@ from shoal_workers.version import VERSION
 
 _CONNECT_S = 2.0
 _ANSWER_S = 10.0
-"""Time for the answer to a report: its transaction may wait for others."""
+"""Seconds in which the answer to a report must come: its transaction may wait for others."""
 _REPLACED = 409
 _LATER = frozenset({429, 500, 502, 503, 504})
 _log = logging.getLogger(__name__)
@@ -39,15 +39,16 @@ class HomeAway(Exception):
 
 
 class HomeRefused(Exception):
-    """The service has answered, and does not do what was asked; with its words."""
+    """The service has answered that it does not do what was asked. The message has its words."""
 
 
 class HomeReplaced(Exception):
-    """The attempt has a later supervisor; with the service's words."""
+    """The attempt has a later supervisor. The message has the service's words."""
 
 
 class HomeLink(Protocol):
-    """Each method raises HomeAway, HomeRefused, HomeReplaced. Two threads, one per method."""
+    """The requests of a supervisor to the service. Each of the two raises HomeAway, HomeRefused or HomeReplaced, and is
+    called on a thread of its own."""
 
     def report(self, report: HomeReport) -> ReportReceipt: ...
 
@@ -59,7 +60,7 @@ class HomeLink(Protocol):
 
 
 class HttpLink:
-    """One kept-alive connection for the reports, and one for the directives."""
+    """Sends the requests by HTTP, with one kept-alive connection for the reports and one for the directives."""
 
     def __init__(self, home: Home, job_id: str, attempt: int) -> None:
         path = f"/v1/jobs/{job_id}/attempts/{attempt}"
@@ -81,7 +82,7 @@ class HttpLink:
 
 
 class _Connection:
-    """Used by one thread, but for `interrupt`."""
+    """A kept-alive connection. It is used by one thread, except for `interrupt`."""
 
     def __init__(self, home: Home, path: str) -> None:
         self._urls = [urlsplit(url.strip()) for url in home.url.split(",") if url.strip()]
@@ -97,7 +98,7 @@ class _Connection:
         """Guards `_connection`."""
 
     def ask(self, method: str, query: str, body: bytes | None, answer_s: float) -> Any:
-        """The answer's JSON."""
+        """Sends a request and returns the JSON of the answer."""
         connection = self._opened()
         try:
             if connection.sock is None:
@@ -144,7 +145,7 @@ class _Connection:
             return self._connection
 
     def _next_url(self) -> None:
-        """Another control plane may answer."""
+        """Changes to the next URL, because another control plane may answer."""
         self._close()
         self._urls.append(self._urls.pop(0))
 

@@ -25,7 +25,8 @@ Durable = PendingEvent | IncidentView | CheckpointView | SuspectedNode | Profile
 
 
 class Outbox:
-    """Sequence numbers count every item added; `pull(after)` acknowledges everything up to `after`."""
+    """Keeps the reports of a supervisor. Sequence numbers count every item that was added; `pull(after)` acknowledges
+    everything up to `after`."""
 
     def __init__(
         self,

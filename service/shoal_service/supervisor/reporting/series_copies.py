@@ -26,11 +26,12 @@ from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.messages import MetricPoint
 
 _MAX_WAITING = 10_000
-"""Number of points that wait. A file system that is away for longer loses the newest."""
+"""Most points that wait. If a file system is away for longer, the newest points are lost."""
 
 
 class EventFiles:
-    """`add` and `close` are called on one thread; neither waits for the file system.
+    """Writes event files on a thread of its own. `add` and `close` are called on one thread, and neither waits for the
+    file system.
 
     Args:
         root: the job's checkpoint directory.
@@ -110,14 +111,14 @@ def _event(point: SeriesPoint, *, without: SeriesPoint | None) -> Any:
 
 
 _MOST = 10_000
-"""Number of points that wait. While the hook fails for longer, the oldest are dropped."""
+"""Most points that wait. If the hook fails for longer, the oldest points are dropped."""
 
 
 class MetricBacklog:
     """The points that the metrics hook has not logged yet. Pure data."""
 
     def __init__(self, *, is_used: bool, most: int = _MOST) -> None:
-        """`is_used`: the job has a hook. Otherwise nothing is kept."""
+        """`is_used`: whether the job has a hook. If not, nothing is kept."""
         self._is_used = is_used
         self._most = most
         self._points: deque[MetricPoint] = deque()

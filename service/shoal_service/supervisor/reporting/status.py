@@ -49,7 +49,7 @@ class Readings:
     layout: str = ""
     progress: dict[int, Progress] = field(default_factory=dict)
     use: dict[int, WorkerUse] = field(default_factory=dict)
-    """By worker index."""
+    """Newest use of resources that each worker has reported, by worker index."""
     data_shares: dict[int, float] = field(default_factory=dict)
     """Share of its time in which a worker's training thread makes batches, by worker index; moving average."""
     data_marks: dict[int, Progress] = field(default_factory=dict)
@@ -182,7 +182,8 @@ def workers_of(state: Attempt, readings: Readings) -> tuple[WorkerView, ...]:
 
 
 def incident_view(incident: Incident, *, closed_at: float | None) -> IncidentView:
-    """`closed_at`: end of the first completed step of the next generation; None while the incident is open."""
+    """An incident as users see it. `closed_at`: end of the first completed step of the next generation; None while the
+    incident is open."""
     before, after = incident.before, incident.after
     return IncidentView(
         id=incident.id,

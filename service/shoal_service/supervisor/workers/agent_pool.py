@@ -166,7 +166,7 @@ class AgentPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeAgent:
-    """What is known of the agent of one node."""
+    """The agent of one node, as far as it is known."""
 
     phase: AgentPhase
     since: float
@@ -193,7 +193,7 @@ class NodeAgent:
 @dataclass(frozen=True, slots=True)
 class AgentChanges:
     start: tuple[str, ...] = ()
-    """Node ids."""
+    """Ids of the nodes whose agents are to be started."""
     end: tuple[str, ...] = ()
 
 
@@ -202,8 +202,8 @@ def wanted_nodes(state: Attempt, agents_from: int, having: Collection[str] = ())
 
     Args:
         agents_from: workers of a job from which on its nodes get agents; 0: none do.
-        having: nodes that have an agent. They keep it down to half of the numbers, so a lost worker does not end agents
-            that are due again soon.
+        having: nodes that have an agent. A node keeps its agent down to half of the numbers, so a lost worker does not
+            end agents that are due again soon.
     """
     counts = Counter(worker.info.node_id for worker in state.pool.workers if worker.info is not None)
     num = counts.total()

@@ -399,12 +399,12 @@ class NodePreference:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._node_of: dict[int, str] = {}
-        """Where each worker is, or ought to be, by worker index."""
+        """Id of the node on which each worker is, or ought to be, by worker index."""
         self._held: Counter[str] = Counter()
         self._nodes: Sequence[FreeNode] = ()
         self._read_mono = float("-inf")
         self._taken: Counter[str] = Counter()
-        """Workers for which a node was chosen since the table was read."""
+        """Number of workers for which each node was chosen since the table was read, by node id."""
 
     def choose(self, order: StartWorker, labels: Mapping[str, str]) -> str:
         """The id of the node; empty if Ray chooses, also because the head does not answer within some seconds.

@@ -276,7 +276,7 @@ class WorkerClient:
                 await unreachable(self._context, self.index)
 
     def _failure(self, error: WorkerCallError) -> dict[str, object]:
-        """Fields of a log event."""
+        """The fields of a log event about a failed call."""
         return {"worker": self._worker_id, "error": str(error)}
 
     def _lost(self, error: WorkerCallError, witness: str) -> None:
@@ -333,7 +333,7 @@ class WorkerPolling:
         them."""
         self._wait_s = self._poll_wait_s()
         self._call: asyncio.Future[WorkerPoll] | None = None
-        """The direct poll in flight."""
+        """The direct poll in flight; None: there is none."""
         self._released: asyncio.Future[None] | None = None
         """Set while an agent polls the worker; done when it is polled directly again."""
         self._has_failed = False

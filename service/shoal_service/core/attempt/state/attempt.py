@@ -43,36 +43,36 @@ from shoal_workers.contract.worker_reports import SavedPart, SnapshotCost, Snaps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptConfig:
-    """Fixed while the attempt lasts."""
+    """What is fixed while the attempt lasts."""
 
     job_id: str
     attempt: int
     checkpoint_root: str
     timeouts: Timeouts = field(default_factory=Timeouts)
     profile: HardwareProfile | None = None
-    """What the planner assumes of the nodes; None: its built-in profile."""
+    """Hardware that the planner assumes of the nodes; None: its built-in profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Changed by directives only."""
+    """What the control plane wants of the attempt. Only directives change it."""
 
     spec: JobSpec
     granted: int
-    """World size that the scheduler allows."""
+    """Most workers that may train at a time: the world size that the scheduler has granted."""
     desired: Desired = Desired.RUN
     avoided: tuple[AvoidedNode, ...] = ()
     server_stops: bool = False
-    """The server is about to end the cluster, whatever is desired."""
+    """The server is about to end the cluster, so the attempt saves and ends, whatever `desired` is."""
     is_preempted: bool = False
-    """Another job gets the workers, whatever is desired."""
+    """Another job gets the workers, so the attempt saves and ends, whatever `desired` is."""
     pinned: tuple[str, ...] = ()
     """Names of the checkpoints that retention does not delete."""
 
     @property
     def ends_saved(self) -> bool:
-        """The attempt saves at its next step boundary, and ends: in a pause, because the server stops, or since
-        another job gets the workers."""
+        """Whether the attempt saves at its next step boundary and ends: because it is paused, because the server stops,
+        or because another job gets the workers."""
         return self.server_stops or self.is_preempted or self.desired is Desired.PAUSE
 
     @property
@@ -110,26 +110,29 @@ class Target:
 class Budgets:
     recoveries: int = 0
     fruitless: int = 0
-    """Re-formations since the last step that no group had completed before; while steps are done again, since a group
-    began at a later one than the group before."""
+    """Groups formed again in a row without progress. Progress is a step that no group had completed before; or, while
+    steps are done again, a group that begins at a later step than the group before it."""
     setbacks: int = 0
-    """Groups that began at an earlier step than the one before, since the last step that none had completed before: so
-    a job that only goes back and forth ends as well."""
+    """Groups that began at an earlier step than the group before, counted since the last step that no group had
+    completed before. It is limited too, so a job that only goes back and forth ends."""
     start_step: int = 0
     """The step at which the newest group that formed began."""
     failed_starts: int = 0
-    """Workers that died while starting: since the last one that became warm, or since the attempt began to wait."""
+    """Workers that died or could not load the task while they started. Set to 0 when a worker becomes warm, and when
+    the attempt begins to wait."""
     rollbacks: int = 0
-    """In a row, because of steps that were not finite: since a newer checkpoint than the last of them."""
+    """Rollbacks in a row because a step was not finite. Set to 0 when a checkpoint of the newest skipped step, or of a
+    later one, is committed."""
     last_saves: int = 0
-    """Failed tries to save the state after the last step."""
+    """How often saving the state after the last step has failed."""
     form_not_before: float = 0.0
-    """The next group forms no earlier."""
+    """Wall-clock time before which the next group does not form: the end of the back-off."""
     grow_not_before: float = 0.0
-    """The group grows no earlier: a save failed in a switch, or a worker could not be started."""
+    """Wall-clock time before which the group does not grow, because a save failed in a switch or a worker could not be
+    started."""
 
     def formed(self, start_step: int, furthest_step: int) -> Budgets:
-        """A group has formed and restored the state of this step."""
+        """The budgets once a group has formed and restored the state of `start_step`."""
         return replace(
             self,
             fruitless=0 if self.start_step < start_step < furthest_step else self.fruitless,
@@ -138,33 +141,37 @@ class Budgets:
         )
 
     def advanced(self) -> Budgets:
-        """A step is done that no group had completed before."""
+        """The budgets once a step is completed that no group had completed before."""
         return replace(self, fruitless=0, setbacks=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointIndex:
     newest: str | None = None
-    """The newest committed one."""
+    """Name of the newest committed checkpoint that can be restored; None: there is none, or it is not known yet."""
     origin: str | None = None
-    """The one of another job that the job goes on from while it has none of its own."""
+    """Name of another job's checkpoint, from which this job goes on while it has none of its own."""
     damaged: tuple[str, ...] = ()
     parts: dict[str, IntMap[SavedPart]] = field(default_factory=dict)
-    """By name, then rank: parts that wait for the others, then for their commit."""
+    """The parts that ranks have saved, by checkpoint name, then rank. They are kept until the commit has succeeded or
+    failed."""
     committing: tuple[str, ...] = ()
-    """Their commit is in flight."""
+    """Names of the checkpoints whose commit has begun and is not answered yet."""
     failed: tuple[str, ...] = ()
-    """Checkpoints of this attempt that will never be committed."""
+    """Names of the checkpoints of this attempt that will never be committed."""
     clean_step: int | None = None
-    """Completed steps of the newest state that every rank was found to hold alike; None: no group was formed yet."""
+    """Step of the newest state that is known to be equal on all ranks: a comparison of the replicas found it so, or a
+    group began there from a checkpoint or the seed. None: no group was formed yet."""
     verified_step: int | None = None
-    """The same, if it follows from a comparison and not from how the group started."""
+    """Step of the newest state that a comparison of the replicas has found equal; None: there was no comparison."""
     unverified: tuple[str, ...] = ()
-    """Committed ones of later steps."""
+    """Names of the committed checkpoints of steps after `clean_step`; the newest ones only."""
     distrusted: tuple[int, int] | None = None
-    """(generation, step): checkpoints of this generation or an earlier one, and of later steps, are not read."""
+    """(generation, step): checkpoints of this generation and earlier ones are not read if their step is later than
+    this. None: all are trusted."""
     must_search: bool = False
-    """The newest one is not trusted any more: the storage is asked for an older one before the next group forms."""
+    """The newest checkpoint is no longer trusted, so the storage is asked for an older one before the next group
+    forms."""
 
     def is_distrusted(self, name: str) -> bool:
         parsed = CheckpointName.parse(name)
@@ -175,12 +182,12 @@ class CheckpointIndex:
 
     @property
     def trusts_seed_only(self) -> bool:
-        """The state was found wrong before the first comparison that was clean."""
+        """Whether only step 0 is trusted: the state was found wrong before any comparison had found it equal."""
         return self.distrusted is not None and self.distrusted[1] == 0
 
     @property
     def durable_step(self) -> int:
-        """Step of the checkpoint that would be restored; 0: there is none."""
+        """Step of the durable checkpoint that would be restored now; 0: there is none."""
         newest = CheckpointName.parse(self.newest or self.origin or "")
         return newest.step if newest else 0
 
@@ -195,11 +202,11 @@ class UpdatePhase(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeUpdate:
     version: str
-    """The new one."""
+    """The new version."""
     since: float
     phase: UpdatePhase = UpdatePhase.WARMING
     comparing: bool = False
-    """The answer to CompareModels is waited for."""
+    """CompareModels was sent, and its answer is waited for."""
     is_same_model: bool = False
     """A worker with the new code has built the model: its parameters are those of the model that trains."""
     before: str = ""
@@ -208,31 +215,32 @@ class CodeUpdate:
     generation: int = 0
     """TRIAL: the first generation with the new code."""
     step: int = 0
-    """TRIAL: completed steps when it began."""
+    """TRIAL: completed steps when the trial began."""
     standing: Standing | None = None
-    """TRIAL: what the validations had shown by then."""
+    """TRIAL: what the validations had shown when the trial began."""
     paused_at: float = 0.0
     """TRIAL: when the last step of the code before was reported."""
     pause_s: float | None = None
-    """TRIAL: from then until the group with the new code had formed."""
+    """TRIAL: seconds from `paused_at` until the group with the new code had formed."""
     median_before_s: float | None = None
     """TRIAL: median step with the code before; None: too few steps were measured."""
     step_times: tuple[float, ...] = ()
     """TRIAL: seconds of the steps with the new code, without the first one of each generation."""
     fault: str = ""
-    """TRIAL: why the code before takes over at the next step boundary."""
+    """TRIAL: why the code before takes over at the next step boundary; empty: it does not."""
     keeps_steps: bool = True
-    """The steps of the new code are kept; counts with a `fault` only."""
+    """Whether the steps that the new code has trained are kept when it is rolled back. It has a meaning only with a
+    `fault`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
     current: str = ""
-    """Groups form of workers with this version."""
+    """Version of the code with which groups train: only workers that have loaded it are given ranks."""
     wanted: str | None = None
-    """The version that the last directive wants; None: it has not changed since the attempt began."""
+    """Version that the last directive asks for; None: it has not changed since the attempt began."""
     refused: str = ""
-    """A version that was refused or rolled back; it is not tried again until another one is wanted."""
+    """A version that was refused or rolled back. It is not tried again until another version is wanted."""
     update: CodeUpdate | None = None
 
     @property
@@ -245,40 +253,43 @@ class Code:
 
 
 def short(version: str) -> str:
-    """The version as people read it."""
+    """The version as people read it: its first 12 characters."""
     return version[:12] or "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     generation: int = 0
-    """0: no group was formed yet."""
+    """Number of the group, which every message about it carries; 0: no group was formed yet."""
     workers: tuple[int, ...] = ()
     """Worker indexes in rank order."""
     nodes: tuple[str, ...] = ()
-    """Id of the node on which it is, by rank."""
+    """Node id of each worker, by rank."""
     machines: tuple[str, ...] = ()
-    """Workers with the same value share one memory; by rank."""
+    """Identity of each worker's machine, by rank. Workers with the same value share one memory."""
     layout: Layout | None = None
     levels: tuple[Layout, ...] = ()
-    """The planned layout and its rivals at other shard levels; the group's own is one of them. See levels.py."""
+    """The planned layout and its rivals at other shard levels; `layout` is one of them. See levels.py."""
     planned_by: Literal["auto"] | ParallelismSpec = "auto"
-    """`parallelism` of the spec that the layout was planned for."""
+    """Value of the spec's `parallelism` for which the layout was planned."""
     settings: TrainingSettings | None = None
-    """Settings that the group trains with."""
+    """Training settings that the group was formed with; None: no group was formed yet."""
     changes: tuple[str, ...] = ()
-    """What differs in these settings from those of the group before."""
+    """One text for each training setting that differs from those of the group before, such as `stop.steps 120 ->
+    200`."""
     source: SnapshotSource | None = None
-    """The snapshot in memory that the group started from; None: from storage, or from the seed."""
+    """Snapshot in memory from which the group restores its state; None: it reads a checkpoint, or begins from the
+    seed."""
     restored: str | None = None
-    """Directory name of the newest checkpoint when the group was formed: it restored it unless it had `source`."""
+    """Name of the job's newest checkpoint when the group was formed, which the group restores unless it has a `source`;
+    None: the job had none of its own."""
     is_formed: bool = False
-    """Rank 0 has reported that all ranks have met and restored the state."""
+    """Rank 0 has reported that all ranks have joined and restored the state."""
     has_trained: bool = False
-    """The same workers have completed a step in this layout before."""
+    """The same workers have completed a step in this layout before, in an earlier generation."""
     start_step: int = 0
     exits: IntMap[WorkerExit] = field(default_factory=IntMap)
-    """How the workers that have left `run` left it, by worker index; the first one first."""
+    """How each worker that has left `run` has left it, by worker index, in the order in which they left."""
 
     @property
     def ranks(self) -> Mapping[int, int]:
@@ -290,7 +301,7 @@ class Group:
 
 
 _newest: list[tuple[tuple[int, ...], dict[int, int]]] = [((), {})]
-"""A memo of `_ranks_of` for the group that was asked about last. To search the tuple for each event would take long."""
+"""Memo of `_ranks_of` for the group that was asked about last. A search of the tuple for each event would take long."""
 
 
 def _ranks_of(workers: tuple[int, ...]) -> dict[int, int]:
@@ -303,24 +314,25 @@ def _ranks_of(workers: tuple[int, ...]) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupBefore:
-    """The group that was lost."""
+    """What an incident keeps of the group that was lost."""
 
     generation: int
     num_workers: int
     layout: str = ""
     step: int = 0
-    """Its newest completed step."""
+    """Newest step that the group had completed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAfter:
-    """The next group: what was decided when it began to form, and what it reported once it was formed."""
+    """What an incident keeps of the next group: what was decided when it began to form, and what it reported once it
+    was formed."""
 
     forming_at: float
     num_workers: int
     layout: str
     num_spares: int
-    """Its workers that were not in the group before."""
+    """Number of its workers that were not in the group before."""
     state_source: StateSource
     form_s: float | None = None
     restore_s: float | None = None
@@ -340,23 +352,23 @@ class Incident:
     node_id: str = ""
     before: GroupBefore
     at: float
-    """When the supervisor took notice."""
+    """When the supervisor noticed the fault."""
     last_sign_at: float | None = None
-    """Newest sign before `at`: the death of the worker as its node saw it (20-40 ms late), the report of a survivor
-    whose collective failed, or else the last progress of the lost worker. The difference is the time to detect it. If
-    only the progress is known (a dead node, a hang) the difference is an upper bound."""
+    """Newest sign of the fault before `at`: the death of the worker as its node saw it (20-40 ms late), the report of a
+    survivor whose collective failed, or else the last progress of the lost worker. The time between the two is the time
+    to detect it. If only the progress is known (a dead node, a hang), it is an upper bound."""
     quiesced_at: float | None = None
-    """When every worker had left `run`."""
+    """When every worker had left `run`; None: not yet."""
     after: GroupAfter | None = None
     formed_at: float | None = None
-    """When `after` was formed; None again if it was lost before its first step."""
+    """When the group `after` had formed; None: not yet, or it was lost before its first step."""
     steps_lost: int | None = None
     node_loss: NodeLossBound | None = None
-    """A node was lost: the bound that was in force."""
+    """Bound on the lost steps that was in force when a node was lost; None: no node was lost."""
 
     @property
     def is_suspicion(self) -> bool:
-        """No worker is known to be at fault; a later witness may still name one."""
+        """Whether no worker is known to be at fault yet. A later witness may still name one."""
         return not self.ranks and FAULTS[self.cause].blames is Blame.UNKNOWN
 
     @property
@@ -381,7 +393,7 @@ class Incident:
         return seconds_between(self.formed_at, closed_at)
 
     def recovery_s(self, closed_at: float | None) -> float | None:
-        """`closed_at`: end of the first completed step of the next generation."""
+        """Seconds from the detection to `closed_at`, which is the end of the next generation's first completed step."""
         return seconds_between(self.at, closed_at)
 
 
@@ -391,7 +403,7 @@ def seconds_between(start: float | None, end: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLoss:
-    """A worker was lost on this node."""
+    """One loss of a worker, counted against its node."""
 
     node_id: str
     at: float
@@ -400,26 +412,26 @@ class NodeLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
-    """The last hang that was seen."""
+    """The last hang that was detected."""
 
     step: int
     """Completed steps at the time."""
     index: int
-    """The worker that stood still first."""
+    """Index of the worker that stood still first."""
     is_repeated: bool = False
     """The group has hung at this step before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaisedFault:
-    """The last exception for which workers were replaced."""
+    """The last exception because of which workers were replaced."""
 
     step: int
     """Completed steps at the time."""
     kind: ExitKind
     error_class: ErrorClass
     times: int = 1
-    """Times in a row at this step."""
+    """How often in a row it was raised at this step."""
 
     def is_like(self, other: RaisedFault) -> bool:
         return (self.step, self.kind, self.error_class) == (other.step, other.kind, other.error_class)
@@ -427,7 +439,7 @@ class RaisedFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """A worker's process died, and its exit status is not known yet."""
+    """A worker's process that died and whose exit status is not known yet."""
 
     worker_id: str
     rank: int
@@ -441,18 +453,19 @@ class Crash:
     """The last crash of a worker: it was killed by a signal that its own code caused."""
 
     words: str
-    """The signal and the place; equal words are the same place."""
+    """The signal and the place of the crash, in words; equal words mean the same place."""
     step: int
     """Completed steps at the first crash there."""
     generation: int
     """Generation of the last crash there."""
     times: int = 1
-    """Groups in a row that crashed there."""
+    """Number of groups in a row that crashed there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedIncident:
-    """It may still change: a silent node is declared dead, or the exit status of a worker becomes known."""
+    """A closed incident, which may still change: a silent node is declared dead, or the exit status of a worker becomes
+    known."""
 
     incident: Incident
     closed_at: float
@@ -465,26 +478,27 @@ class Health:
     deaths: tuple[Death, ...] = ()
     explained: tuple[str, ...] = ()
     """Ids of the workers whose exit status was reported last. Several witnesses, and a supervisor after a restart, may
-    ask for the same one."""
+    ask for the same one, and each is reported once."""
     crash: Crash | None = None
     losses: tuple[NodeLoss, ...] = ()
-    """Recent ones."""
+    """Recent losses of workers, by which nodes are suspected."""
     suspected: dict[str, float] = field(default_factory=dict)
-    """When a node was last put on probation, by node id."""
+    """Wall-clock time at which each node was last suspected, by node id."""
     silences: dict[str, ClosedIncident] = field(default_factory=dict)
-    """The closed incidents of nodes that are silent still, by node id."""
+    """Closed incidents of nodes that are still silent, by node id."""
     last_closed: ClosedIncident | None = None
     no_straggler_before: int = 0
-    """Step before which no other straggler is named."""
+    """No other straggler is named before this step."""
     is_memory_scarce: bool = False
-    """A worker was killed for lack of memory: new ones touch none before they need it."""
+    """A worker was killed for lack of memory, so new workers touch no memory before they need it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelTime:
     layout: Layout
     step_s: float | None
-    """Median seconds of a step; None: the group was lost before it was known, so this level is not tried again."""
+    """Median duration of a step, in seconds; None: the group was lost before it was known, so this level is not tried
+    again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -492,23 +506,23 @@ class History:
     has_formed: bool = False
     """A group has formed at least once."""
     total_steps: int | None = None
-    """Steps of the whole training run; None until a group has formed."""
+    """Number of steps of the whole training run; None: no group has formed yet."""
     skip_steps: tuple[int, ...] = ()
-    """Steps that are left out, since a rollback was made because of them."""
+    """Steps that are left out because they were rolled back."""
     standing: Standing | None = None
-    """What the validations of the job have shown; None: there was none."""
+    """Result of the job's validations so far; None: there was none."""
     proofs: tuple[LayoutProof, ...] = ()
-    """The newest proof of each kind of layout: proven, refused, or not proven."""
+    """Newest proof of each kind of layout: proven, refused, or not proven."""
     level_times: tuple[LevelTime, ...] = ()
-    """What steps of layouts take that differ in the shard level only."""
+    """Measured step times of layouts that differ in the shard level only."""
     trying: Layout | None = None
-    """The one that is being measured, or is about to be."""
+    """Layout that is being measured, or is about to be; None: no level is on trial."""
     num_incidents: int = 0
     steps_lost: int = 0
 
     @property
     def refused_layouts(self) -> tuple[Layout, ...]:
-        """No layout that uses all that one of them uses is planned."""
+        """Layouts that a proof has refused. The planner chooses none that uses everything that one of them uses."""
         return tuple(proof.layout for proof in self.proofs if proof.outcome is ProofOutcome.REFUSED)
 
     def with_proof(self, proof: LayoutProof) -> History:
@@ -525,37 +539,40 @@ class ProgressStamp:
     step: int
     phase: Phase
     at: float
-    """By the worker's own clock."""
+    """When the counter changed, by the worker's own clock."""
     seen_at: float
-    """By our clock: when the poll was answered, less how long the counter had stood still by then."""
+    """When the counter changed, by the supervisor's clock: the time of the poll's answer, less how long the counter had
+    stood still by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupProgress:
     step: int = 0
-    """Newest completed step of the current generation's line."""
+    """Newest step that is completed in the current generation and those that it continues; it goes back when a group
+    begins at an earlier step."""
     furthest_step: int = 0
-    """Newest step that any generation of the attempt has completed: a step done again is none."""
+    """Newest step that any generation of the attempt has completed. Steps that are done again do not change it."""
     step_times: tuple[float, ...] = ()
-    """Seconds of the last steps, newest last."""
+    """Durations of the last steps in seconds, newest last."""
     slowest_steps: tuple[float, ...] = ()
-    """Seconds of the slowest step of each block of steps, newest last; without the first steps of generations."""
+    """Duration in seconds of the slowest step of each block of steps, newest last. The first steps of generations are
+    left out."""
     num_measured: int = 0
-    """Steps in these blocks, since the attempt began."""
+    """Number of steps measured for these blocks since the attempt began."""
     advanced_at: float = 0.0
-    """When the group formed, or last completed a step."""
+    """When the group last completed a step, or formed if it has completed none."""
     stamps: dict[int, ProgressStamp] = field(default_factory=dict)
-    """Stamps of the workers of this generation, by worker index."""
+    """Progress stamps of the workers of this generation, by worker index."""
     starting: dict[int, ProgressStamp] = field(default_factory=dict)
-    """Stamps of workers that are not warm yet and report progress of their preparation, by worker index."""
+    """Progress stamps of workers that are not warm yet and report progress of their preparation, by worker index."""
     answered_at: dict[int, float] = field(default_factory=dict)
-    """When a worker last answered a poll, by worker index."""
+    """When each worker last answered a poll, by worker index."""
     slow_steps: dict[int, int] = field(default_factory=dict)
-    """For how many steps in a row a worker has been slower than the others, by worker index."""
+    """Number of steps in a row in which a worker has been slower than the others, by worker index."""
     snapshots: SnapshotCost | None = None
-    """The newest report of this generation."""
+    """Newest report of this generation on what its snapshots cost; None: there was none."""
     stopped: dict[int, SnapshotsStopped] = field(default_factory=dict)
-    """The reports of ranks that have no memory for snapshots in this generation, by rank."""
+    """Reports of the ranks that have no memory for snapshots in this generation, by rank."""
     last_event_at: float = 0.0
     """When the machine last handled an event."""
     is_late: bool = False
@@ -564,7 +581,7 @@ class GroupProgress:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """Generations, both included, that trained with code that was rolled back."""
+    """The generations from `first` to `last`, both included, that trained with code that was rolled back."""
 
     first: int
     last: int
@@ -573,19 +590,20 @@ class Discarded:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotIndex:
     requested: IntMap[float] = field(default_factory=IntMap)
-    """Since when an answer to RequestSnapshotParts is waited for, by worker index."""
+    """When RequestSnapshotParts was sent, for each worker that has not answered yet, by worker index."""
     reported: IntMap[tuple[SnapshotPart, ...]] = field(default_factory=IntMap)
-    """The answers of workers outside the group since the group ended, by worker index."""
+    """What workers outside the group have answered since the group ended, by worker index."""
     unreadable: tuple[tuple[int, int], ...] = ()
-    """(generation, step) of snapshots of which a part could not be read."""
+    """(generation, step) of the snapshots of which a part could not be read. They are not chosen again."""
     doubtful: tuple[tuple[int, int], ...] = ()
-    """The same, where a lost worker may have been the reason. A second failure makes them unreadable."""
+    """(generation, step) of the snapshots of which a part could not be read, perhaps because a worker was lost. A
+    second failure makes them `unreadable`."""
     oldest_generation: int = 0
-    """Snapshots of earlier generations may hold a wrong state and are not used."""
+    """Snapshots of generations before this one may hold a wrong state and are not used."""
     discarded: Discarded | None = None
-    """Snapshots of these generations are not used."""
+    """Generations whose snapshots are not used, because their code was rolled back; None: there are none."""
     unreported_nodes: tuple[str, ...] = ()
-    """Ids of nodes on which workers of the last group died before any worker reported the snapshots there."""
+    """Ids of the nodes on which workers of the last group died before any worker had reported the snapshots there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -593,9 +611,9 @@ class Attempt:
     config: AttemptConfig
     target: Target
     current: CurrentStage
-    """The stage, with what only that stage knows."""
+    """The current stage, with what only that stage knows."""
     life: int = 1
-    """Life of the supervisor; see `contract.ids`."""
+    """Number of the supervisor's current life, from 1; see `contract.ids`."""
     group: Group = field(default_factory=Group)
     pool: WorkerPool = field(default_factory=WorkerPool)
     snapshots: SnapshotIndex = field(default_factory=SnapshotIndex)
@@ -604,11 +622,11 @@ class Attempt:
     health: Health = field(default_factory=Health)
     history: History = field(default_factory=History)
     incident: Incident | None = None
-    """The open one."""
+    """The open incident; None: there is none."""
     progress: GroupProgress = field(default_factory=GroupProgress)
     code: Code = field(default_factory=Code)
     ledger: Ledger = field(default_factory=Ledger)
-    """Where the worker-seconds went; kept by `booking`, never decided upon."""
+    """Where the worker-seconds went. `booking` keeps it, and no decision depends on it."""
 
     @property
     def stage(self) -> Stage:
@@ -616,7 +634,7 @@ class Attempt:
 
     @property
     def group_active(self) -> bool:
-        """Workers of the group are in `run`, or still on their way out of it."""
+        """Whether workers of the group are in `run`, or still on their way out of it."""
         return self.stage in (Stage.FORMING, Stage.RUNNING, Stage.SWITCHING, Stage.QUIESCING)
 
     @property
@@ -627,14 +645,14 @@ class Attempt:
 
     @property
     def all_left(self) -> bool:
-        """No worker of the group is in `run`."""
+        """Whether no worker of the group is in `run`."""
         ranks = self.group.ranks
         # The newest first: those that leave in the order in which they started are not passed over again and again.
         return not any(worker.in_run and worker.index in ranks for worker in reversed(self.pool.workers))
 
     @property
     def num_usable(self) -> int:
-        """Workers that the grant allows to train."""
+        """Number of workers that could train now: the usable ones, at most as many as are granted."""
         return min(self.target.granted, len(self.usable))
 
     @property
@@ -648,7 +666,7 @@ class Attempt:
 
     @property
     def is_finishing(self) -> bool:
-        """The last step is done."""
+        """Whether the last step of the training run is done."""
         return self.history.total_steps is not None and self.progress.step >= self.history.total_steps
 
 
@@ -656,10 +674,10 @@ ATTEMPT_JSON = TypeAdapter(Attempt)
 
 
 def essential(state: Attempt) -> Attempt:
-    """What must be in the journal. Left out are the ledger and the progress of a healthy group: it changes with every
-    step and every poll, and a restarted supervisor learns it anew. The executor writes the journal when this differs,
-    and every few seconds for the step alone. Parts that an event did not touch are the same objects, so comparing two
-    states costs next to nothing."""
+    """The part of the state that must be in the journal. The ledger and the progress of a healthy group are left out,
+    because the progress changes with every step and every poll, and a restarted supervisor learns it anew. The executor
+    writes the journal when this part differs, and every few seconds for the step alone. Parts that an event did not
+    touch are the same objects, so comparing two states costs next to nothing."""
     return replace(state, progress=_NO_PROGRESS, ledger=_NO_LEDGER)
 
 

@@ -1,4 +1,5 @@
-"""The wall clock has jumped (it was set, or the machine was suspended): every time in the state moves along. Pure.
+"""How the state changes when the wall clock jumps (it was set, or the machine was suspended): every time in it moves
+along. Pure.
 
 All times in the state are wall-clock times, since people read them and since a supervisor continues on another machine.
 No time passes in a jump, so after it every deadline is as far away as before, and is shown in the new time.
@@ -24,7 +25,7 @@ _NAMES = ("at", "since")
 _ENDINGS = ("_at", "_since", "_until", "_not_before")
 _TIMES_BY_KEY = ("requested", "answered_at", "suspected")
 _CHANGED_BY_OTHERS = ("config", "target")
-"""Fixed, or complete in each directive."""
+"""Parts of the state that do not move: `config` is fixed, and each directive replaces `target` as a whole."""
 
 
 def moved(state: T, by_s: float) -> T:

@@ -32,11 +32,12 @@ class IntMap(Mapping[int, V]):
 
     @property
     def leaves(self) -> tuple[dict[int, V], ...]:
-        """Not to be changed. A leaf that two maps have in common is the same object, most of the time."""
+        """The leaves of the map, which must not be changed. A leaf that two maps have in common is in most cases the
+        same object."""
         return self._leaves
 
     def with_item(self, key: int, value: V) -> IntMap[V]:
-        """A map in which this key has this value, in place of the one before."""
+        """The map with this value for the key."""
         for at, leaf in enumerate(self._leaves):
             if key in leaf:
                 return self._made((*self._leaves[:at], {**leaf, key: value}, *self._leaves[at + 1 :]), self._num)
@@ -88,7 +89,7 @@ class IntMap(Mapping[int, V]):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """In JSON it is an object."""
+        """The schema of a JSON object."""
         (value,) = get_args(source)
         items = handler.generate_schema(dict[int, value])  # type: ignore[valid-type]
         return core_schema.no_info_before_validator_function(
@@ -113,7 +114,7 @@ class Table(Sequence[T]):
     __slots__ = ("_firsts", "_leaves", "_num")
 
     def __init__(self, items: Iterable[T] = ()) -> None:
-        """`items`: in order of their index."""
+        """`items` must be in order of their index."""
         found = tuple(items)
         self._leaves = tuple(found[at : at + LEAF] for at in range(0, len(found), LEAF))
         self._firsts = tuple(leaf[0].index for leaf in self._leaves)
@@ -121,7 +122,7 @@ class Table(Sequence[T]):
 
     @property
     def leaves(self) -> tuple[tuple[T, ...], ...]:
-        """A leaf that two tables have in common is the same object, most of the time."""
+        """The leaves of the table. A leaf that two tables have in common is in most cases the same object."""
         return self._leaves
 
     def find(self, index: int) -> T | None:
@@ -129,7 +130,7 @@ class Table(Sequence[T]):
         return self._leaves[place[0]][place[1]] if place is not None else None
 
     def added(self, *items: T) -> Table[T]:
-        """Their indexes are greater than all others, and rise."""
+        """The table with these items at its end. Their indexes must rise, and be greater than all others."""
         last = self._leaves[-1] if self._leaves and len(self._leaves[-1]) < LEAF else ()
         kept = self._leaves[:-1] if last else self._leaves
         new = (*last, *items)
@@ -137,7 +138,7 @@ class Table(Sequence[T]):
         return self._made(leaves, self._num + len(items))
 
     def replaced(self, item: T) -> Table[T]:
-        """A table with this item in place of the one of the same index, if there is one."""
+        """The table with this item in place of the one of the same index; unchanged if there is none."""
         place = self._place(item.index)
         if place is None:
             return self
@@ -154,7 +155,7 @@ class Table(Sequence[T]):
         return Table(made) if is_sparse else made
 
     def _place(self, index: int) -> tuple[int, int] | None:
-        """Number of its leaf, and its place there."""
+        """Number of the leaf that holds this index, and the place in that leaf; None: the index is not in the table."""
         number = bisect_right(self._firsts, index) - 1
         if number < 0:
             return None
@@ -204,7 +205,7 @@ class Table(Sequence[T]):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """In JSON it is an array."""
+        """The schema of a JSON array."""
         (item,) = get_args(source)
         items = handler.generate_schema(tuple[item, ...])  # type: ignore[valid-type]
         return core_schema.no_info_before_validator_function(

@@ -18,12 +18,12 @@ class Stage(StrEnum):
     """Where the attempt stands. The diagram in docs/architecture.md is generated from TRANSITIONS."""
 
     OPENING = "opening"
-    """Reading which checkpoint is the newest."""
+    """The storage is asked which checkpoint is the newest."""
     STARTING = "starting"
-    """Workers start; no group was formed yet."""
+    """Workers start, and no group was formed yet."""
     WAITING = "waiting"
     """No group can form yet: too few workers are warm, they do not fit into the memory of their nodes, a back-off runs,
-    or snapshots are looked for. Has a deadline."""
+    or snapshots are looked for. The stage has a deadline."""
     FORMING = "forming"
     """`run(generation)` was sent; the group forms and restores."""
     RUNNING = "running"
@@ -36,7 +36,7 @@ class Stage(StrEnum):
     COMMITTING = "committing"
     """Every worker of the group has left `run` as planned; the durable checkpoint of that step is being committed."""
     FALLING_BACK = "falling_back"
-    """The checkpoint to restore was damaged; looking for the one before it."""
+    """The checkpoint to restore was damaged or is not trusted, and the storage is asked for an older one."""
     ENDED = "ended"
 
 
@@ -57,7 +57,7 @@ TRANSITIONS: dict[Stage, frozenset[Stage]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AnyStage:
     since: float
-    """When the stage began, wall-clock."""
+    """Wall-clock time at which the stage began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +66,9 @@ class Search:
 
     num_failures: int = 0
     error: str = ""
-    """Error of the last try."""
+    """Error of the last try; empty: no try has failed."""
     retry_at: float | None = None
-    """When the storage is asked again; None: its answer is waited for."""
+    """Wall-clock time at which the storage is asked again; None: its answer is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +85,11 @@ class Starting(_AnyStage):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting(_AnyStage):
     orphans_until: float | None = None
-    """Until then the next group waits for workers that were started on nodes with unreported snapshots; None: none
-    were. See memory_snapshots.py."""
+    """Until this time the next group waits for workers that were started on nodes with unreported snapshots; None: no
+    such workers were started. See memory_snapshots.py."""
     refused: str = ""
-    """Why the usable workers do not form a group: what they need of the memory of a node; "": they are too few."""
+    """Why the usable workers cannot form a group: the memory that they need on a node; empty: there are too few of
+    them."""
     stage: Literal[Stage.WAITING] = Stage.WAITING
 
 
@@ -108,28 +109,30 @@ class PlanInputs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running(_AnyStage):
     draining_since: float | None = None
-    """Since when a worker of the group has to leave; None: all may stay."""
+    """When a worker of the group first had to leave; None: all may stay."""
     kept_layout_for: PlanInputs | None = None
-    """The last inputs for which a layout was planned and the group kept its own; not planned for again."""
+    """Inputs for which a layout was planned last and the group kept its own. They are not planned for again."""
     stage: Literal[Stage.RUNNING] = Stage.RUNNING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quiescing(_AnyStage):
     __pydantic_config__: ClassVar = ConfigDict(extra="ignore")
-    """Journals of wire version 1 have here which workers have acknowledged; each of them is asked again."""
+    """Journals of wire version 1 have a field here with the workers that have acknowledged. It is ignored, and each
+    worker is asked again."""
     interrupt_at: float | None = None
     """The workers of the group are not interrupted before this time; None: they have been interrupted."""
     interrupted_at: float | None = None
     durable: bool
-    """As in Switching: what the group had been asked for before it was lost."""
+    """Whether the group had been asked for a durable checkpoint before it was lost, as in Switching."""
     stage: Literal[Stage.QUIESCING] = Stage.QUIESCING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switching(_AnyStage):
     durable: bool
-    """The next group starts from a durable checkpoint of the step boundary; False: from its snapshot in memory."""
+    """Whether the next group starts from a durable checkpoint of the step boundary; False: from the snapshot of that
+    step in memory."""
     stage: Literal[Stage.SWITCHING] = Stage.SWITCHING
 
 

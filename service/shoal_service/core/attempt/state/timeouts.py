@@ -1,4 +1,5 @@
-"""How long an attempt waits for what. The journal keeps them with the state; tests shorten them.
+"""How long an attempt waits, for each thing that it waits for. The journal keeps these timeouts with the state; tests
+shorten them.
 
 A module of its own: configurations of earlier releases, which a restarted supervisor unpickles, name it.
 """
@@ -10,8 +11,9 @@ from shoal_workers.contract.spec import TimeoutsSpec
 
 
 class Timeouts(Frozen):
-    """Seconds. Each waiting stage ends after one of these, so no stage waits without a deadline. Some are in the
-    spec. Answers of workers may take longer in large groups, see `large_groups.py`."""
+    """The timeouts of an attempt, in seconds. Each waiting stage ends after one of them, so no stage waits without a
+    deadline. The user may set some of them in the spec. Workers of large groups may take longer to answer, see
+    `large_groups.py`."""
 
     quiesce_s: float = 3.0
     """A worker of a lost group that has acknowledged the interrupt but has not left `run` within this time is killed
@@ -20,8 +22,8 @@ class Timeouts(Frozen):
     """A worker that has not acknowledged the interrupt within this time is killed and replaced: it is stopped, or cut
     off. A death makes its host busy for a moment: with 0.5 s, workers were killed that only waited for CPU time."""
     silent_s: float = 2.0
-    """In a group that hangs, a worker that has left its polls unanswered for this long is not given that time either.
-    Much longer than a poll waits for reports."""
+    """A worker of a group that hangs is killed without waiting for unresponsive_s if it has left its polls unanswered
+    for this long. Much longer than a poll waits for reports."""
     unreachable_s: float = 3.0
     """A worker to which calls have failed for this long is given up, even if nothing else indicates a fault."""
     left_out_s: float = 60.0
@@ -34,16 +36,16 @@ class Timeouts(Frozen):
     form_s: float = 120.0
     """Time without progress, from `run` to the first report of rank 0, which includes building the model."""
     restore_s: float = 300.0
-    """The same, while a rank reads its state."""
+    """Time without progress while a rank reads its state."""
     start_s: float = 600.0
-    """Without progress of any worker that starts, an attempt with fewer than elasticity.min_workers warm workers ends
-    after this time."""
+    """An attempt with fewer than elasticity.min_workers warm workers ends if no worker that starts makes progress for
+    this long."""
     save_s: float = 120.0
     """A save in which the storage accepts nothing for this long is given up by the worker."""
     gather_s: float = 15.0
     """The first group waits this long, from the last worker that became warm, for those that are still starting."""
     settle_s: float = 3.0
-    """The same for a later group, and for a group that could grow."""
+    """The same time for a later group, and for a group that could grow."""
     collective_s: float = 600.0
     """The least time that a collective waits for a rank. Hangs are found by progress stamps; this deadline applies if
     no supervisor reads them, and must never end a group whose slowest rank still makes progress."""
@@ -51,7 +53,7 @@ class Timeouts(Frozen):
     """Time for a worker on a node whose memory may hold snapshots that no live worker serves; see
     memory_snapshots.py."""
     commit_s: float = 120.0
-    """Time for a commit marker."""
+    """Time to write a commit marker."""
     switch_s: float = 900.0
     """Time from the request to stop until the step boundary; a step, a validation and a save must fit."""
     leave_margin_s: float = 5.0

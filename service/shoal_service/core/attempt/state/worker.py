@@ -14,57 +14,61 @@ class AvoidedNode(Frozen):
 
     node_id: str
     reason: str
-    """Words for people and for the incident: "drain requested", "on probation: ..."."""
+    """Reason for people and for the incident, such as "drain requested" or "on probation: ..."."""
     deadline: float | None = None
-    """Wall-clock time at which it goes away; None: no deadline is known."""
+    """Wall-clock time at which the node goes away; None: no deadline is known."""
     is_replaceable: bool = True
-    """Other nodes have room for the workers that leave this one. False: no replacement is waited for."""
+    """Whether other nodes have room for the workers that leave this one. False: no replacement is waited for."""
     keeps_workers: bool = False
-    """The workers that are there stay; only new ones are not placed (a cordon)."""
+    """Whether the workers on the node stay, and only new ones are not placed there (a cordon)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """The worker's node is silent, or the worker has not yet left the generation that went on without it."""
+    """Why a worker is left out of groups: its node is silent, or it has not yet left the generation that went on
+    without it."""
 
     since: float
     reason: str
     """Why the node counts as silent, for people."""
     generation: int | None = None
-    """It was in `run` of this generation, and has not returned; None: it was not in `run`, or has returned."""
+    """Generation whose `run` the worker has not left yet; None: it was not in `run`, or has left it."""
     answers_since: float | None = None
-    """The node answers again since then; None: it is silent."""
+    """When the node began to answer again; None: it is silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """`index` counts the workers that the attempt has ever started."""
+    """One worker of the attempt, from its start to its end. `index` is unique in the attempt: it counts all workers
+    that were ever started."""
 
     index: int
     worker_id: str
     avoids: tuple[str, ...] = ()
-    """Ids of the nodes on which it was not to be started."""
+    """Ids of the nodes on which the worker was not to be started."""
     code: str = ""
-    """Version of the job's code that it has loaded."""
+    """Version of the job's code that the worker loads when it starts."""
     is_beside: bool = False
-    """It was started beside a worker whose place it takes, so the cluster's scheduler counts no resources for it."""
+    """Whether it was started beside a worker whose place it takes, so the cluster's scheduler counts no resources for
+    it."""
     only_on: str = ""
     """Id of the one node on which it was to be started, to serve the snapshots there; empty: any node with room."""
     info: WorkerInfo | None = None
-    """None while it starts; set once it is warm."""
+    """What the worker reports about itself once it is warm; None while it starts."""
     warm_at: float | None = None
     in_run: bool = False
-    """A `run` call is in flight."""
+    """Whether a `run` call to the worker is in flight."""
     acknowledged: int = 0
-    """The last lost generation whose interrupt it has acknowledged; 0: none."""
+    """Newest lost generation whose interrupt the worker has acknowledged; 0: none."""
     unreachable_since: float | None = None
-    """Calls to it have failed since then, and it has not answered since."""
+    """Time since which all calls to the worker have failed; None: it answers."""
     left_out: LeftOut | None = None
-    """Its node is suspected to be gone: no group takes it until it answers. See witnesses.py."""
+    """Set while the worker's node is suspected to be gone: no group takes the worker until it answers. See
+    witnesses.py."""
     leave: AvoidedNode | None = None
-    """The worker (not its whole node) is about to be taken away."""
+    """Set when the worker, not its whole node, is about to be taken away."""
     slow_until: float | None = None
-    """It computes too slowly for the others; a replacement is waited for until then."""
+    """Set for a straggler: the time until which a replacement is waited for; None: it is fast enough."""
 
     @property
     def warm(self) -> bool:
@@ -72,7 +76,7 @@ class Worker:
 
     @property
     def is_usable(self) -> bool:
-        """It could train: it is warm, not unreachable, and not left out."""
+        """Whether the worker could train: it is warm, not unreachable, and not left out."""
         return self.info is not None and self.unreachable_since is None and self.left_out is None
 
 
@@ -96,11 +100,11 @@ class WorkerPool:
         return tuple(worker for worker in self.workers if worker.is_usable)
 
     def with_new(self, worker: Worker) -> WorkerPool:
-        """The pool with one worker more, whose index is `next_index`."""
+        """The pool with this worker added. Its index must be `next_index`."""
         return WorkerPool(workers=self.workers.added(worker), next_index=worker.index + 1)
 
     def with_worker(self, changed: Worker) -> WorkerPool:
-        """A pool with this worker in place of the one of the same index."""
+        """The pool with this worker in place of the one of the same index."""
         return WorkerPool(workers=self.workers.replaced(changed), next_index=self.next_index)
 
     def without(self, index: int) -> WorkerPool:
