@@ -178,6 +178,7 @@ class DoubleBufferedState:
             self._arrange()
             return
         for parameter, buffers in zip(self._moved, self._buffers[self._current], strict=True):
+            # The values leave the slot before its file is laid out anew. The other slot stays complete meanwhile.
             parameter.point_to(buffers.in_private_memory())
         current, store, extra_bytes = self._slots[self._current], self._store, self._extra_bytes
         assert store is not None
@@ -231,6 +232,7 @@ class DoubleBufferedState:
             pairs = list(zip(self._moved, self._buffers[other], strict=True))
             optimizer.targets = {one.local_parameter: to.as_adamw() for one, to in pairs if one.state}
             optimizer.parameter_targets = {one.local_parameter: to.parameter for one, to in pairs if not one.state}
+            # The update reads the tensors of the current buffer, so they are pointed to the other one only afterwards.
             self.update.step(lr_factor)
             self._point_to(other)
         else:  # an optimizer of the task writes where it reads
@@ -249,6 +251,7 @@ class DoubleBufferedState:
         if not self._slots:
             return False
         slot = self._slots[self._current]
+        # Readers must not accept the part while these tensors are written.
         slot.begin()
         if self._copied_names:
             state = self.view.tensors()
@@ -408,11 +411,13 @@ class _MovedParameter:
             (self.local, target.parameter),
             *((self.state[key], target.state[key]) for key in self.state),
         ):
+            # A new arrangement leaves most tensors where they are.
             if tensor.data_ptr() != place.data_ptr():
                 place.copy_(tensor)
 
     def point_to(self, target: _SlotBuffers) -> None:
         set_shard_memory(self.sharded, target.flat)
+        # Through `data`: the tensor objects stay the same, and with them everything that refers to them.
         self.local.data = self.local_parameter.data = target.parameter
         for key, tensor in self.state.items():
             tensor.data = target.state[key]

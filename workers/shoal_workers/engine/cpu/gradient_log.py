@@ -285,10 +285,13 @@ class GradientLog:
             raise _Broken("a gradient is not contiguous float32")
         self._entry_is_bf16 = False
         if self._is_bf16:
+            # Gradients that were reduced in bf16 are exact in it. From the first ones that are not, all go in fp32.
             short = [gradient.bfloat16() for gradient in gradients]
             self._is_bf16 = all(torch.equal(a.float(), b) for a, b in zip(short, gradients, strict=True))
             if self._is_bf16:
                 self._entry_is_bf16, gradients = True, short
+        # Views of the gradients, not copies: the buddy has them before the vote, and nothing writes into them until
+        # then.
         return [gradient.reshape(-1).view(torch.uint8).numpy().data for gradient in gradients]
 
     def _changed(self) -> list[tuple[str, bytes]]:

@@ -35,6 +35,7 @@ def agree(text: str | None, *, max_bytes: int, device: torch.device) -> Agreemen
     """All ranks, once. None: this rank has no text, and takes that of the others. At most `max_bytes` in UTF-8."""
     own = _NOTHING if text is None else _digest(text)
     rank = dist.get_rank()
+    # The smallest negative is the negative of the largest: one all-reduce finds both ends.
     box = torch.tensor(
         [own, _NOTHING if text is None else -own, _NOTHING if text is None else rank], dtype=torch.int64, device=device
     )

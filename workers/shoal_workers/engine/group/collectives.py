@@ -141,6 +141,7 @@ def _recorded(name: str, plain: Callable[..., Work]) -> Callable[..., Work]:
             _own.log.called(name, arguments)
         work = plain(group, *arguments, **named)
         if is_done_by_waiting and _own.done_by_waiting is not None:
+            # The reference keeps the id from being given to another operation.
             _own.done_by_waiting[id(work)] = work
         return work
 
@@ -289,6 +290,7 @@ def replace_functional_all_reduce() -> None:
 
 
 def _all_reduce(tensor: Tensor, reduce_op: str, group_name: str) -> Tensor:
+    # A functional collective must not change its input.
     reduced = tensor.clone(memory_format=torch.contiguous_format)
     group = group_named(group_name)
     dist.all_reduce(reduced, _OPERATIONS[reduce_op.lower()], group=group)

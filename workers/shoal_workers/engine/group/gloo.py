@@ -101,6 +101,7 @@ def _on_helper_thread(construct: Callable[[], None], limits: _Limits) -> None:
     threading.Thread(target=run, name="shoal-connect", daemon=True).start()
     while not is_done.wait(_SLICE_S):
         limits.leave()
+        # It may have ended since the wait: then its own result counts.
         if time.monotonic() > deadline_mono and not is_done.is_set():
             raise FormFailed(late)
     if errors:

@@ -158,6 +158,7 @@ class CollectiveOrder:
         for group in self._groups:
             forget_partial_sums(group)
             for one in group.fsdp_params:
+                # `reset_iter_state` leaves these gradients, and the repeated pass would add to them without an error.
                 forget_gradients(one)
 
     def _hook(self) -> None:
@@ -192,6 +193,7 @@ class CollectiveOrder:
             return
         if self._streams:
             self._num_gathered = 0
+            # The root and the first unit below it; from there each unit begins to gather the next one.
             self._gather_to(1)
         else:
             self._gather_rest()
@@ -229,6 +231,7 @@ class CollectiveOrder:
             self._sum(group)
             return
         mark_backward_done(group)
+        # A unit that ran once has all of its gradients now; for the others see `_enter`.
         if self._streams and self._num_calls.get(id(group)) == 1:
             self._ended.add(id(group))
             while self._num_summed < len(self._groups) and id(self._groups[self._num_summed]) in self._ended:
@@ -328,10 +331,12 @@ class _Passes:
             if not self.has_deviated:  # else the step will be repeated
                 result = one_pass()
                 if expected is None:
+                    # The end is compared, too: a rank whose pass has fewer collectives must not go on alone.
                     self._agree(_END)
                     self._known[kind] = now
         except OrderVaries:
             reset()
+            # In the first pass of a kind all ranks compare each call, so all of them leave the pass here.
             if expected is None:
                 raise
             self.has_deviated = True
@@ -339,6 +344,7 @@ class _Passes:
             self._expected = self._now = None
         if expected is not None and len(now) < len(expected):
             self.has_deviated = True
+            # The other ranks wait in the rest of the pass's collectives: this one takes part without a model.
             for call in expected[len(now) :]:
                 call.take_part()
         return None if self.has_deviated else result

@@ -315,6 +315,7 @@ def _cross_entropy(
         return NotImplemented
     own = split.own_tokens(target.reshape(whole[:-1]))
     is_counted = own != ignored
+    # Any class will do for the others: their losses are masked below.
     classes = own.where(is_counted, 0)
     if classes.is_cpu and bool(((classes < 0) | (classes >= whole[-1])).any()):
         raise IndexError(f"Target {int(own[(classes < 0) | (classes >= whole[-1])][0])} is out of bounds.")
@@ -361,6 +362,7 @@ class _Statistics(Function):
         sums = torch.stack((powers.sum(-1), picked, part.sum(-1)))
         if split.tp is not None:
             sums = total(sums, split.tp)
+        # In place, because the probabilities are as large as this rank's logits.
         ctx.save_for_backward(powers.div_(sums[0].unsqueeze(-1)), index, is_here)
         return sums[0].log() + largest, sums[1].clone(), sums[2].clone()
 

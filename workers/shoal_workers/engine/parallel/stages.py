@@ -248,6 +248,7 @@ class StageForward:
         if self._received is None or self._is_proven:
             self._is_proven = True
             return output
+        # nan may have other causes; a second run with zeros as the unknown values distinguishes them.
         if _has_nan(output) and not _has_nan(self._received.hidden):
             self._refuse_if_unknown_is_used(args, kwargs)
         self._is_proven = True
@@ -346,6 +347,7 @@ class StageForward:
 
     def _refuse_if_unknown_is_used(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert self._generators is not None
+        # The second run must leave no trace: results and random numbers are those of the first.
         left, generators = self._left, self._generators.read()
         with torch.no_grad():
             is_used = not _has_nan(self._once(args, kwargs, 0.0))

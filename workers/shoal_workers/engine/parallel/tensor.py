@@ -121,6 +121,7 @@ class _Cutter:
 
         def forward(x: Tensor) -> Tensor:
             summed = self._joined(F.linear(x, local(module.weight)))
+            # The bias is added after the sum; before it, it would count once for each rank.
             return summed if module.bias is None else summed + module.bias
 
         _replace(module, forward)
@@ -135,6 +136,7 @@ class _Cutter:
             rows = local(module.weight)
             index = tokens - first
             is_here = (index >= 0) & (index < rows.shape[0])
+            # Tokens in other ranks' rows look up row 0, and contribute zeros to the sum below.
             found = F.embedding(index.where(is_here, 0), rows)
             if padding is not None:  # torch: this row gets no gradient
                 found = _scaled_gradient(found, tokens != padding)

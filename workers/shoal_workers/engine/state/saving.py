@@ -206,6 +206,8 @@ class Saver:
                 if left_s > 0:
                     self._changed.wait(left_s)
                     continue
+                # Still under the lock, which is reentrant: the writer may return at this very moment, and `_end` must
+                # find one owner.
                 self._stalled = save
                 self._writer.abandon()
                 self._end(save, save.failed(error, is_stalled=True))
@@ -214,6 +216,7 @@ class Saver:
         """Runs on the thread that knows the outcome of a save: the writer's or, if that stalls, first the watch's."""
         with self._changed:
             if self._in_flight is save:
+                # Reported before a waiting thread goes on, because the worker may end right after its wait.
                 self._outbox.report(outcome)
                 self._last = (save.name, outcome)
                 self._in_flight = None

@@ -391,6 +391,7 @@ _EMA = 0.2
 _FINENESS = 4
 """Paces are multiples of a quarter of a step, so that they change rarely."""
 _NUM_COLD = 2
+"""Costs that are left out at first: they include the first touch of new pages."""
 _CALM = 1.25
 """A pace stays until the budget requires one that differs by more than this factor: it would alternate otherwise."""
 _COPIES = 0.8

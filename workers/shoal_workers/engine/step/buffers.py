@@ -183,6 +183,7 @@ class StepBuffers:
         with self._lent(slots):
             with self._plain_state.watched(part):
                 yield
+            # Padding runs on copies, too, and its changes are dropped with them.
             if micro_batch.weight:
                 with self._generation.user_code:
                     self._take(micro_batch, part, slots)
@@ -254,6 +255,8 @@ class StepBuffers:
             handle.remove()
             for slot in slots:
                 slot.place(slot.home)
+                # The copy of a large buffer that looks unchanged is lent again, and compared once at the end of the
+                # pass.
                 if slot.lent is not None and (slot.is_small or slot.is_known or slot.lent._version != slot.version):
                     slot.lent = None
             for module, key in self._registered:
@@ -428,6 +431,7 @@ class StepBuffers:
         if tp is None or not values:
             return
         flat = torch.cat([value.double().reshape(-1) for _, value in values])
+        # The largest of the negatives is the negative of the smallest: one all-reduce finds both.
         box = torch.cat([flat, -flat])
         dist.all_reduce(box, op=dist.ReduceOp.MAX, group=tp.get_group())
         self._generation.check()
@@ -604,6 +608,7 @@ def _differ(pairs: Sequence[tuple[Tensor | None, Tensor, bool]]) -> list[bool]:
         if now is None or now.shape != before.shape or now.dtype != before.dtype or (is_shared and now is before):
             known.append(True)
         elif now.is_cpu:
+            # torch.equal makes no temporary tensors, but finds nan different from nan.
             known.append(not torch.equal(now, before) and bool(_unequal(now, before)))
         else:
             known.append(_unequal(now, before))

@@ -101,6 +101,7 @@ class PlainState:
             changed = next((one for one in attributes if _is_changed(one)), None)
         finally:
             for one in attributes:
+                # What the forward pass itself has put there stays.
                 if vars(one.module).get(one.name) is one.view:
                     vars(one.module)[one.name] = one.value
         if changed is not None:

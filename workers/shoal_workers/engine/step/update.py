@@ -135,6 +135,7 @@ class Update:
             for key in plain_settings(group).keys() - values.keys():
                 del group[key]  # a later step had added it
             for key, value in values.items():
+                # JSON has made lists of tuples such as `betas`.
                 kind = type(group.get(key)) if isinstance(value, list) else None
                 group[key] = value if kind is None else tuple(value) if kind is tuple else list(value)
 
@@ -407,6 +408,7 @@ def adamw(parameters: Sequence[nn.Parameter], settings: OptimizerSpec, *, determ
     betas = (settings.beta1, settings.beta2)
     fused = settings.fused
     if fused == "auto":
+        # The bits of fused updates differ from those of foreach updates.
         fused = not deterministic and all(parameter.is_cuda for parameter in parameters)
     kind = DoubleBufferedAdamW if not fused and all(parameter.is_cpu for parameter in parameters) else AdamW
     return kind(
