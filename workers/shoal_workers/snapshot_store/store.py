@@ -304,6 +304,7 @@ class SnapshotStore:
         self._registry.remove_attempt()
 
     def _sweep(self) -> None:
+        # All processes of the machine share this clock, and setting the date does not move it.
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         _report_swept(registry.sweep_stale(self._root, Sweep(self._job_id, self._attempt, now)))
 

@@ -259,6 +259,7 @@ def _update(
     sources: Sequence[ParameterBuffers],
     targets: Sequence[ParameterBuffers],
 ) -> None:
+    # These read the old memory and write the new; everything after them stays in the new.
     for gradient, old, new in zip(gradients, sources, targets, strict=True):
         if group.weight_decay != 0:
             torch.mul(old.parameter, 1 - group.lr * group.weight_decay, out=new.parameter)

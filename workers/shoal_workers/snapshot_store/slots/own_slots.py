@@ -293,6 +293,7 @@ def _copy(views: _Views, state: Mapping[str, torch.Tensor], plan: SavePlan) -> N
     if sources:
         with torch.no_grad():
             torch._foreach_copy_(targets, sources, non_blocking=True)
+    # Copies from a GPU may be under way still, and the state may change once this returns.
     for device in {source.device for source in sources if source.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
 

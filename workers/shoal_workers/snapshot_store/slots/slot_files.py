@@ -187,6 +187,7 @@ class SlotFile:
         place = (stamp.generation, stamp.rank, stamp.world_size, stamp.step)
         sizes = (header.num_bytes, header.payload_offset, header.index_offset, header.index_bytes)
         _FIELDS.pack_into(self.map, _START.size, *place, *sizes, header.extra_offset, num_extra_bytes)
+        # The word last: a reader that finds it even finds the fields and the content of this part.
         self._words[_WORD_OF_SEQUENCE] = header.sequence
         self.header = header
 
@@ -200,6 +201,7 @@ class SlotFile:
             self.map.close()
 
     def _map(self, fd: int, num_bytes: int) -> None:
+        # A page that the file system cannot provide later would end the process with SIGBUS.
         os.posix_fallocate(fd, 0, num_bytes)
         self.map = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self._words = memoryview(self.map)[: _START.size].cast("Q")
@@ -216,6 +218,7 @@ def read_header(fd: int) -> PartHeader | None:
     generation, rank, world_size, step, *rest = _FIELDS.unpack_from(data, _START.size)
     header = PartHeader(sequence, generation, rank, world_size, step, *rest)
     end = max(header.payload_offset + header.num_bytes, header.extra_offset + header.extra_bytes)
+    # The same word after the fields were read: no writer has changed them in between.
     if min(rest) < 0 or end > os.fstat(fd).st_size or read_sequence(fd) != sequence:
         return None
     return header

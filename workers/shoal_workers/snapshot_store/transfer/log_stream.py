@@ -89,6 +89,8 @@ class LogSender:
         """Called after `wait`: the vote has accepted the step."""
         message = _Message(LogKind.COMMIT, step, (memoryview(blob),))
         with self._changed:
+            # Written by the calling thread, so that the kernel has it before the update: it survives a kill of this
+            # process.
             if self._wire is not None and not self._queue:
                 try:
                     _write(self._wire, message)
