@@ -79,7 +79,7 @@ class DoubleBufferedState:
         """Index of the slot that holds the state."""
         self._moved: list[_MovedParameter] = []
         self._buffers: list[list[_SlotBuffers]] = []
-        """By slot, by moved parameter."""
+        """The memory of each moved parameter, by slot and then by parameter."""
         self._moved_names: frozenset[str] = frozenset()
         self._copied_names: tuple[str, ...] = ()
         self._names: frozenset[str] = frozenset()
@@ -163,7 +163,7 @@ class DoubleBufferedState:
         self._buffers.append(buffers)
 
     def _copy_into(self, index: int) -> None:
-        """The values that are not there yet."""
+        """Copies into a slot the values that are not there yet."""
         with torch.no_grad():
             for parameter, buffers in zip(self._moved, self._buffers[index], strict=True):
                 parameter.copy_to(buffers)
@@ -203,7 +203,7 @@ class DoubleBufferedState:
         )
 
     def _arrange(self, *, with_values: bool = True) -> None:
-        """The state's tensors have changed, and all have room in the slots."""
+        """Lays the slots out for the state's tensors, which have changed and all have room there."""
         plan = self._plan()
         known = {parameter.names[0] for parameter in self._moved}
         movable = [one for one in self._movable({item.fqn for item in plan.items}) if one.names[0] in known]
@@ -362,7 +362,7 @@ class _SlotBuffers:
         return (self.parameter, *self.state.values())
 
     def in_private_memory(self) -> _SlotBuffers:
-        """A copy."""
+        """Returns a copy in private memory."""
         flat = self.flat.clone()
         shard = flat[: self.parameter.numel()].view(self.parameter.shape)
         return _SlotBuffers(flat, shard, {key: tensor.clone() for key, tensor in self.state.items()})
@@ -388,7 +388,7 @@ class _MovedParameter:
 
     @property
     def has_expected_layout(self) -> bool:
-        """All of its tensors are laid out as this module assumes."""
+        """Whether all of its tensors are laid out as this module assumes."""
         flat, tensors = (
             shard_memory(self.sharded),
             (self.local, self.local_parameter, *self.state.values()),

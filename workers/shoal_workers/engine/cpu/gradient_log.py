@@ -191,7 +191,7 @@ class GradientLog:
         self._cpu_s += time.thread_time() - start_s
 
     def abort(self) -> None:
-        """The vote refused the step."""
+        """Called when the vote has refused the step: its entry is dropped."""
         log = self._open_log()
         if log is not None and self._pending is not None:
             log.abort(self._pending)

@@ -164,6 +164,7 @@ class ExactGradients:
     def _add(self, slot: Slot, gradient: Tensor) -> None:
         is_first, slot.was_touched = not slot.was_touched, True
         for piece, sums in slot.pieces(real_view(gradient).reshape(-1)):
+            # Scalars on the device: nothing waits for them before `reduce`.
             self._extremes += torch.aminmax(piece)
             # The first gradient overwrites what an earlier pass left, which is therefore never cleared.
             rounded = sums if is_first else self._piece[: piece.numel()]

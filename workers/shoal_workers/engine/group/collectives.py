@@ -94,7 +94,8 @@ _is_replaced = False
 
 
 def replace_wait() -> None:
-    """Idempotent; once per worker, before the first group is made."""
+    """Replaces `Work.wait`, and the methods of ProcessGroup that begin a collective. Idempotent; called once per
+    worker, before the first group is made."""
     global _is_replaced
     if _is_replaced:
         return

@@ -91,7 +91,7 @@ class CollectiveOrder:
         self._hook()
 
     def begin_generation(self) -> None:
-        """All ranks of a group that has just formed: nothing is known of its passes."""
+        """Called on all ranks of a group that has just formed: forgets the passes of the group before."""
         self._passes = None
         if self.is_whole and not self._layout_is_whole:
             self.is_whole = False
@@ -209,7 +209,8 @@ class CollectiveOrder:
         self._num_gathered = max(self._num_gathered, index + 1)
 
     def _gather_rest(self, *_: object) -> None:
-        """Also those that this rank does not use, or the next pass would not gather them on all ranks."""
+        """Gathers all units. If one that this rank does not use were left out, the next pass would gather it on other
+        ranks only."""
         if self.is_whole:
             for unit in self._units:
                 unit.unshard()
@@ -273,8 +274,9 @@ class CollectiveOrder:
 
 
 def _equalise(parameters: list[Any]) -> None:
-    """With mixed precision FSDP keeps sums over micro-batches in the dtype of the reduction, and refuses a gradient of
-    another dtype beside them: that of a parameter which only the last micro-batch has used, or none."""
+    """Gives all gradients of a unit the dtype of the reduction, in which FSDP with mixed precision keeps sums over
+    micro-batches. It refuses a gradient of another dtype beside them: that of a parameter which only the last
+    micro-batch has used, or none."""
     for one in parameters:
         if one.reduce_dtype is None or not gathered(one).requires_grad:
             continue
@@ -313,7 +315,7 @@ class _Call:
 
 
 class _Passes:
-    """Which collectives the passes of a generation call, by kind of pass. For ShardLevel.FULL."""
+    """Compares the collectives of a generation's passes, by kind of pass. Only with ShardLevel.FULL."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh

@@ -183,5 +183,5 @@ def _whole_parameters(model: nn.Module, plan: ParallelPlan, owner: nn.Module, ex
 
 
 def _replace(module: nn.Module, forward: Callable[..., Any]) -> None:
-    """Not compiled: a wait inside a compiled graph could not be left."""
+    """Replaces a module's forward. It is not compiled: a wait inside a compiled graph could not be left."""
     module.forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]

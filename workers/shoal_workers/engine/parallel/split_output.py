@@ -138,7 +138,7 @@ class SplitOutput(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Only what reaches torch without `__torch_function__`: a Function of the task's own."""
+        """Called only for what reaches torch without `__torch_function__`, such as a Function of the task's own."""
         return func(*tree_map(_whole_of, list(args)), **tree_map(_whole_of, kwargs or {}))
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -259,7 +259,7 @@ def _hook(func: Callable[..., Any], first: SplitOutput, others: Sequence[Any], k
 def _detached_in_place(
     func: Callable[..., Any], first: SplitOutput, others: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """A pipeline frees the graph of its last stage's output."""
+    """Detaches the part: a pipeline frees the graph of its last stage's output in this way."""
     first.part, first._of, first._whole = first.part.detach(), None, None
     return first
 

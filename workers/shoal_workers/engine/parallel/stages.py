@@ -189,7 +189,8 @@ class StageForward:
         self._left: Handover | None = None
 
     def begin_generation(self) -> None:
-        """All ranks of a group that has just formed: no pass is proven, on a new rank or on any other."""
+        """Called on all ranks of a group that has just formed: no pass counts as proven, on a new rank or on any
+        other."""
         self._is_proven = False
 
     def set_entrance(self, name: str) -> None:
@@ -362,7 +363,7 @@ class StageForward:
 
 
 class _Left(BaseException):
-    """Not an Exception, because a model may catch those."""
+    """Ends a forward pass where a later stage begins. It is no Exception, because a model may catch those."""
 
     def __init__(self, name: str, value: Any, generators: Tensor) -> None:
         self.name = name

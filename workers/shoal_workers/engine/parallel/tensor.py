@@ -332,7 +332,7 @@ def _refuse_patterns_without_module(model: nn.Module, plan: ParallelPlan) -> Non
 
 
 def _with_tied_layers(model: nn.Module, plan: ParallelPlan) -> ParallelPlan:
-    """A weight that is cut is cut for every module that has it."""
+    """Returns the plan with a style for every module that shares a cut weight. ValueError: there is no such style."""
     styles = {
         name: (pattern, style)
         for pattern, style in plan.tensor.items()
@@ -394,7 +394,8 @@ def _refuse_unpaired(cut: dict[str, TensorStyle]) -> None:
 
 
 def _refuse_uncut_sequence(model: nn.Module, plan: ParallelPlan, cut: dict[str, TensorStyle]) -> None:
-    """With sequence parallelism every rank has a part of the sequence from the embedding to the head."""
+    """Raises ValueError unless every rank has a part of the sequence from the embedding to the head, as sequence
+    parallelism requires."""
     for style in (TensorStyle.EMBEDDING, TensorStyle.HEAD):
         if style not in cut.values():
             raise ValueError(

@@ -206,8 +206,8 @@ class Saver:
                 if left_s > 0:
                     self._changed.wait(left_s)
                     continue
-                # Still under the lock, which is reentrant: the writer may return at this very moment, and `_end` must
-                # find one owner.
+                # Under the lock, which is reentrant: if the writer returns at this moment, its own `_end` comes before
+                # all of this or after it.
                 self._stalled = save
                 self._writer.abandon()
                 self._end(save, save.failed(error, is_stalled=True))
@@ -252,7 +252,7 @@ class PartCollector:
             self._thread.start()
 
     def add(self, part: SavedPart) -> None:
-        """This rank's part of a checkpoint is durable."""
+        """Announces this rank's part of a checkpoint, which is durable."""
         self._store.set(_key(part.step, self._rank), part.model_dump_json())
         if self._rank == 0:
             self._own.put(part)

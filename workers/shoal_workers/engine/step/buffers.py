@@ -57,7 +57,7 @@ class _Norm:
 
     @property
     def momentum(self) -> float | None:
-        """None: a cumulative average."""
+        """Weight of the newest batch in the statistics; None: they are a cumulative average."""
         momentum: float | None = getattr(self.module, "momentum", None)
         return momentum
 
@@ -452,7 +452,7 @@ class StepBuffers:
                 slot.pending = _from_sum(high.view(value.shape), slot.home)
 
     def _refuse(self, slot: _Slot) -> None:
-        """What the rule cannot be applied to. ValueError."""
+        """Raises ValueError if the rule cannot be applied to a buffer that changes."""
         layout, home = self._generation.layout, slot.home
         way_out = ""
         if not slot.is_kept:
@@ -488,7 +488,7 @@ class StepBuffers:
         self._note_same(f"{slot.name} {list(now.shape)}", slot.name, now)
 
     def _note_cache(self, part: int, module: nn.Module, key: str) -> None:
-        """A buffer that was registered by a forward pass."""
+        """Checks a buffer that a forward pass has registered, which must be a cache. ValueError if it is not."""
         value = module._buffers.get(key)
         if value is None:
             return
@@ -503,7 +503,8 @@ class StepBuffers:
         self._note_same(f"{name} {list(value.shape)}", name, value)
 
     def _note_same(self, key: str, name: str, value: Tensor) -> None:
-        """A cache has the same values whatever the micro-batch: it is dropped, and made anew."""
+        """Raises ValueError if a cache has other values than in an earlier micro-batch: it is dropped after each and
+        made anew."""
         if self._num_passes > _THOROUGH_PASSES:
             return
         if key not in self._caches:
@@ -556,7 +557,8 @@ class _Fold:
 
 
 def _folds(module: nn.Module) -> bool:
-    """Its training outputs do not depend on its statistics. A subclass with a forward of its own is not known."""
+    """Whether a module's training outputs do not depend on its statistics. A subclass with a forward of its own is not
+    known."""
     forward = type(module).forward
     return forward is BatchNorm.forward or forward is InstanceNorm.forward
 
@@ -567,7 +569,7 @@ def _described(slot: _Slot) -> str:
 
 
 def _class_of(module: nn.Module) -> str:
-    """FSDP2 puts a class of its own in front."""
+    """Returns the name of a module's class, in front of which FSDP2 puts one of its own."""
     return next(one.__name__ for one in type(module).__mro__ if not issubclass(one, FSDPModule))
 
 
@@ -617,5 +619,5 @@ def _differ(pairs: Sequence[tuple[Tensor | None, Tensor, bool]]) -> list[bool]:
 
 
 def _unequal(now: Tensor, before: Tensor) -> Tensor:
-    """nan equals nan."""
+    """Whether any element differs, as a bool scalar on the tensors' device; nan equals nan."""
     return ((now != before) & ~((now != now) & (before != before))).any()

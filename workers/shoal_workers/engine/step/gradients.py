@@ -193,7 +193,7 @@ class GradientPass:
         return self._buffers.has_met_others
 
     def agree_on_buffers(self) -> None:
-        """A collective. Afterwards no parameter has a gradient."""
+        """Agrees with all ranks on the buffers that change: a collective. Afterwards no parameter has a gradient."""
         self._buffers.agree()
         self._generation.check()
         for parameter in self._assembly.parameters():
@@ -249,7 +249,7 @@ class PartialGradients:
 
     @torch.no_grad()
     def add_up(self) -> None:
-        """All ranks, once per step."""
+        """Sums the gradients in place. A collective of all ranks, once per step."""
 
         if self._tp is not None:
             self._over_tp(self._tp)

@@ -228,7 +228,7 @@ _GENERATORS = Generators(generator_states, set_generator_states)
 
 
 def _is_loss(output: Tensor, _: None) -> Tensor:
-    """The last stage has computed it already."""
+    """Returns the last stage's output, which is the loss already."""
     return output
 
 
@@ -290,6 +290,7 @@ class _Stage(PipelineStage):
         fed = passes._fed[number]
         received = None
         if hidden is not None:
+            # Generators are set on the host; their states are on the device only to be sent.
             received = Handover(hidden, passes._handed.pop((self.stage_index, number)).cpu())
         self._forward_pass.expect(_GENERATORS, self._handed_shape, self._handed_dtype, received)
         set_generator_states(fed.call.at_call)
@@ -342,7 +343,7 @@ def _whole_backward() -> Callable[[], None]:
 
 
 def _contiguous(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """gloo sends contiguous tensors only."""
+    """Returns contiguous tensors, because gloo sends no others."""
     return tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
 
 
