@@ -81,7 +81,7 @@ def later_attempt(place: Directory, attempt: int) -> int | None:
 
 
 def forget_beginnings(place: Directory) -> None:
-    """The job's checkpoints are deleted."""
+    """Removes all notes, once the job's checkpoints are deleted."""
     for attempt in _attempts(_files(place)):
         place.remove(_name_of(attempt))
 

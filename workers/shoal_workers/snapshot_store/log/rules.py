@@ -126,7 +126,8 @@ class _Declared:
 
 
 def keep_tensors(state: dict[str, object], tensors: Mapping[str, Tensor]) -> None:
-    """If an optimizer has put another tensor into its state, its values go to the tensor that was there before."""
+    """Where an optimizer has put another tensor into its state, copies its values to the tensor that was there before,
+    and puts that one back."""
     for key, tensor in tensors.items():
         found = state.get(key)
         if isinstance(found, Tensor) and found is not tensor:

@@ -171,7 +171,7 @@ class LiveSlots:
         return self._pool.slots
 
     def keep_restored(self, generation: int, step: int) -> None:
-        """The group was restored from this snapshot; it stays until `drop_older`."""
+        """Keeps the snapshot that the group was restored from until `drop_older`."""
         self._restored = generation, step
 
     def drop_older(self, generation: int) -> None:

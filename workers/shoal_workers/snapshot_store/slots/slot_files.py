@@ -45,7 +45,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """Where in a file the regions of a part begin, and how long they are."""
+    """Offsets and lengths, in bytes, of the regions of a part in its file."""
 
     index_offset: int
     index_bytes: int
@@ -67,7 +67,7 @@ class Regions:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Which shard's state a part holds, and after which step. `rank` and `world_size` count shards: see
+    """Names the shard whose state a part holds, and the step after which. `rank` and `world_size` count shards: see
     contract/snapshots.py."""
 
     generation: int
@@ -121,7 +121,7 @@ class SlotFile:
             os.close(fd)  # the map holds a descriptor of its own
 
     def fits(self, needed_bytes: int) -> bool:
-        """Large enough, and at most twice as large as needed (or 1 MiB)."""
+        """Whether it is large enough, and at most twice as large as needed (or 1 MiB)."""
         return needed_bytes <= self.capacity_bytes and not self.is_wasteful(needed_bytes)
 
     def is_wasteful(self, needed_bytes: int) -> bool:

@@ -100,7 +100,7 @@ class LogSender:
         self._put(message)
 
     def abort(self, step: int) -> None:
-        """The vote has refused the step."""
+        """Called when the vote has refused the step: the buddy drops its entry."""
         self._put(_Message(LogKind.ABORT, step, ()))
 
     def wait(self, check: Callable[[], None], *, patience_s: float) -> None:
