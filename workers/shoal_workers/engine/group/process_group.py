@@ -179,7 +179,7 @@ class Group:
         # may have made theirs. In the next generation they would wait for each other under different names.
         forget_group_names()
         store = self._rendezvous.close()
-        # Equal meshes of two generations are one key to them, and they hold the old one with the names of its groups.
+        # They take equal meshes of two generations for the same one, and hold the old one with its groups' names.
         clear_dtensor_caches()
         gc.collect()  # meshes and models are in cycles; each that stays keeps the sockets and threads of its group
         _drop(groups, store, self.wake if not is_clean else None)  # last, because it may have to wait
