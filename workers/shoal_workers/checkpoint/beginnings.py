@@ -59,6 +59,7 @@ def begin(place: Directory, attempt: int, names: Iterable[CheckpointName]) -> No
     if _name_of(attempt) in files and _read(place, attempt) is not None:
         return
     place.create()
+    # Before the list is made: an earlier attempt that commits from now on finds this note.
     place.write(_name_of(attempt), [json.dumps({"attempt": attempt, "found": None}).encode()])
     before = newest_beginning(place)
     found = [
@@ -67,6 +68,7 @@ def begin(place: Directory, attempt: int, names: Iterable[CheckpointName]) -> No
         if name.attempt < attempt and before.counts(name) and MARKER_NAME in _files(place.child(str(name)))
     ]
     place.write(_name_of(attempt), [json.dumps({"attempt": attempt, "found": found}).encode()])
+    # Only now, because the newest beginning with a list is the one that counts.
     for older in _attempts(files):
         if older < attempt:
             place.remove(_name_of(older))
@@ -79,7 +81,7 @@ def later_attempt(place: Directory, attempt: int) -> int | None:
 
 
 def forget_beginnings(place: Directory) -> None:
-    """The job's checkpoints are deleted."""
+    """Removes all notes, once the job's checkpoints are deleted."""
     for attempt in _attempts(_files(place)):
         place.remove(_name_of(attempt))
 

@@ -52,6 +52,7 @@ class LocalDirectory:
         missing = [p for p in (self.base, *self.base.parents) if not p.exists()]
         self.base.mkdir(parents=True, exist_ok=True)
         for created in missing:
+            # A new directory survives a power failure once the one above it is synced.
             with LocalDirectory(created.parent).opened() as parent:
                 _sync(parent)
         for depth, name in enumerate(self.below):
@@ -89,6 +90,7 @@ class LocalDirectory:
                 try:
                     for chunk in chunks:
                         _write_all(descriptor, memoryview(chunk))
+                    # The content before the name: after a power failure the name must not lead to a part of it.
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
@@ -106,6 +108,7 @@ class LocalDirectory:
         self.write(draft, [data])
         with self.opened() as here:
             try:
+                # One step that fails if the name exists. A rename would replace the file of the first caller.
                 os.link(draft, name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
             except FileExistsError:
                 return False

@@ -127,7 +127,7 @@ class NeededParts:
                 del self._uncovered[name]
 
     def _guesses(self, tensor: _Tensor) -> Iterator[int]:
-        """Parts that probably have the slices that are lacking."""
+        """Yields the parts that probably have the slices that are lacking."""
         if not tensor.slices or not tensor.wanted.shape:
             return
         grid = _Grid.of(tensor, self._num_parts)
@@ -143,7 +143,7 @@ class NeededParts:
         return 0 <= part < self._num_parts and part not in self._taken
 
     def _probe(self) -> set[int]:
-        """A few more in each round, far from those that were opened."""
+        """Returns some parts far from those that were opened, more of them in each round."""
         found: set[int] = set()
         for part in self._probes:
             if part not in self._taken:

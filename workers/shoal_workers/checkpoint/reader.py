@@ -162,7 +162,7 @@ def _fill(place: Directory, read: ItemRead, scratch: _Scratch) -> None:
 
 
 def _is_whole(read: ItemRead) -> bool:
-    """The slice fills one contiguous block of CPU memory completely."""
+    """Whether the slice fills one contiguous block of CPU memory completely."""
     target = read.fills[0].target
     return (
         len(read.fills) == 1
@@ -185,7 +185,7 @@ class _Scratch(ThreadLocal):
 
 
 def _each(place: Directory, function: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:
-    """The results in order, as they become known."""
+    """Yields the results in order, as they become known."""
     if place.is_local:
         yield from map(function, values)
         return

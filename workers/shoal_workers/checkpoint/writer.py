@@ -174,6 +174,7 @@ def _write_files(
         extra=part.extra,
     ).to_json()
     place.create()
+    # The storage has answered: the time within which it must accept bytes begins anew.
     advanced(0)
     place.write(payload_name(part.rank), _chunks(data, advanced))
     advanced(len(data))
@@ -256,6 +257,7 @@ class StagingBuffer:
             sources = [local_tensor(state[item.fqn]) for item in self._plan.items]
             for view, source in zip(self._views, sources, strict=True):
                 view.copy_(source, non_blocking=True)
+        # Copies from a GPU may be under way still, and the state may change once this returns.
         for device in {source.device for source in sources if source.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
 

@@ -197,6 +197,7 @@ class Engine:
         is_clean = False
         try:
             try:
+                # On a GPU a wait only orders streams: there is nothing to leave.
                 leave = scope.group.leave_if_lost if self._device.type == "cpu" else None
                 with interruptible_waits(leave, scope.group.collectives):
                     end = self._train(assignment, scope.group)
@@ -220,6 +221,7 @@ class Engine:
             Whether the training thread was in such a generation.
         """
         with self._lock:
+            # The fence first: a training thread that wakes up and does not find it raised waits again.
             self._fence.raise_to(generation)
             scope = self._scope
             if scope is None or scope.generation > generation:
@@ -250,6 +252,7 @@ class Engine:
     def _enter(self, assignment: Assignment) -> GenerationScope | None:
         """Returns None if the generation was fenced before it began."""
         with self._lock:
+            # The same lock as in `interrupt`, which therefore either finds the scope, or has raised the fence before.
             assert self._scope is None, "one generation at a time"
             fence = self._fence.of(assignment.generation)
             if fence.is_raised:

@@ -401,6 +401,6 @@ class Trainer:
 
 
 def _is_committed(url: str | None, step: int) -> bool:
-    """`url`: the newest committed checkpoint when the generation began."""
+    """Whether the checkpoint at `url`, the newest one when the generation began, has this step or a later one."""
     name = CheckpointName.parse(url.rstrip("/").rpartition("/")[2]) if url is not None else None
     return name is not None and name.step >= step

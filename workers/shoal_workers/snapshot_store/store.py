@@ -202,7 +202,7 @@ class SnapshotStore:
 
     @property
     def is_sending(self) -> bool:
-        """`replicate` would return False; for a vote on whether all ranks can send."""
+        """Whether `replicate` would return False; for a vote on whether all ranks can send."""
         return self._sender.is_busy
 
     def take_send_cost(self) -> SendCost | None:
@@ -223,7 +223,7 @@ class SnapshotStore:
         self._sender.wait(check, patience_s=patience_s)
 
     def break_off_send(self) -> None:
-        """The copy that is being sent is not needed any more."""
+        """Breaks off the copy that is being sent, because it is not needed any more."""
         self._sender.break_off()
 
     def open_log(self, buddy: SnapshotServer, stamp: Stamp, head: LogHead) -> LogSender:
@@ -239,7 +239,7 @@ class SnapshotStore:
         return self._sender.sent_bytes, self._closed_log_bytes + sum(log.sent_bytes for log in self._logs)
 
     def close_log(self) -> None:
-        """What was handed to the log is still sent."""
+        """Closes the open log; what was handed to it is still sent."""
         for log in self._logs:
             log.close()
         self._closed_log_bytes += sum(log.sent_bytes for log in self._logs if not log.is_alive)
@@ -304,6 +304,7 @@ class SnapshotStore:
         self._registry.remove_attempt()
 
     def _sweep(self) -> None:
+        # All processes of the machine share this clock, and setting the date does not move it.
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         _report_swept(registry.sweep_stale(self._root, Sweep(self._job_id, self._attempt, now)))
 

@@ -79,7 +79,7 @@ class DoubleBufferedState:
         """Index of the slot that holds the state."""
         self._moved: list[_MovedParameter] = []
         self._buffers: list[list[_SlotBuffers]] = []
-        """By slot, by moved parameter."""
+        """The memory of each moved parameter, by slot and then by parameter."""
         self._moved_names: frozenset[str] = frozenset()
         self._copied_names: tuple[str, ...] = ()
         self._names: frozenset[str] = frozenset()
@@ -163,7 +163,7 @@ class DoubleBufferedState:
         self._buffers.append(buffers)
 
     def _copy_into(self, index: int) -> None:
-        """The values that are not there yet."""
+        """Copies into a slot the values that are not there yet."""
         with torch.no_grad():
             for parameter, buffers in zip(self._moved, self._buffers[index], strict=True):
                 parameter.copy_to(buffers)
@@ -178,6 +178,7 @@ class DoubleBufferedState:
             self._arrange()
             return
         for parameter, buffers in zip(self._moved, self._buffers[self._current], strict=True):
+            # The values leave the slot before its file is laid out anew. The other slot stays complete meanwhile.
             parameter.point_to(buffers.in_private_memory())
         current, store, extra_bytes = self._slots[self._current], self._store, self._extra_bytes
         assert store is not None
@@ -202,7 +203,7 @@ class DoubleBufferedState:
         )
 
     def _arrange(self, *, with_values: bool = True) -> None:
-        """The state's tensors have changed, and all have room in the slots."""
+        """Lays the slots out for the state's tensors, which have changed and all have room there."""
         plan = self._plan()
         known = {parameter.names[0] for parameter in self._moved}
         movable = [one for one in self._movable({item.fqn for item in plan.items}) if one.names[0] in known]
@@ -231,6 +232,7 @@ class DoubleBufferedState:
             pairs = list(zip(self._moved, self._buffers[other], strict=True))
             optimizer.targets = {one.local_parameter: to.as_adamw() for one, to in pairs if one.state}
             optimizer.parameter_targets = {one.local_parameter: to.parameter for one, to in pairs if not one.state}
+            # The update reads the tensors of the current buffer, so they are pointed to the other one only afterwards.
             self.update.step(lr_factor)
             self._point_to(other)
         else:  # an optimizer of the task writes where it reads
@@ -249,6 +251,7 @@ class DoubleBufferedState:
         if not self._slots:
             return False
         slot = self._slots[self._current]
+        # Readers must not accept the part while these tensors are written.
         slot.begin()
         if self._copied_names:
             state = self.view.tensors()
@@ -359,7 +362,7 @@ class _SlotBuffers:
         return (self.parameter, *self.state.values())
 
     def in_private_memory(self) -> _SlotBuffers:
-        """A copy."""
+        """Returns a copy in private memory."""
         flat = self.flat.clone()
         shard = flat[: self.parameter.numel()].view(self.parameter.shape)
         return _SlotBuffers(flat, shard, {key: tensor.clone() for key, tensor in self.state.items()})
@@ -385,7 +388,7 @@ class _MovedParameter:
 
     @property
     def has_expected_layout(self) -> bool:
-        """All of its tensors are laid out as this module assumes."""
+        """Whether all of its tensors are laid out as this module assumes."""
         flat, tensors = (
             shard_memory(self.sharded),
             (self.local, self.local_parameter, *self.state.values()),
@@ -408,11 +411,13 @@ class _MovedParameter:
             (self.local, target.parameter),
             *((self.state[key], target.state[key]) for key in self.state),
         ):
+            # A new arrangement leaves most tensors where they are.
             if tensor.data_ptr() != place.data_ptr():
                 place.copy_(tensor)
 
     def point_to(self, target: _SlotBuffers) -> None:
         set_shard_memory(self.sharded, target.flat)
+        # Through `data`: the tensor objects stay the same, and with them everything that refers to them.
         self.local.data = self.local_parameter.data = target.parameter
         for key, tensor in self.state.items():
             tensor.data = target.state[key]

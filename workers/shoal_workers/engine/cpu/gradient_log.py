@@ -191,7 +191,7 @@ class GradientLog:
         self._cpu_s += time.thread_time() - start_s
 
     def abort(self) -> None:
-        """The vote refused the step."""
+        """Called when the vote has refused the step: its entry is dropped."""
         log = self._open_log()
         if log is not None and self._pending is not None:
             log.abort(self._pending)
@@ -285,10 +285,13 @@ class GradientLog:
             raise _Broken("a gradient is not contiguous float32")
         self._entry_is_bf16 = False
         if self._is_bf16:
+            # Gradients that were reduced in bf16 are exact in it. From the first ones that are not, all go in fp32.
             short = [gradient.bfloat16() for gradient in gradients]
             self._is_bf16 = all(torch.equal(a.float(), b) for a, b in zip(short, gradients, strict=True))
             if self._is_bf16:
                 self._entry_is_bf16, gradients = True, short
+        # Views of the gradients, not copies: the buddy has them before the vote, and nothing writes into them until
+        # then.
         return [gradient.reshape(-1).view(torch.uint8).numpy().data for gradient in gradients]
 
     def _changed(self) -> list[tuple[str, bytes]]:

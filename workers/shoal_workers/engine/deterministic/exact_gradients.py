@@ -104,6 +104,7 @@ class ExactGradients:
 
         def watch(module: nn.Module, _: object) -> None:
             # FSDP's own hook has run: the attributes are the gathered parameters now, autograd's leaves.
+            # Once per micro-batch, even if recomputation runs the unit's forward pass again.
             unit = waiting.pop(module, None)
             for slot in () if unit is None else unit.slots:
                 whole = getattr(slot.owner, slot.name)
@@ -140,6 +141,7 @@ class ExactGradients:
         sizes = [1, 1, NUM_DIGITS, NUM_DIGITS, NUM_RUNGS, len(shards)]
         [bad_loss], [bad_norm], loss_digits, norm_digits, rungs, touched = (t.tolist() for t in torch.split(box, sizes))
         needed = max((rung for rung, num_ranks in enumerate(rungs) if num_ranks), default=0)
+        # Values that are not finite have no rung: the pass is not repeated, and the vote refuses the step.
         if not bad_norm and needed != self._rung:
             self._rung = needed
             return None
@@ -162,7 +164,9 @@ class ExactGradients:
     def _add(self, slot: Slot, gradient: Tensor) -> None:
         is_first, slot.was_touched = not slot.was_touched, True
         for piece, sums in slot.pieces(real_view(gradient).reshape(-1)):
+            # Scalars on the device: nothing waits for them before `reduce`.
             self._extremes += torch.aminmax(piece)
+            # The first gradient overwrites what an earlier pass left, which is therefore never cleared.
             rounded = sums if is_first else self._piece[: piece.numel()]
             round_to_grid(rounded.copy_(piece), self._rung)
             if not is_first:

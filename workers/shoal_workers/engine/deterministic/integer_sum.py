@@ -34,6 +34,7 @@ def digits_of(values: Tensor) -> Tensor:
     sign, rest = values.sign(), values.abs()
     digits = []
     for power in _POWERS:
+        # Exact: a power of two changes no digits, and the difference drops only those that are taken.
         digit = (rest * 2.0**-power).floor_()
         rest = rest - digit * 2.0**power
         digits.append((digit * sign).to(torch.int64).sum())

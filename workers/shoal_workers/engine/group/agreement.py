@@ -32,9 +32,11 @@ class Agreement:
 
 
 def agree(text: str | None, *, max_bytes: int, device: torch.device) -> Agreement:
-    """All ranks, once. None: this rank has no text, and takes that of the others. At most `max_bytes` in UTF-8."""
+    """Compares the texts of all ranks: a collective. None: this rank has no text, and takes that of the others. A text
+    has at most `max_bytes` in UTF-8."""
     own = _NOTHING if text is None else _digest(text)
     rank = dist.get_rank()
+    # The smallest negative is the negative of the largest: one all-reduce finds both ends.
     box = torch.tensor(
         [own, _NOTHING if text is None else -own, _NOTHING if text is None else rank], dtype=torch.int64, device=device
     )

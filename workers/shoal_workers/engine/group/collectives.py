@@ -94,7 +94,8 @@ _is_replaced = False
 
 
 def replace_wait() -> None:
-    """Idempotent; once per worker, before the first group is made."""
+    """Replaces `Work.wait`, and the methods of ProcessGroup that begin a collective. Idempotent; called once per
+    worker, before the first group is made."""
     global _is_replaced
     if _is_replaced:
         return
@@ -141,6 +142,7 @@ def _recorded(name: str, plain: Callable[..., Work]) -> Callable[..., Work]:
             _own.log.called(name, arguments)
         work = plain(group, *arguments, **named)
         if is_done_by_waiting and _own.done_by_waiting is not None:
+            # The reference keeps the id from being given to another operation.
             _own.done_by_waiting[id(work)] = work
         return work
 
@@ -289,6 +291,7 @@ def replace_functional_all_reduce() -> None:
 
 
 def _all_reduce(tensor: Tensor, reduce_op: str, group_name: str) -> Tensor:
+    # A functional collective must not change its input.
     reduced = tensor.clone(memory_format=torch.contiguous_format)
     group = group_named(group_name)
     dist.all_reduce(reduced, _OPERATIONS[reduce_op.lower()], group=group)

@@ -100,7 +100,7 @@ def _gather(output: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
 
 
 def _sum_of_rows(rows: Tensor) -> Tensor:
-    """Row by row: every processor adds in the same order, whatever its vectors."""
+    """Adds the rows one by one, so that every processor adds in the same order, whatever its vectors."""
     total = rows[0].clone()
     for row in rows[1:]:
         total += row

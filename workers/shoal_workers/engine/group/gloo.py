@@ -55,7 +55,8 @@ class _Limits:
 
 
 def replace_constructor() -> None:
-    """Idempotent; once per worker, before the first group is made."""
+    """Replaces the constructor of ProcessGroupGloo. Idempotent; called once per worker, before the first group is
+    made."""
     global _is_replaced
     if _is_replaced:
         return
@@ -76,8 +77,9 @@ def replace_constructor() -> None:
 
 
 def shorten_addresses() -> None:
-    """Idempotent; before the first group. gloo reads the variables each time that it makes one; all ranks need the same
-    values. A rank is known by its number then, which is enough: every group has a listening port of its own."""
+    """Makes gloo exchange shorter addresses. Idempotent; called before the first group, because gloo reads the
+    variables each time that it makes one. All ranks need the same values. A rank is known by its number then, which is
+    enough: every group has a listening port of its own."""
     os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
     os.environ.setdefault("GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER", "1")
 
@@ -101,6 +103,7 @@ def _on_helper_thread(construct: Callable[[], None], limits: _Limits) -> None:
     threading.Thread(target=run, name="shoal-connect", daemon=True).start()
     while not is_done.wait(_SLICE_S):
         limits.leave()
+        # It may have ended since the wait: then its own result counts.
         if time.monotonic() > deadline_mono and not is_done.is_set():
             raise FormFailed(late)
     if errors:
@@ -158,7 +161,8 @@ class GlooSockets:
         return num_shut
 
     def are_all_closed(self) -> bool:
-        """No connection of gloo is left: nothing can be sent or received, so no buffer is written any more."""
+        """Whether no connection of gloo is left: then nothing can be sent or received, so no buffer is written any
+        more."""
         return next(self.connections(), None) is None
 
     def describe(self) -> list[str]:

@@ -47,6 +47,7 @@ class Meshes:
 def build_mesh(layout: Layout, device_type: str, timeout_s: float, rank: int) -> Meshes:
     """The meshes of a generation; the default process group must be up."""
     timeout = timedelta(seconds=timeout_s)
+    # The groups of a mesh's axes get this default, otherwise 30 minutes, and not init_process_group's timeout.
     dist.distributed_c10d.default_pg_timeout = timeout
     degrees = {PP: layout.pp, REPLICATE: layout.dp_replicate, SHARDS: layout.num_shards, TP: layout.tp}
     # There is always an axis of shards, even of one rank: FSDP casts parameters to the precision of the computation,

@@ -45,6 +45,7 @@ def address_towards(host: str, port: int) -> str | None:
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as probe:
             try:
+                # A datagram socket that connects only looks up the route; nothing is sent.
                 probe.connect(address)
             except OSError:
                 continue

@@ -107,6 +107,7 @@ class Group:
                 )
                 meshes = build_mesh(a.layout, self._device.type, a.collective_timeout_s, a.rank)
         except RuntimeError as error:
+            # A fenced generation ends as Fenced, whatever its broken connections raise.
             self._check()
             raise FormFailed(f"the process group of {a.world_size} ranks did not come up: {error}") from error
         if has_gloo:
@@ -178,6 +179,7 @@ class Group:
         # may have made theirs. In the next generation they would wait for each other under different names.
         forget_group_names()
         store = self._rendezvous.close()
+        # They take equal meshes of two generations for the same one, and hold the old one with its groups' names.
         clear_dtensor_caches()
         gc.collect()  # meshes and models are in cycles; each that stays keeps the sockets and threads of its group
         _drop(groups, store, self.wake if not is_clean else None)  # last, because it may have to wait
@@ -247,7 +249,7 @@ class GenerationScope:
         self._sweeper: threading.Thread | None = None
 
     def wake_until_left(self) -> None:
-        """Idempotent; returns at once."""
+        """Starts the sweeper, which wakes the training thread until it has left. Idempotent; returns at once."""
         with self._lock:
             if self._sweeper is None and not self._left.is_set():
                 self._sweeper = threading.Thread(target=self._sweep, name="shoal-sweeper", daemon=True)
@@ -256,6 +258,7 @@ class GenerationScope:
     def leave(self) -> None:
         """After this call no thread touches the group's sockets any more."""
         with self._lock:
+            # Under the lock: no sweeper can start after this, so the join below ends the last one.
             self._left.set()
         if self._sweeper is not None:
             self._sweeper.join()

@@ -56,6 +56,7 @@ class Replay:
             return
         losses = [self._gradients.forward_only(step, index) for index in self._tried]
         self._gradients.reshard()
+        # Bits are compared. nan has many patterns of bits, and gets one.
         own = torch.stack(losses).double().nan_to_num(nan=-1.0).view(torch.int64)
         all_bits = [torch.zeros_like(own) for _ in range(self._generation.layout.world_size)]
         dist.all_gather(all_bits, own)

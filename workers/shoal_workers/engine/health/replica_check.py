@@ -102,7 +102,7 @@ class ReplicaCheck:
         return _Sums(self._tensors())
 
     def _tensors(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Sharded ones, and those that are whole on tp."""
+        """Returns this rank's parts of sharded tensors, and of those that are whole on tp."""
         sharded: list[Tensor] = []
         whole: list[Tensor] = []
         for tensor in self._view.tensors().values():
@@ -223,7 +223,7 @@ class _Sums:
 
 
 def combine(totals: Iterable[int]) -> int:
-    """64 bits of the sums, in this order."""
+    """Returns 64 bits that depend on the sums and on their order."""
     result = 0
     for total in totals:
         result = (result * _FACTOR + total) & _MASK

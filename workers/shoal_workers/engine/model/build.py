@@ -79,6 +79,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         if generation.layout.pp > 1 and (whole := task.build_optimizer(model, spec.optimizer)) is not None:
             # Before the model is split: a rank that has some stages only does not see all parameters of a group.
             groups = groups_of(whole, model)
+            # This optimizer refers to all parameters, and would keep the whole model in memory.
             del whole
         assembly = assemble(model, spec, generation.plan, generation.meshes, task.shard_units)
     if weights is not None:

@@ -37,7 +37,7 @@ class Normal:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """At least `low`, less than `high`, but for rounding."""
+    """Uniform over [`low`, `high`); rounding may give `high` itself."""
 
     low: float
     high: float

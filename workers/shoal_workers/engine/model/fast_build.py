@@ -124,7 +124,7 @@ class _SkipFills(TorchDispatchMode):
         of them."""
 
     def know(self, parameter: nn.Parameter | None) -> None:
-        """A module has this parameter; code may fill it through its `data`."""
+        """Notes a parameter that a module has: code may fill it through its `data`."""
         if parameter is not None and parameter.layout is torch.strided:
             self._parameters.setdefault(_memory(parameter), parameter)
 
@@ -140,7 +140,7 @@ class _SkipFills(TorchDispatchMode):
         return True
 
     def note_read(self, values: Any) -> None:
-        """Some code reads the elements of these tensors as numbers."""
+        """Called when some code reads the elements of these tensors as numbers."""
         if self._has_undrawn(values):
             self.used_undrawn = self._reached_others = True
 
@@ -264,7 +264,7 @@ def _is_large(
     memory_format: torch.memory_format | None = None,
     **_: object,
 ) -> bool:
-    """An ordinary tensor on the CPU, of several pages."""
+    """Whether this is an ordinary tensor on the CPU, of several pages."""
     is_plain = layout in (None, torch.strided) and memory_format in (None, torch.contiguous_format)
     dtype = dtype or torch.get_default_dtype()
     return is_plain and str(device or "cpu") == "cpu" and prod(size) * dtype.itemsize >= _LARGE_BYTES

@@ -74,6 +74,7 @@ class ModelRuntime:
                 part.reset_iter_state()
         for group in self.assembly.param_groups():
             for record in group.fsdp_params:
+                # `reset_iter_state` leaves these gradients, and the next step would add to them without an error.
                 forget_gradients(record)
             for info in _mesh_infos(group):
                 for name in _GROUPS:
@@ -90,8 +91,10 @@ class ModelRuntime:
             return False
         groups_by_name(self.meshes.root).update(groups_by_name(meshes.root))
         for info in (info for group in self.assembly.param_groups() for info in _mesh_infos(group)):
+            # Resolves the groups again, by the names that the mesh has.
             info.__post_init__()
         for part in _fsdp_modules(self.assembly):
+            # A step that was broken off has left these as they were in the middle of it.
             part.set_requires_gradient_sync(True)
             part.set_requires_all_reduce(True)
             part.set_is_last_backward(True)

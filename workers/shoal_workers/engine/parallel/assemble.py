@@ -1,4 +1,4 @@
-"""From a whole model to one rank's part of it under a layout: one function per axis, in this order.
+"""Turns a whole model into one rank's part of it under a layout: one function per axis, in this order.
 
     0 plain        each parameter a dense block of memory of its own: `make_plain`
     1 pipeline     the rank's stages                    stages.py

@@ -91,7 +91,7 @@ class CollectiveOrder:
         self._hook()
 
     def begin_generation(self) -> None:
-        """All ranks of a group that has just formed: nothing is known of its passes."""
+        """Called on all ranks of a group that has just formed: forgets the passes of the group before."""
         self._passes = None
         if self.is_whole and not self._layout_is_whole:
             self.is_whole = False
@@ -158,6 +158,7 @@ class CollectiveOrder:
         for group in self._groups:
             forget_partial_sums(group)
             for one in group.fsdp_params:
+                # `reset_iter_state` leaves these gradients, and the repeated pass would add to them without an error.
                 forget_gradients(one)
 
     def _hook(self) -> None:
@@ -192,6 +193,7 @@ class CollectiveOrder:
             return
         if self._streams:
             self._num_gathered = 0
+            # The root and the first unit below it; from there each unit begins to gather the next one.
             self._gather_to(1)
         else:
             self._gather_rest()
@@ -207,7 +209,8 @@ class CollectiveOrder:
         self._num_gathered = max(self._num_gathered, index + 1)
 
     def _gather_rest(self, *_: object) -> None:
-        """Also those that this rank does not use, or the next pass would not gather them on all ranks."""
+        """Gathers all units. If one that this rank does not use were left out, the next pass would gather it on other
+        ranks only."""
         if self.is_whole:
             for unit in self._units:
                 unit.unshard()
@@ -229,6 +232,7 @@ class CollectiveOrder:
             self._sum(group)
             return
         mark_backward_done(group)
+        # A unit that ran once has all of its gradients now; for the others see `_enter`.
         if self._streams and self._num_calls.get(id(group)) == 1:
             self._ended.add(id(group))
             while self._num_summed < len(self._groups) and id(self._groups[self._num_summed]) in self._ended:
@@ -270,8 +274,9 @@ class CollectiveOrder:
 
 
 def _equalise(parameters: list[Any]) -> None:
-    """With mixed precision FSDP keeps sums over micro-batches in the dtype of the reduction, and refuses a gradient of
-    another dtype beside them: that of a parameter which only the last micro-batch has used, or none."""
+    """Gives all gradients of a unit the dtype of the reduction, in which FSDP with mixed precision keeps sums over
+    micro-batches. It refuses a gradient of another dtype beside them: that of a parameter which only the last
+    micro-batch has used, or none."""
     for one in parameters:
         if one.reduce_dtype is None or not gathered(one).requires_grad:
             continue
@@ -310,7 +315,7 @@ class _Call:
 
 
 class _Passes:
-    """Which collectives the passes of a generation call, by kind of pass. For ShardLevel.FULL."""
+    """Compares the collectives of a generation's passes, by kind of pass. Only with ShardLevel.FULL."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh
@@ -328,10 +333,12 @@ class _Passes:
             if not self.has_deviated:  # else the step will be repeated
                 result = one_pass()
                 if expected is None:
+                    # The end is compared, too: a rank whose pass has fewer collectives must not go on alone.
                     self._agree(_END)
                     self._known[kind] = now
         except OrderVaries:
             reset()
+            # In the first pass of a kind all ranks compare each call, so all of them leave the pass here.
             if expected is None:
                 raise
             self.has_deviated = True
@@ -339,6 +346,7 @@ class _Passes:
             self._expected = self._now = None
         if expected is not None and len(now) < len(expected):
             self.has_deviated = True
+            # The other ranks wait in the rest of the pass's collectives: this one takes part without a model.
             for call in expected[len(now) :]:
                 call.take_part()
         return None if self.has_deviated else result

@@ -95,10 +95,12 @@ class _ExpertsForward:
             return self._compute(tokens, counts)
         wanted = counts.view(self._ep.size(), -1)  # tokens for each rank, for each of its experts
         given = swap(wanted, self._ep)  # tokens from each rank, for each expert of this rank
+        # One copy to the host for both: the sizes of an exchange must be numbers.
         num_sent, num_received = torch.stack((wanted.sum(1), given.sum(1))).tolist()
         received = exchange_rows(tokens, num_sent, num_received, self._ep)
         by_expert = order_by_expert(given)
         answers = self._compute(received.index_select(0, by_expert), given.sum(0))
+        # The argsort of a permutation is its inverse.
         by_sender = answers.index_select(0, by_expert.argsort())
         return exchange_rows(by_sender, num_received, num_sent, self._ep)
 
@@ -181,5 +183,5 @@ def _whole_parameters(model: nn.Module, plan: ParallelPlan, owner: nn.Module, ex
 
 
 def _replace(module: nn.Module, forward: Callable[..., Any]) -> None:
-    """Not compiled: a wait inside a compiled graph could not be left."""
+    """Replaces a module's forward. It is not compiled: a wait inside a compiled graph could not be left."""
     module.forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]

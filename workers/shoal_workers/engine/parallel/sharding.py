@@ -76,6 +76,7 @@ def shard_model(
     for module in model.modules():
         if isinstance(module, FSDPModule):  # both settings apply to one module only, not to its children
             module.set_gradient_divide_factor(1.0)
+            # FSDP would pass a factor as PREMUL_SUM, which gloo does not have.
             module.set_force_sum_reduction_for_comms(True)
     # while gradients of a CPU are summed nothing else happens
     streams = meshes.dense.device_type != "cpu" and meshes.layout.pp == 1
@@ -179,6 +180,7 @@ def split_by_dtype(module: FSDPModule) -> None:
         for part, dtype in zip(parts, dtypes, strict=True):
             part.fsdp_params = [parameter for parameter in parameters if parameter.sharded_param.dtype == dtype]
             if not dtype.is_floating_point:
+                # Neither integers nor complex numbers may be cast to bf16 or fp16.
                 part.mp_policy = MixedPrecisionPolicy()
         groups += parts
     set_fsdp_groups(module, groups)
@@ -268,6 +270,7 @@ def move_hooks(places: Mapping[Place, tuple[Hook, ...]], part: nn.Module) -> Non
 
 def _hooking(record: Any, init: Callable[[], None], hooks: tuple[Hook, ...]) -> Callable[[], None]:
     def init_unsharded_param() -> None:
+        # FSDP calls this at every gathering, and makes the parameter at the first one only.
         is_first = gathered(record) is None
         init()
         if is_first:

@@ -138,7 +138,7 @@ class SplitOutput(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Only what reaches torch without `__torch_function__`: a Function of the task's own."""
+        """Called only for what reaches torch without `__torch_function__`, such as a Function of the task's own."""
         return func(*tree_map(_whole_of, list(args)), **tree_map(_whole_of, kwargs or {}))
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -259,7 +259,7 @@ def _hook(func: Callable[..., Any], first: SplitOutput, others: Sequence[Any], k
 def _detached_in_place(
     func: Callable[..., Any], first: SplitOutput, others: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """A pipeline frees the graph of its last stage's output."""
+    """Detaches the part: a pipeline frees the graph of its last stage's output in this way."""
     first.part, first._of, first._whole = first.part.detach(), None, None
     return first
 
@@ -315,6 +315,7 @@ def _cross_entropy(
         return NotImplemented
     own = split.own_tokens(target.reshape(whole[:-1]))
     is_counted = own != ignored
+    # Any class will do for the others: their losses are masked below.
     classes = own.where(is_counted, 0)
     if classes.is_cpu and bool(((classes < 0) | (classes >= whole[-1])).any()):
         raise IndexError(f"Target {int(own[(classes < 0) | (classes >= whole[-1])][0])} is out of bounds.")
@@ -361,6 +362,7 @@ class _Statistics(Function):
         sums = torch.stack((powers.sum(-1), picked, part.sum(-1)))
         if split.tp is not None:
             sums = total(sums, split.tp)
+        # In place, because the probabilities are as large as this rank's logits.
         ctx.save_for_backward(powers.div_(sums[0].unsqueeze(-1)), index, is_here)
         return sums[0].log() + largest, sums[1].clone(), sums[2].clone()
 

@@ -189,7 +189,8 @@ class StageForward:
         self._left: Handover | None = None
 
     def begin_generation(self) -> None:
-        """All ranks of a group that has just formed: no pass is proven, on a new rank or on any other."""
+        """Called on all ranks of a group that has just formed: no pass counts as proven, on a new rank or on any
+        other."""
         self._is_proven = False
 
     def set_entrance(self, name: str) -> None:
@@ -248,6 +249,7 @@ class StageForward:
         if self._received is None or self._is_proven:
             self._is_proven = True
             return output
+        # nan may have other causes; a second run with zeros as the unknown values distinguishes them.
         if _has_nan(output) and not _has_nan(self._received.hidden):
             self._refuse_if_unknown_is_used(args, kwargs)
         self._is_proven = True
@@ -346,6 +348,7 @@ class StageForward:
 
     def _refuse_if_unknown_is_used(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert self._generators is not None
+        # The second run must leave no trace: results and random numbers are those of the first.
         left, generators = self._left, self._generators.read()
         with torch.no_grad():
             is_used = not _has_nan(self._once(args, kwargs, 0.0))
@@ -360,7 +363,7 @@ class StageForward:
 
 
 class _Left(BaseException):
-    """Not an Exception, because a model may catch those."""
+    """Ends a forward pass where a later stage begins. It is no Exception, because a model may catch those."""
 
     def __init__(self, name: str, value: Any, generators: Tensor) -> None:
         self.name = name

@@ -121,6 +121,7 @@ class _Cutter:
 
         def forward(x: Tensor) -> Tensor:
             summed = self._joined(F.linear(x, local(module.weight)))
+            # The bias is added after the sum; before it, it would count once for each rank.
             return summed if module.bias is None else summed + module.bias
 
         _replace(module, forward)
@@ -135,6 +136,7 @@ class _Cutter:
             rows = local(module.weight)
             index = tokens - first
             is_here = (index >= 0) & (index < rows.shape[0])
+            # Tokens in other ranks' rows look up row 0, and contribute zeros to the sum below.
             found = F.embedding(index.where(is_here, 0), rows)
             if padding is not None:  # torch: this row gets no gradient
                 found = _scaled_gradient(found, tokens != padding)
@@ -330,7 +332,7 @@ def _refuse_patterns_without_module(model: nn.Module, plan: ParallelPlan) -> Non
 
 
 def _with_tied_layers(model: nn.Module, plan: ParallelPlan) -> ParallelPlan:
-    """A weight that is cut is cut for every module that has it."""
+    """Returns the plan with a style for every module that shares a cut weight. ValueError: there is no such style."""
     styles = {
         name: (pattern, style)
         for pattern, style in plan.tensor.items()
@@ -392,7 +394,8 @@ def _refuse_unpaired(cut: dict[str, TensorStyle]) -> None:
 
 
 def _refuse_uncut_sequence(model: nn.Module, plan: ParallelPlan, cut: dict[str, TensorStyle]) -> None:
-    """With sequence parallelism every rank has a part of the sequence from the embedding to the head."""
+    """Raises ValueError unless every rank has a part of the sequence from the embedding to the head, as sequence
+    parallelism requires."""
     for style in (TensorStyle.EMBEDDING, TensorStyle.HEAD):
         if style not in cut.values():
             raise ValueError(

@@ -47,7 +47,7 @@ class GenerationEnd:
 
     @property
     def is_clean(self) -> bool:
-        """All ranks left after the same collective."""
+        """Whether all ranks left after the same collective."""
         return self.kind in (ExitKind.FINISHED, ExitKind.YIELDED, ExitKind.NON_FINITE)
 
 

@@ -98,6 +98,7 @@ def _install(code: CodeSpec, directory: Path) -> None:
         exact = [f"{one['metadata']['name']}=={one['metadata']['version']}" for one in found]
         if exact:
             _pip(code, ["--no-deps", "--target", str(work / "target")], exact)
+        # In one step, because other workers take a directory of this name as complete.
         (work / "target").rename(directory)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -51,7 +51,7 @@ class Position:
             self._on_phase(phase, now.step)
 
     def reach(self, step: int) -> None:
-        """`step` optimizer steps are completed."""
+        """Notes that `step` optimizer steps are completed."""
         now = self._now[0]
         self._counter += 1
         self._set(now.generation, now.phase, step, now.note)
@@ -61,7 +61,7 @@ class Position:
         self._data_s = seconds
 
     def note(self, text: str) -> None:
-        """A note for people about the current phase."""
+        """Sets a note for people about the current phase; it counts as progress."""
         now = self._now[0]
         self._counter += 1
         self._set(now.generation, now.phase, now.step, text)

@@ -61,7 +61,7 @@ class LineLog:
             self._log(line)
 
     def end_line(self) -> None:
-        """What was added last gets its end of line."""
+        """Ends the last line, if it has no end yet."""
         with self._lock:
             line, self._partial = self._partial, ""
         self._log(line)
@@ -98,7 +98,7 @@ class Tee:
         self._descriptor = descriptor
 
     def write(self, text: str) -> int:
-        """The number of characters."""
+        """Writes to the stream and to the outbox. Returns the number of characters."""
         if self._lines is not None:
             self._lines.add(text)
         masked = self._mask(text)

@@ -60,7 +60,7 @@ class UseMeter:
         self._stop.set()
 
     def measure(self) -> WorkerUse:
-        """Blocks as long as the filesystems do."""
+        """Measures now. Blocks as long as the filesystems do."""
         now_mono, cpu_s = time.monotonic(), sum(os.times()[:2])
         before, self._before = self._before, (now_mono, cpu_s)
         cores = (cpu_s - before[1]) / (now_mono - before[0]) if before and now_mono > before[0] else None

@@ -79,7 +79,7 @@ class MemoryToucher:
         self._thread.join()
 
     def stop(self) -> None:
-        """The memory is needed now: touch no more."""
+        """Stops touching, because the memory is needed now. Returns when the thread has ended."""
         self._enough.set()
         self._thread.join()
 

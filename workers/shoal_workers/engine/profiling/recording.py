@@ -55,7 +55,7 @@ class Recording:
         return len(self._clock.times) >= self.request.steps
 
     def end_step(self, step: int) -> None:
-        """`step` steps are completed."""
+        """Ends a step; `step` steps are completed."""
         self._clock.end_step(step)
 
     def stop(self) -> None:
@@ -130,7 +130,7 @@ class PhaseClock:
         """Named by the number of the step."""
 
     def enter(self, phase: Phase) -> None:
-        """What happens from now on belongs to this phase."""
+        """Counts the time from now on for this phase."""
         self._book()
         self._phase = phase
 

@@ -92,6 +92,7 @@ def _keep(spec: JobSpec, proof: LayoutProof) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}")
         part.write_text(proof.model_dump_json())
+        # In one step: another worker of this node may be reading the file.
         part.rename(file)
 
 

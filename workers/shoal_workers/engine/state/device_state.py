@@ -66,7 +66,7 @@ class StepLog(Protocol):
         that the step changes must have changed already."""
 
     def abort(self) -> None:
-        """The vote refused the step."""
+        """Called when the vote has refused the step: its entry is dropped."""
 
     def take_cost(self) -> float:
         """CPU seconds of this rank and its buddy since the last call."""

@@ -134,7 +134,8 @@ def _plain_values(found: Loaded | Filled) -> dict[str, object]:
 
 
 def _is_of_another_job(generation: Generation) -> bool:
-    """Then the optimizer's settings are those of this job's spec, which may differ."""
+    """Whether the state is that of the job which this one goes on from. Then the optimizer's settings are those of this
+    job's spec, which may differ."""
     assignment, origin = generation.assignment, generation.spec.continue_from
     return origin is not None and assignment.restore_snapshot is None and assignment.restore_from == origin.url
 

@@ -206,6 +206,8 @@ class Saver:
                 if left_s > 0:
                     self._changed.wait(left_s)
                     continue
+                # Under the lock, which is reentrant: if the writer returns at this moment, its own `_end` comes before
+                # all of this or after it.
                 self._stalled = save
                 self._writer.abandon()
                 self._end(save, save.failed(error, is_stalled=True))
@@ -214,6 +216,7 @@ class Saver:
         """Runs on the thread that knows the outcome of a save: the writer's or, if that stalls, first the watch's."""
         with self._changed:
             if self._in_flight is save:
+                # Reported before a waiting thread goes on, because the worker may end right after its wait.
                 self._outbox.report(outcome)
                 self._last = (save.name, outcome)
                 self._in_flight = None
@@ -249,7 +252,7 @@ class PartCollector:
             self._thread.start()
 
     def add(self, part: SavedPart) -> None:
-        """This rank's part of a checkpoint is durable."""
+        """Announces this rank's part of a checkpoint, which is durable."""
         self._store.set(_key(part.step, self._rank), part.model_dump_json())
         if self._rank == 0:
             self._own.put(part)

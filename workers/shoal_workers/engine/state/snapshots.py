@@ -89,7 +89,7 @@ class Snapshots:
 
     @property
     def lacks_memory(self) -> bool:
-        """This rank has no memory for snapshots, or for copies, so that copies of the others are of no use."""
+        """Whether this rank has no memory for snapshots, or for copies, so that copies of the others are of no use."""
         return self._lacks_memory
 
     @property
@@ -122,6 +122,7 @@ class Snapshots:
     def start(self) -> None:
         """Right before the first step: the CPU time until now is not part of a step."""
         if self._store is not None:
+            # It is a send of an earlier generation, and would be neither a copy nor a cost of this one.
             self._store.break_off_send()
         self._busy_since_s = time.process_time()
 
@@ -391,6 +392,7 @@ _EMA = 0.2
 _FINENESS = 4
 """Paces are multiples of a quarter of a step, so that they change rarely."""
 _NUM_COLD = 2
+"""Costs that are left out at first: both slots are new memory then, whose first touch is slow."""
 _CALM = 1.25
 """A pace stays until the budget requires one that differs by more than this factor: it would alternate otherwise."""
 _COPIES = 0.8
@@ -502,7 +504,8 @@ class BuddyCopies:
 
     @property
     def are_lacking(self) -> bool:
-        """Copies are expected, and none is whole yet: after the loss of a node the snapshot before is needed."""
+        """Whether copies are expected, and none is whole yet: after the loss of a node the snapshot before is
+        needed."""
         return self._are_expected and self.whole_step is None
 
     def copied(self, seconds: float) -> None:

@@ -161,11 +161,11 @@ class StateView:
         return known.tensors
 
     def turn_to(self, buffer: int) -> None:
-        """The tensors are the same objects, but their memory is now the buffer of this number."""
+        """Notes that the tensors, still the same objects, lie in the buffer of this number now."""
         self._buffer = buffer
 
     def forget(self) -> None:
-        """The memory behind all buffer numbers has changed."""
+        """Notes that the memory behind all buffer numbers has changed."""
         self._known.clear()
 
     def _live(self) -> Iterator[Tensor]:

@@ -57,7 +57,7 @@ class _Norm:
 
     @property
     def momentum(self) -> float | None:
-        """None: a cumulative average."""
+        """Weight of the newest batch in the statistics; None: they are a cumulative average."""
         momentum: float | None = getattr(self.module, "momentum", None)
         return momentum
 
@@ -183,6 +183,7 @@ class StepBuffers:
         with self._lent(slots):
             with self._plain_state.watched(part):
                 yield
+            # Padding runs on copies, too, and its changes are dropped with them.
             if micro_batch.weight:
                 with self._generation.user_code:
                     self._take(micro_batch, part, slots)
@@ -254,6 +255,8 @@ class StepBuffers:
             handle.remove()
             for slot in slots:
                 slot.place(slot.home)
+                # The copy of a large buffer that looks unchanged is lent again, and compared once at the end of the
+                # pass.
                 if slot.lent is not None and (slot.is_small or slot.is_known or slot.lent._version != slot.version):
                     slot.lent = None
             for module, key in self._registered:
@@ -428,6 +431,7 @@ class StepBuffers:
         if tp is None or not values:
             return
         flat = torch.cat([value.double().reshape(-1) for _, value in values])
+        # The largest of the negatives is the negative of the smallest: one all-reduce finds both.
         box = torch.cat([flat, -flat])
         dist.all_reduce(box, op=dist.ReduceOp.MAX, group=tp.get_group())
         self._generation.check()
@@ -448,7 +452,7 @@ class StepBuffers:
                 slot.pending = _from_sum(high.view(value.shape), slot.home)
 
     def _refuse(self, slot: _Slot) -> None:
-        """What the rule cannot be applied to. ValueError."""
+        """Raises ValueError if the rule cannot be applied to a buffer that changes."""
         layout, home = self._generation.layout, slot.home
         way_out = ""
         if not slot.is_kept:
@@ -484,7 +488,7 @@ class StepBuffers:
         self._note_same(f"{slot.name} {list(now.shape)}", slot.name, now)
 
     def _note_cache(self, part: int, module: nn.Module, key: str) -> None:
-        """A buffer that was registered by a forward pass."""
+        """Checks a buffer that a forward pass has registered, which must be a cache. ValueError if it is not."""
         value = module._buffers.get(key)
         if value is None:
             return
@@ -499,7 +503,8 @@ class StepBuffers:
         self._note_same(f"{name} {list(value.shape)}", name, value)
 
     def _note_same(self, key: str, name: str, value: Tensor) -> None:
-        """A cache has the same values whatever the micro-batch: it is dropped, and made anew."""
+        """Raises ValueError if a cache has other values than in an earlier micro-batch: it is dropped after each and
+        made anew."""
         if self._num_passes > _THOROUGH_PASSES:
             return
         if key not in self._caches:
@@ -552,7 +557,8 @@ class _Fold:
 
 
 def _folds(module: nn.Module) -> bool:
-    """Its training outputs do not depend on its statistics. A subclass with a forward of its own is not known."""
+    """Whether a module's training outputs do not depend on its statistics. A subclass with a forward of its own is not
+    known."""
     forward = type(module).forward
     return forward is BatchNorm.forward or forward is InstanceNorm.forward
 
@@ -563,7 +569,7 @@ def _described(slot: _Slot) -> str:
 
 
 def _class_of(module: nn.Module) -> str:
-    """FSDP2 puts a class of its own in front."""
+    """Returns the name of a module's class, in front of which FSDP2 puts one of its own."""
     return next(one.__name__ for one in type(module).__mro__ if not issubclass(one, FSDPModule))
 
 
@@ -604,6 +610,7 @@ def _differ(pairs: Sequence[tuple[Tensor | None, Tensor, bool]]) -> list[bool]:
         if now is None or now.shape != before.shape or now.dtype != before.dtype or (is_shared and now is before):
             known.append(True)
         elif now.is_cpu:
+            # torch.equal makes no temporary tensors, but finds nan different from nan.
             known.append(not torch.equal(now, before) and bool(_unequal(now, before)))
         else:
             known.append(_unequal(now, before))
@@ -612,5 +619,5 @@ def _differ(pairs: Sequence[tuple[Tensor | None, Tensor, bool]]) -> list[bool]:
 
 
 def _unequal(now: Tensor, before: Tensor) -> Tensor:
-    """nan equals nan."""
+    """Whether any element differs, as a bool scalar on the tensors' device; nan equals nan."""
     return ((now != before) & ~((now != now) & (before != before))).any()

@@ -118,6 +118,7 @@ def _tried(optimizer: Optimizer) -> str:
         found = f"{type(error).__name__}: {error}"
         return f"the optimizer {name} is not known to be elementwise: its trial ended with {found}"
     finally:
+        # A trial may draw numbers (Python's own are not watched), and a worker that has a cached result runs none.
         torch.set_rng_state(states[0])
         random.setstate(states[1])
     return ""

@@ -193,10 +193,11 @@ class GradientPass:
         return self._buffers.has_met_others
 
     def agree_on_buffers(self) -> None:
-        """A collective. Afterwards no parameter has a gradient."""
+        """Agrees with all ranks on the buffers that change: a collective. Afterwards no parameter has a gradient."""
         self._buffers.agree()
         self._generation.check()
         for parameter in self._assembly.parameters():
+            # The step is repeated: its backward passes would add to these.
             parameter.grad = None
 
     def _agree(self, shares: Sequence[Share]) -> None:
@@ -248,7 +249,7 @@ class PartialGradients:
 
     @torch.no_grad()
     def add_up(self) -> None:
-        """All ranks, once per step."""
+        """Sums the gradients in place. A collective of all ranks, once per step."""
 
         if self._tp is not None:
             self._over_tp(self._tp)
@@ -351,6 +352,7 @@ class UseCounts:
     def __init__(self, names: Iterable[str], world_size: int) -> None:
         """`names`: of all parameters that can have a gradient, in the same order on every rank."""
         self._names = tuple(names)
+        # Enough bits for a count of all ranks: no sum carries into the next parameter's bits.
         self._bits = max(1, world_size.bit_length())
         per_number = _BITS // self._bits
         self._groups = [self._names[i : i + per_number] for i in range(0, len(self._names), per_number)]
@@ -405,6 +407,7 @@ class Gradients:
         total = torch.zeros((), dtype=torch.float64, device=device)
         for share, gradients in self.by_share.items():
             present = [gradient for gradient in gradients if gradient.numel()]
+            # Tied copies have share 0, so each value counts once.
             if present and share:
                 norms = torch.stack([norm.to(torch.float64) for norm in _norms(present)])
                 total += torch.dot(norms, norms) * share

@@ -128,6 +128,7 @@ class LocalPasses:
 
     def _prepare_backward(self, *, is_last: bool) -> None:
         """Tell FSDP what to do after the next backward pass: everything after the last one, else less."""
+        # FSDP's own settings are those of a last backward pass.
         if len(self._own) == 1:
             return
         fsdp = self._fsdp
@@ -145,6 +146,7 @@ class LocalPasses:
         weight = micro_batch.weight / generation.spec.batch.num_micro_batches
         share_of_step(self._model, weight * scale)
         with self._user_code:
+            # Seeded by micro-batch: its draws do not depend on the rank that runs it, or on what ran before.
             seed_everything(randomness_seed(generation.spec.seed, step, micro_batch.index))
             batch = batches.training(generation.spec, step, micro_batch.index)
             with self._buffers.forward(micro_batch):

@@ -178,6 +178,8 @@ class PipelinePasses:
             _Stage(self, self._generation, Stage(index, module, forward_pass), part, (example, hidden))
             for part, (index, module, forward_pass, example) in enumerate(own)
         ]
+        # `scale_grads` would divide the gradients by the number of micro-batches, but the losses have their weights
+        # already.
         single, multiple = _SINGLE.get(layout.schedule), _MULTIPLE.get(layout.schedule)
         if single is not None:
             return single(stages[0], len(self._own), loss_fn=_is_loss, scale_grads=False)
@@ -226,7 +228,7 @@ _GENERATORS = Generators(generator_states, set_generator_states)
 
 
 def _is_loss(output: Tensor, _: None) -> Tensor:
-    """The last stage has computed it already."""
+    """Returns the last stage's output, which is the loss already."""
     return output
 
 
@@ -288,6 +290,7 @@ class _Stage(PipelineStage):
         fed = passes._fed[number]
         received = None
         if hidden is not None:
+            # Generators are set on the host; their states are on the device only to be sent.
             received = Handover(hidden, passes._handed.pop((self.stage_index, number)).cpu())
         self._forward_pass.expect(_GENERATORS, self._handed_shape, self._handed_dtype, received)
         set_generator_states(fed.call.at_call)
@@ -302,6 +305,7 @@ class _Stage(PipelineStage):
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         ops = super().get_fwd_recv_ops(fwd_chunk_id)
         if not self.is_first:
+            # After the hidden state, as in `get_fwd_send_ops`: receives match sends by their order.
             states = torch.empty_like(self._passes._fed[fwd_chunk_id].call.at_call, device=self._generation.device)
             self._passes._handed[self.stage_index, fwd_chunk_id] = states
             ops.append(dist.P2POp(dist.irecv, states, self._passes._rank_of(self.stage_index - 1), self.group))
@@ -339,7 +343,7 @@ def _whole_backward() -> Callable[[], None]:
 
 
 def _contiguous(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """gloo sends contiguous tensors only."""
+    """Returns contiguous tensors, because gloo sends no others."""
     return tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
 
 

@@ -101,6 +101,7 @@ class PlainState:
             changed = next((one for one in attributes if _is_changed(one)), None)
         finally:
             for one in attributes:
+                # What the forward pass itself has put there stays.
                 if vars(one.module).get(one.name) is one.view:
                     vars(one.module)[one.name] = one.value
         if changed is not None:
@@ -136,7 +137,7 @@ class PlainState:
 
 
 def _is_of_torch(module: nn.Module) -> bool:
-    """torch's modules, and the engine's own, keep no state there."""
+    """Whether a module is torch's or the engine's own: those keep no state in plain attributes."""
     return all(one.__module__.startswith(("torch.", "shoal_workers.")) for one in type(module).__mro__[:-1])
 
 
@@ -161,7 +162,7 @@ def _numbers_of(part: nn.Module) -> dict[tuple[int, str], tuple[nn.Module, objec
 
 
 def _is_changed(one: _Attribute) -> bool:
-    """State: written in place, or read and replaced by other values."""
+    """Whether an attribute is state: written in place, or read and replaced by other values."""
     now = vars(one.module).get(one.name)
     if one.value._version != one.version or (one.before is not None and not _equal(one.value, one.before)):
         return one.before is None or not _equal(one.value, one.before)
@@ -170,7 +171,7 @@ def _is_changed(one: _Attribute) -> bool:
 
 
 def _equal(now: Tensor, before: Tensor) -> bool:
-    """nan equals nan."""
+    """Whether shape, dtype, device and values are equal; nan equals nan."""
     if now.shape != before.shape or now.dtype != before.dtype or now.device != before.device:
         return False
     with without_torch_function():

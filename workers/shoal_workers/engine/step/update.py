@@ -135,6 +135,7 @@ class Update:
             for key in plain_settings(group).keys() - values.keys():
                 del group[key]  # a later step had added it
             for key, value in values.items():
+                # JSON has made lists of tuples such as `betas`.
                 kind = type(group.get(key)) if isinstance(value, list) else None
                 group[key] = value if kind is None else tuple(value) if kind is tuple else list(value)
 
@@ -150,7 +151,7 @@ class Update:
 
     @property
     def is_built_in(self) -> bool:
-        """`default_update` made it, over local shards."""
+        """Whether `default_update` made it, over local shards."""
         return isinstance(self.optimizer, AdamW) and bool(self._local_parameters) and not self._is_rebuilt
 
     def named_parameters(self) -> Iterator[tuple[int, str, nn.Parameter, Tensor]]:
@@ -210,7 +211,7 @@ class Update:
                 }
 
     def drop_state(self, names: Collection[str]) -> None:
-        """These parameters have no optimizer state from now on, as before their first gradient."""
+        """Drops the optimizer state of these parameters: they are as before their first gradient."""
         for parameter in list(self.optimizer.state):
             if id(parameter) in self._owners and self._owners[id(parameter)][0] in names:
                 del self.optimizer.state[parameter]
@@ -328,7 +329,7 @@ class _NotElementwise(Exception):
 
 
 def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: bool | None, is_kept: bool) -> Update:
-    """An equal one over the local shards."""
+    """Builds an equal optimizer over the local shards. Raises _NotElementwise if that cannot be done."""
     if declared is False:
         raise _NotElementwise("the task says elementwise_optimizer = False")
     if declared is None and is_kept:  # it would see neither the rates nor the state
@@ -407,6 +408,7 @@ def adamw(parameters: Sequence[nn.Parameter], settings: OptimizerSpec, *, determ
     betas = (settings.beta1, settings.beta2)
     fused = settings.fused
     if fused == "auto":
+        # The bits of fused updates differ from those of foreach updates.
         fused = not deterministic and all(parameter.is_cuda for parameter in parameters)
     kind = DoubleBufferedAdamW if not fused and all(parameter.is_cpu for parameter in parameters) else AdamW
     return kind(

@@ -109,15 +109,17 @@ class Verdict:
     not_finite: tuple[int, ...] = ()
     """Ranks whose own part of the loss is not finite."""
     metrics: tuple[float, ...] = ()
-    """Not part of `is_finite`: a metric may have no value."""
+    """Sums of the ballots' metrics. `is_finite` leaves them out, because a metric may have no value."""
     uses: tuple[float, ...] = ()
     """The sum of what the ballots had."""
 
 
 def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
-    """All ranks, once per step. Raises DistError if not every rank's ballot was counted."""
+    """Adds up the ballots of all ranks, once per step: a collective. Raises DistError if not every rank's ballot was
+    counted."""
     loss, norm = ballot.loss_sum.double(), ballot.squared_norm
     is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
+    # Zeros at all other ranks' indices: the sum leaves each figure as it is, infinities included.
     figures = [0.0] * (_NUM_FIGURES * world_size)
     costs = [ballot.compute_s, ballot.copy_s, ballot.send_s, ballot.arrived_step, ballot.log_lag, ballot.log_s]
     own = [*costs, ballot.data_s, ballot.cpu_wait_s, ballot.saving_s, 0.0]

@@ -44,7 +44,7 @@ class DataChange:
 
 
 def content_hash_of(dataset: Any) -> str:
-    """Empty: it has none."""
+    """Returns the content hash of a dataset; empty: it has none."""
     value = getattr(dataset, "content_hash", "")
     return value if isinstance(value, str) else ""
 

@@ -92,7 +92,7 @@ class ModelCalls:
 
 
 class _Caught(BaseException):
-    """Not an Exception, because a task may catch those."""
+    """Leaves `loss` at its call of the model. It is no Exception, because a task may catch those."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args = args

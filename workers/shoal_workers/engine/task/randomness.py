@@ -25,6 +25,7 @@ def seed_everything(seed: int) -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(seed)
     random.seed(seed)
+    # NumPy takes at most 32 bits.
     np.random.seed(seed & 0xFFFFFFFF)
 
 

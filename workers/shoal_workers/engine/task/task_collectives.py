@@ -204,6 +204,7 @@ def _guarded(plain: Callable[..., Any], check: Callable[[str, FrameType], None])
 
 def _look(check: Callable[[str, FrameType], None], name: str) -> None:
     """Call `check` with what the task has called, and its frame, if it is the task that has called."""
+    # Two frames up: that of the caller, beyond this function and the guard.
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
@@ -260,6 +261,7 @@ def _refuse(words: str) -> None:
     phase, _remark = _state.calls[-1]
     way = _WAYS.get(phase(), _WAY)
     error = CollectiveRefused(f"{words} workers, which changes while a job runs. {way}")
+    # Also kept, because a bare `except` of the task may catch what is raised.
     _state.refused = _state.refused or error
     raise error
 

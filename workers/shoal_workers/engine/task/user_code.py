@@ -262,7 +262,8 @@ _UNDONE = {
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """As they are at one moment. Read before and after each call into the task, which takes 2 us."""
+    """What a task may leave changed in this process, at one moment. Read before and after each call into the task,
+    which takes 2 us."""
 
     has_gradients: bool
     is_inference: bool

@@ -193,6 +193,7 @@ class Replayer:
             )
             acquire = self._buddies.acquire_another if keeps_copies else self._buddies.acquire
             try:
+                # `keep_step`: the copy that the replay starts from must not be the one that is overwritten.
                 slot = acquire(regions, generation=header.generation, rank=header.rank, keep_step=header.step)
             except (SharedMemoryFull, OutdatedCopy) as error:
                 raise ReplayFailed(str(error)) from None
@@ -264,6 +265,7 @@ class _State:
             raise ReplayFailed(f"the commit of step {commit.step} does not fit its log")
         gradients = self._read(entry, commit)
         present = {number: view for number, view in enumerate(gradients) if view is not None and commit.counts[number]}
+        # One after the other, and only what is not 1, as in the training step: else the bits could differ.
         for factor in (commit.unscale, commit.clip):
             if factor != 1.0 and present:
                 torch._foreach_mul_(list(present.values()), factor)
@@ -415,6 +417,7 @@ class Comparison:
     def run(self, generation: int, rank: int, step: int, check: Callable[[], None]) -> None:
         """Compares the copy, which may take long. Runs on a thread of its own, whose priority it lowers."""
         with suppress(OSError):
+            # Linux takes the id of a thread here, and lowers this thread alone.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         try:
             names = self._replayer.differing(generation, rank, step, check)

@@ -126,7 +126,8 @@ class _Declared:
 
 
 def keep_tensors(state: dict[str, object], tensors: Mapping[str, Tensor]) -> None:
-    """If an optimizer has put another tensor into its state, its values go to the tensor that was there before."""
+    """Where an optimizer has put another tensor into its state, copies its values to the tensor that was there before,
+    and puts that one back."""
     for key, tensor in tensors.items():
         found = state.get(key)
         if isinstance(found, Tensor) and found is not tensor:
@@ -259,6 +260,7 @@ def _update(
     sources: Sequence[ParameterBuffers],
     targets: Sequence[ParameterBuffers],
 ) -> None:
+    # These read the old memory and write the new; everything after them stays in the new.
     for gradient, old, new in zip(gradients, sources, targets, strict=True):
         if group.weight_decay != 0:
             torch.mul(old.parameter, 1 - group.lr * group.weight_decay, out=new.parameter)

@@ -64,7 +64,7 @@ class BuddySlots:
         return self.acquire(regions, generation=generation, rank=rank, keep_step=keep_step)
 
     def release(self, slot: SlotFile) -> None:
-        """The copy is complete, or was broken off."""
+        """Gives a slot back, once the copy in it is complete or was broken off."""
         with self._lock:
             self._receiving.discard(slot)
             if slot.header is not None and slot.header.generation < self._oldest_generation:
@@ -155,7 +155,7 @@ class EntrySlots:
         return slot
 
     def release(self, slot: SlotFile) -> None:
-        """The entry is complete, or was broken off."""
+        """Gives a slot back, once the entry in it is complete or was broken off."""
         with self._lock:
             self._receiving.discard(slot)
             if slot.header is not None and slot.header.generation < self._oldest_generation:
@@ -170,7 +170,7 @@ class EntrySlots:
                     slot.begin()
 
     def is_outdated(self, generation: int) -> bool:
-        """Entries of this generation were dropped."""
+        """Whether the entries of this generation were dropped."""
         return generation < self._oldest_generation
 
     def free_unused(self) -> None:

@@ -140,6 +140,7 @@ class LiveSlots:
         shape = Shape.of(plan, extra_bytes=extra_bytes)
         slot.file.begin()
         slot.file.grow(shape.regions.file_bytes)
+        # The other one, too, so that it needs no memory when it becomes the second slot.
         other.grow(shape.regions.file_bytes)
         self._shape, self._current, self._next = shape, [slot.file], other
         return LiveSlot(slot.file, shape)
@@ -170,7 +171,7 @@ class LiveSlots:
         return self._pool.slots
 
     def keep_restored(self, generation: int, step: int) -> None:
-        """The group was restored from this snapshot; it stays until `drop_older`."""
+        """Keeps the snapshot that the group was restored from until `drop_older`."""
         self._restored = generation, step
 
     def drop_older(self, generation: int) -> None:

@@ -94,7 +94,7 @@ class OwnSlots:
         return self._shape.plan
 
     def keep_restored(self, generation: int, step: int) -> None:
-        """The group was restored from this snapshot; it stays until the new generation has one of its own."""
+        """Keeps the snapshot that the group was restored from until the new generation has one of its own."""
         self._restored = generation, step
 
     def holds(self, generation: int, step: int) -> bool:
@@ -139,7 +139,7 @@ class OwnSlots:
         return None
 
     def sent(self, slot: SlotFile, has_arrived: bool) -> None:
-        """Called by the sender thread."""
+        """Ends what `hand_over` began; called by the sender thread. `has_arrived`: the buddy has a complete copy."""
         with self._lock:
             self._sending = None
             if has_arrived:
@@ -293,6 +293,7 @@ def _copy(views: _Views, state: Mapping[str, torch.Tensor], plan: SavePlan) -> N
     if sources:
         with torch.no_grad():
             torch._foreach_copy_(targets, sources, non_blocking=True)
+    # Copies from a GPU may be under way still, and the state may change once this returns.
     for device in {source.device for source in sources if source.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
 

@@ -171,6 +171,7 @@ class SlotRegistry:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._owner)
         try:
+            # Only the last process of the attempt gets it, because all others hold it shared.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             pass
@@ -306,6 +307,7 @@ def _join(attempt: Path) -> int:
     """The attempt's lock, held shared. FileNotFoundError if a sweeper removed it meanwhile."""
     _make(attempt)
     fd = os.open(attempt / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # Waits while a sweeper holds it. The check below finds out whether that one has removed the attempt.
     fcntl.flock(fd, fcntl.LOCK_SH)
     if not _is_at(fd, attempt / _LOCK):
         os.close(fd)

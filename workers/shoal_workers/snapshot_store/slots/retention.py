@@ -33,7 +33,7 @@ from shoal_workers.snapshot_store.slots.slot_files import PartHeader
 Headers = Sequence[PartHeader | None]
 
 NUM_OWN_SLOTS = 2
-"""Without a buddy: the newest complete snapshot, and the one that is being written."""
+"""The newest complete snapshot, and the one that is being written. With a buddy there are more."""
 NUM_LIVE_SLOTS = 2
 _COPIES = 2
 _SPARE_BUDDY_SLOTS = 2
@@ -118,7 +118,7 @@ def surplus_empty(headers: Headers) -> list[int]:
 
 
 def is_outdated(header: PartHeader | None, *, before: int) -> bool:
-    """No complete part, or one of a generation earlier than `before`."""
+    """Whether there is no complete part, or one of a generation earlier than `before`."""
     return header is None or header.generation < before
 
 

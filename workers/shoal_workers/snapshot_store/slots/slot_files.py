@@ -45,7 +45,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """Where in a file the regions of a part begin, and how long they are."""
+    """Offsets and lengths, in bytes, of the regions of a part in its file."""
 
     index_offset: int
     index_bytes: int
@@ -67,7 +67,7 @@ class Regions:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Which shard's state a part holds, and after which step. `rank` and `world_size` count shards: see
+    """Names the shard whose state a part holds, and the step after which. `rank` and `world_size` count shards: see
     contract/snapshots.py."""
 
     generation: int
@@ -121,7 +121,7 @@ class SlotFile:
             os.close(fd)  # the map holds a descriptor of its own
 
     def fits(self, needed_bytes: int) -> bool:
-        """Large enough, and at most twice as large as needed (or 1 MiB)."""
+        """Whether it is large enough, and at most twice as large as needed (or 1 MiB)."""
         return needed_bytes <= self.capacity_bytes and not self.is_wasteful(needed_bytes)
 
     def is_wasteful(self, needed_bytes: int) -> bool:
@@ -187,6 +187,7 @@ class SlotFile:
         place = (stamp.generation, stamp.rank, stamp.world_size, stamp.step)
         sizes = (header.num_bytes, header.payload_offset, header.index_offset, header.index_bytes)
         _FIELDS.pack_into(self.map, _START.size, *place, *sizes, header.extra_offset, num_extra_bytes)
+        # The word last: a reader that finds it even finds the fields and the content of this part.
         self._words[_WORD_OF_SEQUENCE] = header.sequence
         self.header = header
 
@@ -200,6 +201,7 @@ class SlotFile:
             self.map.close()
 
     def _map(self, fd: int, num_bytes: int) -> None:
+        # A page that the file system cannot provide later would end the process with SIGBUS.
         os.posix_fallocate(fd, 0, num_bytes)
         self.map = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self._words = memoryview(self.map)[: _START.size].cast("Q")
@@ -216,6 +218,7 @@ def read_header(fd: int) -> PartHeader | None:
     generation, rank, world_size, step, *rest = _FIELDS.unpack_from(data, _START.size)
     header = PartHeader(sequence, generation, rank, world_size, step, *rest)
     end = max(header.payload_offset + header.num_bytes, header.extra_offset + header.extra_bytes)
+    # The same word after the fields were read: no writer has changed them in between.
     if min(rest) < 0 or end > os.fstat(fd).st_size or read_sequence(fd) != sequence:
         return None
     return header

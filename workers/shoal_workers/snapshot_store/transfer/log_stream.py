@@ -89,6 +89,8 @@ class LogSender:
         """Called after `wait`: the vote has accepted the step."""
         message = _Message(LogKind.COMMIT, step, (memoryview(blob),))
         with self._changed:
+            # Written by the calling thread, so that the kernel has it before the update: it survives a kill of this
+            # process.
             if self._wire is not None and not self._queue:
                 try:
                     _write(self._wire, message)
@@ -98,7 +100,7 @@ class LogSender:
         self._put(message)
 
     def abort(self, step: int) -> None:
-        """The vote has refused the step."""
+        """Called when the vote has refused the step: the buddy drops its entry."""
         self._put(_Message(LogKind.ABORT, step, ()))
 
     def wait(self, check: Callable[[], None], *, patience_s: float) -> None:

@@ -93,7 +93,8 @@ class Sender:
                 return
 
     def break_off(self) -> None:
-        """The copy that is being sent is not needed any more. Returns once it has ended, or after a moment."""
+        """Breaks off the copy that is being sent, because it is not needed any more. Returns once it has ended, or
+        after a moment."""
         with self._changed:
             self._is_broken_off = self._sending is not None
             self._changed.wait_for(lambda: self._sending is None, timeout=_BREAK_OFF_S)

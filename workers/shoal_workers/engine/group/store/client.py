@@ -238,6 +238,7 @@ class StoreConnection:
             self._send(request.pack(), check, deadline_mono)
             while True:
                 answer = self._take_answer()
+                # An answer to a request that was left comes late, has another number, and is dropped.
                 if answer is not None and answer.number == self._number:
                     return answer
                 if answer is None:
@@ -257,7 +258,7 @@ class StoreConnection:
 
     @property
     def is_idle(self) -> bool:
-        """No request is under way, and the store has not closed the connection."""
+        """Whether no request is under way, and the store has not closed the connection."""
         if not self._busy.acquire(blocking=False):
             return False
         try:
@@ -266,7 +267,7 @@ class StoreConnection:
             self._busy.release()
 
     def close(self) -> None:
-        """A request under way ends with ConnectionError."""
+        """Closes the connection; a request under way ends with ConnectionError."""
         self._break()
         with self._busy:
             for one in (self._socket, self._wake, self._woken):
@@ -324,7 +325,7 @@ class StoreConnection:
 
 
 def _connected(address: Address, check: Callable[[], None], patience_s: float) -> socket.socket:
-    """Never asks a name server: the address is parsed as a number."""
+    """Connects within `patience_s`. Never asks a name server: the address is parsed as a number."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     socket.inet_pton(family, address[0].partition("%")[0])  # OSError for a name
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -66,6 +66,7 @@ class KeyValues(Generic[Client]):
         if request.space.generation < self._newest:
             return self._stale(request)
         if request.space.generation > self._newest:
+            # The first request of a newer generation ends the older ones.
             self._newest = request.space.generation
             self._contents.clear()
             self._ended += [(waiting, self._stale(wait.request)) for waiting, wait in self._waits.items()]
@@ -88,7 +89,7 @@ class KeyValues(Generic[Client]):
         return ended
 
     def forget(self, client: Client) -> None:
-        """The client is gone, or no longer waits."""
+        """Drops the wait of a client that is gone, or that no longer waits."""
         wait = self._waits.pop(client, None)
         if wait is not None:
             lacking = self._lacking[wait.lack]

@@ -50,7 +50,7 @@ class Outcome(StrEnum):
     STALE = "stale"
     """A newer generation uses this store already."""
     REFUSED = "refused"
-    """Not a valid request; the only value says why."""
+    """The request is not valid; the only value says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class StoreRequest:
 
     @staticmethod
     def parse(fields: list[bytes]) -> StoreRequest:
-        """ValueError: not a request."""
+        """Raises ValueError if the fields are no request."""
         if len(fields) < 4:
             raise ValueError(f"a request has at least 4 fields, and this one has {len(fields)}")
         number, operation, generation, name, *operands = fields
@@ -95,7 +95,7 @@ class StoreAnswer:
 
     @staticmethod
     def parse(fields: list[bytes]) -> StoreAnswer:
-        """ValueError: not an answer."""
+        """Raises ValueError if the fields are no answer."""
         if len(fields) < 2:
             raise ValueError(f"an answer has at least 2 fields, and this one has {len(fields)}")
         return StoreAnswer(int(fields[0]), Outcome(fields[1].decode()), tuple(fields[2:]))
@@ -112,7 +112,7 @@ def join(fields: Iterable[bytes]) -> bytes:
 
 
 def split(joined: bytes) -> list[bytes]:
-    """ValueError: `joined` does not consist of whole fields."""
+    """Returns the fields that `join` has joined. ValueError: `joined` does not consist of whole fields."""
     fields, at, end = [], 0, len(joined)
     while at < end:
         if end - at < _LENGTH.size:

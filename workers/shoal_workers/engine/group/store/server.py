@@ -94,6 +94,7 @@ class StoreServer:
                         self._accept()
                     elif isinstance(key.data, _Connection):
                         self._guard(key.data, functools.partial(self._advance, key.data, events))
+                # The requests above may have ended waits of other clients.
                 for client, answer in self._store.ready():
                     self._guard(client, functools.partial(self._answer, client, answer))
         finally:
@@ -180,7 +181,7 @@ class StoreServer:
         self._send(connection, answer.pack())
 
     def _send(self, connection: _Connection, data: bytes) -> None:
-        """What the socket does not take now is sent when it is writable."""
+        """Sends as much as the socket takes; the rest follows when it is writable."""
         if connection not in self._connections:
             return
         connection.unsent += data
