@@ -44,12 +44,16 @@ class ShoalServer(Server):
 
     def start(self) -> ShoalServer:
         """Starts the server. Returns when the cluster is connected and the lease is held."""
-        self.started_at = time.time()
-        super().start()
-        self.listening_at = time.time()
+        self.listen()
         with self.client as client:
             until(lambda: _is_ready(client), "the server is ready", _PATIENCE_S)
         return self
+
+    def listen(self) -> None:
+        """Starts the server. Returns when it answers; supervisors may report from then on."""
+        self.started_at = time.time()
+        super().start()
+        self.listening_at = time.time()
 
     def wait_for_cpus(self, num_cpus: float) -> None:
         """Waits until every node of the cluster has joined."""

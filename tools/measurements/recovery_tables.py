@@ -177,7 +177,6 @@ def median(trials: Iterable[Trial], get: Callable[[Trial], float | None]) -> flo
 
 _REMARKS = {
     "processes_died_s": "processes dead after {:.2f} s",
-    "threshold_s": "hang threshold {:.2f} s",
     "reattached_s": "re-attached after {:.2f} s",
     "isolated_worker_gone_s": "isolated worker gone {:.1f} s after the link was up again",
     "overhead": "{:.1%} of the step time",

@@ -87,9 +87,7 @@ def _run(plan: Plan, remaining: list[Event], folder: Path, cells: Cells, chance:
                 Event.CONTROL: lambda: strikes.watch_undisturbed(arena),
                 Event.WORKER_KILL: lambda: strikes.kill_workers(arena),
                 Event.WORKER_KILL_STANDBY: lambda: strikes.kill_workers(arena, standbys=1),
-                Event.WORKER_STOP: lambda: strikes.stop_workers(
-                    arena, factor=_HANG["hang_factor"], floor_s=_HANG["hang_floor_s"]
-                ),
+                Event.WORKER_STOP: lambda: strikes.stop_workers(arena),
                 Event.RAYLET_KILL: lambda: strikes.kill_raylets(arena),
                 Event.DRAIN: lambda: strikes.drain_nodes(arena),
                 Event.HEAD_KILL: lambda: strikes.kill_head(arena),

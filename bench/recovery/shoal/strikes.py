@@ -88,15 +88,13 @@ def kill_workers(arena: Arena, *, standbys: int = 0) -> None:
         arena.emit_watched(_observe(arena.run, event, at), at)
 
 
-def stop_workers(arena: Arena, *, factor: float, floor_s: float) -> None:
+def stop_workers(arena: Arena) -> None:
     run = arena.run
     for _ in arena.turns(Event.WORKER_STOP):
         run.wait_for_random_moment(arena.chance, WORKERS)
-        steps = run.steps()
-        threshold_s = max(factor * steady_step_s(steps, steps[-1]), floor_s)
         victim = arena.chance.choice(run.workers())
         at = send(victim.pid, signal.SIGSTOP)
-        trial = _observe(run, Event.WORKER_STOP, at, {"threshold_s": round(threshold_s, 2)})
+        trial = _observe(run, Event.WORKER_STOP, at)
         if is_alive(victim.pid):
             trial.figures["stopped_worker_alive"] = True
             send(victim.pid, signal.SIGKILL)
@@ -201,7 +199,7 @@ def kill_control_plane(arena: Arena) -> None:
         before = [one.pid for one in run.workers()]
         at = server.kill()
         time.sleep(_CONTROL_PLANE_DOWN_S)
-        server.start()
+        server.listen()
         run.must(lambda: _has_steps_since(run, server.started_at), "the control plane has new steps")
         reported_at = time.time()
         trial = _undisturbed(run, Event.CONTROL_PLANE_KILL, at, before)

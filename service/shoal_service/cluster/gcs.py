@@ -71,7 +71,13 @@ def nodes(timeout_s: float = _TIMEOUT_S) -> tuple[RayNode, ...]:
 def draining(timeout_s: float = _TIMEOUT_S) -> dict[str, float | None]:
     """Nodes that Ray itself drains (`ray drain-node`, the autoscaler, a preemption): by node id, the wall-clock time at
     which the node goes away; None: unknown."""
-    found: dict[str, int] = _call("get_draining_nodes", timeout=timeout_s)
+    client = ray_internals.head()
+    if client is None:
+        raise GcsUnavailable("not connected to a Ray cluster")
+    try:
+        found = ray_internals.draining_nodes(client, ray.get_runtime_context().gcs_address, timeout_s)
+    except (RpcError, RaySystemError, grpc.RpcError) as error:
+        raise GcsUnavailable(f"the Ray head did not answer within {timeout_s:g} s: {error}") from error
     return {node_id: deadline_ms / 1000 if deadline_ms > 0 else None for node_id, deadline_ms in found.items()}
 
 
