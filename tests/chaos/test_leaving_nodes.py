@@ -113,7 +113,8 @@ def test_a_job_leaves_a_node_whose_ray_start_receives_sigterm(client: Client, ar
     arena.nodes.remove(_BLOCKED_IP)
     arena.nodes.add(_BLOCKED_IP, num_cpus=2, block=True)
     arena.mend()
-    run = submit(to=client, workers=6, min_workers=1, steps=24, strikes=_HOLDS)
+    batch = {"global_size": 10, "micro_size": 1}  # a micro-batch for each worker
+    run = submit(to=client, workers=6, min_workers=1, steps=24, strikes=_HOLDS, batch=batch)
     run.wait_at("step-5-0")
     [leaver] = {worker.node_id for worker in client.workers(run.id) if worker.node_ip == _BLOCKED_IP}
     arena.nodes.terminate(_BLOCKED_IP)

@@ -34,7 +34,8 @@ def test_each_cluster_trains_the_job_that_names_it_and_no_job_spans_two(fleet: A
 @pytest.mark.matrix
 def test_a_job_that_may_run_anywhere_grows_within_one_cluster_only(fleet: Any, submit: Submit) -> None:
     """Both have four CPUs; it would take eight."""
-    run = submit("any", workers=8, min_workers=1, steps=10, strikes=[hold(5)], waves=[4])
+    batch = {"global_size": 10, "micro_size": 1}  # a micro-batch for each worker
+    run = submit("any", workers=8, min_workers=1, steps=10, strikes=[hold(5)], waves=[4], batch=batch)
     run.wait_at("step-5-0")
     run.pids()
     assert len(run.clusters_of_workers()) == 1 and run.world_sizes()[-1] <= 4
