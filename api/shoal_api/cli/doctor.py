@@ -23,7 +23,7 @@ from shoal_workers.contract.base import Frozen
 
 GIB = 1024**3
 OLDEST_PYTHON = (3, 11)
-_WANTED = {"torch": ("2.13",), "ray": ("2.59", "2.60")}
+_WANTED = {"torch": ("2.13",), "ray": ("2.57", "2.58", "2.59", "2.60")}
 """The releases with which `make test-versions` has passed; pyproject.toml has the same ranges."""
 _IMPORT_TIMEOUT_S = 120.0
 _GLOO_TIMEOUT_S = 90.0
