@@ -82,7 +82,7 @@ def differing(tx: Transaction, waits: Sequence[Wait], *, now: float, most: int =
 
 
 def save_places(tx: Transaction, changes: Changes) -> None:
-    """Stores each job's place. Nobody is notified, since the order may change with every pass. Places of jobs that
+    """Stores each job's place. It notifies nobody, since the order may change with every pass. Places of jobs that
     have left the queue since `differing` are not written."""
     if not (changes.placed or changes.gone):
         return

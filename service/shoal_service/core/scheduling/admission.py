@@ -49,8 +49,8 @@ that are earlier in the queue would be admitted and then displaced, in one decis
 later in it."""
 
 MOST_STARTS = 1_000
-"""Most jobs that start in one decision; the next decision goes on. Each start is carried out by itself, and an urgent
-job that comes meanwhile must not wait until thousands have started."""
+"""Largest number of jobs that start in one decision. The remaining jobs start in later decisions, so that an urgent
+job that arrives meanwhile does not wait until thousands have started."""
 
 LATER = Obstacle(
     f"One decision starts at most {MOST_STARTS:,} jobs, and as many are before this one. The next goes on."
@@ -70,7 +70,7 @@ _Ranked: TypeAlias = tuple[float, float, str, Entry]
 
 @dataclass(slots=True)
 class Admission:
-    """The result of an admission: who waits, who is preempted, how many start."""
+    """The result of an admission: jobs that wait, jobs that are preempted, number of jobs that start."""
 
     waiting: list[tuple[Entry, Obstacle]] = field(default_factory=list)
     """Queued jobs that do not start, each with what is in the way, in the order of their turns."""

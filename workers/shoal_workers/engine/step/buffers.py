@@ -183,7 +183,7 @@ class StepBuffers:
         with self._lent(slots):
             with self._plain_state.watched(part):
                 yield
-            # Padding runs on copies, too, and its changes are dropped with them.
+            # A padding micro-batch also changes copies only. They are dropped.
             if micro_batch.weight:
                 with self._generation.user_code:
                     self._take(micro_batch, part, slots)

@@ -140,7 +140,7 @@ class LiveSlots:
         shape = Shape.of(plan, extra_bytes=extra_bytes)
         slot.file.begin()
         slot.file.grow(shape.regions.file_bytes)
-        # The other one, too, so that it needs no memory when it becomes the second slot.
+        # The other slot grows now, so that it needs no memory when it becomes the second slot.
         other.grow(shape.regions.file_bytes)
         self._shape, self._current, self._next = shape, [slot.file], other
         return LiveSlot(slot.file, shape)
