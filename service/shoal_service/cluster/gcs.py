@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,10 +59,7 @@ class RayActor:
 def cluster_id() -> str:
     """Id of the cluster that this process is connected to, in hexadecimal digits. A head that is started again has the
     same id if it finds its tables."""
-    client = ray_internals.head()
-    if client is None:
-        raise GcsUnavailable("not connected to a Ray cluster")
-    return str(client.cluster_id.hex())
+    return str(_client().cluster_id.hex())
 
 
 def nodes(timeout_s: float = _TIMEOUT_S) -> tuple[RayNode, ...]:
@@ -71,13 +70,8 @@ def nodes(timeout_s: float = _TIMEOUT_S) -> tuple[RayNode, ...]:
 def draining(timeout_s: float = _TIMEOUT_S) -> dict[str, float | None]:
     """Nodes that Ray itself drains (`ray drain-node`, the autoscaler, a preemption): by node id, the wall-clock time at
     which the node goes away; None: unknown."""
-    client = ray_internals.head()
-    if client is None:
-        raise GcsUnavailable("not connected to a Ray cluster")
-    try:
+    with _asking(timeout_s) as client:
         found = ray_internals.draining_nodes(client, ray.get_runtime_context().gcs_address, timeout_s)
-    except (RpcError, RaySystemError, grpc.RpcError) as error:
-        raise GcsUnavailable(f"the Ray head did not answer within {timeout_s:g} s: {error}") from error
     return {node_id: deadline_ms / 1000 if deadline_ms > 0 else None for node_id, deadline_ms in found.items()}
 
 
@@ -89,21 +83,16 @@ def available(timeout_s: float = _TIMEOUT_S) -> dict[str, dict[str, float]]:
 
 def actors(timeout_s: float = _TIMEOUT_S) -> tuple[RayActor, ...]:
     """Every actor of the cluster that is alive or is being created. Not from the thread of an event loop."""
-    client = ray_internals.head()
-    if client is None:
-        raise GcsUnavailable("not connected to a Ray cluster")
 
-    async def read() -> list[Any]:  # the head filters by one state at a time; the dead ones may be many
+    async def read(client: Any) -> list[Any]:  # the head filters by one state at a time; the dead ones may be many
         states = [
             client.async_get_all_actor_info(actor_state_name=state, timeout=timeout_s)
             for state in ("ALIVE", "PENDING_CREATION")
         ]
         return [actor for found in await asyncio.gather(*states) for actor in found.values()]
 
-    try:
-        found = asyncio.run(read())
-    except (RpcError, RaySystemError) as error:
-        raise GcsUnavailable(f"the Ray head did not answer within {timeout_s:g} s: {error}") from error
+    with _asking(timeout_s) as client:
+        found = asyncio.run(read(client))
     return tuple(_actor(info) for info in found)
 
 
@@ -185,28 +174,36 @@ def _replaced_processes(actor_id: str, timeout_s: float = _TIMEOUT_S) -> list[by
 
 def _actor_info(actor_id: str, timeout_s: float) -> Any:
     """What the head knows of the actor; None: it does not know it."""
-    client = ray_internals.head()
-    if client is None:
-        raise GcsUnavailable("not connected to a Ray cluster")
     key = ActorID.from_hex(actor_id)
 
-    async def read() -> Any:
+    async def read(client: Any) -> Any:
         return await client.async_get_all_actor_info(actor_id=key, timeout=timeout_s)
 
-    try:
-        return asyncio.run(read()).get(key)
-    except (RpcError, RaySystemError) as error:
-        raise GcsUnavailable(f"the Ray head did not answer within {timeout_s:g} s: {error}") from error
+    with _asking(timeout_s) as client:
+        return asyncio.run(read(client)).get(key)
 
 
 def _call(method: str, *arguments: Any, timeout: float = _TIMEOUT_S) -> Any:
+    with _asking(timeout) as client:
+        return getattr(client, method)(*arguments, timeout=timeout)
+
+
+def _client() -> Any:
+    """Ray's own client of the head. Raises GcsUnavailable if this process has none."""
     client = ray_internals.head()
     if client is None:
         raise GcsUnavailable("not connected to a Ray cluster")
+    return client
+
+
+@contextmanager
+def _asking(timeout_s: float) -> Iterator[Any]:
+    """The client for one request. Every way in which the head may not answer becomes GcsUnavailable."""
+    client = _client()
     try:
-        return getattr(client, method)(*arguments, timeout=timeout)
-    except (RpcError, RaySystemError) as error:
-        raise GcsUnavailable(f"the Ray head did not answer within {timeout:g} s: {error}") from error
+        yield client
+    except (RpcError, RaySystemError, grpc.RpcError) as error:
+        raise GcsUnavailable(f"the Ray head did not answer within {timeout_s:g} s: {error}") from error
 
 
 def _node(info: Any) -> RayNode:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kit.processes.fleet import ON_GPU
+from kit.device import ON_GPU
 from kit.worlds.snapshot_spec import snapshot_spec
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.snapshots import SnapshotServer

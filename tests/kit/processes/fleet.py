@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 import pytest
 
+from kit.device import ON_GPU
 from shoal_workers.checkpoint.commit import marker_of, newest_committed, write_marker
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.messages import Assignment, LogLine, WorkerExit, WorkerPoll
@@ -27,8 +28,6 @@ _HERE = Path(__file__).parent
 PATIENCE_S = 120.0
 """Far more than anything takes that a test waits for, and far less than a collective may take: what ends within it was
 not ended by a timeout of gloo."""
-ON_GPU = os.environ.get("SHOAL_TEST_DEVICE") == "cuda"
-"""All ranks train on the first GPU, with NCCL: `make test-gpu`."""
 _KINDS = ("reply", "exit", "reached", "dumped")
 
 

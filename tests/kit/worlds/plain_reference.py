@@ -6,7 +6,6 @@ and the values of initial weights.
 
 import importlib
 import math
-import os
 import random
 import sys
 from pathlib import Path
@@ -15,14 +14,12 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
 
+from kit.device import DEVICE
 from shoal_workers.contract.batch_partition import randomness_seed, sample_at, sample_positions
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.engine.model.draw import Box, draw
 from shoal_workers.engine.model.fast_build import build_undrawn
 from shoal_workers.tasks.feed_forward import balance_experts, forget_load, share_of_step
-
-DEVICE = os.environ.get("SHOAL_TEST_DEVICE", "cpu")
-"""As the workers': a GPU draws other random numbers than a CPU."""
 
 
 def losses(spec_data, steps):
