@@ -1,15 +1,15 @@
-"""Engine: trains one rank of a job in this worker, one generation after the other.
+"""Engine: runs one rank of a job in this worker, one generation after the other, and takes it out of a broken group.
 
     training thread   prepare()   run(g1) ................ WorkerExit   run(g2) ...
     control thread                    interrupt(g1)  request_yield(g2)  outbox.poll()
 
 There are two threads. The training thread computes and communicates. The control thread only sets the fence, wakes the
-training thread and reads the outbox. The engine does not import Ray; actor.py and standalone.py call it.
+training thread and reads the outbox. What is run is a program (program.py), here that of a task. The engine does not
+import Ray; actor.py and standalone.py call it.
 """
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from dataclasses import replace
@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from shoal_workers.contract.messages import Assignment, ExitKind, Phase, Progress, WorkerExit
-from shoal_workers.contract.model import ModelShape, ParallelPlan
+from shoal_workers.contract.model import ModelShape
 from shoal_workers.contract.profiles import ProfileRequest
-from shoal_workers.contract.spec import JobSpec, plan_of, with_settings
+from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.suspects import Collective, Link, Resource, Suspect
 from shoal_workers.contract.worker_reports import GroupFormed
 from shoal_workers.engine.generation_ends import Fenced, StorageFailed
@@ -31,27 +31,27 @@ from shoal_workers.engine.group.network_interface import choose_interface
 from shoal_workers.engine.group.process_group import GenerationScope, Group
 from shoal_workers.engine.group.rendezvous import StoreConnections
 from shoal_workers.engine.group.store.server import StoreServer
-from shoal_workers.engine.model.build import build_runtime, shape_of, warm_up
-from shoal_workers.engine.model.fast_build import build_for_restore
-from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.parallel.cutting import replace_detach
 from shoal_workers.engine.process.exits import GenerationEnd, classify
 from shoal_workers.engine.process.outbox import Outbox
-from shoal_workers.engine.process.packages import add_packages
 from shoal_workers.engine.process.position import PhaseHook, Position
-from shoal_workers.engine.process.warm_memory import MemoryToucher, keep_freed_memory
 from shoal_workers.engine.profiling.profiling import Profiling
-from shoal_workers.engine.proof.before_training import proof_of
-from shoal_workers.engine.state.restore import is_restoring, when_all_have_restored
+from shoal_workers.engine.program import Program
 from shoal_workers.engine.state.saving import Saver
-from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.task.data_identity import RankData, parts_of, refused_change
-from shoal_workers.engine.task.task import LoadedTask, load_task
+from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.task.task_collectives import guard_collectives
-from shoal_workers.engine.task.user_code import Remarks, UserCode
-from shoal_workers.engine.trainer import Trainer
-from shoal_workers.node_lock import prepare_once
+from shoal_workers.engine.task_program import TaskProgram
 from shoal_workers.snapshot_store.store import SnapshotStore
+
+
+def prepare_process() -> None:
+    """Makes what torch does once per process fit for generations: waits that can be left, groups that connect within a
+    time limit, collectives that are known. Idempotent; call it before the first group."""
+    replace_wait()
+    replace_constructor()
+    replace_functional_all_reduce()
+    replace_detach()
+    guard_collectives()
 
 
 class Engine:
@@ -78,32 +78,32 @@ class Engine:
         node_directory: Path | None = None,
         may_change_data: bool = False,
     ) -> None:
-        self._spec = spec
         self._outbox = outbox
         self._snapshot_store = snapshot_store
-        self._node_directory = node_directory
-        self._may_change_data = may_change_data
         self._device = torch.device("cuda", torch.cuda.current_device()) if spec.worker.gpus else torch.device("cpu")
         self._store = store
         self._store_connections = StoreConnections(store.key)
-        replace_wait()
-        replace_constructor()
-        replace_functional_all_reduce()
-        replace_detach()
-        guard_collectives()
-        self._remarks = Remarks()
+        prepare_process()
         self._position = Position(on_phase)
         self._saver = Saver(checkpoint_root, outbox, stall_s=spec.timeouts.save_s, note=self._position.note)
         self._profiling = Profiling(checkpoint_root, outbox, self._position, has_gpu=self._device.type == "cuda")
         self._fence = Fence()
         self._lock = threading.Lock()
         self._scope: GenerationScope | None = None
-        self._task: LoadedTask | None = None
-        self._runtime: ModelRuntime | None = None
-        self._model_shape: ModelShape | None = None
-        self._built_lr = 0.0
-        """`optimizer.lr` for which the runtime was built."""
-        self._memory_toucher: MemoryToucher | None = None
+        self._task_program = TaskProgram(
+            spec,
+            device=self._device,
+            position=self._position,
+            outbox=outbox,
+            saver=self._saver,
+            profiling=self._profiling,
+            snapshot_store=snapshot_store,
+            host=store.host,
+            node_directory=node_directory,
+            may_change_data=may_change_data,
+        )
+        self._program: Program = self._task_program
+        self._is_prepared = False
 
     @property
     def store_port(self) -> int:
@@ -146,28 +146,11 @@ class Engine:
             TaskFailed: the task's own code raised.
             PackagesNotInstalled: what `code.pip` names cannot be installed.
         """
-        if self._task is not None:
+        if self._is_prepared:
             return
-        self._position.enter(Phase.PREPARING)
-        keep_freed_memory()
-        add_packages(self._spec.code, self._position.note)
-        with UserCode(lambda: self._position.phase, remark=self._remarks.add) as user_code:
-            task = load_task(self._spec)
-            user_code.place = task.line_of
-            if self._node_directory is None or not task.has_preparation:
-                task.prepare(self._position.note)
-            else:
-                prepare_once(task.prepare, self._position.note, self._node_directory)
-            task.open_data()
-        self._task = task
         choose_interface(self._store.host, self._store.port)  # else gloo asks a name server for this host's address
-        warm_up(self._device)
-        self._memory_toucher = MemoryToucher(expected_bytes if self._device.type == "cpu" else 0)
-        # The objects of the imports are never garbage. Without this each collection between generations visits them
-        # all.
-        gc.collect()
-        gc.freeze()
-        self._position.enter(Phase.IDLE)
+        self._program.prepare(expected_bytes)
+        self._is_prepared = True
 
     def build_model(self) -> ModelShape:
         """Training thread, when no generation runs: the shape of the task's model, of which nothing is kept.
@@ -176,18 +159,12 @@ class Engine:
             TaskFailed: the task's own code raised.
         """
         self.prepare()
-        assert self._task is not None
-        self._position.enter(Phase.BUILDING)
-        try:
-            with UserCode(lambda: self._position.phase, self._task.line_of, self._remarks.add):
-                return shape_of(build_for_restore(self._task.build_model))
-        finally:
-            self._position.enter(Phase.IDLE)
+        return self._task_program.build_model()
 
     @property
     def model_shape(self) -> ModelShape | None:
         """Returns, on any thread, the shape of the model that was trained last; None if none was."""
-        return self._model_shape
+        return self._program.shape
 
     def run(self, assignment: Assignment) -> WorkerExit:
         """Training thread: run one generation. Every expected end is a WorkerExit, never an exception."""
@@ -275,10 +252,11 @@ class Engine:
         self._position.enter(Phase.IDLE)
 
     def _train(self, assignment: Assignment, group: Group) -> GenerationEnd:
-        """Form, build, restore, train. When this returns, nothing on the stack refers to a process group any more."""
+        """Form, enter, run. When this returns, nothing on the stack refers to a process group any more."""
         try:
             self.prepare()
-            return self._form(assignment, group).train()
+            self._form(assignment, group)
+            return self._program.run()
         except BaseException as error:
             is_fenced = self._fence.is_fenced(assignment.generation)
             end = classify(error, self._position.phase, is_fenced=is_fenced, is_formed=group.is_formed)
@@ -286,83 +264,43 @@ class Engine:
                 raise
             return end
         finally:
-            self._park()
+            self._program.park()
 
-    def _park(self) -> None:
-        """Keep the model for the next generation; if it cannot be, the next one builds its own: how this one has ended
-        counts more."""
-        try:
-            if self._runtime is not None:
-                self._runtime.park()
-        except Exception as error:
-            self._runtime = None
-            self._outbox.log_text(f"the model is built again, because it could not be kept: {error}")
-
-    def _form(self, assignment: Assignment, group: Group) -> Trainer:
-        """Form the group, build or reuse the model, and restore the state: the next thing is a step."""
-        assert self._task is not None, "prepare comes first"
+    def _form(self, assignment: Assignment, group: Group) -> None:
+        """Form the group, and let the program enter the generation: the next thing is a step."""
         start = time.perf_counter()
-        if self._memory_toucher is not None:
-            self._memory_toucher.stop()
-        spec = self._spec if assignment.settings is None else with_settings(self._spec, assignment.settings)
-        runtime = self._take_reusable_runtime(assignment, spec)
+        self._program.begin(assignment)
         self._position.enter(Phase.FORMING)
-        meshes = group.form()
-        formed = time.perf_counter()
-        self._position.enter(Phase.BUILDING)
-        generation = Generation(
-            spec=spec,
+        membership = Membership(
             assignment=assignment,
-            task=self._task,
-            meshes=meshes,
+            meshes=group.form(),
             device=self._device,
             position=self._position,
             outbox=self._outbox,
             fence=self._fence.of(assignment.generation),
-            plan=plan_of(self._spec) or ParallelPlan(),
             collectives=group.collectives,
-            remarks=self._remarks,
         )
-        proof = proof_of(generation, group)
-        if runtime is None or not runtime.revive(meshes):
-            runtime = build_runtime(generation)
-        self._runtime, self._built_lr, self._model_shape = runtime, spec.optimizer.lr, runtime.shape
-        trainer = Trainer(generation, runtime, self._saver, self._snapshot_store, self._profiling)
-        generation.check()
-        built = time.perf_counter()
-        restored = trainer.restore()
-        own_data, train_data = RankData(self._task.content_hash, self._store.host), self._task.train_data
-        all_restored = when_all_have_restored(group, restored, own_data, lambda: parts_of(train_data))
-        runtime.state.keeps_restored = not all_restored.frees_source
-        if restored.data_change is not None and restored.is_own and not self._may_change_data:
-            raise refused_change(restored.data_change, restored.step)
+        form_s = time.perf_counter() - start
+        entered = self._program.enter(membership, group)
         if assignment.rank == 0:
             self._outbox.report(
                 GroupFormed(
                     generation=assignment.generation,
                     at=time.time(),
                     start_step=self._position.step,
-                    total_steps=trainer.total_steps,
-                    form_s=formed - start,
-                    build_s=built - formed,
-                    restore_s=time.perf_counter() - built,
-                    num_parameters=runtime.num_parameters,
-                    restored_bytes=all_restored.num_bytes,
-                    remote_bytes=all_restored.remote_bytes,
-                    past=restored.past,
-                    data=own_data.content_hash,
-                    data_before=restored.data_change.before if restored.data_change is not None else "",
-                    proof=proof,
+                    total_steps=entered.total_steps,
+                    form_s=form_s,
+                    build_s=entered.build_s,
+                    restore_s=entered.restore_s,
+                    num_parameters=entered.num_parameters,
+                    restored_bytes=entered.restored_bytes,
+                    remote_bytes=entered.remote_bytes,
+                    past=entered.past,
+                    data=entered.data,
+                    data_before=entered.data_before,
+                    proof=entered.proof,
                 )
             )
-        return trainer
-
-    def _take_reusable_runtime(self, assignment: Assignment, spec: JobSpec) -> ModelRuntime | None:
-        """The model of the last generation if it fits this one. Otherwise it is freed before another one is built."""
-        runtime, self._runtime = self._runtime, None
-        fits = runtime is not None and is_restoring(assignment) and runtime.fits(assignment)
-        fits = fits and self._built_lr == spec.optimizer.lr
-        return runtime if fits else None
 
     def _until_durable(self, assignment: Assignment, end: GenerationEnd) -> GenerationEnd:
         """A clean end waits until its checkpoint part is durable and reported. The group is gone by then."""

@@ -101,7 +101,8 @@ class Trainer:
                 self._runtime.update.materialise_state()
             self._snapshots.move_before_restore()
             self._runtime.state.view.tensors()
-        restored = restore(generation, self._runtime.state, self._store)
+        origin, content_hash = generation.spec.continue_from, generation.task.content_hash
+        restored = restore(generation, self._runtime.state, self._store, origin=origin, content_hash=content_hash)
         generation.position.reach(restored.step)
         self.total_steps = max(self.total_steps, restored.step)  # `stop` may have been shortened
         if self._stops_early and self._standing is not None and restored.step >= self._standing.judged_step:

@@ -19,11 +19,12 @@ from torch import Tensor
 from shoal_workers.checkpoint.reader import Filled, fill
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.messages import Assignment
+from shoal_workers.contract.spec import ContinueFrom
 from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.state.device_state import DeviceState
 from shoal_workers.engine.state.training_state import Recent, apply_extra, grown_state, may_be_absent, parameters_of
-from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.task.data_identity import DataChange, RankData, change_since, difference, differing_rank
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
@@ -64,8 +65,20 @@ def is_restoring(assignment: Assignment) -> bool:
     return assignment.restore_snapshot is not None or assignment.restore_from is not None
 
 
-def restore(generation: Generation, state: DeviceState, store: SnapshotStore | None) -> Restored:
+def restore(
+    membership: Membership,
+    state: DeviceState,
+    store: SnapshotStore | None,
+    *,
+    origin: ContinueFrom | None,
+    content_hash: str,
+) -> Restored:
     """Read into the live tensors what they do not hold already. No collective.
+
+    Args:
+        origin: the job that this one goes on from. Of its state, the optimizer's settings are not taken over, because
+            those of this job may differ.
+        content_hash: of the data that this rank reads.
 
     The optimizer's state must exist (`materialise_state`). Afterwards it is that of the source: a parameter that had
     none there has none.
@@ -74,8 +87,8 @@ def restore(generation: Generation, state: DeviceState, store: SnapshotStore | N
         SnapshotLost: a part of the snapshot cannot be read; the values are neither the old nor the new ones.
         DamagedCheckpoint, StateMismatch, OSError: as the checkpoint's reader.
     """
-    assignment = generation.assignment
-    is_own = not _is_of_another_job(generation)
+    assignment = membership.assignment
+    is_own = not _is_of_another_job(assignment, origin)
     tensors = state.tensors_to_restore(assignment.restore_snapshot)
     optional = {name: owner for name, owner in may_be_absent(state.update).items() if name in tensors}
     if assignment.restore_snapshot is not None:
@@ -84,24 +97,24 @@ def restore(generation: Generation, state: DeviceState, store: SnapshotStore | N
             reason = "this worker has no snapshot store"
             raise SnapshotLost(source.generation, source.step, 0, source.parts[0].node_id, reason)
         found: Loaded | Filled
-        found = loaded = store.load(tensors, source, check=generation.check, optional=optional)
+        found = loaded = store.load(tensors, source, check=membership.check, optional=optional)
         num_bytes, remote_bytes = loaded.local_bytes + loaded.remote_bytes, loaded.remote_bytes
     else:
         assert assignment.restore_from is not None
-        found = fill(tensors, directory=assignment.restore_from, optional=optional, advanced=_noted(generation))
+        found = fill(tensors, directory=assignment.restore_from, optional=optional, advanced=_noted(membership))
         read = (tensor for name, tensor in tensors.items() if name not in found.absent)
         num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in read), 0
     num_more = 0
     if grown := grown_state(state.update, found.unread):
-        num_more = _read_more(generation, {name: state.view.tensors()[name] for name in grown}, store)
+        num_more = _read_more(membership, {name: state.view.tensors()[name] for name in grown}, store)
     state.update.drop_state(parameters_of(found.absent))
     extra = {**found.extra, "optimizer_values": _plain_values(found)}
     step, note = apply_extra(extra, state.update, is_own=is_own)
-    if note and generation.rank == 0:
-        generation.outbox.log_text(note)
+    if note and membership.rank == 0:
+        membership.outbox.log_text(note)
     state.update.fill_tied_copies()  # a tied weight is saved once, under its first name
     state.settle()
-    changed = change_since(extra.get("data"), generation.task.content_hash)
+    changed = change_since(extra.get("data"), content_hash)
     return Restored(
         step=step,
         num_bytes=num_bytes + num_more,
@@ -113,12 +126,12 @@ def restore(generation: Generation, state: DeviceState, store: SnapshotStore | N
     )
 
 
-def _read_more(generation: Generation, tensors: dict[str, Tensor], store: SnapshotStore | None) -> int:
+def _read_more(membership: Membership, tensors: dict[str, Tensor], store: SnapshotStore | None) -> int:
     """State that an optimizer makes only after its first update, and that the source has. Returns its bytes."""
-    assignment = generation.assignment
+    assignment = membership.assignment
     if assignment.restore_snapshot is not None:
         assert store is not None
-        store.load(tensors, assignment.restore_snapshot, check=generation.check)
+        store.load(tensors, assignment.restore_snapshot, check=membership.check)
     else:
         assert assignment.restore_from is not None
         fill(tensors, directory=assignment.restore_from)
@@ -133,23 +146,21 @@ def _plain_values(found: Loaded | Filled) -> dict[str, object]:
     return values
 
 
-def _is_of_another_job(generation: Generation) -> bool:
-    """Whether the state is that of the job which this one goes on from. Then the optimizer's settings are those of this
-    job's spec, which may differ."""
-    assignment, origin = generation.assignment, generation.spec.continue_from
+def _is_of_another_job(assignment: Assignment, origin: ContinueFrom | None) -> bool:
+    """Whether the state is that of the job which this one goes on from."""
     return origin is not None and assignment.restore_snapshot is None and assignment.restore_from == origin.url
 
 
-def _noted(generation: Generation) -> Callable[[int], None]:
+def _noted(membership: Membership) -> Callable[[int], None]:
     """Shows the bytes read so far, some times per second: a long restore is not one that stands still."""
     noted_mono = time.monotonic()
 
     def advanced(num_bytes: int) -> None:
         nonlocal noted_mono
-        generation.check()
+        membership.check()
         if time.monotonic() - noted_mono >= _NOTE_EVERY_S:
             noted_mono = time.monotonic()
-            generation.position.note(f"reading the checkpoint: {num_bytes / (1 << 20):,.0f} MiB so far")
+            membership.position.note(f"reading the checkpoint: {num_bytes / (1 << 20):,.0f} MiB so far")
 
     return advanced
 

@@ -1,6 +1,8 @@
-"""What one generation works with on one rank. Made by the engine for each formed group.
+"""What one generation works with on one rank: `Membership` is the rank's part in the group, whatever the group runs;
+`Generation` adds the task that it trains.
 
-The model is not part of it: a model may outlive its generation (see engine/model/runtime.py).
+The engine makes the first for each formed group, `TaskProgram` the second. The model is part of neither: a model may
+outlive its generation (see engine/model/runtime.py).
 """
 
 from __future__ import annotations
@@ -25,23 +27,17 @@ from shoal_workers.engine.task.user_code import Remarks, UserCode
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """Shared by everything that trains in one generation. Training thread only."""
+class Membership:
+    """One rank's part in a formed group. It knows no task. Training thread only."""
 
-    spec: JobSpec
     assignment: Assignment
-    task: LoadedTask
     meshes: Meshes
     device: torch.device
     position: Position
     outbox: Outbox
     fence: GenerationFence
-    plan: ParallelPlan
-    """How the task's model may be split; empty for a task without a plan."""
     collectives: CollectiveLog
     """What the training thread calls."""
-    remarks: Remarks = field(default_factory=Remarks)
-    """Remarks on the task, for the job's log."""
 
     @property
     def number(self) -> int:
@@ -54,6 +50,22 @@ class Generation:
     @property
     def layout(self) -> Layout:
         return self.assignment.layout
+
+    def check(self) -> None:
+        """Raises Fenced if the generation is over."""
+        self.fence.check()
+
+
+@dataclass(frozen=True, slots=True)
+class Generation(Membership):
+    """Shared by everything that trains a task in one generation. Training thread only."""
+
+    spec: JobSpec
+    task: LoadedTask
+    plan: ParallelPlan
+    """How the task's model may be split; empty for a task without a plan."""
+    remarks: Remarks = field(default_factory=Remarks)
+    """Remarks on the task, for the job's log."""
 
     @property
     def user_code(self) -> UserCode:
@@ -68,10 +80,6 @@ class Generation:
     @property
     def compute_dtype(self) -> torch.dtype:
         return compute_dtype(self.spec.precision)
-
-    def check(self) -> None:
-        """Raises Fenced if the generation is over."""
-        self.fence.check()
 
     def own_micro_batches(self) -> tuple[MicroBatch, ...]:
         """The micro-batches that this rank computes in each step."""
