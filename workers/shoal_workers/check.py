@@ -35,7 +35,7 @@ from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, LogStream, Phase
 from shoal_workers.contract.model import HF_TASK, LM_TASK
 from shoal_workers.contract.proofs import ProofOutcome
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec import JobSpec, StopSpec
 from shoal_workers.contract.worker_reports import (
     GroupFormed,
     SavedPart,
@@ -165,7 +165,7 @@ def reduced(spec: JobSpec, directory: Path) -> JobSpec:
         update={
             "data": data,
             "batch": spec.batch.model_copy(update={"global_size": micro_size}),
-            "stop": spec.stop.model_copy(update={"steps": _STEPS, "epochs": None, "tokens": None}),
+            "stop": StopSpec(steps=_STEPS),
             "parallelism": "auto",
             "compile": False,
             "worker": spec.worker if has_gpu else spec.worker.model_copy(update={"gpus": 0}),

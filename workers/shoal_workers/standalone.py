@@ -260,7 +260,7 @@ def _show(item: WorkerReport, summary: Summary) -> None:
             origin = "from the seed" if item.start_step == 0 else f"from step {item.start_step}"
             _print(f"formed in {item.form_s:.2f} s, {item.num_parameters:,} parameters, {origin} to {item.total_steps}")
         case StepReport():
-            rate = item.tokens / item.step_s
+            rate = (item.tokens or 0) / item.step_s
             summary.steps, summary.loss = item.step, item.loss
             summary.rates.append(rate)
             _print(

@@ -89,6 +89,8 @@ class IncidentCause(StrEnum):
     differ from those of the other replicas."""
     NON_FINITE = "non_finite"
     COLLECTIVE_FAILED = "collective_failed"
+    SCRIPT_DIED = "script_died"
+    """A process of the script was killed by a signal, and its worker lives on."""
     FORM_FAILED = "form_failed"
     SNAPSHOT_LOST = "snapshot_lost"
     DAMAGED_CHECKPOINT = "damaged_checkpoint"

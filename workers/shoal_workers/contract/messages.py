@@ -208,6 +208,8 @@ class Phase(StrEnum):
     COMMITTING = "committing"
     """All steps are done and saved; the final validation waits for the commit of the checkpoint."""
     VALIDATING = "validating"
+    SCRIPT = "script"
+    """The worker's script runs; what it does inside is not known."""
 
 
 class LogStream(StrEnum):
@@ -310,6 +312,8 @@ class ExitKind(StrEnum):
     """The device, memory or the operating system failed, in any code; `error.error_class` tells which."""
     ENGINE_ERROR = "engine_error"
     """The engine's own code raised, which is a defect of Shoal."""
+    SCRIPT_DIED = "script_died"
+    """The script's process on this rank was killed by a signal that it had not caused, while its worker lives on."""
     STALE = "stale"
     """The assignment's generation was already fenced when it arrived."""
 

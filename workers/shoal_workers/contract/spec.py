@@ -369,6 +369,8 @@ class WebhookSpec(Frozen):
         return secret
 
 
+_INSIDE = r"(?!.*(?:^|/)\.\.(?:/|$))[^/\x00][^\x00]*"
+_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 _TASK = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*")
 _CHARACTERS = {
     "name": (is_job_name, "letters, digits, and inner dashes, dots and underscores"),
@@ -604,13 +606,76 @@ class RetrySpec(Frozen):
     """Number of re-formations after lost workers; then the job fails with the reason recovery_budget."""
 
 
+class Launcher(StrEnum):
+    """Whose environment the script's processes get."""
+
+    TORCHRUN = "torchrun"
+    ACCELERATE = "accelerate"
+    PYTHON = "python"
+
+
+class ScriptSpec(Frozen):
+    """A program that trains by itself: Shoal starts one process of it per worker, as torchrun does, and starts the group
+    again, with as many workers as there are, when one is lost. The program goes on from its own checkpoint; see
+    docs/porting.md."""
+
+    model_config = ConfigDict(json_schema_extra=exactly_one_of("file", "module"))
+
+    file: str | None = Field(None, min_length=1, max_length=4096, json_schema_extra={"pattern": whole(_INSIDE)})
+    """Path of the script below `code.working_dir`."""
+    module: str | None = Field(None, max_length=255, json_schema_extra={"pattern": whole(_MODULE.pattern)})
+    """Name of a module that is run as with `python -m`."""
+    args: tuple[Annotated[str, Field(max_length=8192)], ...] = Field((), max_length=1000)
+    """Arguments of the script."""
+    launcher: Launcher = Launcher.TORCHRUN
+    """Whose environment the processes get. torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the
+    other variables that torchrun documents; accelerate: also those of `accelerate launch`; python: none of them, for a
+    script that is not distributed, with one worker."""
+    grace_s: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
+    """Seconds that a process has between SIGTERM and SIGKILL when its group ends: at a death, a resize, a pause. A
+    script that saves on SIGTERM needs as long as a save takes; one without a handler ends at once."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> ScriptSpec:
+        if (self.file is None) == (self.module is None):
+            raise ValueError("a script has exactly one of file and module, for example {file: train.py}.")
+        if self.file is not None and not re.fullmatch(_INSIDE, self.file):
+            raise ValueError(
+                f"script.file {self.file!r} must be a path below code.working_dir, without .. and not absolute, for "
+                "example train.py."
+            )
+        if self.module is not None and not _MODULE.fullmatch(self.module):
+            raise ValueError(f"script.module {self.module!r} is not the name of a module, for example package.train.")
+        return self
+
+    @property
+    def words(self) -> str:
+        """The program as a user types it, without its arguments: `train.py`, or `-m package.train`."""
+        return self.file if self.file is not None else f"-m {self.module}"
+
+
+KEYS_OF_TASKS = (
+    *("task", "model", "data", "batch", "optimizer", "schedule", "precision", "reduce_precision", "compile", "stop"),
+    *("continue_from", "init_from", "parallelism", "plan", "validation", "snapshot", "deterministic"),
+)
+"""Keys of a spec that say what a task trains and how. A script reads none of them."""
+
+
 class JobSpec(Frozen):
-    """One training job."""
+    """One training job: a task, which Shoal trains, or a script, which trains by itself."""
+
+    model_config = ConfigDict(
+        json_schema_extra=exactly_one_of("stop", "script")
+        | if_set("script", {"properties": {key: {"type": "null"} for key in KEYS_OF_TASKS}})
+    )
 
     name: str = Field("job", max_length=63, json_schema_extra={"pattern": JOB_NAME})
     """Letters, digits, and inner dashes, dots and underscores."""
     task: str = Field(LM_TASK, json_schema_extra={"pattern": whole(_TASK.pattern)})
     """`module:Name` of a task class; see docs/tasks.md."""
+    script: ScriptSpec | None = None
+    """A script instead of a task. `stop`, `model`, `data` and all that says how a task is trained are then the
+    script's own, and not set here."""
     code: CodeSpec = CodeSpec()
     secrets: Secrets = Field(default_factory=dict, max_length=64, json_schema_extra=VARIABLE_NAMES)
     """Environment variables of the workers whose values are not in the spec: `{HUB_TOKEN: {file: "/run/secrets/hub"}}`.
@@ -632,8 +697,8 @@ class JobSpec(Frozen):
     compile: bool = False
     """Compile each of the model's blocks with torch.compile. The first step of a worker then takes seconds to minutes
     longer."""
-    stop: StopSpec = Field(examples=[{"steps": 1000}])
-    """When training ends."""
+    stop: StopSpec | None = Field(None, examples=[{"steps": 1000}])
+    """When training ends. Required for a task; a script decides itself."""
     continue_from: ContinueFrom | None = None
     """Go on from a checkpoint of another job; null: begin at step 0. The steps count on from there, so `stop` names the
     last step of both. `shoal submit --from JOB@STEP` sets it."""
@@ -709,6 +774,15 @@ class JobSpec(Frozen):
         return precision
 
     @model_validator(mode="after")
+    def _has_an_end(self) -> JobSpec:
+        if self.script is None and self.stop is None:
+            raise ValueError(
+                'stop: this key is required, for example stop: {"steps": 1000}. A program that trains by itself has '
+                'script instead, for example script: {"file": "train.py"}.'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_source(self) -> JobSpec:
         if both := sorted({*self.code.env} & {*self.secrets}):
             raise ValueError(f"{', '.join(both)}: in code.env and in secrets. Name each variable in one of them.")
@@ -725,7 +799,8 @@ class JobSpec(Frozen):
 class TrainingSettings(Frozen):
     """The settings that a running job may change. A generation trains with one value of them."""
 
-    stop: StopSpec
+    stop: StopSpec | None
+    """None: a script decides."""
     schedule: ScheduleSpec
     validation: ValidationSpec
     lr: float
@@ -762,7 +837,7 @@ def _flat(settings: TrainingSettings) -> dict[str, Any]:
     document = settings.model_dump(mode="json")
     values = {"optimizer.lr": document.pop("lr")}
     for section, keys in document.items():
-        values |= {f"{section}.{key}": value for key, value in keys.items()}
+        values |= {f"{section}.{key}": value for key, value in (keys or {}).items()}
     return values
 
 
@@ -772,6 +847,8 @@ def _shown(value: Any) -> str:
 
 def plan_of(spec: JobSpec) -> ParallelPlan | None:
     """How the spec's model may be split; None: the model has no plan, and runs on the data axes only."""
+    if spec.script is not None:
+        return None
     if spec.plan is not None:
         return spec.plan
     if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
@@ -781,8 +858,9 @@ def plan_of(spec: JobSpec) -> ParallelPlan | None:
 
 
 def language_model_of(spec: JobSpec) -> LanguageModelConfig | None:
-    """Settings of the built-in model; None for another task, and for invalid settings, which are refused elsewhere."""
-    if spec.task != LM_TASK:
+    """Settings of the built-in model; None for another task or a script, and for invalid settings, which are refused
+    elsewhere."""
+    if spec.task != LM_TASK or spec.script is not None:
         return None
     try:
         return LanguageModelConfig.model_validate(spec.model)

@@ -17,19 +17,19 @@ from shoal_workers.contract.proofs import LayoutProof
 
 
 class StepReport(OfTask):
-    """One completed optimizer step, reported by rank 0."""
+    """One completed optimizer step, reported by rank 0. A script reports what it logs: what it does not is None."""
 
     generation: int
     step: int
     """Optimizer steps completed: the first report of a run is step 1."""
     at: float
     """Wall-clock time of completion, seconds since the epoch."""
-    loss: float
+    loss: float | None
     """Mean over the global batch, before the update."""
-    grad_norm: float
+    grad_norm: float | None
     """Global L2 norm before clipping."""
-    lr: float
-    tokens: int
+    lr: float | None
+    tokens: int | None
     """Tokens (or samples) of the global batch."""
     step_s: float
     """Seconds since the previous step's end, or since training began in this generation."""
@@ -69,9 +69,11 @@ class GroupFormed(OfTask):
 
     generation: int
     at: float
-    start_step: int
-    """Steps contained in the state; the next completed one is start_step + 1."""
-    total_steps: int
+    start_step: int | None
+    """Steps contained in the state; the next completed one is start_step + 1. None: a script has begun, and its first
+    StepReport tells."""
+    total_steps: int | None
+    """None: a script decides when it ends."""
     form_s: float
     build_s: float
     restore_s: float

@@ -83,6 +83,7 @@ class Trainer:
         """The time at which the step before ended."""
         with generation.user_code:
             self._tokens_per_sample = task.tokens_per_sample
+        assert spec.stop is not None, "a task has an end"
         self.total_steps = total_steps(
             spec.stop,
             global_size=spec.batch.global_size,

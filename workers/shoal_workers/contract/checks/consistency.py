@@ -22,7 +22,7 @@ from shoal_workers.contract.model import (
     slow_tokenizer_of,
 )
 from shoal_workers.contract.placing import WorkerSpec
-from shoal_workers.contract.spec import JobSpec, Precision, plan_of
+from shoal_workers.contract.spec import JobSpec, Launcher, Precision, plan_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,9 @@ class Conflict:
 
 def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     """Every setting of `spec` that another setting, or the model, rules out."""
+    if spec.script is not None:
+        yield from _with_script(spec)
+        return
     if spec.deterministic:
         yield from _with_deterministic(spec)
     if spec.init_from is not None and spec.continue_from is not None:
@@ -59,6 +62,17 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
             "compile",
             f"compile is true, which compiles blocks, but those of task {spec.task!r}'s model are not known. "
             "Name its nn.ModuleList of equal blocks in plan.blocks (docs/parallelism.md), or set compile to false.",
+        )
+
+
+def _with_script(spec: JobSpec) -> Iterator[Conflict]:
+    assert spec.script is not None
+    if spec.script.launcher is Launcher.PYTHON and spec.elasticity.max_workers > 1:
+        yield Conflict(
+            "script.launcher",
+            f"script.launcher python tells a process nothing of other processes, and elasticity.max_workers is "
+            f"{spec.elasticity.max_workers}: each of them would train alone. Set script.launcher to torchrun, or "
+            "elasticity.max_workers to 1.",
         )
 
 
@@ -98,6 +112,8 @@ def _with_deterministic(spec: JobSpec) -> Iterator[Conflict]:
 
 def remarks(spec: JobSpec) -> Iterator[str]:
     """One sentence per setting that is probably not meant, from the spec alone."""
+    if spec.stop is None:
+        return  # a script
     warmup, steps = spec.schedule.warmup_steps, spec.stop.steps
     if steps is not None and warmup > steps:
         yield (

@@ -368,6 +368,8 @@ class LegalDegrees:
 def infeasible(spec: JobSpec) -> tuple[Infeasible, ...]:
     """All problems of the spec; (): every world size from min_workers to max_workers has a layout, possibly with idle
     ranks."""
+    if spec.script is not None:
+        return ()  # it splits its own work
     plan = plan_of(spec)
     fixed = spec.parallelism if isinstance(spec.parallelism, ParallelismSpec) else None
     found = list(_fixed(spec, fixed, plan)) if fixed is not None else []

@@ -23,7 +23,7 @@ from shoal_workers.contract.checks.consistency import conflicts
 from shoal_workers.contract.checks.legality import infeasible
 from shoal_workers.contract.json_values import json_faults, shown, shown_path
 from shoal_workers.contract.model import HF_TASK, LM_TASK, HuggingFaceConfig, LanguageModelConfig, TextDataConfig
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec import KEYS_OF_TASKS, JobSpec
 
 M = TypeVar("M", bound=BaseModel)
 MAX_PROBLEMS = 40
@@ -69,7 +69,9 @@ def parse_spec(data: Any) -> JobSpec:
         raise SpecError(faults)
     problems: list[SpecProblem] = []
     spec = _validate(JobSpec, data, "", problems)
-    if isinstance(data, dict) and data.get("task", LM_TASK) == LM_TASK:
+    if isinstance(data, dict) and data.get("script") is not None:
+        problems.extend(_not_of_scripts(data))
+    elif isinstance(data, dict) and data.get("task", LM_TASK) == LM_TASK:
         _validate(LanguageModelConfig, data.get("model", {}), "model", problems)
         _validate(TextDataConfig, data.get("data", {}), "data", problems)
     if isinstance(data, dict) and data.get("task") == HF_TASK:
@@ -81,6 +83,16 @@ def parse_spec(data: Any) -> JobSpec:
     if problems or spec is None:
         raise SpecError(tuple(dict.fromkeys(problems))[:MAX_PROBLEMS])
     return spec
+
+
+def _not_of_scripts(data: dict[str, Any]) -> Iterable[SpecProblem]:
+    for key in KEYS_OF_TASKS:
+        if data.get(key) is not None:
+            message = (
+                f"{key} says how Shoal trains a task, and script is set: a script trains by itself and does not see "
+                f"this key. Remove it, or give the script its value in script.args."
+            )
+            yield SpecProblem(path=key, message=message)
 
 
 def validation_problems(model: type[BaseModel], data: Any, error: ValidationError) -> tuple[SpecProblem, ...]:
@@ -303,7 +315,7 @@ def _keys_of(
     task: str, model: type[LanguageModelConfig | HuggingFaceConfig], *required: str, is_default: bool = False
 ) -> dict[str, Any]:
     """Rule for the JSON Schema: what `model` and `data` are if this is the spec's task."""
-    condition: dict[str, Any] = {"properties": {"task": {"const": task}}}
+    condition: dict[str, Any] = {"properties": {"task": {"const": task}, "script": {"type": "null"}}}
     if not is_default:  # without the key it is another task
         condition["required"] = ["task"]
     keys = {"model": _reference(model.__name__), "data": _reference(TextDataConfig.__name__)}
