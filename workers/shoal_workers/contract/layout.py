@@ -155,6 +155,11 @@ class Layout(Frozen):
         return " x ".join(used) or "fsdp1"
 
 
+def replicated(world_size: int) -> Layout:
+    """The layout in which each of `world_size` ranks has everything: that of a program that splits its own work."""
+    return Layout(dp_replicate=world_size)
+
+
 def fully_sharded(world_size: int) -> Layout:
     """The layout that shards everything over all ranks of `world_size`."""
     return Layout(dp_shard=world_size)

@@ -614,10 +614,8 @@ class Launcher(StrEnum):
     PYTHON = "python"
 
 
-class ScriptSpec(Frozen):
-    """A program that trains by itself: Shoal starts one process of it per worker, as torchrun does, and starts the group
-    again, with as many workers as there are, when one is lost. The program goes on from its own checkpoint; see
-    docs/porting.md."""
+class ProgramFile(Frozen):
+    """What is run as `__main__`, with its arguments."""
 
     model_config = ConfigDict(json_schema_extra=exactly_one_of("file", "module"))
 
@@ -626,26 +624,19 @@ class ScriptSpec(Frozen):
     module: str | None = Field(None, max_length=255, json_schema_extra={"pattern": whole(_MODULE.pattern)})
     """Name of a module that is run as with `python -m`."""
     args: tuple[Annotated[str, Field(max_length=8192)], ...] = Field((), max_length=1000)
-    """Arguments of the script."""
-    launcher: Launcher = Launcher.TORCHRUN
-    """Whose environment the processes get. torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the
-    other variables that torchrun documents; accelerate: also those of `accelerate launch`; python: none of them, for a
-    script that is not distributed, with one worker."""
-    grace_s: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
-    """Seconds that a process has between SIGTERM and SIGKILL when its group ends: at a death, a resize, a pause. A
-    script that saves on SIGTERM needs as long as a save takes; one without a handler ends at once."""
+    """Arguments of the program."""
 
     @model_validator(mode="after")
-    def _is_one(self) -> ScriptSpec:
+    def _is_one(self) -> ProgramFile:
         if (self.file is None) == (self.module is None):
-            raise ValueError("a script has exactly one of file and module, for example {file: train.py}.")
+            raise ValueError("a program has exactly one of file and module, for example {file: train.py}.")
         if self.file is not None and not re.fullmatch(_INSIDE, self.file):
             raise ValueError(
-                f"script.file {self.file!r} must be a path below code.working_dir, without .. and not absolute, for "
-                "example train.py."
+                f"file {self.file!r} must be a path below code.working_dir, without .. and not absolute, for example "
+                "train.py."
             )
         if self.module is not None and not _MODULE.fullmatch(self.module):
-            raise ValueError(f"script.module {self.module!r} is not the name of a module, for example package.train.")
+            raise ValueError(f"module {self.module!r} is not the name of a module, for example package.train.")
         return self
 
     @property
@@ -654,19 +645,46 @@ class ScriptSpec(Frozen):
         return self.file if self.file is not None else f"-m {self.module}"
 
 
+class LoopSpec(ProgramFile):
+    """A program that keeps its own loop and gives it to Shoal with `shoal.run(train)`: the function is called again, in
+    the same process, when the group changes, and what it tracks comes from memory; see docs/loops.md."""
+
+
+class ScriptSpec(ProgramFile):
+    """A program that trains by itself: Shoal starts one process of it per worker, as torchrun does, and starts the group
+    again, with as many workers as there are, when one is lost. The program goes on from its own checkpoint; see
+    docs/porting.md."""
+
+    launcher: Launcher = Launcher.TORCHRUN
+    """Whose environment the processes get. torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the
+    other variables that torchrun documents; accelerate: also those of `accelerate launch`; python: none of them, for a
+    script that is not distributed, with one worker."""
+    grace_s: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
+    """Seconds that a process has between SIGTERM and SIGKILL when its group ends: at a death, a resize, a pause. A
+    script that saves on SIGTERM needs as long as a save takes; one without a handler ends at once."""
+
+
 KEYS_OF_TASKS = (
     *("task", "model", "data", "batch", "optimizer", "schedule", "precision", "reduce_precision", "compile", "stop"),
     *("continue_from", "init_from", "parallelism", "plan", "validation", "snapshot", "deterministic"),
 )
 """Keys of a spec that say what a task trains and how. A script reads none of them."""
+KEYS_OF_TASKS_ONLY = tuple(key for key in KEYS_OF_TASKS if key not in ("snapshot", "continue_from"))
+"""The same for a loop, whose tracked state Shoal keeps."""
 
 
 class JobSpec(Frozen):
-    """One training job: a task, which Shoal trains, or a script, which trains by itself."""
+    """One training job: a task, which Shoal trains, a loop of the user's own, which Shoal runs in place, or a script,
+    which trains by itself."""
 
     model_config = ConfigDict(
-        json_schema_extra=exactly_one_of("stop", "script")
-        | if_set("script", {"properties": {key: {"type": "null"} for key in KEYS_OF_TASKS}})
+        json_schema_extra=exactly_one_of("stop", "script", "loop")
+        | {
+            "allOf": [
+                if_set(program, {"properties": {key: {"type": "null"} for key in keys}})
+                for program, keys in (("script", KEYS_OF_TASKS), ("loop", KEYS_OF_TASKS_ONLY))
+            ]
+        }
     )
 
     name: str = Field("job", max_length=63, json_schema_extra={"pattern": JOB_NAME})
@@ -698,7 +716,7 @@ class JobSpec(Frozen):
     """Compile each of the model's blocks with torch.compile. The first step of a worker then takes seconds to minutes
     longer."""
     stop: StopSpec | None = Field(None, examples=[{"steps": 1000}])
-    """When training ends. Required for a task; a script decides itself."""
+    """When training ends. Required for a task; a loop or a script decides itself."""
     continue_from: ContinueFrom | None = None
     """Go on from a checkpoint of another job; null: begin at step 0. The steps count on from there, so `stop` names the
     last step of both. `shoal submit --from JOB@STEP` sets it."""
@@ -800,7 +818,7 @@ class TrainingSettings(Frozen):
     """The settings that a running job may change. A generation trains with one value of them."""
 
     stop: StopSpec | None
-    """None: a script decides."""
+    """None: a loop or a script decides."""
     schedule: ScheduleSpec
     validation: ValidationSpec
     lr: float
@@ -847,7 +865,7 @@ def _shown(value: Any) -> str:
 
 def plan_of(spec: JobSpec) -> ParallelPlan | None:
     """How the spec's model may be split; None: the model has no plan, and runs on the data axes only."""
-    if spec.script is not None:
+    if spec.program is not None:
         return None
     if spec.plan is not None:
         return spec.plan
@@ -858,9 +876,9 @@ def plan_of(spec: JobSpec) -> ParallelPlan | None:
 
 
 def language_model_of(spec: JobSpec) -> LanguageModelConfig | None:
-    """Settings of the built-in model; None for another task or a script, and for invalid settings, which are refused
+    """Settings of the built-in model; None for another task or a program, and for invalid settings, which are refused
     elsewhere."""
-    if spec.task != LM_TASK or spec.script is not None:
+    if spec.task != LM_TASK or spec.program is not None:
         return None
     try:
         return LanguageModelConfig.model_validate(spec.model)

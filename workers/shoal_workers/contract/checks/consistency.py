@@ -35,7 +35,7 @@ class Conflict:
 
 def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     """Every setting of `spec` that another setting, or the model, rules out."""
-    if spec.script is not None:
+    if spec.program is not None:
         yield from _with_script(spec)
         return
     if spec.deterministic:
@@ -66,8 +66,7 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
 
 
 def _with_script(spec: JobSpec) -> Iterator[Conflict]:
-    assert spec.script is not None
-    if spec.script.launcher is Launcher.PYTHON and spec.elasticity.max_workers > 1:
+    if spec.script is not None and spec.script.launcher is Launcher.PYTHON and spec.elasticity.max_workers > 1:
         yield Conflict(
             "script.launcher",
             f"script.launcher python tells a process nothing of other processes, and elasticity.max_workers is "
@@ -113,7 +112,7 @@ def _with_deterministic(spec: JobSpec) -> Iterator[Conflict]:
 def remarks(spec: JobSpec) -> Iterator[str]:
     """One sentence per setting that is probably not meant, from the spec alone."""
     if spec.stop is None:
-        return  # a script
+        return  # a program of the user's own decides
     warmup, steps = spec.schedule.warmup_steps, spec.stop.steps
     if steps is not None and warmup > steps:
         yield (

@@ -368,7 +368,7 @@ class LegalDegrees:
 def infeasible(spec: JobSpec) -> tuple[Infeasible, ...]:
     """All problems of the spec; (): every world size from min_workers to max_workers has a layout, possibly with idle
     ranks."""
-    if spec.script is not None:
+    if spec.program is not None:
         return ()  # it splits its own work
     plan = plan_of(spec)
     fixed = spec.parallelism if isinstance(spec.parallelism, ParallelismSpec) else None

@@ -23,7 +23,7 @@ from shoal_workers.contract.checks.consistency import conflicts
 from shoal_workers.contract.checks.legality import infeasible
 from shoal_workers.contract.json_values import json_faults, shown, shown_path
 from shoal_workers.contract.model import HF_TASK, LM_TASK, HuggingFaceConfig, LanguageModelConfig, TextDataConfig
-from shoal_workers.contract.spec import KEYS_OF_TASKS, JobSpec
+from shoal_workers.contract.spec import KEYS_OF_TASKS, KEYS_OF_TASKS_ONLY, JobSpec
 
 M = TypeVar("M", bound=BaseModel)
 MAX_PROBLEMS = 40
@@ -70,7 +70,9 @@ def parse_spec(data: Any) -> JobSpec:
     problems: list[SpecProblem] = []
     spec = _validate(JobSpec, data, "", problems)
     if isinstance(data, dict) and data.get("script") is not None:
-        problems.extend(_not_of_scripts(data))
+        problems.extend(_not_of_programs(data, "script", KEYS_OF_TASKS))
+    elif isinstance(data, dict) and data.get("loop") is not None:
+        problems.extend(_not_of_programs(data, "loop", KEYS_OF_TASKS_ONLY))
     elif isinstance(data, dict) and data.get("task", LM_TASK) == LM_TASK:
         _validate(LanguageModelConfig, data.get("model", {}), "model", problems)
         _validate(TextDataConfig, data.get("data", {}), "data", problems)
@@ -85,14 +87,16 @@ def parse_spec(data: Any) -> JobSpec:
     return spec
 
 
-def _not_of_scripts(data: dict[str, Any]) -> Iterable[SpecProblem]:
-    for key in KEYS_OF_TASKS:
+def _not_of_programs(data: dict[str, Any], program: str, keys: Iterable[str]) -> Iterable[SpecProblem]:
+    for key in keys:
         if data.get(key) is not None:
             message = (
-                f"{key} says how Shoal trains a task, and script is set: a script trains by itself and does not see "
-                f"this key. Remove it, or give the script its value in script.args."
+                f"{key} says how Shoal trains a task, and {program} is set: a {program} trains by itself and does not "
+                f"see this key. Remove it, or give the {program} its value in {program}.args."
             )
             yield SpecProblem(path=key, message=message)
+    if program == "script" and data.get("loop") is not None:
+        yield SpecProblem(path="loop", message="loop and script are both set. Set one of them.")
 
 
 def validation_problems(model: type[BaseModel], data: Any, error: ValidationError) -> tuple[SpecProblem, ...]:
@@ -315,7 +319,9 @@ def _keys_of(
     task: str, model: type[LanguageModelConfig | HuggingFaceConfig], *required: str, is_default: bool = False
 ) -> dict[str, Any]:
     """Rule for the JSON Schema: what `model` and `data` are if this is the spec's task."""
-    condition: dict[str, Any] = {"properties": {"task": {"const": task}, "script": {"type": "null"}}}
+    condition: dict[str, Any] = {
+        "properties": {"task": {"const": task}, "script": {"type": "null"}, "loop": {"type": "null"}}
+    }
     if not is_default:  # without the key it is another task
         condition["required"] = ["task"]
     keys = {"model": _reference(model.__name__), "data": _reference(TextDataConfig.__name__)}
