@@ -651,8 +651,8 @@ class LoopSpec(ProgramFile):
 
 
 class ScriptSpec(ProgramFile):
-    """A program that trains by itself: Shoal starts one process of it per worker, as torchrun does, and starts the group
-    again, with as many workers as there are, when one is lost. The program goes on from its own checkpoint; see
+    """A program that trains by itself: Shoal starts one process of it per worker, as torchrun does. When one is lost, it
+    starts the group again with as many workers as there are. The program goes on from its own checkpoint; see
     docs/porting.md."""
 
     launcher: Launcher = Launcher.TORCHRUN
@@ -793,12 +793,17 @@ class JobSpec(Frozen):
 
     @model_validator(mode="after")
     def _has_an_end(self) -> JobSpec:
-        if self.script is None and self.stop is None:
+        if self.program is None and self.stop is None:
             raise ValueError(
                 'stop: this key is required, for example stop: {"steps": 1000}. A program that trains by itself has '
                 'script instead, for example script: {"file": "train.py"}.'
             )
         return self
+
+    @property
+    def program(self) -> ProgramFile | None:
+        """The user's own program; None: the job is a task."""
+        return self.script if self.script is not None else self.loop
 
     @model_validator(mode="after")
     def _one_source(self) -> JobSpec:
