@@ -651,8 +651,8 @@ class LoopSpec(ProgramFile):
 
 
 class ScriptSpec(ProgramFile):
-    """A program that trains by itself: Shoal starts one process of it per worker, as torchrun does. When one is lost, it
-    starts the group again with as many workers as there are. The program goes on from its own checkpoint; see
+    """A program that trains by itself. Shoal starts one process of it per worker, as torchrun does. When one is lost,
+    it starts the group again with as many workers as there are. The program goes on from its own checkpoint; see
     docs/porting.md."""
 
     launcher: Launcher = Launcher.TORCHRUN
@@ -694,6 +694,8 @@ class JobSpec(Frozen):
     script: ScriptSpec | None = None
     """A script instead of a task. `stop`, `model`, `data` and all that says how a task is trained are then the
     script's own, and not set here."""
+    loop: LoopSpec | None = None
+    """A program with a loop of its own instead of a task. It decides what it trains, how, and when it ends."""
     code: CodeSpec = CodeSpec()
     secrets: Secrets = Field(default_factory=dict, max_length=64, json_schema_extra=VARIABLE_NAMES)
     """Environment variables of the workers whose values are not in the spec: `{HUB_TOKEN: {file: "/run/secrets/hub"}}`.
