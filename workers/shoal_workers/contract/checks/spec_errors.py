@@ -308,6 +308,7 @@ def job_spec_schema() -> dict[str, Any]:
     return {
         **spec,
         "allOf": [
+            *spec.get("allOf", ()),
             _keys_of(LM_TASK, LanguageModelConfig, "data", is_default=True),
             _keys_of(HF_TASK, HuggingFaceConfig, "model", "data"),
         ],
