@@ -140,6 +140,7 @@ class Job:
         self._fleet = fleet
         self._memory_root = memory_root
         self.spec = {"task": "tiny_tasks:Counting", **spec}
+        self.spec = {key: value for key, value in self.spec.items() if value is not None}
         if ON_GPU:
             self.spec["worker"] = {"gpus": 1, **self.spec.get("worker", {})}
         self.root = str(root)

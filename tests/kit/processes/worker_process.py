@@ -91,7 +91,7 @@ class WorkerProcess:
 
     def flip_a_bit(self, parameter=""):
         """In the memory of a parameter of which this rank has a part."""
-        tensors = self.engine._task_program.runtime.state.view.tensors()
+        tensors = self.engine._program.runtime.state.view.tensors()
         prefix = f"model.{parameter}"
         own = [t.to_local() for name, t in tensors.items() if name.startswith(prefix) and isinstance(t, DTensor)]
         octets = next(t for t in own if t.numel()).detach().reshape(-1).view(torch.uint8)
@@ -99,14 +99,14 @@ class WorkerProcess:
 
     def flip_a_bit_of_the_exponent(self):
         """In the first parameter with values from 1 up: they are infinite or no number then."""
-        tensors = self.engine._task_program.runtime.state.view.tensors()
+        tensors = self.engine._program.runtime.state.view.tensors()
         own = [t.to_local() for name, t in tensors.items() if name.startswith("model.") and isinstance(t, DTensor)]
         values = next(t for t in own if bool((t >= 1).any())).detach().reshape(-1)
         values.view(torch.int32)[int((values >= 1).nonzero()[0])] ^= 1 << 30
 
     def state(self):
         """This rank's part of every tensor: name -> (global shape, offsets of the part, its values)."""
-        tensors = self.engine._task_program.runtime.state.view.tensors()
+        tensors = self.engine._program.runtime.state.view.tensors()
         return {name: _part(tensor) for name, tensor in tensors.items()}
 
     def serve(self):
@@ -143,7 +143,7 @@ class WorkerProcess:
 
     def do_model_id(self):
         """Identifies the model object."""
-        return id(self.engine._task_program.runtime.assembly.parts[0])
+        return id(self.engine._program.runtime.assembly.parts[0])
 
     def do_strike(self, phase, step, action, count):
         assert phase in [*Phase, PUBLISHED]

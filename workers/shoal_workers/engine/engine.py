@@ -4,14 +4,15 @@
     control thread                    interrupt(g1)  request_yield(g2)  outbox.poll()
 
 There are two threads. The training thread computes and communicates. The control thread only sets the fence, wakes the
-training thread and reads the outbox. What is run is a program (program.py), here that of a task. The engine does not
-import Ray; actor.py and standalone.py call it.
+training thread and reads the outbox. What is run is a program (program.py): that of a task, or of a loop of the
+user's own. The engine does not import Ray; actor.py and standalone.py call it.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,8 @@ from shoal_workers.engine.group.network_interface import choose_interface
 from shoal_workers.engine.group.process_group import GenerationScope, Group
 from shoal_workers.engine.group.rendezvous import StoreConnections
 from shoal_workers.engine.group.store.server import StoreServer
+from shoal_workers.engine.loop.loop_program import LoopProgram
+from shoal_workers.engine.loop.run import Run
 from shoal_workers.engine.parallel.cutting import replace_detach
 from shoal_workers.engine.process.exits import GenerationEnd, classify
 from shoal_workers.engine.process.outbox import Outbox
@@ -63,6 +66,7 @@ class Engine:
         snapshot_store: keeps snapshots in memory; None: an unexpected death costs the steps since the last checkpoint.
         node_directory: of this attempt on this node; its workers prepare one after the other. None: they do not wait.
         may_change_data: the job's own checkpoints may have been made with other data.
+        loop: what `spec.loop` would give to `shoal.run`, if this process has it already.
         on_phase: for tests: called on the training thread at each phase entry, with the number of completed steps.
     """
 
@@ -77,6 +81,7 @@ class Engine:
         on_phase: PhaseHook | None = None,
         node_directory: Path | None = None,
         may_change_data: bool = False,
+        loop: Callable[[Run], None] | None = None,
     ) -> None:
         self._outbox = outbox
         self._snapshot_store = snapshot_store
@@ -90,19 +95,29 @@ class Engine:
         self._fence = Fence()
         self._lock = threading.Lock()
         self._scope: GenerationScope | None = None
-        self._task_program = TaskProgram(
-            spec,
-            device=self._device,
-            position=self._position,
-            outbox=outbox,
-            saver=self._saver,
-            profiling=self._profiling,
-            snapshot_store=snapshot_store,
-            host=store.host,
-            node_directory=node_directory,
-            may_change_data=may_change_data,
-        )
-        self._program: Program = self._task_program
+        self._program: Program
+        if spec.loop is not None:
+            self._program = LoopProgram(
+                spec,
+                function=loop,
+                position=self._position,
+                saver=self._saver,
+                snapshot_store=snapshot_store,
+                host=store.host,
+            )
+        else:
+            self._program = TaskProgram(
+                spec,
+                device=self._device,
+                position=self._position,
+                outbox=outbox,
+                saver=self._saver,
+                profiling=self._profiling,
+                snapshot_store=snapshot_store,
+                host=store.host,
+                node_directory=node_directory,
+                may_change_data=may_change_data,
+            )
         self._is_prepared = False
 
     @property
@@ -158,8 +173,9 @@ class Engine:
         Raises:
             TaskFailed: the task's own code raised.
         """
+        assert isinstance(self._program, TaskProgram), "only a task says what it would train"
         self.prepare()
-        return self._task_program.build_model()
+        return self._program.build_model()
 
     @property
     def model_shape(self) -> ModelShape | None:

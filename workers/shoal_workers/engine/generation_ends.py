@@ -1,10 +1,10 @@
 """What can end a generation, as exceptions that unwind the training thread. They never leave `Engine.run`.
 
-Exception
-├── EngineError
+BaseException
+├── Fenced                  the supervisor fenced this generation
+├── EngineError (an Exception)
 │   ├── TaskFailed          the user's own code raised; carries the ErrorReport
 │   ├── FormFailed          the group did not form
-│   ├── Fenced              the supervisor fenced this generation
 │   ├── NonFinite           loss or gradient norm is not finite
 │   ├── ComputesWrong       a replay named a rank, and the supervisor did not remove it in time
 │   ├── LayoutRefused       a proof has shown that the layout trains another model
@@ -40,8 +40,9 @@ class FormFailed(EngineError):
     """Not all ranks of a generation arrived in time, or the rendezvous store could not be reached."""
 
 
-class Fenced(EngineError):
-    """The supervisor has ended the generation; the training thread leaves it as fast as it can."""
+class Fenced(BaseException):
+    """The supervisor has ended the generation; the training thread leaves it as fast as it can. It is no Exception, so
+    that an `except Exception` of the user's code does not keep the thread in a broken group."""
 
 
 class NonFinite(EngineError):

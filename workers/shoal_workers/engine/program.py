@@ -28,7 +28,8 @@ from shoal_workers.engine.step.generation import Membership
 class Entered:
     """What rank 0 reports once all ranks have entered a generation. Fields as those of `GroupFormed`."""
 
-    total_steps: int
+    total_steps: int | None
+    """None: the program decides when it ends."""
     build_s: float
     restore_s: float
     num_parameters: int

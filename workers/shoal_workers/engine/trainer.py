@@ -72,7 +72,14 @@ class Trainer:
         self._recent = Recent()
         self._scaling = Scaling(spec)
         self._extra = Extra(runtime.update, Identity(spec.seed, task.content_hash), self._recent, self._scaling)
-        self._snapshots = Snapshots(generation, store, runtime.state, self._extra)
+        self._snapshots = Snapshots(
+            generation,
+            store,
+            runtime.state,
+            self._extra,
+            budget=spec.snapshot.budget,
+            log=runtime.state.step_log(generation, store),
+        )
         self._cpu_wait = CpuWait()
         self._saving_s = self._validating_s = 0.0
         """Seconds since the last vote, or the last report."""

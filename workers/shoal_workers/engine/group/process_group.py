@@ -166,7 +166,7 @@ class Group:
         """Called by all ranks at a clean end: no rank closes a connection that another rank still reads from."""
         try:
             self._rendezvous.arrive("leaving", timeout_s=_CLEAN_END_S)
-        except (EngineError, DistError):  # the others are gone already
+        except (EngineError, Fenced, DistError):  # the others are gone already
             pass
 
     def destroy(self, *, is_clean: bool) -> None:

@@ -73,17 +73,27 @@ class StepLog(Protocol):
         ...
 
 
-class DeviceState(Protocol):
-    """Training thread only."""
+class TensorView(Protocol):
+    """The tensors of a state."""
 
-    view: StateView
-    update: Update
-    why_copies: str
-    """Why snapshots are copies of the state, once it was to be moved; empty: it is in shared memory."""
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns, by name, the live tensors that this rank has a part of."""
+        ...
+
+
+class SnapshotState(Protocol):
+    """A state as snapshots see it. Training thread only."""
+
     why_left: str
-    """Why the state went back to private memory; empty: it did not."""
-    keeps_restored: bool
-    """What the group was restored from may still be needed after the first update; set before it."""
+    """Why the state went back to private memory, until that is said; empty: it did not."""
+
+    @property
+    def view(self) -> TensorView: ...
+
+    @property
+    def why_copies(self) -> str:
+        """Why snapshots are copies of the state, once it was to be moved; empty: it is in shared memory."""
+        ...
 
     @property
     def is_in_shared_memory(self) -> bool: ...
@@ -108,12 +118,6 @@ class DeviceState(Protocol):
         """
         ...
 
-    def step(self, lr_factor: float) -> None:
-        """Makes one update."""
-
-    def settle(self) -> None:
-        """Called after an update or a restore, before `finish`: the optimizer may have more state, or less."""
-
     def finish(self, stamp: Stamp, extra_json: bytes) -> bool:
         """Mark the state in shared memory as complete. False: it is not there."""
         ...
@@ -121,6 +125,22 @@ class DeviceState(Protocol):
     def finish_restored(self, stamp: Stamp, extra_json: bytes) -> bool:
         """Does the same after a restore, if the state was read into shared memory."""
         ...
+
+
+class DeviceState(SnapshotState, Protocol):
+    """The state of a model and its optimizer. Training thread only."""
+
+    view: StateView
+    update: Update
+    why_copies: str
+    keeps_restored: bool
+    """What the group was restored from may still be needed after the first update; set before it."""
+
+    def step(self, lr_factor: float) -> None:
+        """Makes one update."""
+
+    def settle(self) -> None:
+        """Called after an update or a restore, before `finish`: the optimizer may have more state, or less."""
 
     def holds(self, source: SnapshotSource | None) -> bool:
         """Returns whether the state in memory is this rank's part of the snapshot. Then the optimizer's state must not
@@ -178,10 +198,12 @@ class CopiedState:
         return self.view.tensors()
 
     def step_log(self, generation: Generation, store: SnapshotStore | None) -> StepLog:
-        return _NoLog(why_no_log(generation, store, self.update))
+        return NoLog(why_no_log(generation, store, self.update))
 
 
-class _NoLog:
+class NoLog:
+    """The log of a generation that has none."""
+
     is_open = False
 
     def __init__(self, why: str) -> None:

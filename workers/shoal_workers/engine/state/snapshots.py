@@ -21,7 +21,7 @@ that, a rank drops its own part, and says so in the next vote: then no step is w
     whole      4           4          12
 
 Without a snapshot store, or once memory is full, everything here does nothing: training continues, and an unexpected
-death costs the steps since the last checkpoint. Called by the trainer.
+death costs the steps since the last checkpoint. Called by the trainer, and by a loop of the user's own.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from collections.abc import Sequence
 
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.worker_reports import ReplicaMismatch, SnapshotCost, SnapshotsStopped
-from shoal_workers.engine.state.device_state import DeviceState
-from shoal_workers.engine.state.training_state import Extra
-from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.state.device_state import SnapshotState, StepLog
+from shoal_workers.engine.state.training_state import PlainValues
+from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.step.vote import NO_BUDDY, NO_LOG, NOTHING_ARRIVED, Verdict
 from shoal_workers.snapshot_store.slots.buddy_slots import STEPS_PER_COPY
 from shoal_workers.snapshot_store.slots.slot_files import Stamp
@@ -50,23 +50,33 @@ _PATIENCE_S = 3.0
 class Snapshots:
     """Takes the snapshots of one generation, and sets their pace. Training thread only."""
 
-    def __init__(self, generation: Generation, store: SnapshotStore | None, state: DeviceState, extra: Extra) -> None:
-        self._generation = generation
-        self._assignment = generation.assignment
-        self._outbox = generation.outbox
+    def __init__(
+        self,
+        membership: Membership,
+        store: SnapshotStore | None,
+        state: SnapshotState,
+        extra: PlainValues,
+        *,
+        budget: float,
+        log: StepLog,
+    ) -> None:
+        """`budget`: fraction of the step time that snapshots may cost. `log`: of this generation."""
+        self._membership = membership
+        self._assignment = membership.assignment
+        self._outbox = membership.outbox
         self._store = store
         self._state = state
         self._extra = extra
         self._can_copy = True
         self._lacks_memory = False
-        self._pace = SnapshotPace(generation.spec.snapshot.budget)
+        self._pace = SnapshotPace(budget)
         self._copies = BuddyCopies(self._assignment.generation, has_buddy=self._assignment.buddy is not None)
         self._copy_s = 0.0
         self._num_taken = 0
         self._num_reported = 0
         self._num_since_freed = -1
         """Steps since older snapshots were freed; -1: they were not."""
-        self.log = state.step_log(generation, store)
+        self.log = log
         self._lag = 0
         self._has_waited_for_copy = False
         self._log_lag: int | None = None
@@ -136,7 +146,7 @@ class Snapshots:
         self.log.wait()
         if self._store is not None and self.log.is_open and not self._has_waited_for_copy:
             self._has_waited_for_copy = True
-            self._store.wait_until_sent(self._generation.check, patience_s=_PATIENCE_S)
+            self._store.wait_until_sent(self._membership.check, patience_s=_PATIENCE_S)
 
     @property
     def log_lag(self) -> float:
@@ -379,7 +389,7 @@ class Snapshots:
         self._outbox.report(
             SnapshotsStopped(
                 generation=self._assignment.generation,
-                step=self._generation.position.step,
+                step=self._membership.position.step,
                 at=time.time(),
                 rank=self._assignment.rank,
                 only_copies=only_copies,

@@ -23,7 +23,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -83,6 +83,22 @@ class Identity:
     seed: int
     content_hash: str
     """The hash of the training data; empty: not known."""
+
+
+class PlainValues(Protocol):
+    """The part of a state that is not a tensor, as snapshots and checkpoints take it."""
+
+    def values(self, step: int) -> dict[str, Any]:
+        """JSON values of rank 0."""
+        ...
+
+    def encoded(self, step: int) -> bytes:
+        """The same as JSON."""
+        ...
+
+    def encoded_values(self) -> bytes:
+        """Returns, as JSON, what ranks other than that of shard 0 save."""
+        ...
 
 
 class Extra:

@@ -1,0 +1,227 @@
+"""The boundary between two steps of a loop: vote, report, snapshot, checkpoint, and the end if one is requested.
+
+    update of all optimizers | vote | the step counts | report | snapshot | checkpoint, if due | end, if requested
+
+The vote comes after the updates, because a loop may make any number of them in one step. A rank that dies before it
+leaves the others with a state that is half a step ahead; so the snapshot of the step before stays until the next one is
+whole, and the group goes on from there. Called by `Run` on the training thread.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.messages import ExitKind, Phase
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.worker_reports import StepReport
+from shoal_workers.engine.group.collectives import waited_s
+from shoal_workers.engine.loop.tracked import Tracked
+from shoal_workers.engine.process.exits import GenerationEnd
+from shoal_workers.engine.schedule import is_due
+from shoal_workers.engine.state.device_state import NoLog
+from shoal_workers.engine.state.saving import Saver
+from shoal_workers.engine.state.snapshots import Snapshots
+from shoal_workers.engine.state.training_state import Recent
+from shoal_workers.engine.step.generation import Membership
+from shoal_workers.engine.step.vote import Ballot, Requests, Verdict, hold_vote
+from shoal_workers.snapshot_store.store import SnapshotStore
+
+_WHY_COPIES = "a loop decides itself what it updates, so its state is copied"
+
+
+class TrackedState:
+    """What a loop tracks, as snapshots and checkpoints take it: the tensors stay where they are, and a snapshot is a
+    copy. Training thread only."""
+
+    is_in_shared_memory = False
+    why_copies = _WHY_COPIES
+
+    def __init__(self, tracked: Tracked, seed: int, recent: Recent) -> None:
+        self._tracked = tracked
+        self._seed = seed
+        self._recent = recent
+        self.why_left = ""
+        self._collected: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+
+    @property
+    def view(self) -> TrackedState:
+        return self
+
+    def changed(self) -> None:
+        """The objects have another state than at the last look."""
+        self._collected = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self._collect()[0]
+
+    def values(self, step: int) -> dict[str, Any]:
+        tree = self._collect()[1]
+        return {"step": step, "seed": self._seed, "tree": tree, "reports": self._recent.values()}
+
+    def encoded(self, step: int) -> bytes:
+        return json.dumps(self.values(step), allow_nan=False).encode()
+
+    def encoded_values(self) -> bytes:
+        return b"{}"
+
+    def move_to_shared_memory(self, *_: Any, **__: Any) -> bool:
+        return False
+
+    def finish(self, *_: Any) -> bool:
+        return False
+
+    def finish_restored(self, *_: Any) -> bool:
+        return False
+
+    def _collect(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        if self._collected is None:
+            self._collected = self._tracked.collect()
+        return self._collected
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What the ranks have done in one step."""
+
+    loss: float | None
+    grad_norm: float | None
+    lr: float | None
+    samples: int | None
+    data_s: float
+
+
+class LoopEnd(BaseException):
+    """Unwinds the user's function at a step boundary. No Exception, so that `except Exception` lets it pass."""
+
+    def __init__(self, end: GenerationEnd) -> None:
+        super().__init__(end)
+        self.end = end
+
+
+class StepBoundary:
+    """Training thread only."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        spec: JobSpec,
+        state: TrackedState,
+        recent: Recent,
+        store: SnapshotStore | None,
+        saver: Saver,
+    ) -> None:
+        self._membership = membership
+        self._spec = spec
+        self._state = state
+        self._recent = recent
+        self._saver = saver
+        log = NoLog(_WHY_COPIES)
+        self._snapshots = Snapshots(membership, store, state, state, budget=spec.snapshot.budget, log=log)
+        self._snapshots.start()
+        self._ended = time.perf_counter()
+        self._waited_s = waited_s()
+        self._saved_mono = time.monotonic()
+        self._saving_s = 0.0
+
+    def commit(self, done: Done, metrics: Mapping[str, float]) -> None:
+        """All ranks: one more step is complete.
+
+        Raises:
+            LoopEnd: a yield was requested.
+            Fenced: the generation is over.
+        """
+        membership, step = self._membership, self._membership.position.step + 1
+        verdict = self._vote(step, done)
+        membership.check()
+        now = time.perf_counter()
+        step_s, self._ended, self._waited_s = now - self._ended, now, waited_s()
+        membership.position.reach(step)
+        self._state.changed()
+        self._report(step, step_s, done, verdict, metrics)
+        requests = verdict.requests
+        self._snapshots.voted(verdict, step)
+        if requests.snapshots or requests.yields:
+            membership.position.enter(Phase.SNAPSHOT)
+            self._snapshots.take(step, replicate=self._snapshots.is_replicating(verdict, step))
+        self._snapshots.update(verdict, step_s, step)
+        pending = None
+        if requests.durably or requests.saves or is_due(step, self._spec.checkpoint.every_steps):
+            pending = self.save(step)
+        if requests.yields:
+            raise LoopEnd(GenerationEnd(ExitKind.YIELDED, pending=pending if requests.durably else None))
+
+    def save(self, step: int) -> CheckpointName:
+        membership, start = self._membership, time.perf_counter()
+        membership.position.enter(Phase.SAVING)
+        tensors, extra = self._state.tensors(), self._state.values(step)
+        name = self._saver.save(membership.assignment, step, tensors, extra, membership.check)
+        self._saved_mono = time.monotonic()
+        self._saving_s += time.perf_counter() - start
+        return name
+
+    def finish(self) -> GenerationEnd:
+        """The loop has returned: the state of its last step becomes durable."""
+        return GenerationEnd(ExitKind.FINISHED, pending=self.save(self._membership.position.step))
+
+    def _vote(self, step: int, done: Done) -> Verdict:
+        membership, fence = self._membership, self._membership.fence
+        snapshots, yields = self._snapshots.is_due(step), self._membership.fence.is_yield_requested
+        copy_s, send_s = self._snapshots.take_costs()
+        saving_s, self._saving_s = self._saving_s, 0.0
+        zero = torch.zeros((), dtype=torch.float64, device=membership.device)
+        ballot = Ballot(
+            loss_sum=zero,  # the loss is that of all ranks already
+            squared_norm=zero,
+            requests=Requests(
+                yields=yields,
+                durably=yields and fence.is_durable_requested,
+                saves=self._is_save_time(),
+                snapshots=snapshots,
+                replicates=snapshots and self._snapshots.is_sending_due(step),
+                is_sending=self._snapshots.is_sending,
+                lacks_memory=self._snapshots.lacks_memory,
+            ),
+            compute_s=max(0.0, time.perf_counter() - self._ended - (waited_s() - self._waited_s)),
+            copy_s=copy_s,
+            send_s=send_s,
+            arrived_step=self._snapshots.arrived_step,
+            log_lag=self._snapshots.log_lag,
+            data_s=done.data_s,
+            saving_s=saving_s,
+        )
+        return hold_vote(ballot, membership.rank, membership.layout.world_size)
+
+    def _is_save_time(self) -> bool:
+        """Rank 0's clock decides for all ranks."""
+        every_s = self._spec.checkpoint.every_s
+        is_timed = every_s is not None and self._membership.rank == 0
+        return is_timed and time.monotonic() - self._saved_mono >= (every_s or 0)
+
+    def _report(self, step: int, step_s: float, done: Done, verdict: Verdict, metrics: Mapping[str, float]) -> None:
+        """All ranks keep the report, rank 0 sends it."""
+        report = StepReport(
+            generation=self._membership.number,
+            step=step,
+            at=time.time(),
+            loss=done.loss,
+            grad_norm=done.grad_norm,
+            lr=done.lr,
+            tokens=done.samples,
+            step_s=step_s,
+            world_size=self._membership.layout.world_size,
+            compute_s=verdict.compute_s,
+            data_s=verdict.data_s,
+            saving_s=verdict.saving_s,
+            metrics=dict(metrics),
+        )
+        self._recent.add(report)
+        if self._membership.rank == 0:
+            self._membership.outbox.report(report)

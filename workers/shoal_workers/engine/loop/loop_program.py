@@ -1,0 +1,117 @@
+"""The program that runs a loop of the user's own: finds its function once, and calls it in each generation with another
+`Run`. Called by the engine, see program.py.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed import DistError
+
+from shoal_workers.checkpoint.errors import CheckpointError
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.messages import Assignment, Phase
+from shoal_workers.contract.model import ModelShape
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.engine.generation_ends import EngineError, TaskFailed
+from shoal_workers.engine.group.collectives import is_collective_error
+from shoal_workers.engine.group.process_group import Group
+from shoal_workers.engine.loop.boundary import LoopEnd
+from shoal_workers.engine.loop.entry import function_of
+from shoal_workers.engine.loop.run import Run
+from shoal_workers.engine.process.exits import GenerationEnd
+from shoal_workers.engine.process.packages import add_packages
+from shoal_workers.engine.process.position import Position
+from shoal_workers.engine.process.warm_memory import keep_freed_memory
+from shoal_workers.engine.program import Entered
+from shoal_workers.engine.state.saving import Saver
+from shoal_workers.engine.step.generation import Membership
+from shoal_workers.engine.task.user_code import report_of
+from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
+from shoal_workers.snapshot_store.store import SnapshotStore
+
+
+class LoopProgram:
+    """Training thread only.
+
+    Args:
+        function: the loop; None: `spec.loop` names the file that has it.
+        host: this host's address.
+    """
+
+    shape: ModelShape | None = None
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        *,
+        function: Callable[[Run], None] | None,
+        position: Position,
+        saver: Saver,
+        snapshot_store: SnapshotStore | None,
+        host: str,
+    ) -> None:
+        self._spec = spec
+        self._function = function
+        self._position = position
+        self._saver = saver
+        self._store = snapshot_store
+        self._host = host
+        self._run: Run | None = None
+
+    def prepare(self, expected_bytes: int = 0) -> None:
+        self._position.enter(Phase.PREPARING)
+        keep_freed_memory()
+        add_packages(self._spec.code, self._position.note)
+        if self._function is None:
+            assert self._spec.loop is not None
+            self._function = self._user(function_of, self._spec.loop)
+        gc.collect()
+        gc.freeze()  # what the imports have made is never garbage
+        self._position.enter(Phase.IDLE)
+
+    def begin(self, assignment: Assignment) -> None:
+        pass
+
+    def enter(self, membership: Membership, group: Group) -> Entered:
+        """The state is restored when the loop names it; what is restored is known before."""
+        membership.position.reach(_start_of(membership.assignment))
+        self._run = Run(membership, group, self._spec, store=self._store, saver=self._saver, host=self._host)
+        return Entered(total_steps=None, build_s=0.0, restore_s=0.0, num_parameters=0, restored_bytes=0, remote_bytes=0)
+
+    def run(self) -> GenerationEnd:
+        run, self._run = self._run, None
+        assert run is not None and self._function is not None, "the generation is entered first"
+        try:
+            self._user(self._function, run)
+            end: GenerationEnd = self._user(run.finish)
+            return end
+        except LoopEnd as left:
+            return left.end
+
+    def park(self) -> None:
+        self._run = None
+
+    def _user(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls code of the user. What it raises is the user's, unless Shoal or a broken collective has raised it."""
+        try:
+            return function(*arguments)
+        except (EngineError, SnapshotLost, CheckpointError, DistError):
+            raise
+        except (Exception, SystemExit) as error:
+            is_storage = isinstance(error, OSError) and self._position.phase in (Phase.RESTORING, Phase.SAVING)
+            if is_storage or is_collective_error(error):
+                raise
+            raise TaskFailed(report_of(error, self._position.phase, in_task_call=True)) from None
+
+
+def _start_of(assignment: Assignment) -> int:
+    """Completed steps of the state that the assignment names."""
+    if assignment.restore_snapshot is not None:
+        return assignment.restore_snapshot.step
+    if assignment.restore_from is None:
+        return 0
+    name = CheckpointName.parse(assignment.restore_from.rstrip("/").rpartition("/")[2])
+    return name.step if name is not None else 0

@@ -1,0 +1,371 @@
+"""`Run`: what a loop of the user's own gets of Shoal, and all that it has to say to it.
+
+    track      what makes up the state; it is restored here, when the loop is entered again
+    batches    this rank's micro-batches of each global batch, which is the same at every world size
+    backward   adds up weighted gradients        update   sums them over all ranks and steps one optimizer
+    commit     the step is complete: vote, report, snapshot, checkpoint
+    steps      update after this rank's last micro-batch of the step, and commit when the loop asks for the next one
+
+The loop stays the user's: it may make several updates in a step, validate at any point, call collectives of its own.
+When the group changes, one of these calls, or a collective, leaves the function with an exception that `except
+Exception` does not catch; the function is then called again, with another Run. All of it on the training thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+from torch.utils.data import default_collate
+
+from shoal_workers.checkpoint.reader import fill
+from shoal_workers.contract.batch_partition import (
+    MicroBatch,
+    micro_batches_of_rank,
+    randomness_seed,
+    sample_at,
+    sample_positions,
+)
+from shoal_workers.contract.messages import Phase
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.worker_reports import is_metric_name, suggested_name
+from shoal_workers.engine.generation_ends import NonFinite
+from shoal_workers.engine.group.process_group import Group
+from shoal_workers.engine.loop.boundary import Done, StepBoundary, TrackedState
+from shoal_workers.engine.loop.tracked import Stateful, Tracked
+from shoal_workers.engine.process.exits import GenerationEnd
+from shoal_workers.engine.state.restore import Restored, is_restoring, when_all_have_restored
+from shoal_workers.engine.state.saving import Saver
+from shoal_workers.engine.state.training_state import Recent
+from shoal_workers.engine.step.generation import Membership
+from shoal_workers.engine.task.data_identity import RankData
+from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
+from shoal_workers.snapshot_store.store import SnapshotStore
+from shoal_workers.torch_internals import tree_map_only
+
+
+class Run:
+    """One life of the loop in one group. The module docstring shows the order of the calls."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        group: Group,
+        spec: JobSpec,
+        *,
+        store: SnapshotStore | None,
+        saver: Saver,
+        host: str,
+    ) -> None:
+        self._membership = membership
+        self._group = group
+        self._spec = spec
+        self._store = store
+        self._saver = saver
+        self._host = host
+        self._boundary: StepBoundary | None = None
+        self._loss: float | None = None
+        self._grad_norm: float | None = None
+        self._lr: float | None = None
+        self._samples: int | None = None
+        self._data_s = 0.0
+        self._metrics: dict[str, float] = {}
+        self._awaits_commit = False
+        """`steps` has ended a step, and the loop may still change its state: schedules, averages."""
+        self._micro = MicroBatch(0, 1.0)
+        self._num_left = 0
+        """Micro-batches of this step that this rank has not begun yet."""
+        self._sums = torch.zeros(2, dtype=torch.float64)
+        """Weights and weighted losses of this rank since the last update."""
+        seed_everything(randomness_seed(spec.seed, 0, 0))
+
+    @property
+    def rank(self) -> int:
+        return self._membership.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._membership.layout.world_size
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """Whether this is the rank that prints and writes files."""
+        return self.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        return self._membership.device
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """All ranks, for what is wrapped over a mesh."""
+        return self._membership.meshes.dense
+
+    @property
+    def step(self) -> int:
+        """Completed steps, the one included that `steps` has just ended."""
+        return self._membership.position.step + self._awaits_commit
+
+    def track(self, **objects: Stateful) -> None:
+        """Names the objects that make up the state: models, optimizers, schedulers, averages, counters; anything with
+        `state_dict` and `load_state_dict`. Their state of the interrupted step is put into them here, so call it once,
+        when all of them are made and before the first step.
+
+        Raises:
+            TypeError: an object cannot be tracked; the message says why.
+            ValueError: the state to go on from is that of other objects.
+        """
+        if self._boundary is not None:
+            raise RuntimeError("run.track() was called twice. Name all objects in one call.")
+        tracked, recent = Tracked(objects), Recent()
+        tensors, _ = tracked.collect()
+        restored = self._restore(tracked, recent)
+        own = RankData("", self._host)
+        when_all_have_restored(self._group, restored, own, dict)
+        self._membership.position.reach(restored.step)
+        state = TrackedState(tracked, self._spec.seed, recent)
+        self._boundary = StepBoundary(self._membership, self._spec, state, recent, self._store, self._saver)
+        del tensors
+
+    def batches(
+        self,
+        dataset: Any,
+        *,
+        global_size: int,
+        micro_size: int | None = None,
+        collate: Callable[[list[Any]], Any] = default_collate,
+    ) -> Iterator[Any]:
+        """This rank's micro-batches, step after step, without end: leave the loop when you are done.
+
+        The samples of a step depend on the step and the seed of the job only, and each rank takes its share of them. A
+        rank may get one micro-batch more than others; the others then get one with weight 0, so that all ranks call the
+        same collectives.
+
+        Args:
+            dataset: has a length and items.
+            global_size: samples per step, over all ranks.
+            micro_size: samples per micro-batch; must divide `global_size`. Default: so many that each of
+                `elasticity.max_workers` ranks has one.
+            collate: makes a batch of a list of items, as for a DataLoader.
+        """
+        size = self._micro_size(global_size, micro_size)
+        num_samples = len(dataset)
+        own = micro_batches_of_rank(global_size // size, self.rank, self.world_size)
+        while True:
+            self._commit_awaited()
+            step = self.step
+            for number, micro in enumerate(own):
+                self._membership.check()
+                self._micro, self._num_left, self._samples = micro, len(own) - number - 1, global_size
+                start = time.perf_counter()
+                positions = sample_positions(step, micro.index, global_size=global_size, micro_size=size)
+                indices = [sample_at(at, num_samples=num_samples, seed=self._spec.seed) for at in positions]
+                batch = self._on_device(collate([dataset[index] for index in indices]))
+                self._data_s += time.perf_counter() - start
+                self._membership.position.spent_on_data(self._data_s)
+                self._membership.position.enter(Phase.FORWARD)
+                seed_everything(randomness_seed(self._spec.seed, step, micro.index))
+                yield batch
+            if self.step == step:
+                raise RuntimeError(
+                    f"all {len(own)} micro-batches of step {step + 1} are computed, and the loop asks for more without "
+                    "run.steps(optimizer) or run.commit(). Call one of them after each micro-batch."
+                )
+
+    def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:
+        """Adds the gradient of `weight` times the loss. `update` divides by the sum of all weights over all ranks.
+
+        Args:
+            loss: mean over something, for example the tokens of the micro-batch.
+            weight: how many of it, for example the number of tokens.
+        """
+        self._membership.check()
+        self._membership.position.enter(Phase.BACKWARD)
+        weight *= self._micro.weight
+        (loss * weight).backward()  # type: ignore[no-untyped-call]
+        self._sums += torch.tensor([weight, float(loss.detach()) * weight], dtype=torch.float64)
+
+    def update(self, optimizer: Optimizer, *, clip: float | None = None) -> float:
+        """Makes the gradients of the optimizer's parameters those of the global batch, steps it, and forgets them.
+
+        Collective: all ranks call it, after the same calls before. A parameter without a gradient on every rank keeps
+        none. Returns the norm of the gradient before it was clipped.
+
+        Args:
+            clip: the largest norm; None: any.
+
+        Raises:
+            NonFinite: on all ranks; nothing was updated.
+        """
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        weight, loss, uses = self._reduce_sums(parameters)
+        used = [p for p, count in zip(parameters, uses, strict=True) if count]
+        self._reduce_gradients(used, weight)
+        norms = [torch.linalg.vector_norm(p.grad.double()) for p in used if p.grad is not None]
+        norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+        if not torch.isfinite(torch.tensor([loss, norm])).all():
+            raise NonFinite(
+                f"loss {loss} and gradient norm {norm} in step {self.step + 1}. Nothing was updated. A lower learning "
+                "rate, or clip= in run.steps(), may help.",
+                None,
+            )
+        if clip is not None and norm > clip:
+            torch._foreach_mul_([p.grad for p in used if p.grad is not None], clip / norm)
+        self._membership.position.enter(Phase.OPTIMIZER)
+        self._lr = float(optimizer.param_groups[0]["lr"]) if optimizer.param_groups else None
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        self._loss, self._grad_norm = loss, norm
+        return norm
+
+    def commit(self, **metrics: Any) -> None:
+        """The step is complete on all ranks: nothing that is tracked changes any more until the next step. Collective.
+        `metrics`: as of `log`."""
+        boundary = self._tracked("commit")
+        self.log(**metrics)
+        done = Done(self._loss, self._grad_norm, self._lr, self._samples, self._data_s)
+        self._loss = self._grad_norm = self._lr = None
+        logged, self._metrics = self._metrics, {}
+        self._awaits_commit = False
+        boundary.commit(done, logged)
+
+    def steps(self, optimizer: Optimizer, *, clip: float | None = None) -> bool:
+        """Call it after each micro-batch. False: this rank has more micro-batches of the step. True: the optimizer was
+        stepped. What else belongs to the step, such as schedules and averages, follows; the step is committed when the
+        loop asks for the next batch, or returns. Arguments as of `update`."""
+        if self._num_left:
+            return False
+        self._tracked("steps")
+        self.update(optimizer, clip=clip)
+        self._awaits_commit = True
+        return True
+
+    def log(self, **metrics: Any) -> None:
+        """Adds numbers to the series of the step that is not committed yet; those of rank 0 count. Loss, gradient norm
+        and learning rate of the last update are there already."""
+        self._metrics |= _numbers(metrics)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The tensors of all ranks one after the other along the first dimension, with gradients to all of them.
+        Collective; all ranks give the same shape."""
+        if self.world_size == 1:
+            return tensor
+        from torch.distributed.nn.functional import all_gather
+
+        return torch.cat(tuple(all_gather(tensor)))  # type: ignore[no-untyped-call]
+
+    def finish(self) -> GenerationEnd:
+        """Called by the program when the loop has returned."""
+        boundary = self._tracked("track")
+        self._commit_awaited()
+        return boundary.finish()
+
+    def _tracked(self, call: str) -> StepBoundary:
+        if self._boundary is None:
+            raise RuntimeError(
+                f"run.{call}() needs to know the state: call run.track(model=model, optimizer=optimizer, ...) first."
+            )
+        return self._boundary
+
+    def _restore(self, tracked: Tracked, recent: Recent) -> Restored:
+        assignment = self._membership.assignment
+        if not is_restoring(assignment):
+            return Restored(0, 0, 0)
+        self._membership.position.enter(Phase.RESTORING)
+        source = assignment.restore_snapshot
+        if source is not None:
+            if self._store is None:
+                reason = "this worker has no snapshot store"
+                raise SnapshotLost(source.generation, source.step, 0, source.parts[0].node_id, reason)
+            check = self._membership.check
+            known = self._store.load({}, source, check=check)
+            tensors = {name: torch.empty(one.sizes, dtype=one.dtype) for name, one in known.unread.items()}
+            loaded = self._store.load(tensors, source, check=check)
+            extra, num_bytes, remote_bytes = loaded.extra, loaded.local_bytes, loaded.remote_bytes
+        else:
+            assert assignment.restore_from is not None
+            unread = fill({}, directory=assignment.restore_from).unread
+            tensors = {name: torch.empty(one.sizes, dtype=one.dtype) for name, one in unread.items()}
+            extra = fill(tensors, directory=assignment.restore_from, advanced=self._advanced).extra
+            num_bytes, remote_bytes = sum(tensor.nbytes for tensor in tensors.values()), 0
+        tracked.restore(tensors, extra["tree"])
+        for report in (past := Recent.parse(extra.get("reports", ()))):
+            recent.add(report)
+        return Restored(int(extra["step"]), num_bytes, remote_bytes, past=past)
+
+    def _advanced(self, num_bytes: int) -> None:
+        self._membership.check()
+
+    def _reduce_sums(self, parameters: Sequence[Tensor]) -> tuple[float, float, list[bool]]:
+        """Over all ranks: the sum of the weights, the mean loss, and which parameters have a gradient."""
+        uses = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float64)
+        sums = torch.cat([self._sums, uses]).to(self.device)
+        self._sums = torch.zeros(2, dtype=torch.float64)
+        if self.world_size > 1:
+            dist.all_reduce(sums)
+        weight, loss, *counts = sums.tolist()
+        if not weight:
+            raise RuntimeError("run.update() without run.backward() before it: there is no gradient on any rank.")
+        return weight, loss / weight, [count > 0 for count in counts]
+
+    def _reduce_gradients(self, used: Sequence[Tensor], weight: float) -> None:
+        """Sums the gradients over all ranks, all of one type in one message."""
+        by_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for parameter in used:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            by_type.setdefault((parameter.grad.dtype, parameter.grad.device), []).append(parameter.grad)
+        for gradients in by_type.values():
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            if self.world_size > 1:
+                dist.all_reduce(flat)
+            flat /= weight
+            parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+            for gradient, part in zip(gradients, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+    def _micro_size(self, global_size: int, micro_size: int | None) -> int:
+        if micro_size is None:
+            most = max(self._spec.elasticity.max_workers, self.world_size)
+            fitting = [n for n in range(1, global_size + 1) if global_size % n == 0 and global_size // n >= most]
+            micro_size = fitting[-1] if fitting else 1
+        if global_size % micro_size:
+            raise ValueError(
+                f"run.batches(): global_size {global_size} is not a multiple of micro_size {micro_size}. Choose a "
+                "micro_size that divides it."
+            )
+        if global_size // micro_size < self.world_size:
+            raise ValueError(
+                f"run.batches(): global_size {global_size} / micro_size {micro_size} = {global_size // micro_size} "
+                f"micro-batches for {self.world_size} ranks: some would have nothing to do. Lower micro_size, or "
+                "elasticity.max_workers."
+            )
+        return micro_size
+
+    def _on_device(self, batch: Any) -> Any:
+        if self.device.type == "cpu":
+            return batch
+        return tree_map_only(torch.Tensor, lambda one: one.to(self.device, non_blocking=True), batch)
+
+    def _commit_awaited(self) -> None:
+        if self._awaits_commit:
+            self.commit()
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics as finite numbers; one that is not finite is left out."""
+    found = {}
+    for name, value in metrics.items():
+        if not is_metric_name(name):
+            raise ValueError(f"run.log(): {name!r} is not the name of a metric. Use {suggested_name(name)!r}.")
+        number = float(value)
+        if torch.isfinite(torch.tensor(number)):
+            found[name] = number
+    return found

@@ -1,0 +1,100 @@
+"""The state of any objects that have `state_dict` and `load_state_dict`, as flat tensors and one tree of plain values.
+
+    objects     model, optimizer, ema ...        what `run.track` was given, by name
+    tensors     model/net.weight -> Tensor       what snapshots and checkpoints copy
+    tree        the nested dicts and lists with a name in the place of each tensor; JSON
+
+Pickles are refused: a state that is made of tensors, numbers and texts can be read by every later version of the code.
+Called by `Run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from torch import Tensor
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Stateful(Protocol):
+    """What can be tracked."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+class Tracked:
+    """Training thread only. Raises TypeError for a state that cannot be kept."""
+
+    def __init__(self, objects: Mapping[str, Stateful]) -> None:
+        for name, one in objects.items():
+            for method in ("state_dict", "load_state_dict"):
+                if not callable(getattr(one, method, None)):
+                    raise TypeError(
+                        f"run.track({name}=...): {type(one).__name__} has no {method}(). Track objects that have "
+                        "state_dict() and load_state_dict(), for example modules, optimizers and schedulers."
+                    )
+        self._objects = dict(objects)
+
+    def collect(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The live tensors by name, and the tree. The tensors share the memory of the objects' own."""
+        tensors: dict[str, Tensor] = {}
+        tree = {name: _flattened(one.state_dict(), name, tensors) for name, one in self._objects.items()}
+        return tensors, tree
+
+    def restore(self, tensors: Mapping[str, Tensor], tree: Mapping[str, Any]) -> None:
+        """Gives each object its state back.
+
+        Raises:
+            ValueError: the state is that of other objects.
+        """
+        if tree.keys() != self._objects.keys():
+            raise ValueError(
+                f"run.track() has {', '.join(sorted(self._objects))}, and the state to go on from has "
+                f"{', '.join(sorted(tree)) or 'nothing'}. Track the same names as the run that it is of."
+            )
+        for name, one in self._objects.items():
+            one.load_state_dict(_restored(tree[name], tensors))
+
+
+def _flattened(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach()
+        return {"tensor": path}
+    if isinstance(value, _PLAIN):
+        return {"value": value} if not isinstance(value, float) else {"float": value.hex()}
+    if isinstance(value, Mapping):
+        items = [(_key(key, path), _flattened(one, f"{path}/{key}", tensors)) for key, one in value.items()]
+        return {"items": items}
+    if isinstance(value, (list, tuple)):
+        return {type(value).__name__: [_flattened(one, f"{path}/{i}", tensors) for i, one in enumerate(value)]}
+    raise TypeError(
+        f"run.track(): {path.replace('/', '.')} is {type(value).__name__}, and a state consists of tensors, numbers, "
+        "texts, lists and dicts. Return one of these from state_dict(), or do not track the object."
+    )
+
+
+def _key(key: Any, path: str) -> Any:
+    if not isinstance(key, _PLAIN):
+        raise TypeError(f"run.track(): {path.replace('/', '.')} has the key {key!r}; keys are texts, numbers or None.")
+    return key
+
+
+def _restored(node: Any, tensors: Mapping[str, Tensor]) -> Any:
+    match node:
+        case {"tensor": str(name)}:
+            return tensors[name]
+        case {"value": value}:
+            return value
+        case {"float": str(text)}:
+            return float.fromhex(text)
+        case {"items": items}:
+            return {key: _restored(one, tensors) for key, one in cast(Sequence[tuple[Any, Any]], items)}
+        case {"list": items}:
+            return [_restored(one, tensors) for one in items]
+        case {"tuple": items}:
+            return tuple(_restored(one, tensors) for one in items)
+    raise ValueError(f"not a node of a tracked state: {node!r}")
