@@ -2,31 +2,95 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kit.worlds import plain_loop
 from shoal_workers.contract.layout import replicated
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.worker_reports import GroupFormed, StepReport
+from shoal_workers.contract.worker_reports import GroupFormed
 
+LOOPS = Path(__file__).parents[2] / "kit" / "loops"
 STEPS = 8
 
 
-def spec(name: str = "digits", **more: Any) -> dict[str, Any]:
+def spec_of(name: str = "digits") -> dict[str, Any]:
     return {
         "task": None,
         "loop": {"file": f"tests/kit/loops/{name}.py"},
-        "elasticity": {"max_workers": 4},
+        "elasticity": {"max_workers": plain_loop.MOST_WORKERS},
         "snapshot": {"budget": 1.0},
-        **more,
     }
 
 
+@functools.cache
+def undisturbed(name: str = "digits") -> dict[int, float]:
+    """The losses in plain torch, by step."""
+    program = [sys.executable, plain_loop.__file__, str(LOOPS / f"{name}.py")]
+    answer = subprocess.run(program, capture_output=True, text=True, check=True)
+    return {int(step): loss for step, loss in json.loads(answer.stdout).items()}
+
+
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_a_loop_trains_at_any_size(make_job: Any, world_size: int) -> None:
-    job = make_job(memory=True, **spec())
+def test_a_loop_trains_at_any_size_as_plain_torch_does(make_job: Any, world_size: int) -> None:
+    job = make_job(memory=True, **spec_of())
     workers = job.workers(world_size)
     ends = job.run(workers, layout=replicated(world_size))
     assert [(e.kind, e.step, e.is_durable) for e in ends] == [(ExitKind.FINISHED, STEPS, True)] * world_size, ends
-    print(job.losses(workers))
+    assert job.losses(workers) == pytest.approx(undisturbed(), abs=3e-7)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "snapshot"])
+def test_a_killed_rank_costs_at_most_one_step_and_changes_no_loss(make_job: Any, phase: str) -> None:
+    job = make_job(memory=True, **spec_of())
+    workers = job.workers(3)
+    victim, survivors = workers[1], [workers[0], workers[2]]
+    victim.strike(phase, 5, "kill")
+    job.start(workers, layout=replicated(3))
+    assert victim.died()
+    exits = job.interrupt(survivors)
+    assert {e.kind for e in exits} <= {ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED}
+    source = job.in_memory(exits, survivors)
+    assert source.step >= 4
+    ends = job.run(survivors, layout=replicated(2), restore_snapshot=source)
+    assert [e.kind for e in ends] == [ExitKind.FINISHED] * 2, ends
+    assert job.reported(survivors, GroupFormed)[-1].start_step == source.step
+    assert job.losses(survivors) == pytest.approx(undisturbed(), abs=3e-7)
+
+
+def test_a_loop_that_yields_goes_on_with_more_workers_without_losing_a_step(make_job: Any) -> None:
+    job = make_job(memory=True, **spec_of())
+    workers = job.workers(2)
+    workers[0].strike("forward", 4, "hold")
+    generation = job.start(workers, layout=replicated(2))
+    workers[0].reached()
+    workers[1].call("request_yield", generation, False)
+    workers[0].call("go")
+    exits = [worker.exit() for worker in workers]
+    assert [(e.kind, e.step, e.is_durable) for e in exits] == [(ExitKind.YIELDED, 5, False)] * 2, exits
+    larger = workers + job.workers(1)
+    ends = job.run(larger, layout=replicated(3), restore_snapshot=job.in_memory(exits, larger))
+    assert [e.kind for e in ends] == [ExitKind.FINISHED] * 3, ends
+    assert job.reported(larger, GroupFormed)[-1].start_step == 5
+    assert job.losses(larger) == pytest.approx(undisturbed(), abs=3e-7)
+
+
+def test_a_loop_goes_on_from_a_checkpoint(make_job: Any) -> None:
+    job = make_job(**spec_of(), checkpoint={"every_steps": 3})
+    workers = job.workers(2)
+    workers[1].strike("forward", 7, "hold")
+    job.start(workers, layout=replicated(2))
+    workers[1].reached()
+    job.wait_until_committed(workers, 6)
+    workers[1].kill()
+    job.interrupt(workers[:1])
+    ends = job.run(workers[:1], layout=replicated(1))
+    assert [e.kind for e in ends] == [ExitKind.FINISHED], ends
+    assert job.reported(workers[:1], GroupFormed)[-1].start_step == 6
+    assert job.losses(workers[:1]) == pytest.approx(undisturbed(), abs=3e-7)

@@ -1,0 +1,86 @@
+"""A loop of tests/kit/loops in plain torch: one process, no group, and none of the engine's loops.
+
+    python plain_loop.py FILE STEPS        prints the loss of each step as JSON
+
+It plays the part of `run` with the global batch at once, in its micro-batches one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import torch
+
+from shoal_workers.contract.batch_partition import randomness_seed, sample_at, sample_positions
+from shoal_workers.engine.task.randomness import seed_everything
+
+MOST_WORKERS = 4
+"""`elasticity.max_workers` of the tests, on which the size of a micro-batch depends."""
+
+
+class PlainRun:
+    rank, world_size, is_rank_zero, device = 0, 1, True, torch.device("cpu")
+
+    def __init__(self):
+        self.step, self.losses = 0, {}
+        self.sums = [0.0, 0.0]
+
+    def track(self, **objects):
+        pass
+
+    def log(self, **metrics):
+        pass
+
+    def gather(self, tensor):
+        return tensor
+
+    def batches(self, dataset, *, global_size, micro_size=None):
+        size = micro_size or global_size // MOST_WORKERS
+        while True:
+            step = self.step
+            self.left = global_size // size
+            for micro in range(global_size // size):
+                self.left -= 1
+                at = sample_positions(step, micro, global_size=global_size, micro_size=size)
+                items = [dataset[sample_at(one, num_samples=len(dataset), seed=0)] for one in at]
+                seed_everything(randomness_seed(0, step, micro))
+                yield torch.utils.data.default_collate(items)
+
+    def backward(self, loss, *, weight=1.0):
+        (loss * weight).backward()
+        self.sums[0] += weight
+        self.sums[1] += float(loss.detach()) * weight
+
+    def update(self, optimizer, *, clip=None):
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        for parameter in parameters:
+            parameter.grad /= self.sums[0]
+        torch.nn.utils.clip_grad_norm_(parameters, float("inf") if clip is None else clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        self.loss, self.sums = self.sums[1] / self.sums[0], [0.0, 0.0]
+
+    def commit(self, **metrics):
+        self.step += 1
+        self.losses[self.step] = self.loss
+
+    def steps(self, optimizer, *, clip=None):
+        if self.left:
+            return False
+        self.update(optimizer, clip=clip)
+        self.commit()
+        return True
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    path, *arguments = sys.argv[1:]
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, str(Path(path).parent))
+    run = PlainRun()
+    seed_everything(randomness_seed(0, 0, 0))
+    runpy.run_path(path)["train"](run)
+    print(json.dumps(run.losses))
