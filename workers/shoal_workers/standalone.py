@@ -4,18 +4,19 @@ Rank 0 prints one line per step, and one line of JSON at the end. If a rank dies
 again, which resumes from the newest committed checkpoint), and rank 0 commits a checkpoint once all its parts are
 durable. The layout is the one that `parallelism` fixes, else fully sharded. Checkpoints are in the directory that
 --checkpoint-dir or `checkpoint.url` names, else in ./NAME-checkpoints. A run continues from those that it finds there,
-if the spec is the same. Called by run.py.
+if the spec is the same. Called by run.py, and by `shoal.run` where no service runs the program.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import statistics
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -27,10 +28,11 @@ from shoal_workers.checkpoint.commit import checkpoint_names, newest_committed
 from shoal_workers.checkpoint.spec_note import SpecChanged, note_spec
 from shoal_workers.checkpoint.storage import open_directory
 from shoal_workers.contract.checks.legality import fixed_layout, violations
-from shoal_workers.contract.layout import Layout, fully_sharded
+from shoal_workers.contract.layout import Layout, fully_sharded, replicated
 from shoal_workers.contract.messages import Assignment, ExitKind, ProofDemand, WorkerExit
+from shoal_workers.contract.placing import WorkerSpec
 from shoal_workers.contract.proofs import axes_of
-from shoal_workers.contract.spec import ContinueFrom, JobSpec, ParallelismSpec, plan_of
+from shoal_workers.contract.spec import ContinueFrom, ElasticitySpec, JobSpec, LoopSpec, ParallelismSpec, plan_of
 from shoal_workers.contract.worker_reports import (
     GroupFormed,
     PreemptionNotice,
@@ -49,6 +51,7 @@ from shoal_workers.contract.worker_reports import (
 from shoal_workers.engine.engine import Engine
 from shoal_workers.engine.group.network_interface import address_towards
 from shoal_workers.engine.group.store.server import StoreServer
+from shoal_workers.engine.loop.run import Run
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.secrets import read_secrets
 from shoal_workers.engine.state.saving import PartCollector
@@ -118,11 +121,36 @@ class Summary:
         )
 
 
-def train(spec: JobSpec, checkpoint_dir: str | None, *, changed_spec: bool) -> int:
+def run_loop(loop: Callable[[Run], None]) -> None:
+    """What `shoal.run(train)` does where no service runs the program: in this process, also under torchrun.
+
+    It goes on from the newest checkpoint in the directory that SHOAL_CHECKPOINT_DIR names, by default
+    `NAME-checkpoints` for a file NAME.py.
+
+    Raises:
+        SystemExit: the loop has failed; the reason is on stderr.
+    """
+    file = Path(sys.argv[0]).name or "loop"
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", Path(file).stem).strip("-._")[:63] or "loop"
+    spec = JobSpec(
+        name=name,
+        loop=LoopSpec(file=file),
+        worker=WorkerSpec(gpus=1 if torch.cuda.is_available() else 0),
+        elasticity=ElasticitySpec(max_workers=TorchrunEnvironment.read().world_size),
+    )
+    status = train(spec, os.environ.get("SHOAL_CHECKPOINT_DIR"), changed_spec=False, loop=loop)
+    if status:
+        raise SystemExit(status)
+
+
+def train(
+    spec: JobSpec, checkpoint_dir: str | None, *, changed_spec: bool, loop: Callable[[Run], None] | None = None
+) -> int:
     """Exit status 0 if the last step was reached.
 
     Args:
         changed_spec: the checkpoints that are found may be those of another spec, or of other data.
+        loop: what `spec.loop` would give to `shoal.run`, if this process has it already.
     """
     environment = TorchrunEnvironment.read()
     os.environ.update(spec.code.env)
@@ -148,6 +176,7 @@ def train(spec: JobSpec, checkpoint_dir: str | None, *, changed_spec: bool) -> i
         outbox=outbox,
         store=store,
         may_change_data=changed_spec,
+        loop=loop,
     )
     attempt = int(shared.get("attempt"))
     assignment = Assignment(
@@ -188,6 +217,8 @@ def layout_for(spec: JobSpec, world_size: int) -> Layout:
     Raises:
         SystemExit: the degrees do not multiply to the world size, or the layout is not legal; the message tells why.
     """
+    if spec.loop is not None:
+        return replicated(world_size)
     fixed, plan = spec.parallelism, plan_of(spec)
     if not isinstance(fixed, ParallelismSpec):
         return fully_sharded(world_size)
@@ -258,15 +289,12 @@ def _show(item: WorkerReport, summary: Summary) -> None:
     match item:
         case GroupFormed():
             origin = "from the seed" if item.start_step == 0 else f"from step {item.start_step}"
-            _print(f"formed in {item.form_s:.2f} s, {item.num_parameters:,} parameters, {origin} to {item.total_steps}")
+            of = f", {item.num_parameters:,} parameters" if item.num_parameters else ""
+            end = f" to {item.total_steps}" if item.total_steps is not None else ""
+            _print(f"formed in {item.form_s:.2f} s{of}, {origin}{end}")
         case StepReport():
-            rate = (item.tokens or 0) / item.step_s
             summary.steps, summary.loss = item.step, item.loss
-            summary.rates.append(rate)
-            _print(
-                f"step {item.step}  loss {item.loss:.6f}  norm {item.grad_norm:.4f}  lr {item.lr:.3g}  "
-                f"{rate:,.0f} tokens/s  {item.step_s * 1000:.1f} ms{_metrics(item.metrics)}"
-            )
+            _print(f"step {item.step}{''.join(f'  {text}' for text in _figures(item, summary))}")
         case ValidationReport():
             summary.val_loss, summary.val_bits_per_byte = item.loss, item.bits_per_byte
             metrics = _metrics(item.metrics)
@@ -281,6 +309,20 @@ def _show(item: WorkerReport, summary: Summary) -> None:
             _print(item.message)
         case ReplicasEqual() | SavedPart() | PreemptionNotice() | SnapshotCost() | SnapshotsStopped():
             pass
+
+
+def _figures(item: StepReport, summary: Summary) -> Iterator[str]:
+    """What a step has reported, in words."""
+    if item.loss is not None:
+        yield f"loss {item.loss:.6f}"
+    if item.grad_norm is not None:
+        yield f"norm {item.grad_norm:.4f}"
+    if item.lr is not None:
+        yield f"lr {item.lr:.3g}"
+    if item.tokens is not None:
+        summary.rates.append(item.tokens / item.step_s)
+        yield f"{summary.rates[-1]:,.0f} tokens/s"
+    yield f"{item.step_s * 1000:.1f} ms{_metrics(item.metrics)}"
 
 
 def _metrics(metrics: Mapping[str, float]) -> str:

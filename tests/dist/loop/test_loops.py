@@ -37,18 +37,25 @@ def undisturbed(name: str = "digits") -> dict[int, float]:
     return {int(step): loss for step, loss in json.loads(answer.stdout).items()}
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_a_loop_trains_at_any_size_as_plain_torch_does(make_job: Any, world_size: int) -> None:
-    job = make_job(memory=True, **spec_of())
+@pytest.mark.parametrize(("name", "world_size"), [("digits", 1), ("digits", 3), ("gan", 3), ("contrastive", 2)])
+def test_a_loop_trains_at_any_size_as_plain_torch_does(make_job: Any, name: str, world_size: int) -> None:
+    job = make_job(memory=True, **spec_of(name))
     workers = job.workers(world_size)
     ends = job.run(workers, layout=replicated(world_size))
     assert [(e.kind, e.step, e.is_durable) for e in ends] == [(ExitKind.FINISHED, STEPS, True)] * world_size, ends
-    assert job.losses(workers) == pytest.approx(undisturbed(), abs=3e-7)
+    assert job.losses(workers) == pytest.approx(undisturbed(name), abs=3e-7)
 
 
-@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "snapshot"])
-def test_a_killed_rank_costs_at_most_one_step_and_changes_no_loss(make_job: Any, phase: str) -> None:
-    job = make_job(memory=True, **spec_of())
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [
+        *(("digits", phase) for phase in ("forward", "backward", "optimizer", "snapshot")),
+        ("gan", "optimizer"),
+        ("contrastive", "backward"),
+    ],
+)
+def test_a_killed_rank_costs_at_most_one_step_and_changes_no_loss(make_job: Any, name: str, phase: str) -> None:
+    job = make_job(memory=True, **spec_of(name))
     workers = job.workers(3)
     victim, survivors = workers[1], [workers[0], workers[2]]
     victim.strike(phase, 5, "kill")
@@ -61,7 +68,7 @@ def test_a_killed_rank_costs_at_most_one_step_and_changes_no_loss(make_job: Any,
     ends = job.run(survivors, layout=replicated(2), restore_snapshot=source)
     assert [e.kind for e in ends] == [ExitKind.FINISHED] * 2, ends
     assert job.reported(survivors, GroupFormed)[-1].start_step == source.step
-    assert job.losses(survivors) == pytest.approx(undisturbed(), abs=3e-7)
+    assert job.losses(survivors) == pytest.approx(undisturbed(name), abs=3e-7)
 
 
 def test_a_loop_that_yields_goes_on_with_more_workers_without_losing_a_step(make_job: Any) -> None:

@@ -21,6 +21,21 @@ MOST_WORKERS = 4
 """`elasticity.max_workers` of the tests, on which the size of a micro-batch depends."""
 
 
+class PlainBatch:
+    def __init__(self, run, dataset, global_size, size):
+        self.run, self.dataset, self.global_size, self.size, self.passes = run, dataset, global_size, size, 0
+
+    def __iter__(self):
+        run, num = self.run, self.global_size // self.size
+        first, self.passes, step = self.passes * num, self.passes + 1, run.step
+        for micro in range(num):
+            run.left = num - micro - 1
+            at = sample_positions(step, micro, global_size=self.global_size, micro_size=self.size)
+            items = [self.dataset[sample_at(one, num_samples=len(self.dataset), seed=0)] for one in at]
+            seed_everything(randomness_seed(0, step, first + micro))
+            yield torch.utils.data.default_collate(items)
+
+
 class PlainRun:
     rank, world_size, is_rank_zero, device = 0, 1, True, torch.device("cpu")
 
@@ -38,16 +53,12 @@ class PlainRun:
         return tensor
 
     def batches(self, dataset, *, global_size, micro_size=None):
-        size = micro_size or global_size // MOST_WORKERS
+        for batch in self.global_batches(dataset, global_size=global_size, micro_size=micro_size):
+            yield from batch
+
+    def global_batches(self, dataset, *, global_size, micro_size=None):
         while True:
-            step = self.step
-            self.left = global_size // size
-            for micro in range(global_size // size):
-                self.left -= 1
-                at = sample_positions(step, micro, global_size=global_size, micro_size=size)
-                items = [dataset[sample_at(one, num_samples=len(dataset), seed=0)] for one in at]
-                seed_everything(randomness_seed(0, step, micro))
-                yield torch.utils.data.default_collate(items)
+            yield PlainBatch(self, dataset, global_size, micro_size or global_size // MOST_WORKERS)
 
     def backward(self, loss, *, weight=1.0):
         (loss * weight).backward()

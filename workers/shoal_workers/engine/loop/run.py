@@ -1,7 +1,8 @@
 """`Run`: what a loop of the user's own gets of Shoal, and all that it has to say to it.
 
     track      what makes up the state; it is restored here, when the loop is entered again
-    batches    this rank's micro-batches of each global batch, which is the same at every world size
+    batches    this rank's micro-batches of each global batch, which is the same at every world size (also
+               `global_batches`, for several updates in a step)
     backward   adds up weighted gradients        update   sums them over all ranks and steps one optimizer
     commit     the step is complete: vote, report, snapshot, checkpoint
     steps      update after this rank's last micro-batch of the step, and commit when the loop asks for the next one
@@ -49,6 +50,34 @@ from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.torch_internals import tree_map_only
+
+
+class GlobalBatch:
+    """This rank's micro-batches of one step. Each iteration makes them again, with random numbers of its own."""
+
+    def __init__(
+        self,
+        run: Run,
+        step: int,
+        own: Sequence[MicroBatch],
+        num_micro_batches: int,
+        num_samples: int,
+        made: Callable[[MicroBatch], Any],
+    ) -> None:
+        """`step`: completed steps before it. `made`: the samples of a micro-batch."""
+        self.step = step
+        self._run = run
+        self._own = own
+        self._num_micro_batches = num_micro_batches
+        self._num_samples = num_samples
+        self._made = made
+        self._num_passes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        first, self._num_passes = self._num_passes * self._num_micro_batches, self._num_passes + 1
+        for number, micro in enumerate(self._own):
+            left = len(self._own) - number - 1
+            yield self._run.enter_micro_batch(micro, left, self._num_samples, self.step, first, self._made)
 
 
 class Run:
@@ -155,29 +184,37 @@ class Run:
                 `elasticity.max_workers` ranks has one.
             collate: makes a batch of a list of items, as for a DataLoader.
         """
+        for batch in self.global_batches(dataset, global_size=global_size, micro_size=micro_size, collate=collate):
+            yield from batch
+            if not self._awaits_commit and self.step == batch.step:
+                raise RuntimeError(
+                    f"all micro-batches of step {batch.step + 1} are computed, and the loop asks for more without "
+                    "run.steps(optimizer) or run.commit(). Call one of them after each micro-batch."
+                )
+
+    def global_batches(
+        self,
+        dataset: Any,
+        *,
+        global_size: int,
+        micro_size: int | None = None,
+        collate: Callable[[list[Any]], Any] = default_collate,
+    ) -> Iterator[GlobalBatch]:
+        """The same, for a loop that makes several updates in a step: each step's micro-batches as something that can be
+        iterated over for every one of them. Ends a step with `commit`. Arguments as of `batches`."""
         size = self._micro_size(global_size, micro_size)
-        num_samples = len(dataset)
         own = micro_batches_of_rank(global_size // size, self.rank, self.world_size)
+        num_samples = len(dataset)
         while True:
             self._commit_awaited()
             step = self.step
-            for number, micro in enumerate(own):
-                self._membership.check()
-                self._micro, self._num_left, self._samples = micro, len(own) - number - 1, global_size
-                start = time.perf_counter()
+
+            def made(micro: MicroBatch, step: int = step) -> Any:
                 positions = sample_positions(step, micro.index, global_size=global_size, micro_size=size)
                 indices = [sample_at(at, num_samples=num_samples, seed=self._spec.seed) for at in positions]
-                batch = self._on_device(collate([dataset[index] for index in indices]))
-                self._data_s += time.perf_counter() - start
-                self._membership.position.spent_on_data(self._data_s)
-                self._membership.position.enter(Phase.FORWARD)
-                seed_everything(randomness_seed(self._spec.seed, step, micro.index))
-                yield batch
-            if self.step == step:
-                raise RuntimeError(
-                    f"all {len(own)} micro-batches of step {step + 1} are computed, and the loop asks for more without "
-                    "run.steps(optimizer) or run.commit(). Call one of them after each micro-batch."
-                )
+                return collate([dataset[index] for index in indices])
+
+            yield GlobalBatch(self, step, own, global_size // size, global_size, made)
 
     def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:
         """Adds the gradient of `weight` times the loss. `update` divides by the sum of all weights over all ranks.
@@ -260,6 +297,26 @@ class Run:
         from torch.distributed.nn.functional import all_gather
 
         return torch.cat(tuple(all_gather(tensor)))  # type: ignore[no-untyped-call]
+
+    def enter_micro_batch(
+        self,
+        micro: MicroBatch,
+        num_left: int,
+        num_samples: int,
+        step: int,
+        first_seed: int,
+        made: Callable[[MicroBatch], Any],
+    ) -> Any:
+        """Called by `GlobalBatch`: makes the samples of a micro-batch, which is the current one from now on."""
+        self._membership.check()
+        self._micro, self._num_left, self._samples = micro, num_left, num_samples
+        start = time.perf_counter()
+        batch = self._on_device(made(micro))
+        self._data_s += time.perf_counter() - start
+        self._membership.position.spent_on_data(self._data_s)
+        self._membership.position.enter(Phase.FORWARD)
+        seed_everything(randomness_seed(self._spec.seed, step, first_seed + micro.index))
+        return batch
 
     def finish(self) -> GenerationEnd:
         """Called by the program when the loop has returned."""
