@@ -2,6 +2,7 @@
 
 BaseException
 ├── Fenced                  the supervisor fenced this generation
+├── GroupBroken             a collective has failed, and the user's code went on
 ├── EngineError (an Exception)
 │   ├── TaskFailed          the user's own code raised; carries the ErrorReport
 │   ├── FormFailed          the group did not form
@@ -43,6 +44,10 @@ class FormFailed(EngineError):
 class Fenced(BaseException):
     """The supervisor has ended the generation; the training thread leaves it as fast as it can. It is no Exception, so
     that an `except Exception` of the user's code does not keep the thread in a broken group."""
+
+
+class GroupBroken(BaseException):
+    """Raised by the next call into Shoal after a collective has failed, if the user's code has caught that error."""
 
 
 class NonFinite(EngineError):

@@ -124,6 +124,10 @@ def replace_wait() -> None:
                     if _END_OF_SLICE not in str(error):
                         raise
                 leave()
+        except RuntimeError as error:
+            if log is not None:
+                log.failed(error)
+            raise
         finally:
             _own.waited_s += time.perf_counter() - start
             if log is not None:
@@ -138,9 +142,15 @@ def _recorded(name: str, plain: Callable[..., Work]) -> Callable[..., Work]:
     is_done_by_waiting = name in _DONE_BY_WAITING
 
     def call(group: ProcessGroup, *arguments: Any, **named: Any) -> Work:
-        if _own.log is not None:
-            _own.log.called(name, arguments)
-        work = plain(group, *arguments, **named)
+        log = _own.log
+        if log is not None:
+            log.called(name, arguments)
+        try:
+            work = plain(group, *arguments, **named)
+        except RuntimeError as error:
+            if log is not None:
+                log.failed(error)
+            raise
         if is_done_by_waiting and _own.done_by_waiting is not None:
             # The reference keeps the id from being given to another operation.
             _own.done_by_waiting[id(work)] = work
@@ -219,6 +229,14 @@ class CollectiveLog:
         self._in_step = False
         self._deviation = ""
         self.is_waiting = False
+        self.failure = ""
+        """What broke the first collective that has failed; empty: none has. The code that called it may go on as if
+        nothing had happened."""
+
+    def failed(self, error: RuntimeError) -> None:
+        """A collective has raised."""
+        if not self.failure and is_collective_error(error):
+            self.failure = text_of(error)
 
     def begin_step(self) -> None:
         self._step, self._in_step, self._deviation = [], True, ""

@@ -36,7 +36,7 @@ from shoal_workers.contract.batch_partition import (
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import is_metric_name, suggested_name
-from shoal_workers.engine.generation_ends import NonFinite
+from shoal_workers.engine.generation_ends import GroupBroken, NonFinite
 from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.loop.boundary import Done, StepBoundary, TrackedState
 from shoal_workers.engine.loop.tracked import Stateful, Tracked
@@ -187,6 +187,7 @@ class Run:
         for batch in self.global_batches(dataset, global_size=global_size, micro_size=micro_size, collate=collate):
             yield from batch
             if not self._awaits_commit and self.step == batch.step:
+                self._check()
                 raise RuntimeError(
                     f"all micro-batches of step {batch.step + 1} are computed, and the loop asks for more without "
                     "run.steps(optimizer) or run.commit(). Call one of them after each micro-batch."
@@ -223,7 +224,7 @@ class Run:
             loss: mean over something, for example the tokens of the micro-batch.
             weight: how many of it, for example the number of tokens.
         """
-        self._membership.check()
+        self._check()
         self._membership.position.enter(Phase.BACKWARD)
         weight *= self._micro.weight
         (loss * weight).backward()  # type: ignore[no-untyped-call]
@@ -241,6 +242,7 @@ class Run:
         Raises:
             NonFinite: on all ranks; nothing was updated.
         """
+        self._check()
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         weight, loss, uses = self._reduce_sums(parameters)
         used = [p for p, count in zip(parameters, uses, strict=True) if count]
@@ -265,6 +267,7 @@ class Run:
     def commit(self, **metrics: Any) -> None:
         """The step is complete on all ranks: nothing that is tracked changes any more until the next step. Collective.
         `metrics`: as of `log`."""
+        self._check()
         boundary = self._tracked("commit")
         self.log(**metrics)
         done = Done(self._loss, self._grad_norm, self._lr, self._samples, self._data_s)
@@ -294,9 +297,8 @@ class Run:
         Collective; all ranks give the same shape."""
         if self.world_size == 1:
             return tensor
-        from torch.distributed.nn.functional import all_gather
-
-        return torch.cat(tuple(all_gather(tensor)))  # type: ignore[no-untyped-call]
+        self._check()
+        return _Gather.apply(tensor, self.rank, self.world_size)  # type: ignore[no-any-return,no-untyped-call]
 
     def enter_micro_batch(
         self,
@@ -308,7 +310,7 @@ class Run:
         made: Callable[[MicroBatch], Any],
     ) -> Any:
         """Called by `GlobalBatch`: makes the samples of a micro-batch, which is the current one from now on."""
-        self._membership.check()
+        self._check()
         self._micro, self._num_left, self._samples = micro, num_left, num_samples
         start = time.perf_counter()
         batch = self._on_device(made(micro))
@@ -323,6 +325,13 @@ class Run:
         boundary = self._tracked("track")
         self._commit_awaited()
         return boundary.finish()
+
+    def _check(self) -> None:
+        """Leaves a generation that is over, or a group that a failed collective has broken although the loop went
+        on."""
+        self._membership.check()
+        if failure := self._membership.collectives.failure:
+            raise GroupBroken(failure)
 
     def _tracked(self, call: str) -> StepBoundary:
         if self._boundary is None:
@@ -414,6 +423,23 @@ class Run:
     def _commit_awaited(self) -> None:
         if self._awaits_commit:
             self.commit()
+
+
+class _Gather(torch.autograd.Function):
+    """All-gather along the first dimension. What comes back for each part is summed over all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, rank: int, world_size: int) -> Tensor:
+        ctx.rank, ctx.length = rank, len(tensor)
+        parts = [torch.empty_like(tensor) for _ in range(world_size)]
+        dist.all_gather(parts, tensor.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        whole = gradients[0].contiguous()
+        dist.all_reduce(whole)
+        return whole[ctx.rank * ctx.length : (ctx.rank + 1) * ctx.length], None, None
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -21,6 +21,7 @@ from shoal_workers.engine.generation_ends import (
     DataDiffers,
     Fenced,
     FormFailed,
+    GroupBroken,
     LayoutRefused,
     NonFinite,
     StorageFailed,
@@ -55,6 +56,8 @@ def classify(error: BaseException, phase: Phase, *, is_fenced: bool, is_formed: 
     """The end that `error` means; None: it is not an error, and must be raised."""
     if is_fenced or isinstance(error, Fenced):
         return GenerationEnd(ExitKind.INTERRUPTED)
+    if isinstance(error, GroupBroken):
+        return GenerationEnd(ExitKind.COLLECTIVE_FAILED, report_of(error, phase))
     if not isinstance(error, Exception):
         return None  # KeyboardInterrupt, SystemExit: not an error of training
     report = error.report if isinstance(error, TaskFailed) else report_of(error, phase)
