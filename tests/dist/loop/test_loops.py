@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,3 +103,34 @@ def test_a_loop_goes_on_from_a_checkpoint(make_job: Any) -> None:
     assert [e.kind for e in ends] == [ExitKind.FINISHED], ends
     assert job.reported(workers[:1], GroupFormed)[-1].start_step == 6
     assert job.losses(workers[:1]) == pytest.approx(undisturbed(), abs=3e-7)
+
+
+def test_an_error_of_the_loop_names_its_line(make_job: Any) -> None:
+    job = make_job(**spec_of("mistaken"))
+    [end] = job.run(job.workers(1), layout=replicated(1))
+    assert end.kind is ExitKind.USER_ERROR and end.error is not None
+    assert end.error.type == "ZeroDivisionError" and end.error.line == "mistaken.py:12 in train()"
+
+
+def test_a_file_that_gives_nothing_to_shoal_run_is_one_sentence(make_job: Any) -> None:
+    job = make_job(**spec_of("no_loop"))
+    [end] = job.run(job.workers(1), layout=replicated(1))
+    assert end.kind is ExitKind.USER_ERROR and end.error is not None
+    assert end.error.message.startswith("tests/kit/loops/no_loop.py has ended without shoal.run(train).")
+
+
+@pytest.mark.parametrize("launcher", [(), ("-m", "torch.distributed.run", "--nproc-per-node", "2")])
+def test_without_a_service_the_loop_trains_in_its_own_process_and_goes_on_from_its_checkpoint(
+    tmp_path: Path, launcher: tuple[str, ...]
+) -> None:
+    environment = {**os.environ, "SHOAL_CHECKPOINT_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    losses: dict[int, float] = {}
+    for steps in (5, STEPS):
+        program = [sys.executable, *launcher, str(LOOPS / "digits.py"), str(steps)]
+        answer = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
+        assert answer.returncode == 0, answer.stderr
+        lines = re.findall(r"^step (\d+)  loss ([0-9.]+)", answer.stdout, re.MULTILINE)
+        losses |= {int(step): float(loss) for step, loss in lines}
+        assert f'"steps": {steps}' in answer.stdout and '"end": "finished"' in answer.stdout
+    assert len(lines) == STEPS - 5, "the second run went on from the first one's checkpoint"
+    assert losses == pytest.approx(undisturbed(), abs=2e-6)  # printed with six digits

@@ -58,7 +58,7 @@ def train(run):
     model.train()
     if run.step >= steps:
         return
-    for x, y in run.batches(Points(), global_size=GLOBAL_SIZE):
+    for x, y in run.batches(Points(), global_size=GLOBAL_SIZE, micro_size=3):
         run.backward(nn.functional.cross_entropy(model(x), y), weight=len(x))
         if run.steps(optimizer, clip=1.0):
             schedule.step()

@@ -1,0 +1,3 @@
+"""A program without a loop for Shoal."""
+
+print("nothing to do")
