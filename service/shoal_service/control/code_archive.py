@@ -1,8 +1,9 @@
 """Packs a user's directory into a zip archive that is a pure function of its files: same files, same sha256.
 
-Version control, caches and virtual environments are left out, and what a `.shoalignore` names. A symbolic link to a file inside the directory is
-followed; a link that leads out of it is refused, since it may point to another user's files. Called by the HTTP edge
-for a `working_dir` on the service's machine, and by the Python client for one on the user's machine.
+Version control, caches and virtual environments are left out, and what a `.shoalignore` names. A symbolic link to a
+file inside the directory is followed; a link that leads out of it is refused, since it may point to another user's
+files. Called by the HTTP edge for a `working_dir` on the service's machine, and by the Python client for one on the
+user's machine.
 """
 
 from __future__ import annotations

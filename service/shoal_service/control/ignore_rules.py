@@ -1,4 +1,4 @@
-"""Which files of a code directory are not packed: the patterns of its `.shoalignore`, with the meaning that git gives them
+"""Which files of a code directory are not packed: the patterns of its `.shoalignore`, which mean what they mean to git
 in a `.gitignore`. Pure.
 
     # a comment         data/        a directory of this name, anywhere

@@ -12,7 +12,16 @@ from shoal_service.control.ignore_rules import IgnoreRules
 
 FILES = (
     *("train.py", "model.pt", "a.log", "b.log", "#odd", "!odd", "end ", "x[1]", "data/a.bin", "data/b/c.bin"),
-    *("pkg/data/a.bin", "pkg/model.pt", "pkg/deep/er/model.pt", "runs/1/out.txt", "pkg/runs/1/out.txt", "f1", "f2", "fa"),
+    *(
+        "pkg/data/a.bin",
+        "pkg/model.pt",
+        "pkg/deep/er/model.pt",
+        "runs/1/out.txt",
+        "pkg/runs/1/out.txt",
+        "f1",
+        "f2",
+        "fa",
+    ),
 )
 
 
