@@ -139,8 +139,8 @@ _RENDEZVOUS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
 def _obstacles(read: _Read) -> Iterator[Remark]:
     for name, places in _by_name(read, _SPAWNERS):
         yield Remark(
-            f"{name} starts processes of its own, and Shoal starts one for each worker: call what it starts, once, with "
-            "rank and world size from the environment",
+            f"{name} starts processes of its own, and Shoal starts one for each worker: call what it starts, once, "
+            "with rank and world size from the environment",
             places,
         )
     if places := read.calls(*_RAY_TRAINERS):
@@ -195,15 +195,15 @@ def _notes(read: _Read, *, is_distributed: bool) -> Iterator[Remark]:
         )
     if not read.calls("shoal.log"):
         yield Remark(
-            "step, loss and the time that is left are not reported: `import shoal`, and `shoal.log(step=step, loss=loss)` "
-            "in the loop; elsewhere it does nothing"
+            "step, loss and the time that is left are not reported: `import shoal`, and `shoal.log(step=step, "
+            "loss=loss)` in the loop; elsewhere it does nothing"
         )
     if places := read.mentions_of_sigterm():
         yield Remark("it acts on SIGTERM: --grace SECONDS is the time that it gets, 10 without it", places)
     if is_distributed and (places := read.calls("torch.utils.data.DataLoader")):
         yield Remark(
-            "a batch size of each process times the number of workers is the global batch, so it changes with the group; "
-            "divide by WORLD_SIZE to keep it",
+            "a batch size of each process times the number of workers is the global batch, so it changes with the "
+            "group; divide by WORLD_SIZE to keep it",
             places,
         )
 

@@ -1,12 +1,12 @@
 """A program on the command line as a job spec: `shoal submit train.py --workers 2:8 -- --lr 3e-4`, without YAML.
 
-    train.py ARGUMENTS                                a script
-    -m package.train ARGUMENTS                        a module
-    python | torchrun | accelerate launch ...         the command line that the user has: its launcher's options are read
+    train.py ARGUMENTS                          a script
+    -m package.train ARGUMENTS                  a module
+    python | torchrun | accelerate launch ...   the command line that the user has: its launcher's options are read
 
 Hides which options of which launcher mean what: numbers of processes become workers, what only brings processes
-together is noted as not needed, and every other option is refused by name. Reads no file but to see whether it is there.
-Called by `shoal submit` and `shoal check`.
+together is noted as not needed, and every other option is refused by name. Never opens a file. Called by `shoal
+submit` and `shoal check`.
 """
 
 from __future__ import annotations

@@ -21,10 +21,12 @@ from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic.config import JsonDict
@@ -615,8 +617,8 @@ class Launcher(StrEnum):
 
 
 class ScriptSpec(Frozen):
-    """A program that trains by itself: Shoal starts one process of it per worker, as torchrun does, and starts the group
-    again, with as many workers as there are, when one is lost. The program goes on from its own checkpoint; see
+    """A program that trains by itself: Shoal starts one process of it per worker, as torchrun does, and starts the
+    group again, with as many workers as there are, when one is lost. The program goes on from its own checkpoint; see
     docs/porting.md."""
 
     model_config = ConfigDict(json_schema_extra=exactly_one_of("file", "module"))
@@ -772,6 +774,14 @@ class JobSpec(Frozen):
                 "row, and collectives for fp8, which gloo does not have. Use bf16."
             )
         return precision
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the defaults of keys that a script may not have, so that its document is a valid spec again."""
+        document: dict[str, Any] = handler(self)
+        if self.script is None:
+            return document
+        return {key: value for key, value in document.items() if key not in KEYS_OF_TASKS}
 
     @model_validator(mode="after")
     def _has_an_end(self) -> JobSpec:

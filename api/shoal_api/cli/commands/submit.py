@@ -19,7 +19,6 @@ from shoal_api.cli.session import (
     JobArgument,
     JsonFlag,
     Session,
-    SpecArgument,
     UrlOption,
     command,
     exit_code_of,
@@ -37,8 +36,8 @@ def submit(
         list[str] | None,
         typer.Argument(
             metavar="SPEC|SCRIPT",
-            help='A job spec ("-": standard input), or a script, with its arguments after --. Also a whole command line '
-            "after --: python, torchrun or accelerate launch.",
+            help='A job spec ("-": standard input), or a script, with its arguments after --. Also a whole command '
+            "line after --: python, torchrun or accelerate launch.",
         ),
     ] = None,
     module: Annotated[
@@ -163,7 +162,8 @@ class ScriptCommand(TyperCommand):
             return super().parse_args(ctx, args)
         except Exception as error:
             option = getattr(error, "option_name", None)
-            if option is not None and any(word.endswith(".py") or word in ("-m", "--module") for word in given):
+            has_script = any(word.endswith(".py") or word in ("-m", "--module") for word in given)
+            if option is not None and has_script and hasattr(error, "message"):
                 error.message += f". Arguments of the script come after --: shoal submit train.py -- {option}"
             raise
 

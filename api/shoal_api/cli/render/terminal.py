@@ -47,6 +47,15 @@ def number(value: float | None, digits: int = 4) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
+NOT_REPORTED = "not reported"
+"""What a script has not said of itself."""
+
+
+def steps(step: int, total_steps: int | None) -> str:
+    """Return `120/400`, for a narrow column. "-": no step is known, as of a script that reports none."""
+    return f"{step}/{total_steps}" if total_steps else str(step) if step else "-"
+
+
 def clock(at: float) -> str:
     """Return the local time, with the date if it is not today."""
     moment = datetime.datetime.fromtimestamp(at)
