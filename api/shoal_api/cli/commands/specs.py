@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _PLACE = "MODEL_DIRECTORY"
 _ENDING = ".template"
+_SPEC = "job.yaml"
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change the spec; may be repeated.")
 ]
@@ -38,7 +39,8 @@ def init(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a job that runs as it is, to change it: its spec, and the code of its task."""
+    """Write a job that runs as it is, to change it: its spec, and the code of its task; or a script, which needs no
+    spec."""
     with command(DEFAULT_URL, as_json) as session:
         from shoal_api.cli.errors import CliError
 
@@ -53,9 +55,10 @@ def init(
             raise CliError(f"--model {str(model)!r} is not a directory", hint="nothing is downloaded: name a local one")
         where = directory or Path(template)
         written = write_template(known[template], where, model)
-        hint = f"shoal submit {where / 'job.yaml'} --dry-run"
+        has_spec = where / _SPEC in written
+        hint = f"shoal submit {where / _SPEC if has_spec else f'{written[0]} --workers 1:4'} --dry-run"
         if model is None and template == "fine-tune":
-            hint = f"Set model.path in {where / 'job.yaml'}, then: {hint}"
+            hint = f"Set model.path in {where / _SPEC}, then: {hint}"
         files_of = {"files": [str(path) for path in written]}
         session.output.document(files_of, lambda: "\n".join((*(f"wrote {path}" for path in written), hint)))
 
@@ -67,8 +70,11 @@ def templates() -> dict[str, Traversable]:
 
 
 def words_of_template(template: Traversable) -> str:
-    """Return what the template is: the first line of its spec says it."""
-    return (template / "job.yaml").read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    """Return what the template is: the first line of its spec, or of its script, says it."""
+    first = template / _SPEC
+    if not first.is_file():
+        [first] = (one for one in template.iterdir() if one.name.endswith(_ENDING))
+    return first.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ").removeprefix('"""')
 
 
 def write_template(template: Traversable, directory: Path, model: Path | None) -> list[Path]:

@@ -6,7 +6,6 @@ Pure: every function takes views and returns objects that rich prints.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from shoal_api.cli.render.terminal import (
     NOT_REPORTED,
     STATE_STYLE,
     clock,
+    command_text,
     new_table,
     number,
     sparkline,
@@ -39,7 +39,6 @@ from shoal_service.views import (
 from shoal_workers.contract.job import JobState, UserFailure
 from shoal_workers.contract.placing import ANY_CLUSTER
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
-from shoal_workers.contract.spec import ScriptSpec
 
 _CHECKPOINT_STYLE = {
     CheckpointState.COMMITTED: "green",
@@ -216,12 +215,6 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several
         page.add_row("", Text(_where(status.failure), style="dim"))
         page.add_row("", Text(status.failure.traceback.rstrip()))
     return page
-
-
-def command_text(script: ScriptSpec) -> str:
-    """Return the command of a script as it is typed: `train.py --lr 3e-4, as by torchrun`."""
-    what = ["-m", script.module] if script.module is not None else [str(script.file)]
-    return f"{shlex.join([*what, *script.args])}, as by {script.launcher}"
 
 
 def is_silent(job: JobView) -> bool:
