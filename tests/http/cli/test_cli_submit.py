@@ -128,6 +128,11 @@ def test_a_script_of_a_spec_takes_the_options_of_scripts(shoal: Any, script: Pat
     assert refused.code == 2 and "script.args" in refused.err
 
 
+def test_a_script_goes_on_from_its_own_checkpoints_only(shoal: Any, script: Path) -> None:
+    ran = shoal("submit", "train.py", "--from", "job-1@3")
+    assert ran.code == 2 and "a script loads its checkpoints itself" in ran.err
+
+
 def test_an_option_of_the_script_before_the_dashes_is_answered_with_where_it_goes(shoal: Any, script: Path) -> None:
     ran = shoal("submit", "train.py", "--lr", "3e-4")
     assert ran.code == 2
