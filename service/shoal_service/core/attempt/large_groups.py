@@ -28,8 +28,8 @@ def later_s(num_workers: int) -> float:
 
 
 def quiesce_s(state: Attempt) -> float:
-    """Seconds that the workers of a lost group have to leave it, and the others to report their snapshots. The processes
-    of a script have their grace besides."""
+    """Seconds that the workers of a lost group have to leave it, and the others to report their snapshots. A script has
+    its grace besides."""
     return state.config.timeouts.quiesce_s + state.target.grace_s + later_s(len(state.pool.workers))
 
 

@@ -78,8 +78,8 @@ same turn."""
 
 
 def open_attempt(state: Attempt) -> tuple[Command, ...]:
-    """The commands that set a new attempt in motion. If the attempt before was lost, its incident is open. No checkpoint
-    is looked for if the job has a script: it begins in STARTING."""
+    """The commands that set a new attempt in motion. If the attempt before was lost, its incident is open. That of a
+    script begins in STARTING: no checkpoint is looked for."""
     search = (FindCheckpoint(),) if state.stage is Stage.OPENING else ()
     if state.incident is None:
         return search
