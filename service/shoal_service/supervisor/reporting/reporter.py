@@ -56,6 +56,8 @@ class Reporter:
     def record_report(self, item: WorkerReport, state: Attempt) -> None:
         """Records a report of the current generation, before the machine handles it."""
         if item.generation != state.group.generation:
+            if state.target.is_script and isinstance(item, StepReport):
+                self._add_point(_point(item, None))  # its last one may come after its end; no later group repeats it
             return
         if isinstance(item, StepReport):
             self._readings.add(item)
