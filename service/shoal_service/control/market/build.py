@@ -51,7 +51,7 @@ _SERVED = (
     Category.RECOVERING,
     Category.RESIZING,
 )
-_DECIDES = {"task", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic"}
+_DECIDES = {"task", "script", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic"}
 """The keys of a spec that a prediction depends on, besides the world sizes."""
 _FEW = 8
 """Largest world size up to which each size is predicted."""
