@@ -14,7 +14,6 @@ import json
 import math
 import secrets
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -81,15 +80,16 @@ class LoggedSteps:
     """Makes reports of the messages of one generation.
 
     Args:
+        began_at: wall-clock time at which the script was started, seconds since the epoch.
         remark: called with sentences for the job's log.
     """
 
-    def __init__(self, assignment: Assignment, remark: Callable[[str], None]) -> None:
+    def __init__(self, assignment: Assignment, began_at: float, remark: Callable[[str], None]) -> None:
         self._assignment = assignment
         self._remark = remark
         self._last: tuple[int, float] | None = None
         """Step and time of the message before."""
-        self._began_at = time.time()
+        self._began_at = began_at
         self._metric_names: set[str] = set()
         self._remarked: set[str] = set()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import socket
 import threading
 import time
@@ -22,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from shoal_workers.contract.exception_causes import REFUSED, ErrorClass
 from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, Phase, Progress, WorkerExit
@@ -81,7 +82,7 @@ class ScriptRunner:
         self._current: _Generation | None = None
         self._hook = HookSocket()
         self._guardian: GuardianClient | None = None
-        self._script_store: dist.TCPStore | None = None
+        self._script_store: TCPStore | None = None
         """The store that the scripts of this generation use; on rank 0."""
         self._is_prepared = False
 
@@ -111,6 +112,11 @@ class ScriptRunner:
     def pid_of_script(self) -> int:
         """Returns, on any thread, the pid of the script's process; 0: none runs."""
         return self._guardian.pid_of_script if self._guardian is not None else 0
+
+    @property
+    def guardian_pid(self) -> int:
+        """Returns, on any thread, the pid of the guardian; 0: none was started yet, or it has died."""
+        return self._guardian.pid if self._guardian is not None else 0
 
     def prepare(self, expected_bytes: int = 0) -> None:
         """Training thread: install packages, find the script, start the guardian. Idempotent.
@@ -267,7 +273,6 @@ class ScriptRunner:
         """Until the script has ended, by itself or because it was ordered."""
         self._position.enter(Phase.SCRIPT)
         ended = self._ended(generation)
-        assert ended is not None
         generation.has_process = False
         if generation.fence.is_raised:
             return ExitKind.INTERRUPTED, None
@@ -280,11 +285,11 @@ class ScriptRunner:
             self._outbox.log_text(f"the process of {self._script.words} {ended.words}")
         return kind, error
 
-    def _ended(self, generation: _Generation) -> Ended | None:
-        """Follow the script to its end, and order that end when the fence says so."""
+    def _ended(self, generation: _Generation) -> Ended:
+        """Follow the script to its end, and order that end when the fence says so. Raises GuardianLost."""
         guardian = self._guardian
         assert guardian is not None
-        steps = LoggedSteps(generation.assignment, self._outbox.log_text)
+        steps = LoggedSteps(generation.assignment, time.time(), self._outbox.log_text)
         with _Sources(guardian, self._hook, generation) as sources:
             while True:
                 if generation.must_stop and not generation.was_stopped:
@@ -292,12 +297,15 @@ class ScriptRunner:
                     guardian.stop(self._script.grace_s)
                     generation.patience_mono = time.monotonic() + self._script.grace_s + _KILL_S
                 if time.monotonic() >= generation.patience_mono:
-                    guardian.kill()
+                    guardian.kill()  # which ends the wait below
                 for message in sources.wait(generation.patience_mono):
                     if "ended" in message:
                         for late in sources.rest():
                             self._take(late, steps, generation)
-                        return Ended(**message["ended"])
+                        ended = Ended(**message["ended"])
+                        if generation.was_stopped and ended.signal == signal.SIGKILL:
+                            self._outbox.log_text(self._words_of_kill)
+                        return ended
                     self._take(message, steps, generation)
 
     def _take(self, message: dict[str, Any], steps: LoggedSteps, generation: _Generation) -> None:
@@ -309,6 +317,11 @@ class ScriptRunner:
                 self._position.reach(report.step)
                 if generation.assignment.rank == 0:
                     self._outbox.report(report)
+
+    @property
+    def _words_of_kill(self) -> str:
+        grace_s = self._script.grace_s
+        return f"{self._script.words} did not end within {grace_s:g} s of SIGTERM (script.grace_s), and was killed"
 
     def _end_process(self, generation: _Generation) -> None:
         """End a script that began, after the rendezvous has failed."""
@@ -452,14 +465,12 @@ class _Sources:
         return []
 
 
-def _store_for_scripts(host: str) -> dist.TCPStore:
+def _store_for_scripts(host: str) -> TCPStore:
     """On the address that the workers already use; by itself TCPStore would listen on all of them."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family, backlog=1024) as listener:
         port = listener.getsockname()[1]
-        return dist.TCPStore(
-            host, port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
-        )
+        return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno()))
 
 
 def _refusal(message: str, phase: Phase) -> TaskFailed:
