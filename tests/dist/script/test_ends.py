@@ -70,6 +70,23 @@ def test_a_script_that_ends_with_a_text_has_failed(bench: Bench, capfd: pytest.C
     assert capfd.readouterr().err == "no data\n"
 
 
+def test_what_a_script_writes_into_torchruns_error_file_is_said(bench: Bench) -> None:
+    text = """
+import sys
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def train():
+    raise ValueError("no data")
+
+try:
+    train()
+except ValueError:
+    sys.exit(9)
+"""
+    assert _error(bench(text)).sentence == "train.py ended with exit status 9: ValueError: no data"
+
+
 def test_a_crash_is_the_scripts_own(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     error = _error(bench("import ctypes\ndef crash():\n    ctypes.string_at(0)\ncrash()"))
     assert (error.type, error.mistake) == ("Crash", "crash")

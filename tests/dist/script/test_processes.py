@@ -14,7 +14,7 @@ import pytest
 
 from kit.processes.script_bench import PATIENCE_S, Events, ForkServer, ScriptBench, num_descriptors, write_script
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.script.guardian import below
+from shoal_workers.script.guardian import LOOK_AT_ALL_S, LOOK_S, Work, below
 
 Bench = Callable[..., ScriptBench]
 PROGRAM = Path(__file__).parents[2] / "kit" / "programs" / "script_worker.py"
@@ -69,7 +69,9 @@ def test_a_script_finds_what_a_new_interpreter_would_find(
     assert found["session"] == found["group"] == found["pid"]
     assert found["is_warm"], "forked from a process that has imported torch"
     assert found["threads"] == 1
-    assert [number for number in found["descriptors"] if number > 2] == found["descriptors"][3:5], "report and events"
+    assert [number for number in found["descriptors"] if number > 2] == found["descriptors"][3:6], (
+        "two files and the events"
+    )
     assert not found["is_internal"]
     assert capfd.readouterr().out == "printed"
 
@@ -157,6 +159,33 @@ def _wait_for_ends(pidfds: list[int]) -> None:
         poll.register(pidfd, select.POLLIN)
         assert poll.poll(PATIENCE_S * 1000), "a process is left"
         os.close(pidfd)
+
+
+@pytest.mark.parametrize("is_in_child", [False, True])
+def test_a_process_works_while_it_or_its_children_use_a_cpu(is_in_child: bool) -> None:
+    program = """
+import sys, time
+print(flush=True)
+for line in sys.stdin:
+    end = time.process_time() + 0.4
+    while time.process_time() < end:
+        pass
+    print(flush=True)
+"""
+    if is_in_child:
+        program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}])"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        work = Work(process.pid, 0.0)
+        assert not work.has_gone_on(2 * LOOK_AT_ALL_S), "it waits"
+        process.stdin.write("on\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        assert work.has_gone_on(3 * LOOK_AT_ALL_S)
+        assert not work.has_gone_on(3 * LOOK_AT_ALL_S + LOOK_S / 2), "too early for a look"
+        process.stdin.close()
 
 
 def test_a_runner_goes_on_after_its_guardian_was_killed(bench: Bench, events: Events) -> None:

@@ -20,7 +20,11 @@ Bench = Callable[..., ScriptBench]
 STEPS = 8
 TEXT = (SCRIPTS / "train_ddp.py").read_text(encoding="utf-8")
 _PREFIXES = ("TORCHELASTIC_", "MASTER_", "RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_", "TORCH_NCCL_")
-_OWN_VALUES = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS"}
+_OWN_VALUES = {
+    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE")
+}
+_OF_THE_AGENT = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
+"""What torchrun sets for itself, and its workers inherit."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def test_a_script_trains_as_under_torchrun(bench: Bench, torchrun: Run, tmp_path
     assert own.losses == torchrun.losses, "bit for bit"
     assert {one.step: one.loss for one in runners.reports(StepReport)} == torchrun.losses
     for found, expected in zip(own.environments, torchrun.environments, strict=True):
-        names = {name for name in expected if name.startswith(_PREFIXES)} - {"TORCHELASTIC_ERROR_FILE"}
+        names = {name for name in expected if name.startswith(_PREFIXES)} - _OF_THE_AGENT
         assert names <= found.keys()
         same = names - _OWN_VALUES
         assert {name: found[name] for name in same} == {name: expected[name] for name in same}

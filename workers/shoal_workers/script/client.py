@@ -52,9 +52,7 @@ class GuardianClient:
 
     def run(self, task: Task) -> None:
         """Raises GuardianLost."""
-        document = asdict(task)
-        del document["report"]
-        self._send({"run": document})
+        self._send({"run": asdict(task)})
 
     def stop(self, grace_s: float) -> None:
         """SIGTERM to the script, and SIGKILL after that time. Raises GuardianLost."""

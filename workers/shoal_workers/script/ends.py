@@ -55,6 +55,8 @@ class Ended:
     signal: int | None = None
     raised: dict[str, Any] | None = None
     """The exception that ended it, as `program.described` says it; None: none did."""
+    recorded: dict[str, Any] | None = None
+    """What the script has written into TORCHELASTIC_ERROR_FILE."""
 
     @property
     def words(self) -> str:
@@ -78,8 +80,18 @@ def end_of(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorRepor
         return _of_exception(ended.raised, folder)
     if ended.code == 0:
         return ExitKind.FINISHED, None
-    message = f"{script} ended with exit status {ended.code}, and its log says why."
+    recorded = _recorded(ended.recorded)
+    said = f": {recorded}" if recorded else ", and its log says why."
+    message = f"{script} ended with exit status {ended.code}{said}"
     return ExitKind.USER_ERROR, _sentence("ExitStatus", message, EXIT_STATUS)
+
+
+def _recorded(file: Any) -> str:
+    """The message in an error file of torch.distributed.elastic; empty: there is none."""
+    message = file.get("message") if isinstance(file, dict) else None
+    if isinstance(message, dict):
+        message = message.get("message")
+    return message[:_MAX_MESSAGE_CHARS] if isinstance(message, str) else ""
 
 
 def _sentence(kind: str, message: str, mistake: str) -> ErrorReport:

@@ -40,13 +40,12 @@ if __name__ == "__main__":
 from shoal_workers.forkserver.orphans import SWEEP_S, adopt_orphans, end_orphans, parents
 from shoal_workers.script import program
 
-_LOOK_S = 1.0
-_LOOK_AT_ALL_S = 10.0
+LOOK_S = 1.0
+LOOK_AT_ALL_S = 10.0
 """Pause between two looks at all processes below the script, which read the whole of /proc, while its own process does
 nothing."""
-_BUSY_TICKS = 2
-"""CPU time per look that counts as work. A thread that only waits for the network wakes up now and then, and uses
-less."""
+_BUSY_TICKS_PER_S = 2
+"""CPU time, of 100 ticks per second, that counts as work. A thread that only waits for the network uses less."""
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals to a whole process group or control group. The guardian ends with its link only."""
 _RECEIVE_BYTES = 1 << 16
@@ -87,6 +86,8 @@ class Script:
     pidfd: int
     report: int
     """File in memory into which the process writes the exception that ends it."""
+    error_file: int
+    """File in memory for `torch.distributed.elastic.multiprocessing.errors.record`."""
     work: Work
     kill_at_mono: float | None = None
     status: int | None = None
@@ -126,7 +127,7 @@ class Guardian:
         wait_s: float | None = None
         if self._script is not None:
             poll.register(self._script.pidfd, select.POLLIN)
-            wait_s = _LOOK_S
+            wait_s = LOOK_S
             if self._script.kill_at_mono is not None:
                 wait_s = min(wait_s, max(0.0, self._script.kill_at_mono - time.monotonic()))
         ready = dict(poll.poll(None if wait_s is None else wait_s * 1000))
@@ -143,17 +144,17 @@ class Guardian:
     def _fork(self, task: program.Task) -> program.Task | None:
         """Returns the task in the new process, and None in the guardian."""
         own = os.getpid()
-        report = os.memfd_create("report", os.MFD_CLOEXEC)
+        report, error_file = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("report", "error-file"))
         # A signal that the new process gets before it reacts as a new process would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
         pid = os.fork()
         if pid == 0:
             self._link.close()
-            task.report = report
+            task.report, task.error_file = report, error_file
             program.leave_guardian(own)
             return task
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
-        self._script = Script(pid, os.pidfd_open(pid), report, Work(pid))
+        self._script = Script(pid, os.pidfd_open(pid), report, error_file, Work(pid, time.monotonic()))
         self._send({"pid": pid})
         return None
 
@@ -172,10 +173,10 @@ class Guardian:
         if script.status is not None:
             self._end_all()
             self._send({"ended": _ended(script)})
-            os.close(script.pidfd)
-            os.close(script.report)
+            for number in (script.pidfd, script.report, script.error_file):
+                os.close(number)
             self._script = None
-        elif script.work.has_gone_on():
+        elif script.work.has_gone_on(time.monotonic()):
             self._send({"busy": True})
 
     def _reap(self) -> None:
@@ -204,11 +205,16 @@ class Guardian:
 
 def _ended(script: Script) -> dict[str, Any]:
     assert script.status is not None
-    size = os.fstat(script.report).st_size
-    raised = json.loads(os.pread(script.report, size, 0)) if size else None
     killed = os.WTERMSIG(script.status) if os.WIFSIGNALED(script.status) else None
     code = None if killed is not None else os.WEXITSTATUS(script.status)
-    return {"code": code, "signal": killed, "raised": raised}
+    return {"code": code, "signal": killed, "raised": _content(script.report), "recorded": _content(script.error_file)}
+
+
+def _content(file: int) -> Any:
+    """Returns None if the file is empty, or the script has written something else than JSON."""
+    with suppress(ValueError):
+        return json.loads(os.pread(file, os.fstat(file).st_size, 0))
+    return None
 
 
 class Work:
@@ -216,33 +222,34 @@ class Work:
 
     Args:
         pid: the script's own process.
+        now_mono: monotonic time at which it began.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, now_mono: float) -> None:
         self._pid = pid
-        self._ticks = 0
-        self._all_ticks = 0
+        self._ticks = _ticks(pid)
+        self._all_ticks = self._ticks
         self._printed = _printed()
-        self._look_at_mono = time.monotonic()
-        self._look_at_all_mono = self._look_at_mono
+        self._looked_mono = self._looked_at_all_mono = now_mono
 
-    def has_gone_on(self) -> bool:
-        """Whether it does something since the last look. False between two looks, which are `_LOOK_S` apart."""
-        now_mono = time.monotonic()
-        if now_mono < self._look_at_mono:
+    def has_gone_on(self, now_mono: float) -> bool:
+        """Whether it does something since the last look; False if that was less than `LOOK_S` ago."""
+        since_s = now_mono - self._looked_mono
+        if since_s < LOOK_S:
             return False
-        self._look_at_mono = now_mono + _LOOK_S
+        self._looked_mono = now_mono
         ticks, before = _ticks(self._pid), self._ticks
         printed, printed_before = _printed(), self._printed
         self._ticks, self._printed = ticks, printed
-        if ticks - before >= _BUSY_TICKS or printed != printed_before:
+        if ticks - before >= _BUSY_TICKS_PER_S * since_s or printed != printed_before:
             return True
-        if now_mono < self._look_at_all_mono:
+        since_s = now_mono - self._looked_at_all_mono
+        if since_s < LOOK_AT_ALL_S:
             return False
-        self._look_at_all_mono = now_mono + _LOOK_AT_ALL_S
-        all_ticks, all_before = sum(map(_ticks, below(os.getpid()))), self._all_ticks
-        self._all_ticks = all_ticks
-        return abs(all_ticks - all_before) >= _BUSY_TICKS * _LOOK_AT_ALL_S / _LOOK_S  # it sinks when a process ends
+        self._looked_at_all_mono = now_mono
+        ticks, before = sum(map(_ticks, {self._pid, *below(self._pid)})), self._all_ticks
+        self._all_ticks = ticks
+        return abs(ticks - before) >= _BUSY_TICKS_PER_S * since_s  # the sum sinks when a process has ended
 
 
 def below(pid: int) -> set[int]:

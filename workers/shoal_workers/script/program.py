@@ -46,6 +46,8 @@ class Task:
     cwd: str
     report: int = -1
     """Descriptor of the file for the exception."""
+    error_file: int = -1
+    """Descriptor of the file that torchrun promises."""
 
 
 def leave_guardian(guardian: int) -> None:
@@ -83,6 +85,8 @@ def run(task: Task) -> None:
 def _become(task: Task) -> None:
     os.environ.clear()
     os.environ.update(task.env)
+    if "TORCHELASTIC_RUN_ID" in task.env:
+        os.environ["TORCHELASTIC_ERROR_FILE"] = f"/proc/self/fd/{task.error_file}"
     os.chdir(task.cwd)
     if task.file is not None:
         sys.argv = [task.file, *task.args]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sysconfig
 from typing import Any
 
 import pytest
@@ -11,13 +12,14 @@ from shoal_workers.contract.exception_causes import ErrorClass
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.script.ends import Ended, end_of
 
+_LIBRARIES = sysconfig.get_paths()["purelib"]
 _DIST = ["torch.distributed.DistBackendError", "torch.distributed.DistError", "builtins.RuntimeError"]
 _RUNTIME = ["builtins.RuntimeError", "builtins.Exception"]
 
 
 def raised(message: str, bases: list[str], *, cause: dict[str, Any] | None = None) -> dict[str, Any]:
     link = {"type": bases[0].removeprefix("builtins."), "message": message, "errno": None, "bases": bases}
-    frames = [["/code/train.py", 41, "step"], ["/usr/lib/python3.11/site-packages/torch/x.py", 3, "all_reduce"]]
+    frames = [["/code/train.py", 41, "step"], [f"{_LIBRARIES}/torch/x.py", 3, "all_reduce"]]
     return {"traceback": "Traceback ...", "frames": frames, "chain": [link, *([cause["chain"][0]] if cause else [])]}
 
 
