@@ -615,8 +615,8 @@ class Launcher(StrEnum):
 
 
 class ScriptSpec(Frozen):
-    """A program that trains by itself: Shoal starts one process of it per worker, as torchrun does, and starts the group
-    again, with as many workers as there are, when one is lost. The program goes on from its own checkpoint; see
+    """A program that trains by itself: Shoal starts one process of it per worker, as torchrun does, and starts the
+    group again, with as many workers as there are, when one is lost. The program goes on from its own checkpoint; see
     docs/porting.md."""
 
     model_config = ConfigDict(json_schema_extra=exactly_one_of("file", "module"))
