@@ -138,7 +138,7 @@ class MarketBuilder:
         return corrected(predicted or _unplanned(row.spec), rates), predicted is not None
 
     def _market_job(self, row: DriveRow, measured: JobMeasured, curve: ThroughputCurve) -> MarketJob:
-        left, done = _work_of(row)
+        left, done = _work_of(row, measured)
         return replace(
             requested(row),
             curve=curve,
@@ -151,11 +151,15 @@ class MarketBuilder:
         )
 
 
-def _work_of(row: DriveRow) -> tuple[float | None, float]:
-    """Samples that are left, None if that is not known, and samples that are done."""
+def _work_of(row: DriveRow, measured: JobMeasured) -> tuple[float | None, float]:
+    """Samples that are left, None if that is not known, and samples that are done. Those of a script are in its own
+    unit, in which its speed was measured."""
     status, stop = row.status, row.spec.stop
-    if stop is None:  # a script: how far it is from its end is not known
-        return None, float(status.tokens or 0)
+    if stop is None:
+        done = float(status.tokens or 0)
+        if status.total_steps is None or not done or not status.step or not measured.rates:
+            return None, done
+        return max(0, status.total_steps - status.step) * done / status.step, done
     samples = row.spec.batch.global_size
     total_steps = status.total_steps if status.total_steps is not None else stop.steps
     left = None if total_steps is None else float(max(0, total_steps - status.step) * samples)

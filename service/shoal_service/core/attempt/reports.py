@@ -108,7 +108,8 @@ def _formed(turn: Turn, item: GroupFormed) -> None:
     elif not turn.group.is_start_known:
         turn.group = replace(turn.group, start_step=turn.progress.step)
     code_update.trial_formed(turn)
-    turn.history = replace(turn.history, has_formed=True, total_steps=item.total_steps)
+    total_steps = turn.history.total_steps if is_script else item.total_steps
+    turn.history = replace(turn.history, has_formed=True, total_steps=total_steps)
     forming.proof_arrived(turn, item.proof)
     turn.progress = replace(turn.progress, advanced_at=turn.now)
     step = turn.group.start_step
@@ -155,6 +156,8 @@ def _step_done(turn: Turn, item: StepReport) -> None:
         furthest_step=max(turn.progress.furthest_step, item.step),
         advanced_at=turn.now,
     )
+    if item.total_steps is not None:
+        turn.history = replace(turn.history, total_steps=item.total_steps)  # a script says it with its steps
     turn.progress = hangs.step_measured(turn.progress, item.step_s, is_first=is_first)
     if is_new and (turn.budgets.fruitless or turn.budgets.setbacks):
         turn.budgets = turn.budgets.advanced()

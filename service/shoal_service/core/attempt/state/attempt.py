@@ -526,7 +526,7 @@ class History:
     has_run_long: bool = False
     """A group of a script has run for so long that the attempt counts as progress, whatever it has reported."""
     total_steps: int | None = None
-    """Number of steps of the whole training run; None: no group has formed yet, or a script decides."""
+    """Number of steps of the whole training run; None: no group has formed yet, or a script does not say."""
     skip_steps: tuple[int, ...] = ()
     """Steps that are left out because they were rolled back."""
     standing: Standing | None = None

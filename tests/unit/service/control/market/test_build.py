@@ -172,3 +172,11 @@ def test_the_speed_of_a_script_is_learnt_from_its_samples_per_second_only() -> N
     assert job(builder, script_row(9, step_s=0.5)).curve == predicted, "steps alone say nothing"
     measured = job(builder, script_row(10, tokens=800, tokens_per_s=160.0)).curve
     assert measured.rate(2) == 160.0 and measured.rate(4) == pytest.approx(160.0 * 1.9)
+
+
+def test_what_is_left_of_a_script_is_known_once_it_says_its_last_step_and_its_speed_is_measured() -> None:
+    builder = MarketBuilder()
+    known = {"tokens": 800, "tokens_per_s": 160.0, "total_steps": 100}
+    assert job(builder, script_row(9, **known)).left is None, "its speed is not measured yet"
+    found = job(builder, script_row(20, **known))
+    assert (found.left, found.done) == (80 * 40.0, 800.0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kit.worlds.attempt.parts import step_report
 from shoal_service.core.attempt import hangs
 from shoal_service.core.attempt.commands import Commit, CompareModels, FindCheckpoint, RequestYield, Run, StartWorker
 from shoal_service.core.attempt.deadlines import Deadline, wait_of
@@ -424,3 +425,14 @@ def test_a_directive_with_the_settings_of_a_script_changes_nothing(new_world: Ne
     directives = [event for event in world.history if isinstance(event, Directed)]
     world.direct()
     assert world.state.stage is Stage.RUNNING and not directives
+
+
+def test_a_script_may_say_with_its_steps_when_it_ends(new_world: NewWorld) -> None:
+    world = script_world(new_world).open(then=5)
+    first = world.group()[0]
+    world.send(first, step_report(first.run, 6, world.now).model_copy(update={"total_steps": 40}))
+    world.deliver_all()
+    assert world.state.history.total_steps == 40
+    world.kill_script(world.group()[1])
+    world.recover()
+    assert world.state.history.total_steps == 40, "the next group need not say it again"
