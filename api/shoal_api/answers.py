@@ -70,6 +70,12 @@ class Readiness(Frozen):
     ready: Literal[True] = True
     store: str
     cluster: str
+    """Address of the Ray cluster."""
+    programs: str = (
+        "`shoal submit train.py --workers 2` runs a program on this cluster. RAY_ADDRESS does not: the cluster accepts "
+        "connections with its own token only."
+    )
+    """For people who look for the cluster's address here: how a program gets onto it."""
     owner: str
     """The control plane that holds the lease; empty: none does."""
     epoch: int

@@ -167,7 +167,8 @@ class JobStatus(Frozen):
     best: Standing | None = None
     """The best validations so far, and how many there were since; null: there was none."""
     tokens_per_s: float | None = None
-    tokens: int = 0
+    tokens: int | None = 0
+    """Tokens, or samples, of all completed steps; null: a script does not report them."""
     grad_norm: float | None = None
     """L2 norm of the gradient of the newest step, before clipping."""
     lr: float | None = None
@@ -175,7 +176,8 @@ class JobStatus(Frozen):
     step_s: float | None = None
     """Seconds of a step at the current world size; moving average."""
     step_at: float | None = None
-    """When the newest step was completed, by the clock of rank 0."""
+    """When the newest step was completed, by the clock of rank 0; null: this attempt has reported none. If `step` is 0
+    then, a script has never reported one."""
     communication_share: float | None = None
     """Share of a step in which the ranks wait in collectives, for each other or for the network; moving average. null:
     it was not measured yet, or the job trains on GPUs, where such waiting is not seen."""
@@ -382,16 +384,16 @@ class Page(Frozen, Generic[T]):
 
 
 class SeriesColumns(Frozen):
-    """Completed steps, or means over equal numbers of steps, rounded to 6 digits. Values that are not finite are
-    null."""
+    """Completed steps, or means over equal numbers of steps, rounded to 6 digits. Values that are not finite, or that a
+    script has not reported, are null."""
 
     step: tuple[int, ...] = ()
     at: tuple[float, ...] = ()
     loss: tuple[float | None, ...] = ()
     val_loss: tuple[float | None, ...] = ()
     grad_norm: tuple[float | None, ...] = ()
-    lr: tuple[float, ...] = ()
-    tokens_per_s: tuple[float, ...] = ()
+    lr: tuple[float | None, ...] = ()
+    tokens_per_s: tuple[float | None, ...] = ()
     step_s: tuple[float, ...] = ()
     world_size: tuple[int, ...] = ()
     generation: tuple[int, ...] = ()

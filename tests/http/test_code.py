@@ -51,6 +51,26 @@ def test_links_that_lead_out_are_refused(folder: Path, tmp_path: Path) -> None:
         pack(folder)
 
 
+def test_what_shoalignore_names_is_not_packed_and_is_counted(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (folder / "data").symlink_to(tmp_path / "data")
+    with pytest.raises(CodeArchiveError, match=r"\.shoalignore"):
+        pack(folder)
+    (folder / "runs" / "1").mkdir(parents=True)
+    (folder / "runs" / "1" / "weights.pt").write_bytes(b"\0" * 3_000_000)
+    (folder / ".shoalignore").write_text("data/\nruns/\n")
+    packed = pack(folder, max_bytes=1 << 20)
+    names = zipfile.ZipFile(io.BytesIO(packed.data)).namelist()
+    assert names == [".shoalignore", "pkg/inner.py", "task.py"]
+    assert packed.words == f"3 files, 34 B ({len(packed.data)} B packed); .shoalignore leaves out 2"
+
+
+def test_a_shoalignore_that_is_not_text_is_refused(folder: Path) -> None:
+    (folder / ".shoalignore").write_bytes(b"\xff")
+    with pytest.raises(CodeArchiveError, match="not UTF-8"):
+        pack(folder)
+
+
 def zipped(name: str) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,3 +145,17 @@ def test_a_page_whose_name_was_rebound_reads_and_changes_nothing(service: Any, m
     port = service.url.rpartition(":")[2]
     for host in ("127.0.0.1", "localhost", "[::1]"):
         assert service.http.get("/healthz", headers={"Host": f"{host}:{port}"}).status_code == 200
+
+
+def test_the_client_of_rays_jobs_is_answered_with_the_command_of_this_service(service: Any) -> None:
+    """It prints the version that it is given when it cannot read it."""
+    command = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", service.url, "--", "true"]
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert ended.returncode != 0
+    assert "this is a Shoal server" in ended.stderr and "shoal submit train.py --workers 2" in ended.stderr
+
+
+def test_readiness_says_beside_the_clusters_address_how_a_program_gets_onto_it(service: Any) -> None:
+    answer = service.http.get("/readyz").json()
+    assert "shoal submit train.py" in answer["programs"] and "RAY_ADDRESS" in answer["programs"]

@@ -323,12 +323,14 @@ class TestEnds:
 
 class TestHostileValues:
     def test_losses_that_are_not_finite_are_kept(self, store: Store, job_id: str, attempt: Any) -> None:
-        points = (_point(1, math.nan, grad_norm=math.nan, val_loss=math.nan), _point(2, math.inf))
+        unknown = {"grad_norm": math.nan, "lr": math.nan, "tokens_per_s": math.nan}
+        points = (_point(1, math.nan, **unknown, val_loss=math.nan), _point(2, math.inf))
         attempt.report(
             series=points, status_loss=math.nan, events=(PendingEvent(at=1, type="x", data={"a": math.nan}),)
         )
         first, second = store.reading(histories.read_series)(job_id)
         assert math.isnan(first.loss) and math.isnan(first.grad_norm) and first.val_loss is None
+        assert math.isnan(first.lr) and math.isnan(first.tokens_per_s), "a script has not reported them"
         assert second.loss == math.inf
         assert store.get_job(job_id).status.loss is None
         assert store.reading(histories.read_events)(job_id)[2].data == {"a": None}

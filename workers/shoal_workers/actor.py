@@ -1,7 +1,10 @@
-"""WorkerActor: the Ray actor around one Engine. It has two kinds of threads, and makes no decisions.
+"""WorkerActor: the Ray actor around one program. It has two kinds of threads, and makes no decisions.
 
     training thread  (one)    prepare, run             blocks in user code and collectives
     control threads  (some)   poll, interrupt, join    never touch the model, answer without delay
+
+The program is an `Engine`, which trains a task in this process, or a `ScriptRunner`, which runs a script in processes
+of its own.
 
 Only the job's supervisor creates and calls it. It is a detached, named actor: it outlives its supervisor, and a
 restarted supervisor finds it again by its name.
@@ -13,7 +16,7 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import ray
 from shoal_workers import exit_status, stacks
@@ -40,6 +43,7 @@ from shoal_workers.contract.model import ModelShape
 from shoal_workers.contract.profiles import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope
 from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.suspects import Collective, Link
 from shoal_workers.contract.worker_reports import PreemptionNotice
 from shoal_workers.engine.process.engine_error import engine_error
 from shoal_workers.engine.process.outbox import Outbox
@@ -53,12 +57,44 @@ from shoal_workers.ray_internals import raylet_socket
 from shoal_workers.stacks import is_worker_process
 
 if TYPE_CHECKING:
-    from shoal_workers.engine.engine import Engine
+    from shoal_workers.engine.group.store.server import StoreServer
     from shoal_workers.snapshot_store.store import SnapshotStore
 
 _GRACE_S = 30.0
 """The time between SIGTERM and SIGKILL that platforms give a process by default (Kubernetes' default)."""
 CONCURRENCY_GROUPS = {"train": 1, "control": 8, "inspect": 2}
+
+
+class Program(Protocol):
+    """What a worker runs. `prepare`, `build_model` and `run` are called on the training thread, all else on any
+    thread; `engine.engine.Engine` says what each call means."""
+
+    @property
+    def store_port(self) -> int: ...
+
+    @property
+    def progress(self) -> Progress: ...
+
+    @property
+    def model_shape(self) -> ModelShape | None: ...
+
+    def prepare(self, expected_bytes: int = 0) -> None: ...
+
+    def build_model(self) -> ModelShape: ...
+
+    def run(self, assignment: Assignment) -> WorkerExit: ...
+
+    def interrupt(self, generation: int) -> bool: ...
+
+    def request_yield(self, generation: int, *, durable: bool = True) -> None: ...
+
+    def request_profile(self, generation: int, request: ProfileRequest) -> None: ...
+
+    def note_commit(self, generation: int, step: int, error: str = "") -> None: ...
+
+    def sample_links(self) -> None: ...
+
+    def signs(self) -> tuple[Collective | None, tuple[Link, ...]]: ...
 
 
 class WorkerActor:
@@ -70,7 +106,7 @@ class WorkerActor:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._node_ip = ray.util.get_node_ip_address()
         self._outbox = Outbox(config.worker_id)
-        self._engine: Engine | None = None
+        self._program: Program | None = None
         self._snapshot_store: SnapshotStore | None = None
         self._fenced = 0
         self._life = 0
@@ -98,8 +134,8 @@ class WorkerActor:
             return refused
         try:
             self._read_secrets()
-            engine = self._load_engine()
-            engine.prepare(self._config.expected_bytes)
+            program = self._load_program()
+            program.prepare(self._config.expected_bytes)
         except Exception as error:
             report = getattr(error, "report", None)
             return self._masked(report if isinstance(report, ErrorReport) else engine_error(error, Phase.PREPARING))
@@ -112,7 +148,7 @@ class WorkerActor:
             node_id=self._node_id,
             node_ip=self._node_ip,
             pid=os.getpid(),
-            store_port=engine.store_port,
+            store_port=program.store_port,
             device="cuda" if self._spec.worker.gpus else "cpu",
             snapshot_port=self._snapshot_store.port if self._snapshot_store is not None else 0,
             machine_id=self._snapshot_store.memory_id if self._snapshot_store is not None else "",
@@ -127,7 +163,7 @@ class WorkerActor:
         if refused := self._refused(life):
             return refused
         try:
-            return self._load_engine().build_model()
+            return self._load_program().build_model()
         except Exception as error:
             report = getattr(error, "report", None)
             return self._masked(report if isinstance(report, ErrorReport) else engine_error(error, Phase.BUILDING))
@@ -139,7 +175,7 @@ class WorkerActor:
         """Shape of the model that it trains; None: it has trained none yet."""
         if refused := self._refused(life):
             return refused
-        return self._engine.model_shape if self._engine is not None else None
+        return self._program.model_shape if self._program is not None else None
 
     @ray.method(concurrency_group="train")
     def run(self, assignment: Assignment, life: int) -> WorkerExit | Refused:
@@ -196,16 +232,16 @@ class WorkerActor:
 
     def _interrupt(self, generation: int) -> None:
         self._fenced = max(self._fenced, generation)
-        if self._engine is not None:
-            self._engine.interrupt(generation)
+        if self._program is not None:
+            self._program.interrupt(generation)
 
     @ray.method(concurrency_group="control")
     def request_yield(self, generation: int, durable: bool, life: int) -> Refused | None:
         """Stop after the step that the next vote agrees on, with a durable checkpoint of it or only a snapshot."""
         if refused := self._refused(life):
             return refused
-        if self._engine is not None:
-            self._engine.request_yield(generation, durable=durable)
+        if self._program is not None:
+            self._program.request_yield(generation, durable=durable)
         return None
 
     @ray.method(concurrency_group="control")
@@ -213,8 +249,8 @@ class WorkerActor:
         """The checkpoint of the last step is committed, or could not be: the final validation waits for this."""
         if refused := self._refused(life):
             return refused
-        if self._engine is not None:
-            self._engine.note_commit(generation, step, error)
+        if self._program is not None:
+            self._program.note_commit(generation, step, error)
         return None
 
     @ray.method(concurrency_group="control")
@@ -222,8 +258,8 @@ class WorkerActor:
         """Profile some steps of this rank, from its next step boundary; a report follows."""
         if refused := self._refused(life):
             return refused
-        if self._engine is not None:
-            self._engine.request_profile(generation, request)
+        if self._program is not None:
+            self._program.request_profile(generation, request)
         return None
 
     @ray.method(concurrency_group="control")
@@ -283,7 +319,7 @@ class WorkerActor:
     @ray.method(concurrency_group="inspect")
     def stack(self, life: int) -> WorkerStack | Refused:
         """What the training thread does now."""
-        signs = self._engine.signs() if self._engine is not None else (None, ())
+        signs = self._program.signs() if self._program is not None else (None, ())
         return self._refused(life) or stacks.of_this_worker(self._config.worker_id, self._progress(), signs)
 
     @ray.method(concurrency_group="inspect")
@@ -336,7 +372,7 @@ class WorkerActor:
     def _run(self, assignment: Assignment) -> WorkerExit:
         """The only catch-all of the worker: a bug of the engine becomes an exit with its traceback."""
         try:
-            worker_exit = self._load_engine().run(assignment)
+            worker_exit = self._load_program().run(assignment)
             if worker_exit.error is None:
                 return worker_exit
             return worker_exit.model_copy(update={"error": self._masked(worker_exit.error)})
@@ -351,8 +387,8 @@ class WorkerActor:
             )
 
     def _sample_links(self) -> None:
-        if self._engine is not None:
-            self._engine.sample_links()
+        if self._program is not None:
+            self._program.sample_links()
 
     def _read_secrets(self) -> None:
         """Called before the task is imported, which may read them. Idempotent."""
@@ -375,32 +411,48 @@ class WorkerActor:
         return {**fields, "worker": self._config.worker_id}
 
     def _progress(self) -> Progress:
-        if self._engine is not None:
-            return self._engine.progress
+        if self._program is not None:
+            return self._program.progress
         return Progress(generation=0, phase=Phase.PREPARING, step=0, at=time.time(), note="importing torch")
 
-    def _load_engine(self) -> Engine:
+    def _load_program(self) -> Program:
         """Runs on the training thread: importing torch takes seconds, during which the control threads answer."""
-        if self._engine is None:
-            import torch  # here, not at the top: the supervisor imports this module, and does not need torch
-
-            from shoal_workers.engine.engine import Engine
+        if self._program is None:
             from shoal_workers.engine.group.store.server import StoreServer
 
-            torch.set_num_threads(max(1, int(self._spec.worker.cpus)))
-            if self._spec.snapshot.enabled:
-                self._snapshot_store = self._meter.maps = self._open_snapshot_store()
-            self._engine = Engine(
-                self._spec,
-                checkpoint_root=self._config.checkpoint_root,
-                outbox=self._outbox,
-                store=StoreServer(self._node_ip, self._config.snapshot_key),
-                snapshot_store=self._snapshot_store,
-                node_directory=self._snapshot_store.node_directory if self._snapshot_store is not None else None,
-            )
+            store = StoreServer(self._node_ip, self._config.snapshot_key)
+            self._program = self._engine(store) if self._spec.script is None else self._script_runner(store)
             if self._fenced:
-                self._engine.interrupt(self._fenced)
-        return self._engine
+                self._program.interrupt(self._fenced)
+        return self._program
+
+    def _engine(self, store: StoreServer) -> Program:
+        import torch  # here, not at the top: the supervisor imports this module, and does not need torch
+
+        from shoal_workers.engine.engine import Engine
+
+        torch.set_num_threads(max(1, int(self._spec.worker.cpus)))
+        if self._spec.snapshot.enabled:
+            self._snapshot_store = self._meter.maps = self._open_snapshot_store()
+        return Engine(
+            self._spec,
+            checkpoint_root=self._config.checkpoint_root,
+            outbox=self._outbox,
+            store=store,
+            snapshot_store=self._snapshot_store,
+            node_directory=self._snapshot_store.node_directory if self._snapshot_store is not None else None,
+        )
+
+    def _script_runner(self, store: StoreServer) -> Program:
+        from shoal_workers.script.runner import ScriptRunner
+
+        return ScriptRunner(
+            self._spec,
+            checkpoint_root=self._config.checkpoint_root,
+            outbox=self._outbox,
+            store=store,
+            node_id=self._node_id,
+        )
 
     def _open_snapshot_store(self) -> SnapshotStore | None:
         """Returns None if the node has no shared memory for snapshots; the log then says what follows."""

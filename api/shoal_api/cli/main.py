@@ -133,6 +133,9 @@ _GROUPS: dict[str, Callable[..., None]] = {
 }
 _LISTS = {"clusters"}
 """Groups that do something without a further word."""
+_CLASSES = {"submit": submit.ScriptCommand}
+_OTHER_WORDS = ("run", "train", "launch")
+"""Words that are tried for `submit`; each answers with the command that exists."""
 
 
 def main() -> None:
@@ -155,7 +158,7 @@ def build_app() -> typer.Typer:
         for name, function in commands.items():
             group, _, word = name.rpartition(" ")
             if not group:
-                app.command(name, rich_help_panel=panel)(function)
+                app.command(name, cls=_CLASSES.get(name), rich_help_panel=panel)(function)
                 continue
             if group not in groups:
                 lists = group in _LISTS
@@ -163,6 +166,9 @@ def build_app() -> typer.Typer:
                 groups[group].callback()(_GROUPS[group])
                 app.add_typer(groups[group], name=group, rich_help_panel=panel)
             groups[group].command(word)(function)
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    for word in _OTHER_WORDS:
+        app.command(word, hidden=True, context_settings=anything)(submit.another_word)
     return app
 
 

@@ -14,22 +14,40 @@ from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.overrides import apply_overrides
 from shoal_service.control.spec_io import SpecFormat, decode
+from shoal_service.core.key_paths import NotASection, assign
 from shoal_workers.contract.checks.spec_errors import SpecError
 
 _MAX_BYTES = 4 * 1024 * 1024
 
 
 def load_spec(source: str, assignments: Iterable[str] = (), options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The decoded document of `source` ("-": standard input), with `--set` applied, then the `options` that are not
-    None, each for a key of the spec. Not yet validated."""
+    """The decoded document of `source` ("-": standard input), completed. Not yet validated."""
+    if source.endswith(".py"):
+        raise CliError(
+            f"{source} is a Python program, not a job spec",
+            hint=f"shoal submit {source} submits it, shoal check {source} says what it can use; see docs/porting.md",
+        )
     text = sys.stdin.read(_MAX_BYTES + 1) if source == "-" else _read(Path(source))
     if len(text) > _MAX_BYTES:
         raise CliError(f"the spec {source} is larger than {_MAX_BYTES} bytes", hint="check that it is a job spec")
     document = decode_spec(text, source)
     if source != "-":
         document = _with_absolute_code(document, Path(source).resolve().parent)
+    return completed(document, assignments, options or {})
+
+
+def completed(document: dict[str, Any], assignments: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document with `--set` applied, then the options of the command that are not None, by the path of the
+    key that each replaces. Raises CliError."""
     document = apply_overrides(document, assignments)
-    return document | {key: value for key, value in (options or {}).items() if value is not None}
+    for path, value in options.items():
+        if value is None:
+            continue
+        try:
+            assign(document, path, value)
+        except NotASection as error:
+            raise CliError(f"the spec cannot have {path}: {error}", hint="`shoal schema` prints every key") from None
+    return document
 
 
 def decode_spec(text: str, source: str) -> dict[str, Any]:

@@ -53,6 +53,34 @@ def _layouts(proofs: Sequence[dict[str, Any]]) -> list[str]:
     return [*lines, *(f"  layout {one['name']} {one['outcome']}: {one['words']}" for one in others)]
 
 
+def read_program(source: str, assignments: Sequence[str]) -> tuple[Path, Path] | None:
+    """Return the file of a script that `source` is or whose spec it is, and the directory of its code; None: it is a
+    task. Raises CliError, SpecError."""
+    from shoal_api.cli.errors import CliError
+    from shoal_api.cli.program import Program, code_directory
+    from shoal_api.cli.spec_file import load_spec
+    from shoal_workers.contract.checks.spec_errors import parse_spec
+
+    path = Path(source)
+    if source.endswith(".py"):
+        if not path.is_file():
+            raise CliError(f"the script {source} is not there", exit_code=ExitCode.NOT_FOUND, hint="check the path")
+        return path, code_directory(Program(file=path))
+    if path.suffix not in (".yaml", ".yml", ".json") or not path.is_file():
+        return None
+    document = load_spec(source, assignments)
+    if document.get("script") is None or (script := parse_spec(document).script) is None:
+        return None
+    directory = Path(document.get("code", {}).get("working_dir") or ".")
+    if script.file is not None:
+        return directory / script.file, directory
+    module = directory.joinpath(*str(script.module).split("."))
+    files = (module.with_suffix(".py"), module / "__main__.py")
+    if (found := next((file for file in files if file.is_file()), None)) is None:
+        raise CliError(f"script.module {script.module} is not in {directory}", hint="check code.working_dir")
+    return found, directory
+
+
 def read_task(task: str, assignments: Sequence[str]) -> tuple[dict[str, Any], Path]:
     """Return the validated spec as a document, and the directory of its code."""
     from shoal_api.cli.overrides import apply_overrides

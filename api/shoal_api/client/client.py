@@ -27,7 +27,7 @@ from shoal_api.client.fleet import Fleet
 from shoal_api.client.histories import Histories
 from shoal_api.client.spec_document import document_of, with_absolute_checkpoint, with_archive, with_user
 from shoal_api.client.transport import DEFAULT_RETRY, JSON_CONTENT, RetryPolicy, Shown, Transport, job_path
-from shoal_service.control.code_archive import pack
+from shoal_service.control.code_archive import CodeArchive, pack
 from shoal_service.fleet_views import DeletionView, DryRun, SweepView
 from shoal_service.views import (
     CodePatch,
@@ -87,12 +87,21 @@ class Client(Histories, Fleet):
         """Close the connections. Iterators that other threads follow end as well."""
         self._transport.close()
 
-    def submit(self, spec: JobSpec | Mapping[str, Any] | str | Path, *, idempotency_key: str | None = None) -> JobView:
+    def submit(
+        self,
+        spec: JobSpec | Mapping[str, Any] | str | Path,
+        *,
+        idempotency_key: str | None = None,
+        on_packed: Callable[[CodeArchive], None] | None = None,
+    ) -> JobView:
         """Submit a spec, or a YAML or JSON file that holds one. A local `code.working_dir` is packed and uploaded. A
         relative `checkpoint.url` starts at the working directory, if the service runs on this machine. A spec without
         a `user` gets the login name.
 
         Without a key a new one is generated. A retry after a network error therefore never creates a second job.
+
+        Args:
+            on_packed: called with the packed working directory, before it is uploaded.
 
         Raises:
             InvalidSpec: the spec is not valid; the error lists every problem.
@@ -101,7 +110,8 @@ class Client(Histories, Fleet):
         """
         document, base = document_of(spec)
         document = with_user(with_absolute_checkpoint(document, self.base_url, Path.cwd()))
-        body = json.dumps(with_archive(document, base, self.upload_code)).encode()
+        upload = partial(self.upload_code, on_packed=on_packed)
+        body = json.dumps(with_archive(document, base, upload)).encode()
         headers = JSON_CONTENT | {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         response = self._transport.send("POST", "/v1/jobs", headers=headers, content=body)
         return JobView.model_validate_json(response.content)
@@ -128,7 +138,12 @@ class Client(Histories, Fleet):
         )
         return SweepView.model_validate_json(response.content)
 
-    def dry_run(self, spec: JobSpec | Mapping[str, Any] | str | Path) -> DryRun:
+    def dry_run(
+        self,
+        spec: JobSpec | Mapping[str, Any] | str | Path,
+        *,
+        on_packed: Callable[[CodeArchive], None] | None = None,
+    ) -> DryRun:
         """Return what `submit` would do with the spec, or how it would be refused: every check, the layouts, the
         expected start. Nothing is stored or uploaded; a local `code.working_dir` is packed.
 
@@ -136,7 +151,7 @@ class Client(Histories, Fleet):
         """
         document, base = document_of(spec)
         document = with_user(with_absolute_checkpoint(document, self.base_url, Path.cwd()))
-        packed = with_archive(document, base, lambda directory: pack(directory).sha256)
+        packed = with_archive(document, base, lambda directory: _packed(directory, on_packed).sha256)
         params = {"uploads": packed is not document}
         response = self._transport.send(
             "POST", "/v1/jobs/dry-run", params=params, headers=JSON_CONTENT, content=json.dumps(packed).encode()
@@ -336,15 +351,22 @@ class Client(Histories, Fleet):
             job = self.job(job_id)
         return job
 
-    def upload_code(self, working_dir: str | Path) -> str:
+    def upload_code(self, working_dir: str | Path, *, on_packed: Callable[[CodeArchive], None] | None = None) -> str:
         """Pack a directory and upload it. Returns its sha256 for `code.archive`."""
-        archive = pack(working_dir)
+        archive = _packed(working_dir, on_packed)
         headers = {"Content-Type": "application/zip"}
         self._transport.send("PUT", f"/v1/code/{archive.sha256}", headers=headers, content=archive.data)
         return archive.sha256
 
     def _post(self, job_id: str, verb: str) -> JobView:
         return JobView.model_validate_json(self._transport.send("POST", f"{job_path(job_id)}/{verb}").content)
+
+
+def _packed(working_dir: str | Path, on_packed: Callable[[CodeArchive], None] | None) -> CodeArchive:
+    archive = pack(working_dir)
+    if on_packed is not None:
+        on_packed(archive)
+    return archive
 
 
 def _is_reached(job: JobView, until: Callable[[JobView], bool] | Collection[JobState] | None) -> bool:

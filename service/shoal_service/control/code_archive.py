@@ -1,8 +1,9 @@
 """Packs a user's directory into a zip archive that is a pure function of its files: same files, same sha256.
 
-Version control, caches and virtual environments are left out. A symbolic link to a file inside the directory is
-followed; a link that leads out of it is refused, since it may point to another user's files. Called by the HTTP edge
-for a `working_dir` on the service's machine, and by the Python client for one on the user's machine.
+Version control, caches and virtual environments are left out, and what a `.shoalignore` names. A symbolic link to a
+file inside the directory is followed; a link that leads out of it is refused, since it may point to another user's
+files. Called by the HTTP edge for a `working_dir` on the service's machine, and by the Python client for one on the
+user's machine.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal_service.control.ignore_rules import IgnoreRules
+from shoal_service.core.quantities import count_text, size_text
+
 MAX_ARCHIVE_BYTES = 64 << 20
 MAX_FILES = 20_000
 EXCLUDED_NAMES = frozenset(
     {".git", ".hg", ".svn", "__pycache__", ".venv", "venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".DS_Store"}
 )
+IGNORE_FILE = ".shoalignore"
 _EXCLUDED_SUFFIXES = (".pyc", ".pyo")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _NUM_LARGEST_NAMED = 5
@@ -42,6 +47,18 @@ _OF_ZIP64 = 0xFFFFFFFF
 class CodeArchive:
     sha256: str
     data: bytes
+    num_files: int
+    num_bytes: int
+    """Bytes of the files, unpacked."""
+    num_ignored: int
+    """Files and directories that `.shoalignore` has left out, without those inside of such a directory."""
+
+    @property
+    def words(self) -> str:
+        """What was packed, for people: `3 files, 12.4 KiB (3.1 KiB packed)`."""
+        ignored = f"; {IGNORE_FILE} leaves out {self.num_ignored}" if self.num_ignored else ""
+        files = f"{count_text(self.num_files, 'file')}, {size_text(self.num_bytes)}"
+        return f"{files} ({size_text(len(self.data))} packed){ignored}"
 
 
 class CodeArchiveError(ValueError):
@@ -61,8 +78,9 @@ def pack(working_dir: str | Path, *, max_bytes: int = MAX_ARCHIVE_BYTES) -> Code
     if not root.is_dir():
         raise CodeArchiveError(f"code.working_dir {str(working_dir)!r} is not a directory on this machine.")
     try:
-        files = _files_of(root)
-        _require_small({name: path.stat().st_size for name, path in files.items()}, root, max_bytes)
+        files, num_ignored = _files_of(root)
+        sizes = {name: path.stat().st_size for name, path in files.items()}
+        _require_small(sizes, root, max_bytes)
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
             for name, path in files.items():
@@ -70,7 +88,7 @@ def pack(working_dir: str | Path, *, max_bytes: int = MAX_ARCHIVE_BYTES) -> Code
     except OSError as error:
         raise CodeArchiveError(f"code.working_dir {str(working_dir)!r} cannot be read: {error}.") from error
     data = buffer.getvalue()
-    return CodeArchive(hashlib.sha256(data).hexdigest(), data)
+    return CodeArchive(hashlib.sha256(data).hexdigest(), data, len(files), sum(sizes.values()), num_ignored)
 
 
 def check(sha256: str, data: bytes, *, within_s: float = _CHECK_S) -> None:
@@ -188,28 +206,53 @@ def _shown(name: str) -> str:
     return name if len(name) <= 100 else f"{name[:100]}..."
 
 
-def _files_of(root: Path) -> dict[str, Path]:
-    """The regular files by their name in the archive, sorted, because the order must not depend on the file system."""
+def _files_of(root: Path) -> tuple[dict[str, Path], int]:
+    """The regular files by their name in the archive, sorted, because the order must not depend on the file system; and
+    how many files and directories were ignored."""
     inside = root.resolve()
+    rules, num_ignored = _ignore_rules(root), 0
     found: dict[str, Path] = {}
     for folder, subfolders, names in os.walk(root, followlinks=False):
-        subfolders[:] = sorted(name for name in subfolders if name not in EXCLUDED_NAMES)
-        for name in names + [name for name in subfolders if (Path(folder) / name).is_symlink()]:
-            path = Path(folder) / name
-            if name in EXCLUDED_NAMES or name.endswith(_EXCLUDED_SUFFIXES):
+        # a link to a directory is one, other than for git: who ignores `data/` means it, wherever the data are
+        links = [name for name in subfolders if (Path(folder) / name).is_symlink()]
+        kept = {name: Path(folder) / name for name in [*names, *subfolders] if name not in EXCLUDED_NAMES}
+        for name, path in list(kept.items()):
+            if rules.ignore(path.relative_to(root).as_posix(), is_folder=name in subfolders):
+                num_ignored += 1
+                del kept[name]
+        subfolders[:] = sorted(name for name in subfolders if name in kept)
+        for name in names + links:
+            path = kept.get(name)
+            if path is None or name.endswith(_EXCLUDED_SUFFIXES):
                 continue
             if path.is_symlink() and not path.resolve().is_relative_to(inside):
                 raise CodeArchiveError(
                     f"{path.relative_to(root)} is a link to {path.resolve()}, outside of code.working_dir. "
-                    "Replace it by a copy, or remove it."
+                    f"Replace it by a copy, remove it, or name it in {IGNORE_FILE}."
                 )
             if path.is_symlink() and path.is_dir():
-                raise CodeArchiveError(f"{path.relative_to(root)} is a link to a directory; replace it by a copy.")
+                raise CodeArchiveError(
+                    f"{path.relative_to(root)} is a link to a directory; replace it by a copy, or name it in "
+                    f"{IGNORE_FILE}."
+                )
             if path.is_file():
                 found[path.relative_to(root).as_posix()] = path
         if len(found) > MAX_FILES:
-            raise CodeArchiveError(f"code.working_dir {str(root)!r} has more than {MAX_FILES} files.")
-    return dict(sorted(found.items()))
+            raise CodeArchiveError(
+                f"code.working_dir {str(root)!r} has more than {MAX_FILES} files. Move data out of it, or name "
+                f"directories that the job does not need in {IGNORE_FILE}."
+            )
+    return dict(sorted(found.items())), num_ignored
+
+
+def _ignore_rules(root: Path) -> IgnoreRules:
+    path = root / IGNORE_FILE
+    if not path.is_file():
+        return IgnoreRules()
+    try:
+        return IgnoreRules.parse(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise CodeArchiveError(f"{path} is not UTF-8 text.") from None
 
 
 def _require_small(sizes: dict[str, int], root: Path, max_bytes: int) -> None:
@@ -220,7 +263,7 @@ def _require_small(sizes: dict[str, int], root: Path, max_bytes: int) -> None:
     named = ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for name, size in largest)
     raise CodeArchiveError(
         f"code.working_dir {str(root)!r} holds {total_bytes / 2**20:.1f} MiB; {max_bytes / 2**20:.0f} MiB are allowed. "
-        f"Largest files: {named}. Move data out of the directory and name it in `data`."
+        f"Largest files: {named}. Move data out of the directory, or name what the job does not need in {IGNORE_FILE}."
     )
 
 

@@ -87,7 +87,7 @@ def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> Pla
     """Answers a question. Pure.
 
     Raises:
-        SpecError: the spec or the request is not valid.
+        SpecError: the spec or the request is not valid, or the spec has a script, for which nothing is planned.
     """
     if (request.workers is None) == (request.gpus is None):
         raise _problem("", "Give exactly one of workers and gpus.")
@@ -100,6 +100,12 @@ def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> Pla
             "racks", f"racks have room for {count_text(room, 'worker')}, of {world_size} that the plan is for."
         )
     spec = _spec(request.spec, world_size)
+    if spec.script is not None:
+        message = (
+            f"{spec.script.words} is a script, which splits its own work: every worker gets one process of it, and "
+            "there is no layout to choose. Set elasticity.min_workers and max_workers."
+        )
+        raise _problem("script", message)
     if request.gpus is not None:
         spec = spec.model_copy(update={"worker": spec.worker.model_copy(update={"gpus": 1})})
     profile = _profile(spec.worker.gpus > 0, request.gpu, profiles)

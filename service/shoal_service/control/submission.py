@@ -158,7 +158,8 @@ def dry_run(
         spec = _with_archive(spec, archive)
     job, _ = store.trying(submissions.create)(spec, idempotency_key=None, now=now, note=note)
     profile = measured_profile(surroundings.profiles, has_gpu=spec.worker.gpus > 0)
-    sizes = sorted({spec.elasticity.min_workers, spec.elasticity.max_workers})
+    # a script splits its own work, so nothing is planned for it
+    sizes = sorted({spec.elasticity.min_workers, spec.elasticity.max_workers}) if spec.script is None else []
     planned = [(size, plan(job.spec, size, profile)) for size in sizes]
     layouts = tuple(
         PlannedSize(
@@ -239,6 +240,8 @@ def check_deadline(spec: JobSpec, profiles: Iterable[HardwareProfile], now: floa
         message = f"finish_by was {duration(now - spec.finish_by)} ago. Set a later time, or leave it out."
         raise SpecError((SpecProblem(path="finish_by", message=message),))
     profile = measured_profile(profiles, has_gpu=spec.worker.gpus > 0)
+    if spec.stop is None:
+        return ""  # a script: neither its end nor its speed is known
     samples, rates = spec.batch.global_size, {}
     for size in sizes_of(spec.elasticity.max_workers):
         if best := rank(spec, size, profile, 1).predictions:

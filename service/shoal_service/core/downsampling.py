@@ -6,9 +6,11 @@ curves of goodput and of world size over time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from shoal_workers.contract.base import Frozen
 
@@ -18,15 +20,23 @@ BIN_S = 600.0
 """Length of the intervals of the cluster's goodput."""
 
 
+def _nan_of_null(value: object) -> object:
+    return math.nan if value is None else value
+
+
+Measured = Annotated[float, BeforeValidator(_nan_of_null)]
+"""A number of a step, which is NaN if it is not finite, or if a script has not reported it. JSON has null for NaN."""
+
+
 class SeriesPoint(Frozen):
     """One completed step, or the mean of several if the series is down-sampled."""
 
     step: int
     at: float
-    loss: float
-    grad_norm: float
-    lr: float
-    tokens_per_s: float
+    loss: Measured
+    grad_norm: Measured
+    lr: Measured
+    tokens_per_s: Measured
     step_s: float
     world_size: int
     generation: int
@@ -72,8 +82,8 @@ def _merge(bucket: list[SeriesPoint]) -> SeriesPoint:
         update={
             "loss": _mean([point.loss for point in bucket]),
             "grad_norm": _mean([point.grad_norm for point in bucket]),
-            "lr": _mean([point.lr for point in bucket]),
-            "tokens_per_s": _mean([point.tokens_per_s for point in bucket]),
+            "lr": _mean_of_reported([point.lr for point in bucket]),
+            "tokens_per_s": _mean_of_reported([point.tokens_per_s for point in bucket]),
             "step_s": _mean([point.step_s for point in bucket]),
             "val_loss": _mean(validated) if validated else None,
             "metrics": _means([point.metrics for point in bucket]),
@@ -86,6 +96,12 @@ def _means(points: Sequence[dict[str, float]]) -> dict[str, float]:
     """Mean of each name over the points that have it."""
     names = sorted({name for metrics in points for name in metrics})
     return {name: _mean([metrics[name] for metrics in points if name in metrics]) for name in names}
+
+
+def _mean_of_reported(values: list[float]) -> float:
+    """The mean without NaN: these are finite for a task, and a script may report them rarely."""
+    known = [value for value in values if not math.isnan(value)]
+    return _mean(known) if known else math.nan
 
 
 def _mean(values: list[float]) -> float:

@@ -20,6 +20,8 @@ class AttemptEnd(Frozen):
     message: str
     step: int
     failure: UserFailure | None = None
+    has_run_long: bool = False
+    """A script has run for a minute or more, which counts as progress also if it has reported no step."""
 
 
 class Retry(StrEnum):
@@ -103,11 +105,14 @@ class RetryDecision:
     """Why, with the numbers."""
 
 
-def decide_retry(reason: EndReason, step: int, record: FailureRecord, *, mistake: str = "") -> RetryDecision:
+def decide_retry(
+    reason: EndReason, step: int, record: FailureRecord, *, mistake: str = "", has_run_long: bool = False
+) -> RetryDecision:
     """Whether another attempt follows one that ended after `step` steps.
 
     A failure without a completed step since the last one is final, whatever the budget is. Without this rule an error
     in building the model would be repeated until the budget is used up, and the user would read about it much later.
+    `has_run_long`: of the attempt's end (`AttemptEnd`); it counts as much as a completed step.
     `mistake`: of the failure (`UserFailure`); the message then says what is wrong, and nothing was raised by the task.
     """
     ending = ENDINGS[reason]
@@ -116,7 +121,7 @@ def decide_retry(reason: EndReason, step: int, record: FailureRecord, *, mistake
         return RetryDecision(True, False, f"{ending.words} Back to the queue with {count_text(step, 'step')} kept.")
     if ending.retry is Retry.NEVER:
         return RetryDecision(False, False, ending.words)
-    if step <= record.last_step:
+    if step <= record.last_step and not has_run_long:
         return RetryDecision(
             False,
             True,
@@ -127,10 +132,12 @@ def decide_retry(reason: EndReason, step: int, record: FailureRecord, *, mistake
         return RetryDecision(
             False, True, f"{words} No other attempt: retry.max_failures {record.max_failures} is used up."
         )
+    since = f"the job completed {count_text(step - record.last_step, 'step')} since the last"
+    if step <= record.last_step:
+        since = "it had run for a minute or more"
     return RetryDecision(
         True,
         True,
         f"{words} Another attempt follows, from the newest checkpoint: this was failure {record.failures + 1} "
-        f"of at most {record.max_failures}, and the job completed "
-        f"{count_text(step - record.last_step, 'step')} since the last.",
+        f"of at most {record.max_failures}, and {since}.",
     )

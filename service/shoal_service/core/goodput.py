@@ -194,6 +194,37 @@ def settle_step(ledger: Ledger, *, generation: int, step: int, step_s: float, wo
     )
 
 
+def settle_report(ledger: Ledger, *, generation: int, step: int) -> Ledger:
+    """A script has reported a step: all of its group's seconds since the last report were productive, or recomputed. It
+    need not report every step, so the steps before this one are settled too."""
+    if generation != ledger.generation or step <= ledger.settled_step:
+        return ledger
+    under = Category.RECOMPUTED if step <= ledger.max_step else Category.PRODUCTIVE
+    source, amount = ledger.unsettled_under, ledger.unsettled
+    ledger = _move(ledger, source, under, amount)
+    return replace(
+        ledger,
+        settled_step=step,
+        max_step=max(ledger.max_step, step),
+        unsettled=0.0,
+        incident=max(0.0, ledger.incident - amount) if _is_recovering(source) else ledger.incident,
+    )
+
+
+def begun(ledger: Ledger, under: str, *, start_step: int) -> Ledger:
+    """The first report of a script's group: its seconds until then went to imports, its model and its own checkpoint.
+    They are booked under `under`, the account of the time before the group."""
+    moved = _move(ledger, ledger.unsettled_under, under, ledger.unsettled)
+    incident = ledger.incident + (ledger.unsettled if _is_recovering(under) else 0.0)
+    return replace(moved, settled_step=start_step, unsettled=0.0, incident=incident)
+
+
+def keep(ledger: Ledger) -> Ledger:
+    """The seconds of a group that are not settled stay where they are booked, since nothing says that they were
+    lost."""
+    return replace(ledger, unsettled=0.0)
+
+
 def discard(ledger: Ledger, under: str) -> Ledger:
     """The group left its step before it was complete: the seconds spent on it move to `under`."""
     moved = _move(ledger, ledger.unsettled_under, under, ledger.unsettled)

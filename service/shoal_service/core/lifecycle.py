@@ -70,7 +70,8 @@ class Training:
     state: JobState
     step: int
     """Completed steps."""
-    stop: StopSpec
+    stop: StopSpec | None
+    """None: a script decides when it ends."""
     has_checkpoint: bool
     """A good one of its own, or one of another job that it goes on from."""
 
@@ -85,6 +86,10 @@ class Answer:
 
 def extension(training: Training, steps: int) -> Answer:
     """Whether the job may go on to `steps` steps in all."""
+    if training.stop is None:
+        return Answer(
+            "be extended: its script decides when it ends. Submit the script again with other arguments (script.args)"
+        )
     if steps <= training.step:
         problem = f"be extended to {count_text(steps, 'step')}: {training.step} done. Give more than {training.step}"
         return Answer(problem)
@@ -110,8 +115,13 @@ def retrial(training: Training) -> Answer:
     way_out = {
         JobState.SUCCEEDED: "all its steps are done; `shoal extend` gives it more",
         JobState.CANCELLED: "it was cancelled; `shoal submit --from` goes on from its checkpoint as a new job",
-    }.get(training.state, "it has not failed")
-    return Answer(f"be tried again: {way_out}")
+    }
+    if training.stop is None:
+        way_out = {
+            JobState.SUCCEEDED: "its script is done; submit it again",
+            JobState.CANCELLED: "it was cancelled; submit it again",
+        }
+    return Answer(f"be tried again: {way_out.get(training.state, 'it has not failed')}")
 
 
 def is_outdated_end(step: int, before: StopSpec, now: StopSpec) -> bool:

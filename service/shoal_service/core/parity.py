@@ -19,6 +19,7 @@ Losses = Iterable[tuple[int, float]]
 DEFAULT_TOLERANCE = 1e-5
 DECISIVE = (
     "task",
+    "script",
     "code.archive",
     "model",
     "data",

@@ -3,6 +3,7 @@
 The attempt machine calls `plan` whenever a group forms, so it always has an answer: if no layout is predicted to fit,
 it is the one that needs the least memory, and the reason says so. If the layout leaves ranks idle, the reason says why.
 
+    a script                                      one replica per worker: it splits its own work
     deterministic, or a model of unknown sizes    fully sharded
     fixed degrees                                 used if they fit the world; else planned again, or idle ranks
     workers without a GPU                         data axes while each worker has a micro-batch
@@ -80,6 +81,8 @@ def plan(
     `refused`: layouts that a proof has refused. Also fixed degrees that use all that one of them uses are planned anew.
     """
     assert world_size >= 1
+    if spec.script is not None:
+        return Plan(Layout(dp_replicate=world_size), f"{Preference.OF_SCRIPT}: the script splits its own work")
     profile = profile_for(spec, profile)
     text = spec.model_dump_json(include=_DECIDES)
     racks = normal_racks(racks, profile)

@@ -289,6 +289,8 @@ class Preference(StrEnum):
     """The degrees that the spec fixes."""
     UNKNOWN_MODEL = "unknown_model"
     """A user task of unknown sizes is fully sharded."""
+    OF_SCRIPT = "of_script"
+    """A script gets all workers, each as a rank of its own."""
     DETERMINISTIC = "deterministic"
     """A deterministic job is fully sharded: the fixed order of sums supports only that."""
 

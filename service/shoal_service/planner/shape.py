@@ -117,7 +117,9 @@ class ModelShape:
 
 
 def shape_of(spec: JobSpec) -> ModelShape | None:
-    """None for a user task: its sizes are unknown until its model is built."""
+    """None for a user task, whose sizes are unknown until its model is built, and for a script."""
+    if spec.script is not None:
+        return None
     config = language_model_of(spec)
     if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
         config = as_language_model(hugging_face)

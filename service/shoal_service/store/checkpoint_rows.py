@@ -131,6 +131,7 @@ def resolved(tx: Transaction, spec: JobSpec) -> JobSpec:
     except JobNotFound as error:
         raise _refused("continue_from.job", f"continue_from.job: {error}") from None
     by_name = {CheckpointName(one.step, one.attempt, one.generation): one for one in found}
+    assert spec.stop is not None, "a script goes on from no checkpoint of a task"
     try:
         chosen = choose(wanted, by_name, spec.stop)
     except NoSuchCheckpoint as error:

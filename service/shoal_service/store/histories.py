@@ -241,9 +241,13 @@ def parity(
 ) -> ParityView:
     """Compares the losses of two jobs, step by step. `max_points` 0: no points. Raises JobNotFound."""
     job, against = load(tx, job_id), load(tx, against_id)
-    losses, reference = _losses(tx, job.num), _losses(tx, against.num)
-    report = compare(losses, reference, tolerance=tolerance, max_points=max_points)
     specs = [load_spec(tx, one.num, one.spec_version) for one in (job, against)]
+    losses, reference = (
+        # NULL: the loss is not finite, or a script has not reported one
+        ((step, loss) for step, loss in _losses(tx, one.num) if spec.script is None or not math.isnan(loss))
+        for one, spec in zip((job, against), specs, strict=True)
+    )
+    report = compare(losses, reference, tolerance=tolerance, max_points=max_points)
     fields = dict(report) | {"differs_in": differences(*specs)}
     return ParityView(job_id=job.id, against_id=against.id, **fields)
 
@@ -261,8 +265,8 @@ def _columns(points: Sequence[SeriesPoint]) -> SeriesColumns:
         loss=tuple(_short(point.loss) for point in points),
         val_loss=tuple(None if point.val_loss is None else _short(point.val_loss) for point in points),
         grad_norm=tuple(_short(point.grad_norm) for point in points),
-        lr=tuple(_rounded(point.lr) for point in points),
-        tokens_per_s=tuple(_rounded(point.tokens_per_s) for point in points),
+        lr=tuple(_short(point.lr) for point in points),
+        tokens_per_s=tuple(_short(point.tokens_per_s) for point in points),
         step_s=tuple(_rounded(point.step_s) for point in points),
         world_size=tuple(point.world_size for point in points),
         generation=tuple(point.generation for point in points),

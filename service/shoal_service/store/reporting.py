@@ -227,10 +227,10 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
     done = max(end.step, edit.status.step)
     record = FailureRecord(job.failures, job.failure_step, spec.retry.max_failures)
     mistake = end.failure.mistake if end.failure is not None else ""
-    decision = decide_retry(end.reason, done, record, mistake=mistake)
+    decision = decide_retry(end.reason, done, record, mistake=mistake, has_run_long=end.has_run_long)
     if end.reason is EndReason.FINISHED and edit.status.observed_generation < job.spec_version:
         known = load_spec(edit.tx, job.num, max(1, edit.status.observed_generation))
-        if is_outdated_end(done, known.stop, spec.stop):
+        if known.stop is not None and spec.stop is not None and is_outdated_end(done, known.stop, spec.stop):
             why = f"It had ended before it knew of version {job.spec_version} of its spec, and goes on."
             decision = RetryDecision(again=True, charged=False, reason=why)
     if end.reason is EndReason.PREEMPTED and job.granted_workers and spec.worker.cluster != ANY_CLUSTER:

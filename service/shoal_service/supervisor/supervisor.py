@@ -17,8 +17,16 @@ from itertools import pairwise
 from shoal_service.clock import Clock
 from shoal_service.core import goodput
 from shoal_service.core.attempt.incidents import incident_of
-from shoal_service.core.attempt.state.attempt import Attempt, AttemptConfig, CheckpointIndex, Code, History, Target
-from shoal_service.core.attempt.state.stages import Opening
+from shoal_service.core.attempt.state.attempt import (
+    Attempt,
+    AttemptConfig,
+    CheckpointIndex,
+    Code,
+    GroupProgress,
+    History,
+    Target,
+)
+from shoal_service.core.attempt.state.stages import Opening, Starting
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.service import JournalDamaged
 from shoal_service.core.supervisor_starts import ProcessEnd, lack_of_memory
@@ -183,7 +191,10 @@ class Supervisor:
 
 
 def new_attempt(config: SupervisorConfig, now: float) -> Attempt:
-    """The state with which an attempt begins, if there is no journal entry."""
+    """The state with which an attempt begins, if there is no journal entry. A script has its own checkpoints, so none
+    is looked for, and the newest step of the attempts before is kept until it reports one."""
+    is_script = config.spec.script is not None
+    done = config.goodput.max_step if is_script and config.goodput is not None else 0
     incident = incident_of(config.lost, now) if config.lost is not None else None
     origin = config.spec.continue_from
     return Attempt(
@@ -195,7 +206,8 @@ def new_attempt(config: SupervisorConfig, now: float) -> Attempt:
             profile=config.profile,
         ),
         target=Target(spec=config.spec, granted=config.granted, avoided=config.avoid, pinned=config.pinned),
-        current=Opening(since=now),
+        current=Starting(since=now) if is_script else Opening(since=now),
+        progress=GroupProgress(step=done),
         code=Code(current=config.spec.code.archive or ""),
         checkpoints=CheckpointIndex(origin=origin.checkpoint if origin is not None else None),
         history=History(standing=config.standing, num_incidents=0 if incident is None else incident.id),

@@ -44,7 +44,14 @@ def _condition(status: JobStatus, type_: ConditionType) -> float | None:
 
 def _samples_per_second(job: LiveJob) -> float | None:
     status = job.status
+    if job.spec.script is not None:
+        return None  # its batch is its own
     return job.spec.batch.global_size / status.step_s if status.step_s and status.tokens_per_s is not None else None
+
+
+def _step(job: LiveJob) -> float | None:
+    """None: a script has not reported a step."""
+    return None if job.spec.script is not None and not job.status.step else job.status.step
 
 
 def _goodput(job: LiveJob) -> Mapping[tuple[str, ...], float] | None:
@@ -120,7 +127,7 @@ JOB_MAX_WORKERS = _gauge(
     "Workers that a job wants: elasticity.max_workers.",
     lambda job: job.spec.elasticity.max_workers,
 )
-JOB_STEP = _gauge("shoal_job_step", "Optimizer steps that a job has completed.", lambda job: job.status.step)
+JOB_STEP = _gauge("shoal_job_step", "Optimizer steps that a job has completed.", lambda job: _step(job))
 JOB_TOTAL_STEPS = _gauge(
     "shoal_job_total_steps", "Optimizer steps after which a job ends.", lambda job: job.status.total_steps
 )

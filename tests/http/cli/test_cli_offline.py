@@ -53,6 +53,39 @@ def test_validate_lists_all_errors_together(offline: Any, spec_file: Path) -> No
     assert "seed" in offline("validate", str(spec_file), *wrong).err
 
 
+def test_validate_says_of_a_script_what_is_run(offline: Any, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("script: {module: pkg.train}\nelasticity: {min_workers: 2, max_workers: 8}\n")
+    ran = offline("validate", str(path))
+    assert (ran.code, ran.out) == (
+        0,
+        "job: the spec is valid\n  script -m pkg.train, as by torchrun, with 2 to 8 workers\n",
+    )
+    refused = offline("data", "prepare", str(path))
+    assert refused.code == 2 and "a script reads its own data" in refused.err
+
+
+def test_a_program_given_for_a_spec_names_the_commands_for_programs(offline: Any, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("def main():\n    pass\n")
+    for command in (("validate",), ("plan",), ("sweep", "--grid", "seed=1,2")):
+        ran = offline(*command, str(path))
+        assert ran.code == 2
+        assert "is a Python program" in ran.err and f"shoal submit {path}" in ran.err
+
+
+def test_a_script_is_checked_without_being_run(offline: Any, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import torch\ntorch.distributed.init_process_group()\nraise SystemExit(9)\n")
+    assert "can run as a script, as it is" in offline("check", str(path)).out
+    found = offline("check", str(path), "--json").json()
+    assert (found["door"], found["launcher"], found["program"]) == ("script", "torchrun", "train.py")
+    spec = tmp_path / "job.yaml"
+    spec.write_text("script: {module: train}\ncode: {working_dir: .}\n")
+    assert offline("check", str(spec), "--json").json()["program"] == "train.py"
+    assert offline("check", str(tmp_path / "nowhere.py")).code == 4
+
+
 def test_the_schema_documents_every_key(offline: Any) -> None:
     schema = offline("schema").json()
     assert schema["properties"]["stop"]

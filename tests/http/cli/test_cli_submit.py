@@ -7,6 +7,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shoal_api.cli.follow import follow_job
 from shoal_api.cli.render.progress import PlainScreen
 from shoal_api.client import Client
@@ -62,6 +64,98 @@ def test_a_working_directory_is_relative_to_the_spec(shoal: Any, service: Any, s
     spec_file.write_text(json.dumps(spec))
     job = shoal("submit", str(spec_file), "--json").json()
     assert service.store.reading(archives.exists)(job["spec"]["code"]["archive"])
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script in the current directory, with 1 MiB beside it that is not sent."""
+    directory = tmp_path / "mine"
+    (directory / "runs").mkdir(parents=True)
+    (directory / "train.py").write_text("print()\n")
+    (directory / "runs" / "weights.bin").write_bytes(b"\0" * (1 << 20))
+    (directory / ".shoalignore").write_text("runs\n")
+    monkeypatch.chdir(directory)
+    return directory / "train.py"
+
+
+def test_a_script_needs_no_spec(shoal: Any, service: Any, script: Path) -> None:
+    options = ("--workers", "2:8", "--gpus", "1", "--cpus", "2", "--standby", "1", "--grace", "30")
+    ran = shoal("submit", "train.py", *options, "--name", "mine", "--json", "--", "--lr", "3e-4", "--url", "x")
+    assert ran.code == 0, ran.err
+    job = ran.json()
+    assert job["name"] == "mine"
+    assert job["spec"]["script"] == {
+        "file": "train.py",
+        "module": None,
+        "args": ["--lr", "3e-4", "--url", "x"],
+        "launcher": "torchrun",
+        "grace_s": 30.0,
+    }
+    elasticity = job["spec"]["elasticity"]
+    assert (elasticity["min_workers"], elasticity["max_workers"], elasticity["standby"]) == (2, 8, 1)
+    assert (job["spec"]["worker"]["gpus"], job["spec"]["worker"]["cpus"]) == (1, 2.0)
+    assert service.store.reading(archives.exists)(job["spec"]["code"]["archive"])
+    assert "stop" not in job["spec"] and "model" not in job["spec"], "a script's spec has no keys of tasks"
+
+
+def test_the_size_of_the_code_is_reported(shoal: Any, script: Path) -> None:
+    ran = shoal("submit", "train.py", "--dry-run")
+    assert f"code: {script.parent}, 2 files, 13 B (" in ran.err and ".shoalignore leaves out 1" in ran.err
+
+
+def test_the_command_line_of_torchrun_is_submitted_as_it_is(shoal: Any, script: Path) -> None:
+    ran = shoal("submit", "--json", "--", "torchrun", "--standalone", "--nproc-per-node", "2", "train.py", "--follow")
+    job = ran.json()
+    assert job["spec"]["script"]["args"] == ["--follow"]
+    assert job["spec"]["elasticity"]["max_workers"] == 2
+    assert "left out, because Shoal brings the processes together itself: --standalone" in ran.err
+    more = shoal("submit", "--json", "--workers", "4", "--", "torchrun", "--nproc-per-node", "2", "train.py").json()
+    assert more["spec"]["elasticity"]["max_workers"] == 4, "--workers decides"
+
+
+def test_the_options_of_a_submission_also_change_a_spec(shoal: Any, spec_file: Path) -> None:
+    job = shoal("submit", str(spec_file), "--workers", "3", "--cpus", "0.5", "--json").json()
+    assert (job["spec"]["elasticity"]["min_workers"], job["spec"]["worker"]["cpus"]) == (3, 0.5)
+    refused = shoal("submit", str(spec_file), "--grace", "3")
+    assert refused.code == 2 and "has no script" in refused.err
+
+
+def test_a_script_of_a_spec_takes_the_options_of_scripts(shoal: Any, script: Path) -> None:
+    Path("job.yaml").write_text("script: {file: train.py}\ncode: {working_dir: .}\n")
+    job = shoal("submit", "job.yaml", "--launcher", "accelerate", "--grace", "3", "--json").json()
+    assert (job["spec"]["script"]["launcher"], job["spec"]["script"]["grace_s"]) == ("accelerate", 3.0)
+    refused = shoal("submit", "job.yaml", "--", "--lr", "1")
+    assert refused.code == 2 and "script.args" in refused.err
+
+
+def test_a_script_goes_on_from_its_own_checkpoints_only(shoal: Any, script: Path) -> None:
+    ran = shoal("submit", "train.py", "--from", "job-1@3")
+    assert ran.code == 2 and "a script loads its checkpoints itself" in ran.err
+
+
+def test_an_option_of_the_script_before_the_dashes_is_answered_with_where_it_goes(shoal: Any, script: Path) -> None:
+    ran = shoal("submit", "train.py", "--lr", "3e-4")
+    assert ran.code == 2
+    assert "No such option: --lr" in ran.err and "after --: shoal submit train.py -- --lr" in " ".join(ran.err.split())
+    assert "after --" not in shoal("submit", "job.yaml", "--lr", "3e-4").err
+
+
+@pytest.mark.parametrize("word", ["run", "train", "launch"])
+def test_the_words_that_people_try_first_name_the_command(shoal: Any, word: str) -> None:
+    for arguments in ((), ("train.py", "--lr", "1"), ("--help",)):
+        ran = shoal(word, *arguments)
+        assert ran.code == 2
+        assert f"no command {word!r}" in ran.err and "shoal submit train.py --workers 2" in ran.err
+    assert f"shoal {word} " not in shoal("--help").out
+
+
+def test_a_function_as_the_task_is_refused_before_anything_is_sent(shoal: Any, script: Path) -> None:
+    script.write_text("def main(): ...\n")
+    Path("job.yaml").write_text("task: train:main\nstop: {steps: 1}\ncode: {working_dir: .}\n")
+    for command in (("submit", "job.yaml", "--dry-run"), ("submit", "job.yaml"), ("check", "job.yaml")):
+        ran = shoal(*command)
+        assert ran.code == 2 and "is a function" in ran.err and "shoal submit train.py" in ran.err
+    assert shoal("jobs", "--json").json() == []
 
 
 def test_submit_follow_shows_events_as_text_and_ends_with_the_job(shoal: Any, service: Any, spec_file: Path) -> None:

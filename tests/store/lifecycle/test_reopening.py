@@ -14,6 +14,7 @@ from shoal_service.store import Store, checkpoint_rows, driving, histories, job_
 from shoal_service.store.errors import LifecycleConflict, QueueFull
 from shoal_service.store.job_deletion import BEGINNING
 from shoal_service.views import CheckpointState, CheckpointView, JobPatch, SchedulePatch, ValidationPatch
+from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.job import EndReason, JobState, UserFailure
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.spec import StopSpec, ValidationSpec
@@ -139,3 +140,50 @@ def test_the_best_checkpoints_are_marked_and_kept_and_an_extended_job_has_its_pa
     assert ended.kept == {CheckpointName(50, 1, 1)}
     best = store.writing(submissions.extend)(job_id, steps=150, now=90.0).status.best
     assert best is not None and (best.num_since, best.best[0].value) == (0, 2.0)
+
+
+def submit_script(store: Store) -> str:
+    spec = parse_spec({"script": {"file": "train.py"}, "retry": {"max_failures": 2}})
+    return store.writing(submissions.create)(spec, idempotency_key=None, now=1.0)[0].id
+
+
+def test_a_script_is_not_extended_and_says_why(store: Store, begin: Begin) -> None:
+    job_id = submit_script(store)
+    attempt = begin(job_id)
+    words = "its script decides when it ends. Submit the script again with other arguments"
+    with pytest.raises(LifecycleConflict, match=words):
+        store.writing(submissions.extend)(job_id, steps=150, now=20.0)
+    attempt.report(end=AttemptEnd(reason=EndReason.FINISHED, message="done", step=0))
+    with pytest.raises(LifecycleConflict, match=words):
+        store.writing(submissions.extend)(job_id, steps=150, now=90.0)
+    with pytest.raises(LifecycleConflict, match="its script is done; submit it again"):
+        store.writing(submissions.retry)(job_id, now=91.0)
+
+
+def test_a_script_that_ran_for_long_is_tried_again(store: Store, begin: Begin) -> None:
+    job_id = submit_script(store)
+    failed = AttemptEnd(reason=EndReason.USER_ERROR, message="boom", step=0, failure=FAILURE, has_run_long=True)
+    begin(job_id).report(end=failed)
+    assert store.get_job(job_id).status.state is JobState.QUEUED
+    begin(job_id).report(end=failed.model_copy(update={"has_run_long": False}))
+    assert store.get_job(job_id).status.state is JobState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        (JobPatch(stop=StopSpec(steps=5)), "stop"),
+        (JobPatch(schedule=SchedulePatch(warmup_steps=5)), "schedule"),
+        (JobPatch(validation=ValidationPatch(every_steps=5)), "validation"),
+    ],
+)
+def test_what_only_a_task_has_cannot_be_changed_in_a_script(store: Store, changes: JobPatch, key: str) -> None:
+    job_id = submit_script(store)
+    with pytest.raises(SpecError, match=f"{key} says how Shoal trains a task, and script is set"):
+        store.writing(submissions.patch)(job_id, changes, if_match=None, now=2.0)
+
+
+def test_everything_else_of_a_script_can_be_changed(store: Store) -> None:
+    job_id = submit_script(store)
+    job = store.writing(submissions.patch)(job_id, JobPatch(priority=5), if_match=None, now=2.0)
+    assert job.spec.priority == 5 and job.spec.script is not None and job.spec.script.file == "train.py"

@@ -280,6 +280,24 @@ TEXTS: tuple[Text, ...] = (
 )
 
 
+_BROKEN_COLLECTIVE = re.compile(
+    r"gloo/|Connection closed by peer|Connection reset by peer|Broken pipe|"
+    r"Timed out waiting \d+ms for (send|recv)|Application timeout caused pair closure|"
+    r"NCCL (error|communicator)|ncclComm|Process group .*(aborted|shut ?down)",
+    re.IGNORECASE,
+)
+
+
+def is_broken_collective(is_of_torch_distributed: bool, is_runtime_error: bool, message: str) -> bool:
+    """Whether an exception comes from a collective that another rank or the network has broken.
+
+    Args:
+        is_of_torch_distributed: it is a torch.distributed.DistError.
+        is_runtime_error: it is a RuntimeError, which gloo and NCCL raise for everything.
+    """
+    return is_of_torch_distributed or (is_runtime_error and _BROKEN_COLLECTIVE.search(message) is not None)
+
+
 REFUSED = "refused"
 """Name of a mistake that is not in MISTAKES: Shoal itself refuses something of the task, and its message says what."""
 LAYOUT_REFUSED = "layout_refused"

@@ -21,10 +21,12 @@ from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic.config import JsonDict
@@ -792,6 +794,15 @@ class JobSpec(Frozen):
                 "row, and collectives for fp8, which gloo does not have. Use bf16."
             )
         return precision
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the defaults of keys that a program may not have, so that its document is a valid spec again."""
+        document: dict[str, Any] = handler(self)
+        if self.program is None:
+            return document
+        left_out = KEYS_OF_TASKS if self.script is not None else KEYS_OF_TASKS_ONLY
+        return {key: value for key, value in document.items() if key not in left_out}
 
     @model_validator(mode="after")
     def _has_an_end(self) -> JobSpec:

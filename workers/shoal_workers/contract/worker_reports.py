@@ -47,6 +47,8 @@ class StepReport(OfTask):
     """Seconds of `step_s` in which rank 0 validated, after the previous step."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """The task's own metrics: means over the global batch, as the loss. One that is not finite is left out."""
+    total_steps: int | None = None
+    """The step with which a script says that it ends; None: it says nothing, or it is a task."""
 
 
 class ValidationReport(OfTask):

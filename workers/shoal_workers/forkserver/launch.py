@@ -31,6 +31,8 @@ _CREDENTIALS = "3i"
 """pid, uid and gid; see unix(7)."""
 PRELOAD = "SHOAL_PRELOAD"
 """Names a module that the server imports besides its own; see `preload`."""
+FORK_SERVER = "SHOAL_FORK_SERVER"
+"""In a forked process: the address of the server that has forked it."""
 READ_WHEN_LOADED = (
     PRELOAD,
     "ATEN_",
@@ -92,14 +94,34 @@ def fork_elsewhere(argv: list[str], *, if_warm: bool = False) -> int:
     address = address_of(argv)
     if not address:
         return 0
-    request = json.dumps({"argv": argv, "env": dict(os.environ), "cwd": os.getcwd()}).encode()  # noqa: PTH109
-    if len(request) > LARGEST_REQUEST:
-        return 0
     with connect(address) as connection:
         if if_warm and not os.path.exists(warm_marker(address)):  # noqa: PTH110
             return 0
-        socket.send_fds(connection, [request], [0, 1, 2])
-        return int(connection.recv(32) or b"0")  # empty: the server ended before it could answer
+        return fork_over(connection, argv, (0, 1, 2))
+
+
+def fork_from(server: str, argv: list[str], streams: tuple[int, int, int]) -> int:
+    """The pid of a process that the running server at this address has forked for `argv`, with the environment and
+    directory of this process. Never starts a server.
+
+    Raises:
+        OSError: there is no server, or it forks no process.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(server)
+        pid = fork_over(connection, argv, streams) if is_of_this_user(connection) else 0
+    if not pid:
+        raise ChildProcessError(f"the fork server at {server} forks no process")
+    return pid
+
+
+def fork_over(connection: socket.socket, argv: list[str], streams: tuple[int, int, int]) -> int:
+    """Ask the server at the other end of this connection; 0: it has ended, or the request is too large."""
+    request = json.dumps({"argv": argv, "env": dict(os.environ), "cwd": os.getcwd()}).encode()  # noqa: PTH109
+    if len(request) > LARGEST_REQUEST:
+        return 0
+    socket.send_fds(connection, [request], streams)
+    return int(connection.recv(32) or b"0")  # empty: the server ended before it could answer
 
 
 def address_of(argv: list[str]) -> str:

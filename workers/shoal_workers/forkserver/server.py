@@ -30,9 +30,16 @@ from typing import Any
 
 from shoal_workers.exit_status import Recorder
 from shoal_workers.forkserver.idle import end_when_idle
-from shoal_workers.forkserver.launch import LARGEST_REQUEST, LISTENER_FD, PRELOAD, is_of_this_user, warm_marker
+from shoal_workers.forkserver.launch import (
+    FORK_SERVER,
+    LARGEST_REQUEST,
+    LISTENER_FD,
+    PRELOAD,
+    is_of_this_user,
+    warm_marker,
+)
 from shoal_workers.forkserver.orphans import SWEEP_S, adopt_orphans, end_orphans
-from shoal_workers.ray_internals import WORKER_SCRIPT
+from shoal_workers.ray_internals import WORKER_SCRIPT, raylet_socket
 
 _IDLE_S = 600.0
 _REQUEST_S = 10.0
@@ -46,6 +53,7 @@ _MODULES = (
     "torch._dynamo",
     "shoal_workers.actor",
     "shoal_workers.engine.engine",
+    "shoal_workers.script.runner",
     "shoal_workers.snapshot_store.store",
     "shoal_workers.tasks.lm",
 )
@@ -69,7 +77,7 @@ def main(address: str, raylet_pid: int) -> None:
             Path(warm_marker(address)).unlink(missing_ok=True)
             Path(address).unlink(missing_ok=True)  # before it is closed, so that no client finds a dead socket
     if request is not None:
-        _become(request)
+        _become(request, address)
     else:
         _wait_for_last(children, recorder)
 
@@ -169,9 +177,9 @@ def _has_hung_up(connection: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _become(request: Request) -> None:
+def _become(request: Request, address: str) -> None:
     """Runs in the forked process: sets up what a new interpreter with these arguments would have, and runs the
-    script."""
+    script. A process that is no worker of Ray's, as the guardian of a script, gets no thread."""
     os.setpgid(0, 0)
     adopt_orphans()
     for number, stream in enumerate(request.streams):
@@ -180,11 +188,13 @@ def _become(request: Request) -> None:
     os.chdir(request.cwd)
     os.environ.clear()
     os.environ.update(request.env)
+    os.environ[FORK_SERVER] = address
     script = request.argv[0]
     sys.argv = request.argv
     sys.path[0:1] = [str(Path(script).parent), *_python_path(request.env)]
     _seed()
-    end_when_idle()
+    if raylet_socket(request.argv):
+        end_when_idle()
     runpy.run_path(script, run_name="__main__")
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _PLACE = "MODEL_DIRECTORY"
 _ENDING = ".template"
+_SPEC = "job.yaml"
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change the spec; may be repeated.")
 ]
@@ -38,7 +39,8 @@ def init(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a job that runs as it is, to change it: its spec, and the code of its task."""
+    """Write a job that runs as it is, to change it: its spec, and the code of its task; or a script, which needs no
+    spec."""
     with command(DEFAULT_URL, as_json) as session:
         from shoal_api.cli.errors import CliError
 
@@ -53,9 +55,10 @@ def init(
             raise CliError(f"--model {str(model)!r} is not a directory", hint="nothing is downloaded: name a local one")
         where = directory or Path(template)
         written = write_template(known[template], where, model)
-        hint = f"shoal submit {where / 'job.yaml'} --dry-run"
+        has_spec = where / _SPEC in written
+        hint = f"shoal submit {where / _SPEC if has_spec else f'{written[0]} --workers 1:4'} --dry-run"
         if model is None and template == "fine-tune":
-            hint = f"Set model.path in {where / 'job.yaml'}, then: {hint}"
+            hint = f"Set model.path in {where / _SPEC}, then: {hint}"
         files_of = {"files": [str(path) for path in written]}
         session.output.document(files_of, lambda: "\n".join((*(f"wrote {path}" for path in written), hint)))
 
@@ -67,8 +70,11 @@ def templates() -> dict[str, Traversable]:
 
 
 def words_of_template(template: Traversable) -> str:
-    """Return what the template is: the first line of its spec says it."""
-    return (template / "job.yaml").read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    """Return what the template is: the first line of its spec, or of its script, says it."""
+    first = template / _SPEC
+    if not first.is_file():
+        [first] = (one for one in template.iterdir() if one.name.endswith(_ENDING))
+    return first.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ").removeprefix('"""')
 
 
 def write_template(template: Traversable, directory: Path, model: Path | None) -> list[Path]:
@@ -104,7 +110,10 @@ def validate(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFla
 def check(
     task: Annotated[
         str,
-        typer.Argument(metavar="SPEC_OR_TASK", help='A spec, or "module:Class" of a module in the current directory.'),
+        typer.Argument(
+            metavar="SPEC|TASK|SCRIPT",
+            help='A spec, "module:Class" of a module in the current directory, or a script that trains by itself.',
+        ),
     ],
     assignments: SetOption = None,
     as_json: JsonFlag = False,
@@ -113,11 +122,21 @@ def check(
 
     One process, one micro-batch a step, files only in a temporary directory. Says what is wrong, with file and line; or
     the number of parameters, the time of a micro-batch and the memory.
+
+    A script is read, not run: says what of Shoal it can use as it is, what a lost worker costs, and what stands in the
+    way of more, with lines.
     """
     with command(DEFAULT_URL, as_json) as session:
-        from shoal_api.cli.task_trial import describe, read_task, try_task
+        from shoal_api.cli.doors import describe as describe_script
+        from shoal_api.cli.doors import examine, refuse_function_as_task
+        from shoal_api.cli.task_trial import describe, read_program, read_task, try_task
 
+        if (program := read_program(task, assignments or ())) is not None:
+            doors = examine(*program)
+            session.output.document(doors.document(), lambda: describe_script(doors))
+            return
         document, directory = read_task(task, assignments or ())
+        refuse_function_as_task(document | {"code": document["code"] | {"working_dir": str(directory)}})
         found = try_task(document, directory)
         session.output.document(found, lambda: describe(document["task"], found))
 
@@ -144,6 +163,8 @@ def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag
 
         document = load_spec(spec, assignments or ())
         parsed = parse_spec(document)
+        if parsed.script is not None:
+            raise CliError("a script reads its own data; there is nothing to prepare", hint="submit it")
         if parsed.task != LM_TASK:
             raise CliError(
                 f"task {parsed.task!r} reads its own data; there is nothing to prepare",
@@ -160,6 +181,11 @@ def describe_spec(spec: JobSpec) -> str:
     from shoal_workers.contract.batch_partition import micro_batches_of_rank
     from shoal_workers.contract.checks.consistency import remarks
 
+    if spec.script is not None:
+        launcher = spec.script.launcher
+        lowest, highest = spec.elasticity.min_workers, spec.elasticity.max_workers
+        some = count_text(highest, "worker") if lowest == highest else f"{lowest} to {count_text(highest, 'worker')}"
+        return f"{spec.name}: the spec is valid\n  script {spec.script.words}, as by {launcher}, with {some}"
     num_micro = spec.batch.num_micro_batches
     lines = [
         f"{spec.name}: the spec is valid",

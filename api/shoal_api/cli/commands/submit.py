@@ -1,5 +1,5 @@
-"""Commands that start jobs: `submit` one job, `sweep` one for each combination of a grid; and `watch`, which follows
-one.
+"""Commands that start jobs: `submit` one job, of a spec or of a script without one, `sweep` one for each combination of
+a grid; and `watch`, which follows one.
 
 The server makes the jobs of a sweep, all or none, keeps to the limit and prunes, whether or not the command goes on.
 """
@@ -7,10 +7,11 @@ The server makes the jobs of a sweep, all or none, keeps to the limit and prunes
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.session import (
@@ -18,7 +19,6 @@ from shoal_api.cli.session import (
     JobArgument,
     JsonFlag,
     Session,
-    SpecArgument,
     UrlOption,
     command,
     exit_code_of,
@@ -27,11 +27,41 @@ from shoal_service.core.quantities import count_text
 
 if TYPE_CHECKING:
     from shoal_api.client import Client
+    from shoal_service.control.code_archive import CodeArchive
     from shoal_service.views import JobView, SweepRequest
 
 
 def submit(
-    spec: SpecArgument,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SPEC|SCRIPT",
+            help='A job spec ("-": standard input), or a script, with its arguments after --. Also a whole command '
+            "line after --: python, torchrun or accelerate launch.",
+        ),
+    ] = None,
+    module: Annotated[
+        str | None, typer.Option("--module", "-m", metavar="MODULE", help="Run this module, as python -m does.")
+    ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            "--workers", "-w", metavar="N|MIN:MAX", help="Workers, one process each; with MIN:MAX the job is elastic."
+        ),
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=0, max=1, help="GPUs of each worker.")] = None,
+    cpus: Annotated[float | None, typer.Option("--cpus", min=0, help="CPU cores of each worker.")] = None,
+    standby: Annotated[int | None, typer.Option("--standby", min=0, help="Warm spare workers.")] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option(
+            "--launcher", metavar="torchrun|accelerate|python", help="Whose environment the processes of a script get."
+        ),
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option("--grace", metavar="SECONDS", min=0, help="Time of a script from SIGTERM to SIGKILL."),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show progress until the job ends.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, show layouts and expected start; submit nothing.")
@@ -57,23 +87,35 @@ def submit(
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Submit a job. With --follow or --wait the exit code is that of the job: 0 succeeded, 1 failed or cancelled."""
-    with command(url, as_json) as session:
-        from shoal_api.cli.render.queue import dry_run_page
-        from shoal_api.cli.spec_file import load_spec
-        from shoal_workers.contract.checks.spec_errors import parse_spec
+    """Submit a job: `shoal submit job.yaml`, or a script without a spec: `shoal submit train.py --workers 2:8 -- --lr
+    3e-4`, `shoal submit -m package.train`, `shoal submit -- torchrun --nproc-per-node 2 train.py`.
 
-        options = {"name": name, "priority": priority, "project": project, "user": user}
-        document = load_spec(spec, assignments or (), options)
-        parse_spec(document)
+    With --follow or --wait the exit code is that of the job: 0 succeeded, 1 failed or cancelled.
+    """
+    with command(url, as_json) as session:
+        from shoal_api.cli.errors import CliError
+        from shoal_api.cli.program import workers_of
+        from shoal_api.cli.render.queue import dry_run_page
+
+        least, most = workers_of("--workers", workers) if workers is not None else (None, None)
+        options: dict[str, Any] = {"name": name, "priority": priority, "project": project, "user": user}
+        options |= {"elasticity.min_workers": least, "elasticity.max_workers": most, "elasticity.standby": standby}
+        options |= {"worker.gpus": gpus, "worker.cpus": cpus}
+        options |= {"script.launcher": launcher, "script.grace_s": grace}
+        document = _document(session, words or (), module, assignments or (), options)
+        if from_ is not None and "script" in document:
+            raise CliError(
+                "--from is for tasks: a script loads its checkpoints itself",
+                hint="give it the checkpoint directory of the other job as an argument",
+            )
         with session.open_client() as client:
             if from_ is not None:
                 document["continue_from"] = _origin(session, client, from_)
             if dry_run:
-                found = client.dry_run(document)
+                found = client.dry_run(document, on_packed=_reporting(session, document))
                 session.output.document(found, lambda: dry_run_page(found, time.time()))
                 return
-            job = client.submit(document)
+            job = client.submit(document, on_packed=_reporting(session, document))
         output = session.output
         if not follow and not wait:
             note = f"{job.status.note}\n" if job.status.note else ""
@@ -82,6 +124,66 @@ def submit(
         output.say(f"submitted {job.id} ({job.name})", "dim")
         ended = _follow(session, job.id) if follow else _wait(session, job.id)
         _finish(session, ended, one_line=follow)
+
+
+def _document(
+    session: Session, words: Sequence[str], module: str | None, assignments: Sequence[str], options: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the valid spec that the command line names or stands for. Raises CliError, SpecError."""
+    from shoal_api.cli.doors import refuse_function_as_task
+    from shoal_api.cli.errors import CliError
+    from shoal_api.cli.program import read_program, spec_of
+    from shoal_api.cli.spec_file import completed, load_spec
+    from shoal_workers.contract.checks.spec_errors import parse_spec
+
+    program = read_program(words, module)
+    if program is None:
+        document = load_spec(words[0], assignments)
+        if "script" not in document and any(options[key] is not None for key in ("script.launcher", "script.grace_s")):
+            raise CliError(f"{words[0]} has no script, so --launcher and --grace change nothing", hint="leave them out")
+        document = completed(document, (), options)
+    else:
+        if program.not_needed:
+            left_out = ", ".join(program.not_needed)
+            session.output.say(f"left out, because Shoal brings the processes together itself: {left_out}", "warn")
+        document = completed(spec_of(program, options["elasticity.max_workers"]), assignments, options)
+    parse_spec(document)
+    refuse_function_as_task(document)
+    return document
+
+
+def _reporting(session: Session, document: dict[str, Any]) -> Callable[[CodeArchive], None]:
+    """Return what says to people how much of the code directory is sent."""
+    directory = document.get("code", {}).get("working_dir")
+    return lambda archive: session.output.say(f"code: {directory}, {archive.words}", "dim")
+
+
+class ScriptCommand(TyperCommand):
+    """A command whose options end where those of a script begin: an option that is not known was probably meant for the
+    script, so the error says where those go."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)  # the parser consumes it
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            option = getattr(error, "option_name", None)
+            has_script = any(word.endswith(".py") or word in ("-m", "--module") for word in given)
+            if option is not None and has_script and hasattr(error, "message"):
+                error.message += f". Arguments of the script come after --: shoal submit train.py -- {option}"
+            raise
+
+
+def another_word(ctx: typer.Context) -> None:
+    """Named by the words that people try first: there is one command that starts programs."""
+    from shoal_api.cli.errors import CliError
+
+    with command(DEFAULT_URL, False):
+        raise CliError(
+            f"there is no command {ctx.info_name!r}: `shoal submit train.py --workers 2` starts a program, and "
+            "`shoal submit job.yaml` a job spec",
+            hint="shoal submit --help; docs/porting.md",
+        )
 
 
 def watch(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:

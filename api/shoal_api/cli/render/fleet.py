@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_api.cli.render.jobs import in_several_clusters
-from shoal_api.cli.render.terminal import STATE_STYLE, clock, new_table, number, worker_bar
+from shoal_api.cli.render.terminal import STATE_STYLE, clock, new_table, number, steps, worker_bar
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView, WindowView
 from shoal_service.views import JobSummary, WebhookView
@@ -102,7 +102,6 @@ def _top_table(jobs: Sequence[JobSummary], now: float) -> Table:
         )
     )
     for job in jobs:
-        step = f"{job.step}/{job.total_steps}" if job.total_steps else str(job.step)
         place = f"#{job.queue_position}" if job.queue_position is not None else ""
         is_whole = job.workers >= job.desired_workers
         table.add_row(
@@ -110,7 +109,7 @@ def _top_table(jobs: Sequence[JobSummary], now: float) -> Table:
             job.name,
             *((job.cluster or "-",) if several else ()),
             Text(job.state, style=STATE_STYLE[job.state]),
-            step,
+            steps(job.step, job.total_steps),
             duration_text(job.eta_s) if job.eta_s is not None else "-",
             number(job.loss),
             number(job.tokens_per_s, 0),

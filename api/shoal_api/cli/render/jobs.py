@@ -13,7 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_api.cli.render.queue import place_text
-from shoal_api.cli.render.terminal import STATE_STYLE, clock, new_table, number, sparkline, worker_bar
+from shoal_api.cli.render.terminal import (
+    NOT_REPORTED,
+    STATE_STYLE,
+    clock,
+    command_text,
+    new_table,
+    number,
+    sparkline,
+    steps,
+    worker_bar,
+)
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.quantities import count_text, duration_text, size_text
 from shoal_service.fleet_views import FleetJob
@@ -52,12 +62,11 @@ def jobs_table(jobs: Sequence[JobSummary], now: float) -> Table | Text:
             state.append(f" #{job.queue_position}", style="dim")
         elif job.reason:
             state.append(f" {job.reason}", style="dim")
-        step = f"{job.step}/{job.total_steps}" if job.total_steps else str(job.step)
         workers = f"{job.workers}/{job.desired_workers}" if job.desired_workers else "-"
         age = duration_text(now - job.created_at)
         where = (job.cluster or "-",) if several else ()
         whose = (*where, job.project, job.user, str(job.priority))
-        table.add_row(job.id, job.name, *whose, state, step, number(job.loss), workers, age)
+        table.add_row(job.id, job.name, *whose, state, steps(job.step, job.total_steps), number(job.loss), workers, age)
     return table
 
 
@@ -118,6 +127,8 @@ def verification_line(found: VerificationView) -> str:
 def unit_of(job: JobView) -> str:
     """Return `tokens` or `samples`: a task without tokens counts one for each sample."""
     status = job.status
+    if job.spec.script is not None:
+        return "tokens"
     is_plain = status.step and status.tokens == status.step * job.spec.batch.global_size
     return "samples" if is_plain else "tokens"
 
@@ -129,12 +140,11 @@ def sweep_table(jobs: Sequence[FleetJob]) -> Table:
     table = new_table("id", *differ, "state", ">step", ">loss", ">validation", ">workers", "why")
     for job in jobs:
         state = Text(job.state, style=STATE_STYLE[job.state])
-        step = f"{job.step}" + (f"/{job.total_steps}" if job.total_steps else "")
         table.add_row(
             job.id,
             *(job.labels.get(name, "-") for name in differ),
             state,
-            step,
+            steps(job.step, job.total_steps),
             number(job.loss),
             number(job.val_loss),
             str(job.workers),
@@ -146,7 +156,7 @@ def sweep_table(jobs: Sequence[FleetJob]) -> Table:
 def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several_clusters: bool = False) -> Table:
     """The page of `shoal show`."""
     status = job.status
-    unit = unit_of(job)
+    unit, unknown = unit_of(job), NOT_REPORTED if is_silent(job) else ""
     state = Text(status.state, style=STATE_STYLE[status.state])
     if status.reason:
         state.append(f" {status.reason}", style="dim")
@@ -157,6 +167,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several
         ("labels", ", ".join(f"{name}={value}" for name, value in job.spec.labels.items())),
         ("annotations", "\n".join(f"{name}: {text}" for name, text in job.spec.annotations.items())),
         ("state", state),
+        ("command", command_text(job.spec.script) if job.spec.script is not None else ""),
         ("message", status.message),
         ("cluster", _cluster(job) if several_clusters else ""),
         ("goes on from", _origin(job)),
@@ -172,26 +183,21 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several
         ("layout", status.layout),
         *(("", _proof(proof)) for proof in status.proofs),
         ("code", _code(job)),
-        ("step", f"{status.step}" + (f" of {status.total_steps}" if status.total_steps else "")),
-        (
-            "loss",
-            f"{number(status.loss)}  {sparkline([point.loss for point in series], _SPARKLINE_WIDTH)}".rstrip()
-            if status.loss is not None
-            else "",
-        ),
+        ("step", step_text(job)),
+        ("loss", _loss(job, series)),
         ("validation", _validation(job)),
         ("best", _best(job)),
         ("metrics", metrics_text(status.metrics)),
         ("", f"validation: {metrics_text(status.val_metrics)}" if status.val_metrics else ""),
-        (f"{unit}/s", number(status.tokens_per_s, 0) if status.tokens_per_s is not None else ""),
+        (f"{unit}/s", number(status.tokens_per_s, 0) if status.tokens_per_s is not None else unknown),
         (unit, f"{status.tokens:,}" if status.tokens else ""),
         ("parameters", f"{status.num_parameters:,}" if status.num_parameters else ""),
-        ("ETA", duration_text(status.eta_s) if status.eta_s is not None and not status.state.ended else ""),
+        ("ETA", "" if status.state.ended else duration_text(status.eta_s) if status.eta_s is not None else unknown),
         ("checkpoint", _checkpoint(job)),
         ("snapshots", _snapshots(job)),
         ("a dead worker", _worker_loss(job)),
         ("a lost node", _node_loss(job)),
-        ("incidents", f"{status.incidents}, {count_text(status.steps_lost, 'step')} lost" if status.incidents else ""),
+        ("incidents", f"{status.incidents}, {steps_lost_text(job)}" if status.incidents else ""),
         ("goodput", _goodput(job)),
         ("attempt", f"{status.attempt}, generation {status.generation}" if status.attempt else ""),
         ("created", clock(job.created_at)),
@@ -209,6 +215,33 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several
         page.add_row("", Text(_where(status.failure), style="dim"))
         page.add_row("", Text(status.failure.traceback.rstrip()))
     return page
+
+
+def is_silent(job: JobView) -> bool:
+    """Whether what is not known of the job is what its script has not reported. A job that has not begun has nothing to
+    report."""
+    return job.spec.script is not None and job.status.attempt > 0
+
+
+def step_text(job: JobView, of: str = " of ") -> str:
+    """Return `120 of 400`."""
+    status = job.status
+    if is_silent(job) and not status.step and status.step_at is None:
+        return NOT_REPORTED
+    return f"{status.step}{of}{status.total_steps}" if status.total_steps else str(status.step)
+
+
+def steps_lost_text(job: JobView) -> str:
+    """Return `3 steps lost`."""
+    if step_text(job) == NOT_REPORTED:
+        return f"lost steps {NOT_REPORTED}"
+    return f"{count_text(job.status.steps_lost, 'step')} lost"
+
+
+def _loss(job: JobView, series: Sequence[SeriesPoint]) -> str:
+    if job.status.loss is None:
+        return NOT_REPORTED if is_silent(job) else ""
+    return f"{number(job.status.loss)}  {sparkline([point.loss for point in series], _SPARKLINE_WIDTH)}".rstrip()
 
 
 def _where(failure: UserFailure) -> str:

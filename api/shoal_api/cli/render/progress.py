@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_api.cli.output import STYLES, Output
-from shoal_api.cli.render.jobs import unit_of
-from shoal_api.cli.render.terminal import STATE_STYLE, clock, number, sparkline, worker_bar
+from shoal_api.cli.render.jobs import is_silent, step_text, steps_lost_text, unit_of
+from shoal_api.cli.render.terminal import NOT_REPORTED, STATE_STYLE, clock, number, sparkline, worker_bar
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.base import Severity
 from shoal_service.core.events.catalogue import one_line
@@ -151,7 +151,7 @@ def event_text(event: EventView) -> str:
 def progress_line(job: JobView) -> str:
     """`RUNNING step 120/400, loss 2.1034, 12,345 tokens/s, 4/4 workers, ETA 42 s`."""
     status = job.status
-    parts = [f"{status.state} step {status.step}" + (f"/{status.total_steps}" if status.total_steps else "")]
+    parts = [f"{status.state} step {step_text(job, '/')}"]
     if status.loss is not None:
         parts.append(f"loss {number(status.loss)}")
     if status.tokens_per_s is not None:
@@ -188,7 +188,7 @@ def _progress_bar(job: JobView) -> RenderableType:
     bar = Table.grid(padding=(0, 1))
     bar.add_row(
         ProgressBar(total=total or 1, completed=min(status.step, total or 0), width=40, pulse=total is None),
-        Text(f"step {status.step}" + (f"/{total}" if total else "")),
+        Text(f"step {step_text(job, '/')}"),
         Text(f"ETA {duration_text(status.eta_s)}" if status.eta_s is not None else "", style="dim"),
         Text(f"checkpoint {status.checkpoint_step}" if status.checkpoint_step is not None else "", style="dim"),
     )
@@ -199,9 +199,10 @@ def _curves(job: JobView, series: Sequence[SeriesPoint]) -> RenderableType:
     status = job.status
     table = Table.grid(padding=(0, 2))
     validated = [point.val_loss for point in series if point.val_loss is not None]
+    speed = [point.tokens_per_s for point in series]
     rows: list[tuple[str, str, Sequence[float], str]] = [
-        ("loss", number(status.loss), [point.loss for point in series], "cyan"),
-        ("tokens/s", number(status.tokens_per_s, 0), [point.tokens_per_s for point in series], "blue"),
+        ("loss", _reported(job, status.loss, 4), [point.loss for point in series], "cyan"),
+        ("tokens/s", _reported(job, status.tokens_per_s, 0), speed, "blue"),
     ]
     if status.val_loss is not None:
         rows.insert(1, ("validation", number(status.val_loss), validated, "cyan"))
@@ -220,14 +221,17 @@ def _curves(job: JobView, series: Sequence[SeriesPoint]) -> RenderableType:
     return table
 
 
+def _reported(job: JobView, value: float | None, digits: int) -> str:
+    return NOT_REPORTED if value is None and is_silent(job) else number(value, digits)
+
+
 def _goodput(job: JobView) -> str:
     goodput = job.status.goodput
     return "" if goodput is None or goodput.ratio is None else f"goodput {goodput.ratio:.1%}"
 
 
 def _incidents(job: JobView, last: EventView | None) -> RenderableType:
-    head = f"{count_text(job.status.incidents, 'incident')}, {count_text(job.status.steps_lost, 'step')} lost"
-    text = Text(head, style="dim")
+    text = Text(f"{count_text(job.status.incidents, 'incident')}, {steps_lost_text(job)}", style="dim")
     if last is not None:
         text.append(f"; last: {clock(last.at)} {narrate(last)}")
     return text

@@ -8,10 +8,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from shoal_api.cli.render.terminal import clock, new_table
+from shoal_api.cli.render.terminal import clock, command_text, new_table
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.fleet_views import DryRun, HeldBackJob, ProjectView, QueuedJob, QueueView, StartForecast, UserView
 from shoal_service.views import QueuePlace
+from shoal_workers.contract.spec import ElasticitySpec
 
 
 def queue_page(queue: QueueView, now: float) -> list[Any]:
@@ -108,11 +109,14 @@ def _of(count: int, most: int | None) -> str:
 
 def dry_run_page(found: DryRun, now: float) -> Table:
     spec = found.spec
+    layouts = [(count_text(one.workers, "worker"), _layout(one.layout, one.num_idle)) for one in found.layouts]
+    if spec.script is not None:  # it splits its own work
+        layouts = [("command", command_text(spec.script)), ("workers", _workers(spec.elasticity))]
     rows: list[tuple[str, Any]] = [
         ("name", spec.name),
         ("project", f"{spec.project}, user {spec.user}, priority {spec.priority}"),
         ("start", start_text(found.start, now)),
-        *((f"{count_text(one.workers, 'worker')}", _layout(one.layout, one.num_idle)) for one in found.layouts),
+        *layouts,
         ("note", found.note),
         ("", "The spec is accepted. Nothing was submitted."),
     ]
@@ -134,6 +138,11 @@ def start_text(start: StartForecast | None, now: float) -> str:
     if start.expected_at is not None:
         when = f"expected in {duration_text(max(0.0, start.expected_at - now))}, at {clock(start.expected_at)}"
     return f"it would wait as number {start.position} of the queue, {when}. {start.reason}"
+
+
+def _workers(elasticity: ElasticitySpec) -> str:
+    least, most = elasticity.min_workers, elasticity.max_workers
+    return str(most) if least == most else f"{least} to {most}"
 
 
 def _layout(layout: str, num_idle: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_workers.contract.job import JobState
+from shoal_workers.contract.spec import ScriptSpec
 
 STATE_STYLE = {
     JobState.QUEUED: "dim",
@@ -45,6 +47,21 @@ _BLOCK = "█"
 
 def number(value: float | None, digits: int = 4) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+NOT_REPORTED = "not reported"
+"""What a script has not said of itself."""
+
+
+def steps(step: int, total_steps: int | None) -> str:
+    """Return `120/400`, for a narrow column. "-": no step is known, as of a script that reports none."""
+    return f"{step}/{total_steps}" if total_steps else str(step) if step else "-"
+
+
+def command_text(script: ScriptSpec) -> str:
+    """Return the command of a script as it is typed: `train.py --lr 3e-4, as by torchrun`."""
+    what = ["-m", script.module] if script.module is not None else [str(script.file)]
+    return f"{shlex.join([*what, *script.args])}, as by {script.launcher}"
 
 
 def clock(at: float) -> str:

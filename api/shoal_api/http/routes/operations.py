@@ -22,6 +22,10 @@ from shoal_service.views import Page, WebhookView
 from shoal_workers.contract.checks.spec_errors import SpecProblem
 
 _GZIP = {"Content-Encoding": "gzip"}
+_NOT_RAY = (
+    "this is a Shoal server, not Ray's dashboard: submit the program with `shoal submit train.py --workers 2` instead "
+    "of `ray job submit`; see docs/porting.md"
+)
 
 
 def routes(context: Context) -> APIRouter:
@@ -89,6 +93,12 @@ def routes(context: Context) -> APIRouter:
         projects gets what is about their jobs and about them."""
         visible = visible_projects(request)
         return await run_in_threadpool(_metrics, context, request, () if visible is None else (visible,))
+
+    @router.get("/api/version", dependencies=[PUBLIC], include_in_schema=False)
+    async def ray_version() -> dict[str, str]:
+        """Answer the client of Ray's jobs, which was given the address of this service: `ray job submit --address URL`
+        asks for the version first. It shows the value of this key, whatever it is, when it is not a version."""
+        return {"ray_version": _NOT_RAY}
 
     @router.get("/problems", dependencies=[PUBLIC], summary="Every problem type of this API")
     async def problems() -> list[ProblemType]:

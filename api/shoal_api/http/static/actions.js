@@ -13,7 +13,7 @@ export function showActions(state) {
   shown = state;
   if ($("actions").dataset.about !== `${now} ${workers}`) refresh();
   $("actions").dataset.about = `${now} ${workers}`;
-  const usable = [...(ENDED.has(now) ? [...(now === "FAILED" ? ["retry"] : []), "extend", "again", "delete"] : ["scale", "relayout", "priority", ...(state.clusters.length > 1 ? ["move"] : []), now === "PAUSED" || now === "PAUSING" ? "resume" : "pause", ...(RUNNING.has(now) ? ["profile"] : []), "cancel"])];
+  const usable = [...(ENDED.has(now) ? [...(now === "FAILED" ? ["retry"] : []), ...(isScript() ? [] : ["extend"]), "again", "delete"] : ["scale", ...(isScript() ? [] : ["relayout"]), "priority", ...(state.clusters.length > 1 ? ["move"] : []), now === "PAUSED" || now === "PAUSING" ? "resume" : "pause", ...(RUNNING.has(now) && !isScript() ? ["profile"] : []), "cancel"])];
   if ($("actions").dataset.usable === usable.join()) return;
   $("actions").dataset.usable = usable.join();
   fill("actions", usable.map((name) => element("button", ACTIONS[name].title, { type: "button", class: HARMFUL.has(name) ? "danger" : "", "data-action": name, click: () => open(name) })));
@@ -35,10 +35,11 @@ const ACTIONS = {
     send: (value) => request(`${jobPath(shown.job.id)}/profiles`, { method: "POST", body: { rank: Number(value), steps: Number($("profile-steps").value) } }) },
   move: { title: "Move", confirm: "Move", input: ({ spec }) => [element("label", ["Cluster ", element("select", destinations(spec.worker.cluster), { id: "dialog-value" })])], words: moveWords,
     send: (value) => request(`${jobPath(shown.job.id)}/move`, { method: "POST", body: { to: value } }) },
-  pause: { title: "Pause", confirm: "Pause", input: () => [], words: async () => `The job saves a checkpoint after its current step${lastSave()}, then its ${plural(shown.job.status.workers, "worker")} end and their resources are free. No step is lost. Resume puts it back into the queue.`,
+  pause: { title: "Pause", confirm: "Pause", input: () => [], words: async () => isScript() ? `${stops()} Its ${plural(shown.job.status.workers, "worker")} end and their resources are free. Resume puts it back into the queue.`
+    : `The job saves a checkpoint after its current step${lastSave()}, then its ${plural(shown.job.status.workers, "worker")} end and their resources are free. No step is lost. Resume puts it back into the queue.`,
     send: () => post("pause") },
-  resume: { title: "Resume", confirm: "Resume", input: () => [], words: async () => `The job returns to the queue and goes on from its checkpoint of step ${whole(shown.job.status.checkpoint_step ?? 0)}, as soon as there are workers for it.`, send: () => post("resume") },
-  cancel: { title: "Cancel", confirm: "Cancel the job", input: () => [], words: async () => `The job ends at step ${whole(shown.job.status.step)} and cannot go on. ${kept()} This cannot be undone.`, send: () => post("cancel") },
+  resume: { title: "Resume", confirm: "Resume", input: () => [], words: async () => isScript() ? "The job returns to the queue. Its script is started again, as soon as there are workers for it." : `The job returns to the queue and goes on from its checkpoint of step ${whole(shown.job.status.checkpoint_step ?? 0)}, as soon as there are workers for it.`, send: () => post("resume") },
+  cancel: { title: "Cancel", confirm: "Cancel the job", input: () => [], words: async () => isScript() ? `The job ends and cannot go on. ${stops()} This cannot be undone.` : `The job ends at step ${whole(shown.job.status.step)} and cannot go on. ${kept()} This cannot be undone.`, send: () => post("cancel") },
   retry: { title: "Retry", confirm: "Retry", input: () => [], words: async () => `The same job returns to the queue and ${goesOn()}, with its whole retry budget. If the cause is still there, it fails again.`, send: () => reopen("retry") },
   extend: { title: "Extend", confirm: "Extend", input: ({ status }) => [element("label", ["Steps in all ", field({ type: "number", min: status.step + 1, value: 2 * Math.max(status.step, status.total_steps ?? 0) || 100 })])], words: extendWords,
     send: (value) => reopen("extend", { steps: Number(value) }) },
@@ -47,6 +48,10 @@ const ACTIONS = {
   delete: { title: "Delete", confirm: "Delete the job", input: () => [element("label", ["Its checkpoints and profiles ", element("select", [new Option("are deleted too", "true"), new Option("stay in the storage", "false")], { id: "dialog-value" })])], words: deleteWords,
     send: async (value) => { await request(`${jobPath(shown.job.id)}?checkpoints=${value}`, { method: "DELETE" }); location.href = "/"; } },
 };
+
+const isScript = () => Boolean(shown.job.spec.script);
+// What becomes of the processes of a script whose group ends.
+const stops = () => `Each process of the script gets SIGTERM, and SIGKILL ${seconds(shown.job.spec.script.grace_s)} later if it has not ended. A script that is started again goes on from its own checkpoint.`;
 
 const open = (name) => ask({ ...ACTIONS[name], input: ACTIONS[name].input(shown.job) });
 
@@ -71,7 +76,7 @@ async function deleteWords(value) {
   return `The job is deleted with its log, events and curves. ${files} This cannot be undone.`;
 }
 
-const goesOn = () => { const last = committed(); return last ? `goes on from its checkpoint of step ${whole(last.step)}` : "begins with its first step: it has no checkpoint"; };
+const goesOn = () => { if (isScript()) return "its script is started again"; const last = committed(); return last ? `goes on from its checkpoint of step ${whole(last.step)}` : "begins with its first step: it has no checkpoint"; };
 const origin = () => { const from = shown.job.spec.continue_from; return from ? `It begins, as this one did, with the checkpoint of ${from.job} after step ${whole(from.step)}.` : "It begins with the first step."; };
 // A deadline is that of the first run, and where the checkpoint of another job lies is found anew.
 function submittable(spec) {
@@ -86,6 +91,7 @@ async function moveWords(value) {
   if (value === spec.worker.cluster) return "That is what the spec says now.";
   if (value === "any") return status.workers ? "The scheduler may choose the cluster of the next attempt. This one goes on where it is." : "The scheduler chooses the cluster.";
   if (value === status.cluster && status.workers) return "It runs there, and stays.";
+  if (isScript()) return `${status.workers ? `${stops()} ` : ""}The job waits in the queue until ${value} has room for ${plural(spec.elasticity.min_workers, "worker")}. ${value}: ${about(there)}.`;
   const leaves = status.workers ? `The job saves a checkpoint after its current step${lastSave()} and ends its ${plural(status.workers, "worker")} in ${status.cluster || "its cluster"}. ` : "";
   return `${leaves}It waits in the queue until ${value} has room for ${plural(spec.elasticity.min_workers, "worker")}, and goes on there without losing a step. ${value}: ${about(there)}.`;
 }
@@ -94,6 +100,7 @@ async function scaleWords(value) {
   const workers = Number(value), { status, spec } = shown.job;
   if (!Number.isInteger(workers) || workers < 1) return "A number of workers, 1 or more.";
   if (workers === spec.elasticity.max_workers) return "That is the present number.";
+  if (isScript()) return `At most ${plural(workers, "worker")} instead of ${spec.elasticity.max_workers}. ${status.workers ? stops() : ""}`;
   const found = await request("/v1/plans", { method: "POST", body: { spec: plain(spec), workers, top: 1 } });
   const idle = found.choice.num_idle ? ` ${plural(found.choice.num_idle, "worker")} would be idle.` : "";
   const less = workers < spec.elasticity.min_workers ? ` min_workers becomes ${workers}, too.` : "";

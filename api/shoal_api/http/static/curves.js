@@ -36,12 +36,12 @@ export class Curves {
     const axis = $("axis").value, colour = colours();
     const series = this.detail ? merged(this.shown.series, this.detail) : this.shown.series;
     const { status } = this.shown.job;
-    const tokens = status.step ? status.tokens / status.step : 1;
+    const tokens = status.step && status.tokens ? status.tokens / status.step : 1;
     const x = (columns) => positions(axis, columns, tokens);
     const when = (at) => axis === "time" ? new Date(at * 1000) : stepAt(series, at) * (axis === "tokens" ? tokens : 1);
     const names = namesOf(series), weight = Number($("smoothing").value);
     const traces = [...this.values(series, x(series), colour), ...metricTraces(series, names, x(series), weight, colour, (place) => axisName(ROWS.length + place)), ...this.accounts(x(this.shown.samples), colour), incidents(this.shown.incidents, when, colour)];
-    window.Plotly.react($("curves"), traces, this.layout(axis, bands(this.shown, when), colour, names, unitOf(this.shown.job)), { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] })
+    window.Plotly.react($("curves"), traces, this.layout(axis, bands(this.shown, when), colour, names, unitOf(this.shown.job), series), { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] })
       .then((chart) => this.listen(chart));
   }
 
@@ -64,8 +64,8 @@ export class Curves {
     return [stair("wanted", samples.wanted, colour.dim, "dot"), stair("granted", samples.granted, colour.warn, "dash"), stair("had", samples.workers, colour.done), ...areas];
   }
 
-  layout(axis, { shapes, labels }, colour, names, unit) {
-    const whole = 1 + names.length * (SHARE + GAP), rows = [...ROWS.map(([title, share]) => [title.replace("tokens", unit), share]), ...names.map((name) => [name, SHARE])];
+  layout(axis, { shapes, labels }, colour, names, unit, series) {
+    const whole = 1 + names.length * (SHARE + GAP), rows = [...ROWS.map(([title, share], index) => [`${title.replace("tokens", unit)}${isSilent(series, index) ? "<br>not reported" : ""}`, share]), ...names.map((name) => [name, SHARE])];
     const layout = { height: HEIGHT * whole, margin: { l: 58, r: 12, t: 24, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour.ink, size: 11 },
       showlegend: false, hovermode: "x", hoversubplots: "axis", hoverlabel: { font: { size: 11 }, namelength: -1 }, dragmode: "zoom", uirevision: axis, shapes, annotations: labels,
       xaxis: { title: { text: axis === "time" ? "" : axis.replace("tokens", unit) }, anchor: axisName(rows.length - 1), gridcolor: colour.line, zeroline: false, showspikes: true, spikemode: "across", spikesnap: "cursor",
@@ -96,6 +96,9 @@ export class Curves {
   }
 }
 
+// A script may not report what a row shows.
+const COLUMNS = ["loss", "tokens_per_s", "grad_norm", "lr"];
+const isSilent = (series, row) => row < COLUMNS.length && series[COLUMNS[row]].every((value) => value === null);
 const axisName = (row) => row ? `y${row + 1}` : "y";
 const partColour = (name, style) => { const probe = document.createElement("span"); probe.className = name; document.body.append(probe);
   const found = getComputedStyle(probe).getPropertyValue("--part").trim(); probe.remove(); return found || style.color; };

@@ -24,8 +24,11 @@ export function bytes(count) {
   return `${number(value, 3)} ${units[unit]}`;
 }
 
-export const steps = ({ step, total_steps: total }) => whole(step) + (total ? ` / ${whole(total)}` : "");
+// "–": no step is known, as of a script that reports none.
+export const steps = ({ step, total_steps: total }) => step || total ? whole(step) + (total ? ` / ${whole(total)}` : "") : "–";
 export const progressOf = ({ step, total_steps: total }) => total ? Math.min(1, step / total) : null;
 // What a task without tokens trains on are samples: one token each.
-export const unitOf = ({ spec, status }) => status.step && status.tokens === status.step * spec.batch.global_size ? "samples" : "tokens";
+export const unitOf = ({ spec, status }) => !spec.script && status.step && status.tokens === status.step * spec.batch.global_size ? "samples" : "tokens";
+// What a script has not said of itself; nothing before it has begun.
+export const reported = ({ spec, status }, text) => text === "–" && spec.script && status.attempt ? "not reported" : text;
 export const grant = (one) => one.workers === one.desired_workers ? whole(one.workers) : `${one.workers} of ${one.desired_workers}`;

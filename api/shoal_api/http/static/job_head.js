@@ -1,6 +1,6 @@
 // What the job is and does, in words and numbers.
 import { $, element, fillFacts } from "./dom.js";
-import { moment, number, percent, plural, progressOf, seconds, steps, unitOf, whole } from "./format.js";
+import { moment, number, percent, plural, progressOf, reported, seconds, steps, unitOf, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
 
 export function showHead(job, clusters) {
@@ -9,10 +9,10 @@ export function showHead(job, clusters) {
   $("title").replaceChildren(`${job.name} `, badge(status.state, job.queue?.position));
   $("progress").value = progressOf(status) ?? 0;
   $("message").textContent = [status.message, status.note].filter(Boolean).join(" ");
-  const unit = unitOf(job), isOver = ENDED.has(status.state);
-  fillFacts("facts", [...queue(job.queue), ...where(job, clusters), ["Step", steps(status)], ["Loss", number(status.loss)], ...known([["Validation loss", number(status.val_loss)]]),
-    ...(isOver ? [] : [[`${unit[0].toUpperCase()}${unit.slice(1)}/s`, number(status.tokens_per_s)], ["Workers", `${status.workers} of ${status.desired_workers} granted`], ...heldBack(status.held_back), ["Remaining", seconds(status.eta_s)]]),
-    ...known([["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"]]), ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${plural(status.steps_lost, "step")} lost`]] : []), ...origin(job.spec), ...best(job)]);
+  const unit = unitOf(job), say = (text) => reported(job, text), isOver = ENDED.has(status.state);
+  fillFacts("facts", [...queue(job.queue), ...where(job, clusters), ...command(job.spec.script), ["Step", say(steps(status))], ["Loss", say(number(status.loss))], ...known([["Validation loss", number(status.val_loss)]]),
+    ...(isOver ? [] : [[`${unit[0].toUpperCase()}${unit.slice(1)}/s`, say(number(status.tokens_per_s))], ["Workers", `${status.workers} of ${status.desired_workers} granted`], ...heldBack(status.held_back), ["Remaining", say(seconds(status.eta_s))]]),
+    ...known([["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"]]), ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${lost(job)}`]] : []), ...origin(job.spec), ...best(job)]);
   fillFacts("more-facts", known([["Id", job.id], ["User", job.spec.user], ["Project", job.spec.project], ["Priority", job.spec.priority], ["Submitted", moment(job.created_at)], ["Ended", moment(job.ended_at)],
     ...Object.entries(job.spec.labels || {}).map(([key, value]) => [`Label ${key}`, value]), ["Layout", status.layout || "–"], ["Parameters", number(status.num_parameters)], ["Validation bits/byte", number(status.val_bits_per_byte)],
     ["Snapshots", snapshots(status)], ["A dead worker", workerLoss(status)], ["A lost node costs", nodeLoss(status)], ["Checkpoint at step", whole(status.checkpoint_step)],
@@ -21,6 +21,10 @@ export function showHead(job, clusters) {
   if (status.failure) $("failure").textContent = `ranks ${status.failure.ranks.join(", ")} at step ${status.failure.step}\n${status.failure.traceback || status.failure.message}`;
 }
 
+// A script as it is typed. Words with other characters than those of names and numbers are quoted, as a shell needs it.
+const quoted = (word) => /^[\w@%+=:,.\/-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\"'\"'")}'`;
+const command = (script) => !script ? [] : [["Command", element("code", `${[...(script.module ? ["-m", script.module] : [script.file]), ...script.args].map(quoted).join(" ")}`, { title: `as by ${script.launcher}` })]];
+const lost = (job) => reported(job, steps(job.status)) === "not reported" ? "lost steps not reported" : `${plural(job.status.steps_lost, "step")} lost`;
 // Those that have a value: a row of dashes says nothing.
 const known = (pairs) => pairs.filter(([, value]) => value !== "–");
 const queue = (place) => !place ? [] : [["Position in the queue", place.position], ["Expected start", place.expected_at === null ? "not known" : moment(place.expected_at)],

@@ -51,7 +51,7 @@ _SERVED = (
     Category.RECOVERING,
     Category.RESIZING,
 )
-_DECIDES = {"task", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic"}
+_DECIDES = {"task", "script", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic"}
 """The keys of a spec that a prediction depends on, besides the world sizes."""
 _FEW = 8
 """Largest world size up to which each size is predicted."""
@@ -134,23 +134,36 @@ class MarketBuilder:
         if predicted is None and self._may_predict:
             self._may_predict -= 1
             predicted = self._curves.predicted(row.spec, may_compute=True)
-        samples = row.spec.batch.global_size
-        rates = {size: samples / step_s for size, step_s in measured.step_s.items()}
-        return corrected(predicted or by_partition(row.spec), rates), predicted is not None
+        rates = measured.rates
+        return corrected(predicted or _unplanned(row.spec), rates), predicted is not None
 
     def _market_job(self, row: DriveRow, measured: JobMeasured, curve: ThroughputCurve) -> MarketJob:
-        status, samples = row.status, row.spec.batch.global_size
-        total_steps = status.total_steps if status.total_steps is not None else row.spec.stop.steps
+        left, done = _work_of(row, measured)
         return replace(
             requested(row),
             curve=curve,
-            left=None if total_steps is None else float(max(0, total_steps - status.step) * samples),
-            done=float(status.step * samples),
-            served_s=served_s(status),
+            left=left,
+            done=done,
+            served_s=served_s(row.status),
             moved_at=measured.moved_at,
             switch_s=self._measurements.switch_s(measured),
             start_s=self._measurements.start_s(measured),
         )
+
+
+def _work_of(row: DriveRow, measured: JobMeasured) -> tuple[float | None, float]:
+    """Samples that are left, None if that is not known, and samples that are done. Those of a script are in its own
+    unit, in which its speed was measured."""
+    status, stop = row.status, row.spec.stop
+    if stop is None:
+        done = float(status.tokens or 0)
+        if status.total_steps is None or not done or not status.step or not measured.rates:
+            return None, done
+        return max(0, status.total_steps - status.step) * done / status.step, done
+    samples = row.spec.batch.global_size
+    total_steps = status.total_steps if status.total_steps is not None else stop.steps
+    left = None if total_steps is None else float(max(0, total_steps - status.step) * samples)
+    return left, float(status.step * samples)
 
 
 def requested(row: DriveRow) -> MarketJob:
@@ -235,8 +248,8 @@ def _placed(job: MarketJob, where: Whereabouts) -> MarketJob:
 class JobMeasured:
     """What was measured of one job."""
 
-    step_s: dict[int, float] = field(default_factory=dict)
-    """Seconds of a step, by the number of workers."""
+    rates: dict[int, float] = field(default_factory=dict)
+    """Samples per second, by the number of workers. A script counts them in its own unit, if it reports them."""
     switch_s: float | None = None
     start_s: float | None = None
     moved_at: float | None = None
@@ -291,9 +304,9 @@ class Measurements:
         if group != job.group:
             self._observe_pause(job, row)
             job.group, job.group_step = group, status.step
-        step_s = seconds_per_step(status)
-        if step_s is not None and status.step - job.group_step >= _SETTLED_STEPS:
-            job.step_s[status.workers] = step_s
+        rate = _rate(row)
+        if rate is not None and status.step - job.group_step >= _SETTLED_STEPS:
+            job.rates[status.workers] = rate
 
     def _observe_pause(self, job: JobMeasured, row: DriveRow) -> None:
         """Notes what the start of a new group, or the change of size before it, has cost."""
@@ -313,6 +326,15 @@ class Measurements:
             job.switch_s = _mean(job.switch_s, took_s)
             self._switch_s = _mean(self._switch_s, took_s)
         job.resizing_s, job.starting_s = resizing_s, starting_s
+
+
+def _rate(row: DriveRow) -> float | None:
+    """Samples per second; None if nothing was measured yet, or a script does not report them. The steps of a script say
+    nothing about its speed: with more workers a step may have more samples."""
+    if row.spec.script is not None:
+        return row.status.tokens_per_s or None
+    step_s = seconds_per_step(row.status)
+    return None if step_s is None else row.spec.batch.global_size / step_s
 
 
 def seconds_per_step(status: JobStatus) -> float | None:
@@ -338,7 +360,8 @@ def _mean(before: float | None, newest: float) -> float:
 class CurveBook:
     """The throughput curve of each job, as the planner predicts it. Not thread-safe: one pass at a time asks.
 
-        predicted   the planner's best layout at some world sizes; without it (a user task) the batch's partition
+        predicted   the planner's best layout at some world sizes; without it (a user task) the batch's partition, and
+                    for a script nearly linear
         corrected   at a size that was measured, its measurement; at the others, the prediction times what the nearest
                     measured size was off by
 
@@ -374,7 +397,20 @@ def predict(spec: JobSpec, profile: HardwareProfile | None = None) -> Throughput
         if not best:
             continue  # no layout uses exactly this many workers, or the sizes of the model are unknown
         rates[size] = spec.batch.global_size / best[0].step_s
-    return curve_of(rising(rates)) if rates else by_partition(spec)
+    return curve_of(rising(rates)) if rates else _unplanned(spec)
+
+
+def _unplanned(spec: JobSpec) -> ThroughputCurve:
+    """The curve without the planner."""
+    return by_partition(spec) if spec.script is None else of_script(spec)
+
+
+def of_script(spec: JobSpec) -> ThroughputCurve:
+    """Predicts the speed of a script relative to that of one worker. Nothing is known of it until it reports samples,
+    so a doubling is assumed to gain nearly all that it can."""
+    return curve_of(
+        rising({size: size * _DOUBLING ** math.log2(size) for size in sizes_of(spec.elasticity.max_workers)})
+    )
 
 
 def by_partition(spec: JobSpec) -> ThroughputCurve:

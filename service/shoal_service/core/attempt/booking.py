@@ -9,13 +9,19 @@
     committing, forming again, falling back                   resizing
     waiting, quiescing                                        idle: no fault, and no group can form yet
 
+A script's time is productive if it reports no steps. If it does, the time of each group until its first report goes
+to where the time before the group went.
+
 The machine never looks at the ledger.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shoal_service.core import goodput
 from shoal_service.core.attempt.events import Event, ReportArrived
+from shoal_service.core.attempt.scripts import has_reported
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.goodput import Category, Ledger
@@ -34,7 +40,10 @@ def booked(before: Attempt, after: Attempt, event: Event, now: float) -> Ledger:
     workers = min(asked, len(before.group.workers))
     ledger = goodput.account(ledger, _account_of(before), requested=asked, in_group=workers, now=now)
     if isinstance(event, ReportArrived) and _is_of_the_group(before, event):
-        ledger = _reported(ledger, event.item, workers)
+        if before.target.is_script:
+            ledger = _script_reported(ledger, event.item, before, after)
+        else:
+            ledger = _reported(ledger, event.item, workers)
     return _moved_on(ledger, before, after)
 
 
@@ -82,12 +91,31 @@ def _reported(ledger: Ledger, item: WorkerReport, workers: int) -> Ledger:
             return ledger
 
 
+def _script_reported(ledger: Ledger, item: WorkerReport, before: Attempt, after: Attempt) -> Ledger:
+    if not isinstance(item, StepReport):
+        return ledger
+    if before.group.is_start_known:
+        return goodput.settle_report(ledger, generation=item.generation, step=item.step)
+    ledger = goodput.begun(ledger, _account_of_restart(before), start_step=after.group.start_step)
+    return replace(ledger, settled_step=item.step, max_step=max(ledger.max_step, item.step))
+
+
+def _account_of_restart(before: Attempt) -> str:
+    """The account of the time that a script needs until its first step in a group."""
+    if before.incident is not None:
+        return goodput.recovering(before.incident.cause)
+    return Category.RESIZING if has_reported(before) else Category.STARTING
+
+
 def _moved_on(ledger: Ledger, before: Attempt, after: Attempt) -> Ledger:
     """Moves booked seconds to another account, if the turn has changed the stage or the incident."""
     if before.incident is not None and after.incident is not None and before.incident.cause != after.incident.cause:
         ledger = goodput.rename_incident(ledger, before.incident.cause, after.incident.cause)
     if _is_training(before) and not _is_training(after):
-        ledger = goodput.discard(ledger, _account_of_the_rest(after))
+        if after.target.is_script and (after.is_finishing or not has_reported(after)):
+            ledger = goodput.keep(ledger)
+        else:
+            ledger = goodput.discard(ledger, _account_of_the_rest(after))
     if not _is_training(before) and _is_training(after):
         ledger = goodput.group_formed(ledger, generation=after.group.generation, start_step=after.group.start_step)
     if before.incident is not None and after.incident is None:

@@ -33,7 +33,6 @@ from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.spec import DamagePolicy
 from shoal_workers.contract.worker_reports import (
-    GroupFormed,
     ReplicasEqual,
     SavedPart,
     SaveFailed,
@@ -229,10 +228,10 @@ def replicas_equal(turn: Turn, item: ReplicasEqual) -> None:
     )
 
 
-def group_formed(turn: Turn, item: GroupFormed) -> None:
+def group_formed(turn: Turn, start_step: int) -> None:
     """A group has formed. If it has read a checkpoint or begun from the seed, all of its ranks hold the same state."""
     if turn.group.source is None or turn.checkpoints.clean_step is None:
-        turn.checkpoints = replace(turn.checkpoints, clean_step=item.start_step)
+        turn.checkpoints = replace(turn.checkpoints, clean_step=start_step)
 
 
 def _note_unverified(turn: Turn, name: str) -> None:

@@ -9,6 +9,9 @@
                     at which the new one took over, as if there had been no update
                     its median step is slower: the code before takes over at the next step boundary; no step is lost
 
+A script is asked to end, and started again with the new code. That is accepted once it reports a step beyond those of
+the code before, or has run for a minute, or is done; an error before that starts it with the code before.
+
 Whatever happens to the group meanwhile is handled as ever. A refused update changes nothing, and the loss of a node is
 not the code's fault: the trial goes on with the workers that are left. Called by `machine`, `worker_pool`, `reports`,
 `planning`, `forming` and `switching`. It never ends the attempt.
@@ -77,9 +80,9 @@ def readiness(state: Attempt) -> Decision:
         return Decision(
             False, f"{num_ready} of {count_text(num_needed, 'worker')} with code {short(update.version)} became warm"
         )
-    if not update.is_same_model:
+    if not update.is_same_model and not state.target.is_script:
         return Decision(False, "one of them builds the model")
-    if state.progress.step <= state.group.start_step:
+    if not state.target.is_script and state.progress.step <= state.group.start_step:
         return Decision(False, "the group has completed no step yet")
     return Decision(True, f"code {short(state.code.current)} -> {short(update.version)}")
 
@@ -152,8 +155,8 @@ def _start_missing(turn: Turn, update: CodeUpdate) -> None:
 
 def _compare(turn: Turn, update: CodeUpdate) -> None:
     """Have the first warm worker with the new code build the model. If it is lost before it has answered, the update is
-    refused or another worker is asked."""
-    if update.is_same_model or update.comparing:
+    refused or another worker is asked. What a script builds is its own matter."""
+    if update.is_same_model or update.comparing or turn.target.is_script:
         return
     first = next((worker for worker in _cohort(turn.state, update) if worker.is_usable), None)
     if first is not None:
@@ -206,6 +209,10 @@ def trial_step_done(turn: Turn, report: StepReport) -> None:
     """Measure a step of the new code, and accept the code or note its fault once the verdict is due."""
     trial = turn.code.trial
     if trial is None or trial.fault:
+        return
+    if turn.target.is_script:
+        if report.step > trial.step:
+            accept(turn)
         return
     if report.step > turn.group.start_step + 1:
         trial = replace(trial, step_times=(*trial.step_times, report.step_s)[-_KEPT_TIMES:])
@@ -272,7 +279,7 @@ def roll_back(turn: Turn, reason: str, *, keeps_steps: bool) -> None:
     refused = trial.version if turn.code.wanted == trial.version else ""
     turn.code = Code(current=trial.before, wanted=turn.code.wanted, refused=refused)
     step = turn.progress.step
-    if not keeps_steps and _can_restore(turn, trial):
+    if not keeps_steps and not turn.target.is_script and _can_restore(turn, trial):
         step = trial.step
         turn.progress = replace(turn.progress, step=step)
         turn.history = replace(turn.history, standing=trial.standing)

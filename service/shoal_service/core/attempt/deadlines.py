@@ -185,6 +185,8 @@ def _reason(state: Attempt, wait: Wait, now: float) -> str:
         case Deadline.FORMED:
             return f"the group did not form within {waited:.0f} s: waited for {wait.words}"
         case Deadline.STEP_BOUNDARY:
+            if state.target.is_script:
+                return f"the script did not end within {waited:.0f} s on every rank"
             return f"no step boundary was reached in {waited:.0f} s"
         case Deadline.USER_ERRORS:
             return f"{timeouts.user_error_grace_s:g} s have passed since the first user error"
@@ -278,6 +280,12 @@ def wait_of(state: Attempt) -> Wait | None:
             return _for_workers(state, state.target.spec.elasticity.wait_s, "elasticity.wait_s")
         case Forming():
             return _for_group(state)
+        case Switching() if state.target.is_script and state.is_finishing:
+            return Wait(Deadline.STEP_BOUNDARY, None, "the script to end on the other ranks")
+        case Switching() if state.target.is_script:
+            until = since + timeouts.switch_s + state.target.grace_s
+            words = f"the processes of the script to end (script.grace_s {state.target.grace_s:g} s)"
+            return Wait(Deadline.STEP_BOUNDARY, until, words)
         case Switching():
             words = f"the group to reach the end of its step ({timeouts.switch_s:g} s)"
             return Wait(Deadline.STEP_BOUNDARY, since + timeouts.switch_s, words)

@@ -210,6 +210,13 @@ FAULTS: dict[IncidentCause, Fault] = {
         words="a collective failed, and no worker is known to be at fault",
         exit_kind=ExitKind.COLLECTIVE_FAILED,
     ),
+    IncidentCause.SCRIPT_DIED: Fault(
+        witness="a process of the script ends by a signal that Shoal has not sent, and its worker lives on",
+        blames=Blame.UNKNOWN,
+        action=Action.RE_FORM,
+        words="a process of the script was killed by a signal",
+        exit_kind=ExitKind.SCRIPT_DIED,
+    ),
     IncidentCause.FORM_FAILED: Fault(
         witness="a rank reports that the rendezvous failed, or a deadline passes",
         blames=Blame.UNKNOWN,

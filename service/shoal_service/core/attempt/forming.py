@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shoal_service.core.attempt import code_update, hangs, memory_snapshots
+from shoal_service.core.attempt import code_update, hangs, memory_snapshots, scripts
 from shoal_service.core.attempt.commands import Run
 from shoal_service.core.attempt.memory_snapshots import best_source
 from shoal_service.core.attempt.placement import Choice, choose, covered_ranks, is_settled, machine_of, next_workers
@@ -22,6 +22,7 @@ from shoal_workers.contract.job import StateSource
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment, ProofDemand
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, axes_of, proof_for
+from shoal_workers.contract.snapshots import SnapshotSource
 from shoal_workers.contract.spec import ParallelismSpec, changes
 
 
@@ -46,6 +47,8 @@ def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
         fruitless = count_text(state.budgets.fruitless, "re-formation")
         failed = count_text(state.budgets.last_saves, "save")
         reason = f"{fruitless} in a row completed no step, {failed} of the last step failed"
+        if state.target.is_script:
+            reason = f"{fruitless} in a row reported no new step and ran for less than {scripts.LONG_S:g} s"
         return Decision(False, f"waits before the next try: {reason}")
     for awaited in (memory_snapshots.is_waiting(state, now), memory_snapshots.are_awaited(state, now)):
         if awaited:
@@ -130,7 +133,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             collective_timeout_s=collective_timeout_s,
         )
         turn.do(Run(worker.index, assignment))
-    source = StateSource.MEMORY if memory else StateSource.CHECKPOINT if _newest_url(state) else StateSource.INITIAL
+    source = None if state.target.is_script else _source_of(state, memory)
     before = state.group.ranks
     if state.incident is not None:
         turn.incident = replace(
@@ -138,7 +141,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             after=GroupAfter(
                 forming_at=turn.now,
                 num_workers=len(chosen),
-                layout=layout.describe(),
+                layout=state.target.words_of(layout),
                 num_spares=sum(worker.index not in before for worker in chosen) if before else 0,
                 state_source=source,
             ),
@@ -161,6 +164,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
         ),
         source=memory,
         restored=state.checkpoints.newest,
+        is_start_known=not state.target.is_script,
         has_trained=has_trained and is_same,
     )
     _forget_the_last_group(turn)
@@ -170,14 +174,26 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
         GenerationForming(
             generation=generation,
             workers=len(chosen),
-            layout=layout.describe(),
+            layout=state.target.words_of(layout),
             reason=choice.planned.reason,
             source=source,
             restore=state.checkpoints.newest or _newest_url(state),
-            step=memory.step if memory else state.checkpoints.durable_step,
+            step=_start_of(state, memory),
             remark=choice.remark,
         )
     )
+
+
+def _source_of(state: Attempt, memory: SnapshotSource | None) -> StateSource:
+    if memory is not None:
+        return StateSource.MEMORY
+    return StateSource.CHECKPOINT if _newest_url(state) else StateSource.INITIAL
+
+
+def _start_of(state: Attempt, memory: SnapshotSource | None) -> int:
+    if state.target.is_script:
+        return state.progress.step
+    return memory.step if memory is not None else state.checkpoints.durable_step
 
 
 def _refuse(turn: Turn, choice: Choice) -> None:

@@ -3,6 +3,7 @@ and `step_measured` keep what they are made from.
 
     threshold = max(health.hang_factor x median step, SLOWEST_FACTOR x slowest step, health.hang_floor_s)
                 not measured yet (first step of new workers or of a new layout, validation): at least PATIENT_S
+                a script: at least SCRIPT_S, and script.grace_s besides once it was asked to end
     newest progress of any rank is older than that     ->  the group hangs
     a rank does not leave `run` when interrupted       ->  it is at fault
     all ranks leave                                    ->  the one that stood still first is named, none is killed
@@ -35,6 +36,8 @@ _MEASURED = 5
 """Number of measured steps from which on the measured times decide."""
 _BLOCK, _BLOCKS = 64, 16
 """The slowest of the last 1,024 steps, which is their p99.9, is found from the maxima of 16 blocks."""
+SCRIPT_S = 300.0
+"""Least threshold of a script. It shows less of its progress than a task: that it uses CPU time, writes, or reports."""
 _SHOWN_S, _SHOWN_SHARE = 1.0, 1 / 3
 """A standstill is shown once it has lasted this long, and for this share of the threshold."""
 
@@ -165,6 +168,8 @@ def collective_timeout_s(state: Attempt) -> float:
 
 def _threshold(state: Attempt, in_run: tuple[int, ...]) -> tuple[float, str]:
     health = state.target.spec.health
+    if state.target.is_script:
+        return _threshold_of_script(state)
     if any(state.progress.stamps[i].phase in _SAVING for i in in_run if i in state.progress.stamps):
         # A save ends after timeouts.save_s without progress; the rest is the copy into the staging memory.
         limit_s = state.config.timeouts.save_s + max(health.hang_floor_s, _STAGING_S)
@@ -183,6 +188,19 @@ def _threshold(state: Attempt, in_run: tuple[int, ...]) -> tuple[float, str]:
         f"health.hang_factor {health.hang_factor:g} x {median:.3g} s, {SLOWEST_FACTOR:g} x the slowest step of "
         f"{slowest:.3g} s, {why}"
     )
+
+
+def _threshold_of_script(state: Attempt) -> tuple[float, str]:
+    """At least SCRIPT_S, and more if the script reports slow steps, or was asked to end."""
+    health, times = state.target.spec.health, state.progress.step_times
+    floor, why = SCRIPT_S, f"a script at least {SCRIPT_S:g} s"
+    if health.hang_floor_s > floor:
+        floor, why = health.hang_floor_s, f"at least health.hang_floor_s {health.hang_floor_s:g} s"
+    median = statistics.median(times) if times else 0.0
+    if health.hang_factor * median > floor:
+        floor, why = health.hang_factor * median, f"health.hang_factor {health.hang_factor:g} x {median:.3g} s"
+    grace_s = state.target.grace_s if state.stage is Stage.SWITCHING else 0.0
+    return floor + grace_s, why + (f", and script.grace_s {grace_s:g} s" if grace_s else "")
 
 
 def _unmeasured(state: Attempt, in_run: tuple[int, ...]) -> Decision:
@@ -204,7 +222,9 @@ def _stood_still_at(state: Attempt, index: int) -> tuple[int, float]:
     """Sort key by which the worker that stood still first is the least: the earlier step, then the earlier time by the
     worker's own clock, since polls are too coarse."""
     last = state.progress.stamps.get(index)
-    return (last.step, last.at) if last is not None else (-1, 0.0)
+    if last is None:
+        return -1, 0.0
+    return 0 if state.target.is_script else last.step, last.at  # only rank 0 of a script tells its step
 
 
 def _where(state: Attempt, index: int) -> str:

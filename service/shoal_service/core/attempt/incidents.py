@@ -49,7 +49,7 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
             before=GroupBefore(
                 generation=state.group.generation,
                 num_workers=len(state.group.workers),
-                layout=state.group.layout.describe() if state.group.layout else "",
+                layout=state.target.words_of(state.group.layout),
                 step=state.progress.step,
             ),
             at=turn.now,
@@ -125,6 +125,20 @@ def explain_death(turn: Turn, worker_id: str, message: str) -> None:
         turn.do(ShowIncident(replace(closed.incident, message=message), closed.closed_at))
 
 
+def count_lost_steps(turn: Turn, start_step: int) -> int:
+    """Count the steps that are done again because the group begins at `start_step`, and return their number. Those of
+    an incident are counted once, also if several groups begin before it closes."""
+    incident = turn.incident
+    if incident is None:
+        lost = counted = max(0, turn.progress.step - start_step)  # a switch whose save failed
+    else:
+        lost = max(0, incident.before.step - start_step)
+        counted = lost - (incident.steps_lost or 0)
+        turn.incident = replace(incident, steps_lost=lost)
+    turn.history = replace(turn.history, steps_lost=turn.history.steps_lost + counted)
+    return lost
+
+
 def close_at_the_end(turn: Turn) -> None:
     """Close the incident of a group that only saved or validated again: no step follows the last one that could close
     it."""
@@ -185,8 +199,9 @@ def incident_of(lost: LostAttempt, now: float) -> Incident:
 
 
 def node_loss_bound(state: Attempt) -> NodeLossBound | None:
-    """Bound on the steps that the loss of a node costs now; None: no group has formed yet."""
-    if not state.group.machines or not state.history.has_formed:
+    """Bound on the steps that the loss of a node costs now; None: no group has formed yet, or a script has its own
+    checkpoints."""
+    if state.target.is_script or not state.group.machines or not state.history.has_formed:
         return None
     if not state.target.keeps_snapshots:
         return _from_checkpoint(state, "snapshot.enabled is false")
@@ -218,9 +233,9 @@ def node_loss_bound(state: Attempt) -> NodeLossBound | None:
 
 
 def worker_loss_bound(state: Attempt) -> WorkerLossBound | None:
-    """Bound on the steps that the loss of a worker costs now; None: no group has formed yet, or it has not reported how
-    it keeps snapshots."""
-    if not state.group.machines or not state.history.has_formed:
+    """Bound on the steps that the loss of a worker costs now; None: no group has formed yet, it has not reported how it
+    keeps snapshots, or a script has its own checkpoints."""
+    if state.target.is_script or not state.group.machines or not state.history.has_formed:
         return None
     if not state.target.keeps_snapshots:
         return _repeated_from_checkpoint(state, "snapshot.enabled is false")

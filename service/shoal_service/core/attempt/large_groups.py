@@ -28,8 +28,9 @@ def later_s(num_workers: int) -> float:
 
 
 def quiesce_s(state: Attempt) -> float:
-    """Seconds that the workers of a lost group have to leave it, and the others to report their snapshots."""
-    return state.config.timeouts.quiesce_s + later_s(len(state.pool.workers))
+    """Seconds that the workers of a lost group have to leave it, and the others to report their snapshots. A script has
+    its grace besides."""
+    return state.config.timeouts.quiesce_s + state.target.grace_s + later_s(len(state.pool.workers))
 
 
 def poll_wait_s(num_workers: int) -> float:

@@ -32,6 +32,7 @@ from shoal_service.core.attempt import (
     planning,
     quiesce,
     reports,
+    scripts,
     switching,
     witnesses,
     worker_pool,
@@ -77,10 +78,12 @@ same turn."""
 
 
 def open_attempt(state: Attempt) -> tuple[Command, ...]:
-    """The commands that set a new attempt in motion. If the attempt before was lost, its incident is open."""
+    """The commands that set a new attempt in motion. If the attempt before was lost, its incident is open. That of a
+    script begins in STARTING: no checkpoint is looked for."""
+    search = (FindCheckpoint(),) if state.stage is Stage.OPENING else ()
     if state.incident is None:
-        return (FindCheckpoint(),)
-    return (Emit(incidents.opened(state.incident)), ShowIncident(state.incident), FindCheckpoint())
+        return search
+    return (Emit(incidents.opened(state.incident)), ShowIncident(state.incident), *search)
 
 
 def step(state: Attempt, event: Event, now: float, plan: PlanLayout) -> tuple[Attempt, tuple[Command, ...]]:
@@ -158,6 +161,7 @@ def _follow(turn: Turn) -> None:
         _when_all_left,
         checkpoints.search_again,
         forming.consider,
+        scripts.consider,
         code_update.consider,
         switching.consider,
         worker_pool.replenish,

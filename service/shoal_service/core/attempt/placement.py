@@ -96,7 +96,9 @@ def _placed(
 ) -> Choice:
     layout, family = planned.layout, tuple(one.layout for one in (best, *best.rivals))
     workers = {worker.index: worker for worker in (*usual, *(spares if layout.tp > 1 else ()))}
-    order = rank_order([_candidate(worker) for worker in workers.values()], state.group.workers, layout)
+    # the processes of a script are new in each group: its ranks follow the nodes again, as torchrun numbers them
+    previous = () if state.target.is_script else state.group.workers
+    order = rank_order([_candidate(worker) for worker in workers.values()], previous, layout)
     chosen = tuple(workers[candidate.index] for candidate in order)
     infos = [worker.info for worker in chosen if worker.info is not None]
     by_rank = buddies(infos, layout) if state.target.keeps_snapshots else (None,) * len(infos)

@@ -10,7 +10,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from shoal_service.core.attempt import code_update, deaths, forming, incidents, memory_snapshots, suspicion, verdict
+from shoal_service.core.attempt import (
+    code_update,
+    deaths,
+    forming,
+    incidents,
+    memory_snapshots,
+    scripts,
+    suspicion,
+    verdict,
+)
 from shoal_service.core.attempt.commands import FindCheckpoint, ForgetDamaged, KillWorker
 from shoal_service.core.attempt.faults import FAULTS, Budget
 from shoal_service.core.attempt.incidents import blame, with_more_steps
@@ -59,7 +68,7 @@ def consider(turn: Turn) -> None:
         return
     match decision.outcome:
         case Outcome.USER_ERROR:
-            failure = _most_frequent(decision.exits)
+            failure = _failure_of(turn, decision.exits)
             if failure.mistake == LAYOUT_REFUSED and forming.proof_refused(turn, failure.message):
                 forming.plan_next(turn)
                 return
@@ -161,7 +170,10 @@ def _not_finite(turn: Turn, worker_exit: WorkerExit) -> None:
 
 def _left_as_planned(turn: Turn, exits: tuple[WorkerExit, ...]) -> None:
     last = exits[0]
-    if last.kind is ExitKind.FINISHED or _was_durable(turn) or all(e.is_durable for e in exits):
+    if turn.target.is_script:
+        is_done = all(worker_exit.kind is ExitKind.FINISHED for worker_exit in exits)
+        _go_on(turn, ExitKind.FINISHED if is_done else ExitKind.YIELDED)
+    elif last.kind is ExitKind.FINISHED or _was_durable(turn) or all(e.is_durable for e in exits):
         turn.enter(Committing(since=turn.now))
         consider_commit(turn)
     else:
@@ -228,6 +240,8 @@ def _go_on(turn: Turn, kind: ExitKind) -> None:
     if kind is ExitKind.FINISHED and _has_another_end(turn):
         forming.plan_next(turn)
     elif kind is ExitKind.FINISHED:
+        if turn.target.is_script:
+            code_update.accept(turn)
         incidents.close_at_the_end(turn)
         turn.end(EndReason.FINISHED, _finished(turn))
     else:
@@ -235,6 +249,8 @@ def _go_on(turn: Turn, kind: ExitKind) -> None:
 
 
 def _finished(turn: Turn) -> str:
+    if turn.target.is_script:
+        return scripts.words_of_the_end(turn.state)
     step, standing, rule = turn.progress.step, turn.history.standing, turn.target.spec.validation
     if standing is not None and is_exhausted(standing, rule) and step == standing.judged_step:
         return f"stopped early after {count_text(step, 'step')}: {why_exhausted(standing, rule)}"
@@ -278,9 +294,12 @@ def _re_form(turn: Turn) -> None:
             f"{limit}; last: {last}",
         )
     elif fruitless > _FRUITLESS_LIMIT:
+        no_step = "completed no step"
+        if state.target.is_script:
+            no_step = f"reported no new step and ran for less than {scripts.LONG_S:g} s"
         turn.end(
             EndReason.RECOVERY_BUDGET,
-            f"{_FRUITLESS_LIMIT} re-formations in a row completed no step; last: {last}",
+            f"{_FRUITLESS_LIMIT} re-formations in a row {no_step}; last: {last}",
         )
     elif turn.budgets.setbacks > _FRUITLESS_LIMIT:
         turn.end(
@@ -321,6 +340,20 @@ def _origin_is_damaged(turn: Turn, worker_exit: WorkerExit) -> str:
         f"the checkpoint of job {origin.job} that this job goes on from cannot be used: {message} Submit the job again "
         f"from another one; `shoal checkpoints {origin.job}` lists them"
     )
+
+
+def _failure_of(turn: Turn, exits: tuple[WorkerExit, ...]) -> UserFailure:
+    """The error that ends the attempt. A script of which one rank raises makes the others raise a little later, so the
+    first error is the cause, as torchrun has it; the ranks of a task report such errors as failed collectives."""
+    if not turn.target.is_script:
+        return _most_frequent(exits)
+    first = min(exits, key=lambda e: e.at)
+    return _most_frequent(tuple(e for e in exits if e.error is not None and _is_same(e, first)))
+
+
+def _is_same(one: WorkerExit, other: WorkerExit) -> bool:
+    errors = [(e.error.type, e.error.message) for e in (one, other) if e.error is not None]
+    return len(errors) == 2 and errors[0] == errors[1]
 
 
 def _most_frequent(exits: tuple[WorkerExit, ...]) -> UserFailure:

@@ -16,6 +16,7 @@ from shoal_service.core.attempt import (
     hangs,
     incidents,
     memory_snapshots,
+    scripts,
     stragglers,
     worker_pool,
     wrong_results,
@@ -93,37 +94,30 @@ def _formed(turn: Turn, item: GroupFormed) -> None:
         return  # already quiescing, or reported twice
     if state.stage is Stage.FORMING:
         turn.enter(Running(since=turn.now))  # else a worker was reported to have left as planned before this report
-    if state.incident is None:
-        lost = max(0, state.progress.step - item.start_step)  # a switch whose save failed
-        turn.history = replace(turn.history, steps_lost=turn.history.steps_lost + lost)
-    else:
-        lost = max(0, state.incident.before.step - item.start_step)
-        after = state.incident.after and replace(
-            state.incident.after,
-            form_s=item.form_s,
-            restore_s=item.build_s + item.restore_s,
-            bytes_moved=item.restored_bytes,
-        )
-        turn.incident = replace(state.incident, after=after, formed_at=turn.now, steps_lost=lost)
-        more = lost - (state.incident.steps_lost or 0)
-        turn.history = replace(turn.history, steps_lost=turn.history.steps_lost + more)
+    is_script = turn.target.is_script
+    lost = None if item.start_step is None else incidents.count_lost_steps(turn, item.start_step)
+    if turn.incident is not None:
+        after = turn.incident.after and replace(turn.incident.after, form_s=item.form_s)
+        if after is not None and not is_script:
+            after = replace(after, restore_s=item.build_s + item.restore_s, bytes_moved=item.restored_bytes)
+        turn.incident = replace(turn.incident, after=after, formed_at=turn.now)
         turn.show_incident()
-    turn.group = replace(turn.group, is_formed=True, start_step=item.start_step)
-    turn.budgets = turn.budgets.formed(item.start_step, turn.progress.furthest_step)
-    checkpoints.group_formed(turn, item)
+    turn.group = replace(turn.group, is_formed=True)
+    if item.start_step is not None:
+        _began_at(turn, item.start_step)
+    elif not turn.group.is_start_known:
+        turn.group = replace(turn.group, start_step=turn.progress.step)
     code_update.trial_formed(turn)
-    turn.history = replace(turn.history, has_formed=True, total_steps=item.total_steps)
+    total_steps = turn.history.total_steps if is_script else item.total_steps
+    turn.history = replace(turn.history, has_formed=True, total_steps=total_steps)
     forming.proof_arrived(turn, item.proof)
-    step = max([item.start_step, *(e.step for e in turn.group.exits.values())])
-    turn.progress = replace(turn.progress, step=step, advanced_at=turn.now)
-    layout = turn.group.layout
+    turn.progress = replace(turn.progress, advanced_at=turn.now)
+    step = turn.group.start_step
     if turn.group.changes:
-        turn.emit(GenerationSettings(generation=item.generation, step=item.start_step, changes=turn.group.changes))
+        turn.emit(GenerationSettings(generation=item.generation, step=step, changes=turn.group.changes))
         turn.group = replace(turn.group, changes=())
     if item.data_before:
-        turn.emit(
-            GenerationData(generation=item.generation, step=item.start_step, before=item.data_before, now=item.data)
-        )
+        turn.emit(GenerationData(generation=item.generation, step=step, before=item.data_before, now=item.data))
     turn.emit(
         GenerationFormed(
             generation=item.generation,
@@ -131,15 +125,29 @@ def _formed(turn: Turn, item: GroupFormed) -> None:
             start_step=item.start_step,
             steps_lost=lost,
             form_s=item.form_s,
-            build_s=item.build_s,
-            restore_s=item.restore_s,
-            num_parameters=item.num_parameters,
-            layout=layout.describe() if layout is not None else None,
+            build_s=None if is_script else item.build_s,
+            restore_s=None if is_script else item.restore_s,
+            num_parameters=None if is_script else item.num_parameters,
+            layout=turn.target.words_of(turn.group.layout) or None,
         )
     )
+    if is_script:
+        scripts.formed(turn)
+
+
+def _began_at(turn: Turn, start_step: int) -> None:
+    """The group has restored the state of this step, and goes on from there."""
+    turn.group = replace(turn.group, start_step=start_step)
+    turn.budgets = turn.budgets.formed(start_step, turn.progress.furthest_step)
+    checkpoints.group_formed(turn, start_step)
+    step = max([start_step, *(e.step for e in turn.group.exits.values())])
+    turn.progress = replace(turn.progress, step=step)
 
 
 def _step_done(turn: Turn, item: StepReport) -> None:
+    is_first = not turn.group.is_start_known or item.step == turn.group.start_step + 1
+    if not turn.group.is_start_known:
+        scripts.begun(turn, max(0, item.step - 1))
     state = turn.state
     is_new = item.step > state.progress.furthest_step
     turn.progress = replace(
@@ -148,7 +156,8 @@ def _step_done(turn: Turn, item: StepReport) -> None:
         furthest_step=max(turn.progress.furthest_step, item.step),
         advanced_at=turn.now,
     )
-    is_first = item.step == state.group.start_step + 1
+    if item.total_steps is not None:
+        turn.history = replace(turn.history, total_steps=item.total_steps)  # a script says it with its steps
     turn.progress = hangs.step_measured(turn.progress, item.step_s, is_first=is_first)
     if is_new and (turn.budgets.fruitless or turn.budgets.setbacks):
         turn.budgets = turn.budgets.advanced()
@@ -158,7 +167,8 @@ def _step_done(turn: Turn, item: StepReport) -> None:
     if state.health.hang is not None and item.step > state.health.hang.step:
         turn.health = replace(turn.health, hang=None)
     incident = state.incident
-    if incident is not None and incident.formed_at is not None and item.step > state.group.start_step:
+    is_later = item.step > state.group.start_step or turn.target.is_script
+    if incident is not None and incident.formed_at is not None and is_later:
         incidents.close(turn)
 
 

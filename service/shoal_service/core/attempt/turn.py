@@ -129,6 +129,8 @@ class Turn:
             reason = EndReason.SERVER_STOPPED if self.target.server_stops else EndReason.PREEMPTED
             saved, step = self.checkpoints.durable_step, self.progress.step
             words = f"saved at step {saved}" + (f" of {step}" if step > saved else "") + "."
+            if self.target.is_script:
+                words = "its script was asked to end, and goes on from its own checkpoint."
             self.end(reason, words if self.history.has_formed else "it had not begun to train.")
 
     def end(self, reason: EndReason, message: str, failure: UserFailure | None = None) -> None:
@@ -138,4 +140,6 @@ class Turn:
         self.pool = WorkerPool(next_index=self.pool.next_index)
         self.show_incident()
         self.enter(Ended(since=self.now))
-        self.do(End(AttemptEnd(reason=reason, message=message, step=self.progress.step, failure=failure)))
+        step, has_run_long = self.progress.step, self.history.has_run_long
+        end = AttemptEnd(reason=reason, message=message, step=step, failure=failure, has_run_long=has_run_long)
+        self.do(End(end))

@@ -11,6 +11,8 @@ ranks compared:
 
 A single rank is "some ranks". A fault that comes at the same step after a worker was replaced for it twice is not that
 worker's: it counts as one on every rank.
+
+An error of a script counts only if no other rank of its group was lost (`is_of_a_loss`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shoal_service.core.attempt import memory_snapshots
+from shoal_service.core.attempt import deaths, memory_snapshots
 from shoal_service.core.attempt.state.attempt import Attempt, RaisedFault
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.quantities import count_text
@@ -73,7 +75,7 @@ def decide(state: Attempt, now: float) -> OutcomeDecision | None:
     restored = state.group.restored or state.checkpoints.origin
     if (damaged := by_kind[ExitKind.DAMAGED_CHECKPOINT]) and restored is not None:
         return OutcomeDecision(Outcome.DAMAGED_CHECKPOINT, f"{restored} is damaged", damaged)
-    if len(exits) == len(state.group.workers) and len({(e.kind, e.step) for e in exits}) == 1 and is_planned(exits[0]):
+    if len(exits) == len(state.group.workers) and _is_together(state, exits) and is_planned(exits[0]):
         return OutcomeDecision(Outcome.AS_PLANNED, f"all ranks have {exits[0].kind} at step {exits[0].step}", exits)
     if storage and storage[0].step == state.history.total_steps:
         return OutcomeDecision(Outcome.RESULT_NOT_SAVED, words_of_storage(storage[0]), storage)
@@ -85,14 +87,23 @@ def decide(state: Attempt, now: float) -> OutcomeDecision | None:
     return OutcomeDecision(Outcome.LOST, "the group is lost, and what its survivors hold is known", exits)
 
 
+def _is_together(state: Attempt, exits: tuple[WorkerExit, ...]) -> bool:
+    """Whether all ranks have left at the same boundary. The processes of a script may end one after the other, so some
+    may be done while the others are asked to leave."""
+    if state.target.is_script:
+        return all(map(is_planned, exits))
+    return len({(e.kind, e.step) for e in exits}) == 1
+
+
 def is_planned(worker_exit: WorkerExit) -> bool:
     return worker_exit.kind in (ExitKind.FINISHED, ExitKind.YIELDED)
 
 
 def part_is_unreported(state: Attempt, index: int) -> bool:
-    """Whether this worker has left as planned, but has not reported its part of that step's checkpoint."""
+    """Whether this worker has left as planned, but has not reported its part of that step's checkpoint. A script has no
+    such parts."""
     worker_exit = state.group.exits.get(index)
-    if worker_exit is None or not is_planned(worker_exit):
+    if worker_exit is None or not is_planned(worker_exit) or state.target.is_script:
         return False
     if not state.group_active and state.stage is not Stage.COMMITTING:
         return False
@@ -129,12 +140,30 @@ def of_raised_errors(state: Attempt) -> OutcomeDecision | None:
     """The outcome that follows from the errors that ranks of a group have raised; None: no rank raised, or those that
     did have been replaced."""
     raised = [e for index, e in state.group.exits.items() if e.error is not None and state.pool.worker(index)]
+    if state.target.is_script and is_of_a_loss(state):
+        raised = [e for e in raised if e.error is not None and e.error.mistake == deaths.CRASH]
     if errors := tuple(e for e in raised if e.kind is ExitKind.USER_ERROR):
         return OutcomeDecision(Outcome.USER_ERROR, f"{count_text(len(errors), 'rank')} raised an error", errors)
     for kind in _CAUSES:
         if faults := tuple(e for e in raised if e.kind is kind):
             return _of_faults(state, faults)
     return None
+
+
+def is_of_a_loss(state: Attempt) -> bool:
+    """Whether another rank was lost, so an error that a script raises follows from that: a script calls its collectives
+    itself, and says in its own ways that a peer is gone. A crash does not follow from it."""
+    exits = state.group.exits
+    if any(e.kind is ExitKind.SCRIPT_DIED for e in exits.values()):
+        return True
+    if state.incident is None or state.incident.cause is IncidentCause.STUCK:
+        return False  # a worker that is stuck was ended because of the error
+    return any(index not in exits and _is_gone(state, index) for index in state.group.workers)
+
+
+def _is_gone(state: Attempt, index: int) -> bool:
+    worker = state.pool.worker(index)
+    return worker is None or worker.left_out is not None
 
 
 def fault_of(exits: tuple[WorkerExit, ...], last: RaisedFault | None) -> RaisedFault:

@@ -97,8 +97,7 @@ def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
             # not requested: the others are about to leave as well, or exceed the deadline
             turn.enter(Switching(since=turn.now, durable=not turn.target.keeps_snapshots))
     elif turn.stage is not Stage.QUIESCING and turn.state.group_active:
-        detail = worker_exit.error.message if worker_exit.error else str(worker_exit.kind)
-        witness = f"rank {worker_exit.rank}"
+        detail, witness = _words_of(worker_exit), f"rank {worker_exit.rank}"
         if worker_exit.kind in CAUSE_OF_EXIT:
             _lose(turn, CAUSE_OF_EXIT[worker_exit.kind], witness, detail, None)
         else:
@@ -109,7 +108,17 @@ def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
                 quiesce.await_same_error(turn)
             else:
                 quiesce.quiesce(turn)
+    elif turn.stage is Stage.QUIESCING and worker_exit.kind is ExitKind.SCRIPT_DIED:
+        # others have left before because of it: this is what the incident is about
+        blame(turn, IncidentCause.SCRIPT_DIED, f"rank {worker_exit.rank}", _words_of(worker_exit), None)
     turn.has_exits = True
+
+
+def _words_of(worker_exit: WorkerExit) -> str:
+    if worker_exit.error is not None:
+        return worker_exit.error.message
+    cause = CAUSE_OF_EXIT.get(worker_exit.kind)
+    return f"rank {worker_exit.rank}: {FAULTS[cause].words}" if cause is not None else str(worker_exit.kind)
 
 
 def lose_group(turn: Turn, cause: IncidentCause, witness: str, message: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from shoal_service.core.attempt import code_update, departures, memory_snapshots
+from shoal_service.core.attempt import code_update, departures, memory_snapshots, scripts
 from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
@@ -120,7 +120,8 @@ def replenish(turn: Turn) -> None:
     """Start the workers that the target lacks. Drop those that have to leave and those beyond the target, the newest
     first, but none of the group."""
     state = turn.state
-    if state.stage not in _REPLENISHING or (state.stage is Stage.RUNNING and state.incident is not None):
+    is_before_first_step = state.stage is Stage.RUNNING and state.incident is not None
+    if state.stage not in _REPLENISHING or (is_before_first_step and not scripts.has_run_long(state, turn.now)):
         return
     is_trial = state.code.trial is not None  # until it is over, the workers with the code before need their places
     if not is_trial and (not state.budgets.failed_starts or turn.now >= state.budgets.grow_not_before):

@@ -20,14 +20,15 @@ class GenerationForming(JobEvent):
     generation: int
     workers: int
     layout: str
+    """Empty: a script splits its own work."""
     reason: str
     """Why this layout."""
-    source: StateSource
-    """Where the group takes its state from."""
+    source: StateSource | None
+    """Where the group takes its state from; null: a script goes on from its own checkpoint."""
     restore: str | None
     """Name of the newest checkpoint."""
     step: int
-    """The step of that state."""
+    """The step of that state; for a script, the newest step that was reported."""
     remark: str = ""
     """Tensor-parallel groups that cross nodes, and why; empty: each is inside a node."""
 
@@ -43,6 +44,8 @@ class GenerationForming(JobEvent):
                 return str(self.restore)
             case StateSource.INITIAL:
                 return "the initial state"
+            case None:
+                return "the script's own checkpoint"
 
 
 class GenerationSettings(JobEvent):
@@ -86,17 +89,22 @@ class GenerationFormed(JobEvent):
 
     generation: int
     workers: int
-    start_step: int
-    steps_lost: int
+    start_step: int | None
+    """null: a script has begun, and has not reported a step yet."""
+    steps_lost: int | None
+    """null: not known yet, as the first step of a script."""
     form_s: float
-    build_s: float
-    restore_s: float
-    num_parameters: int
+    build_s: float | None
+    """null: not known, as of a script; so are the next two."""
+    restore_s: float | None
+    num_parameters: int | None
     layout: str | None
+    """null: a script splits its own work."""
 
     def words(self) -> str:
         workers = count_text(self.workers, "worker") + (f" as {self.layout}" if self.layout else "")
-        return f"generation {self.generation}: {workers}, from step {self.start_step}"
+        start = f", from step {self.start_step}" if self.start_step is not None else ""
+        return f"generation {self.generation}: {workers}{start}"
 
 
 class LayoutProven(JobEvent):

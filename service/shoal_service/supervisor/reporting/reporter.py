@@ -5,6 +5,7 @@ Called by the executor, its worker clients and the checkpoint coordinator; write
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import assert_never
 
@@ -55,6 +56,8 @@ class Reporter:
     def record_report(self, item: WorkerReport, state: Attempt) -> None:
         """Records a report of the current generation, before the machine handles it."""
         if item.generation != state.group.generation:
+            if state.target.is_script and isinstance(item, StepReport):
+                self._add_point(_point(item, None))  # its last one may come after its end; no later group repeats it
             return
         if isinstance(item, StepReport):
             self._readings.add(item)
@@ -72,6 +75,8 @@ class Reporter:
             if last is not None and last.step == item.step:
                 self._add_point(_point(last, item))
         elif isinstance(item, GroupFormed):
+            if item.start_step is None:
+                return  # of a script, which reports its steps itself
             self._readings.num_parameters = item.num_parameters
             known_step = self._readings.step.step if self._readings.step is not None else 0
             for report in item.past:  # steps of a rank 0 that died before it reported them
@@ -183,10 +188,10 @@ def _point(report: StepReport, validation: ValidationReport | None) -> SeriesPoi
     return SeriesPoint(
         step=report.step,
         at=report.at,
-        loss=report.loss,
-        grad_norm=report.grad_norm,
-        lr=report.lr,
-        tokens_per_s=report.tokens / max(report.step_s, 1e-9),
+        loss=_number(report.loss),
+        grad_norm=_number(report.grad_norm),
+        lr=_number(report.lr),
+        tokens_per_s=_number(report.tokens) / max(report.step_s, 1e-9),
         step_s=report.step_s,
         world_size=report.world_size,
         generation=report.generation,
@@ -194,3 +199,7 @@ def _point(report: StepReport, validation: ValidationReport | None) -> SeriesPoi
         metrics=report.metrics,
         val_metrics=validation.metrics if validation else {},
     )
+
+
+def _number(reported: float | None) -> float:
+    return math.nan if reported is None else reported

@@ -94,6 +94,7 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
     report, validation = readings.step, readings.validation
     wait = wait_of(state)
     keeps_snapshots = all(item.only_copies for item in state.progress.stopped.values())
+    is_script = state.target.is_script
     left = None if state.history.total_steps is None else max(0, state.history.total_steps - state.progress.step)
     newest = CheckpointName.parse(state.checkpoints.newest) if state.checkpoints.newest else None
     return JobStatus(
@@ -107,7 +108,7 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
         workers=len(state.group.workers) if state.group_active else 0,
         desired_workers=state.target.granted,
         layout=readings.layout,
-        step=state.progress.step,
+        step=_step(state, report),
         total_steps=state.history.total_steps,
         loss=report.loss if report else None,
         val_loss=validation.loss if validation else None,
@@ -115,15 +116,15 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
         best=state.history.standing,
         val_metrics=validation.metrics if validation else {},
         val_bits_per_byte=validation.bits_per_byte if validation else None,
-        tokens_per_s=report.tokens / readings.step_s if report and readings.step_s else None,
-        tokens=report.tokens * state.progress.step if report else 0,
+        tokens_per_s=_tokens_per_s(readings),
+        tokens=_tokens(state, report),
         grad_norm=report.grad_norm if report else None,
         lr=report.lr if report else None,
         step_s=readings.step_s,
         step_at=report.at if report else None,
         # with NCCL the GPU waits, and not the thread whose time is measured: it would be 0
         communication_share=None if state.target.spec.worker.gpus else readings.communication_share,
-        data_share=readings.data_share(tuple(state.group.workers)),
+        data_share=None if is_script else readings.data_share(tuple(state.group.workers)),
         steps_lost=state.history.steps_lost,
         incidents=state.history.num_incidents,
         checkpoint_step=newest.step if newest else None,
@@ -141,6 +142,26 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
         worker_loss=worker_loss_bound(state),
         code=_code(state),
     )
+
+
+def _step(state: Attempt, report: StepReport | None) -> int:
+    """Completed steps. A script may report its last step after it has ended, when no decision counts it any more."""
+    is_of_the_group = report is not None and report.generation == state.group.generation
+    return max(state.progress.step, report.step) if is_of_the_group and report is not None else state.progress.step
+
+
+def _tokens_per_s(readings: Readings) -> float | None:
+    report = readings.step
+    if report is None or report.tokens is None or not readings.step_s:
+        return None
+    return report.tokens / readings.step_s
+
+
+def _tokens(state: Attempt, report: StepReport | None) -> int | None:
+    """Tokens of all steps; None: a script does not report how many a step has."""
+    if report is None:
+        return None if state.target.is_script else 0
+    return None if report.tokens is None else report.tokens * _step(state, report)
 
 
 def _code(state: Attempt) -> CodeView | None:
@@ -288,7 +309,7 @@ def _conditions(state: Attempt, readings: Readings, now: float) -> tuple[Conditi
     have = len(state.group.workers) if state.group_active else 0
     short, still = shortage(state, now), hangs.standstill(state, now)
     why = f": {short.message}" if short is not None and short.message else ""
-    return (
+    found = (
         Condition(
             type=ConditionType.WORKERS_READY,
             status=short is None,
@@ -303,6 +324,11 @@ def _conditions(state: Attempt, readings: Readings, now: float) -> tuple[Conditi
             message=still.reason if still else "",
             since=state.progress.advanced_at if still else state.current.since,
         ),
+    )
+    if state.target.is_script:  # its checkpoints are its own
+        return found
+    return (
+        *found,
         _snapshots_condition(state),
         Condition(
             type=ConditionType.CHECKPOINT_HEALTHY,

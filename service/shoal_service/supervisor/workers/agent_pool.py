@@ -220,7 +220,8 @@ def wanted_nodes(state: Attempt, agents_from: int, having: Collection[str] = ())
 
 def is_calm(state: Attempt, now: float) -> bool:
     """Whether the group has trained for a while, so that a start of processes delays no recovery."""
-    is_trained = state.stage is Stage.RUNNING and state.progress.step > state.group.start_step
+    has_trained = state.progress.step > state.group.start_step or state.target.is_script
+    is_trained = state.stage is Stage.RUNNING and has_trained
     return is_trained and now - state.current.since >= CALM_S
 
 

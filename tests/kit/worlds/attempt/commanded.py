@@ -114,6 +114,10 @@ class Commanded:
     difference: str = ""
     """Between the models of new code and of the code before."""
     answers_comparisons: bool = True
+    script_step: int = 0
+    """Step of the script's own newest checkpoint, if the job has a script."""
+    reports_steps: bool = True
+    """Whether the script reports its steps."""
 
     def __post_init__(self) -> None:
         self.watch = Watch(self)

@@ -13,7 +13,7 @@ from kit.worlds.attempt.world import World
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.incidents import incident_of
 from shoal_service.core.attempt.state.attempt import Attempt, AttemptConfig, CheckpointIndex, History, Target
-from shoal_service.core.attempt.state.stages import Opening
+from shoal_service.core.attempt.state.stages import Opening, Starting
 from shoal_service.core.lost_attempt import LostAttempt
 from shoal_workers.contract.spec import ElasticitySpec, JobSpec
 
@@ -29,17 +29,20 @@ def make_world(
     lost: LostAttempt | None = None,
     **spec: Any,
 ) -> World:
+    is_script = "script" in spec
     elasticity = ElasticitySpec(min_workers=min_workers, max_workers=8, standby=standby, wait_s=wait_s)
-    document = {"stop": {"steps": TOTAL_STEPS}, "batch": {"global_size": 8, "micro_size": 1}, **spec}
+    task = {"stop": {"steps": TOTAL_STEPS}, "batch": {"global_size": 8, "micro_size": 1}}
+    document = {**({} if is_script else task), **spec}
     document.setdefault("health", {"hang_floor_s": 3600.0})  # tests of other things may let time pass
-    document["snapshot"] = {"enabled": memory}
+    if not is_script:
+        document["snapshot"] = {"enabled": memory}
     job_spec = JobSpec.model_validate(document)
     origin = job_spec.continue_from
     world = World(
         Attempt(
             config=AttemptConfig(job_id="j1", attempt=1, checkpoint_root=ROOT, timeouts=TIMEOUTS),
             target=Target(spec=job_spec, granted=workers).with_elasticity(elasticity),
-            current=Opening(since=1000.0),
+            current=Starting(since=1000.0) if is_script else Opening(since=1000.0),
             checkpoints=CheckpointIndex(origin=origin.checkpoint if origin is not None else None),
             incident=incident_of(lost, 1000.0) if lost is not None else None,
             history=History(num_incidents=0 if lost is None else 1),

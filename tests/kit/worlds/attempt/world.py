@@ -193,7 +193,7 @@ class World(Commanded):
             generation=worker.run.generation,
             rank=worker.run.rank,
             kind=kind,
-            step=worker.step,
+            step=0 if self.state.target.is_script else worker.step,
             error=error,
             snapshot_parts=self.held_on(worker.node_id),
             at=self.now,
@@ -220,6 +220,9 @@ class World(Commanded):
                 self.leave(worker, ExitKind.DAMAGED_CHECKPOINT, error_of("ChecksumMismatch", "flipped byte"))
             return
         start = source.step if source is not None else 0 if name is None else name_of(name).step
+        if self.state.target.is_script:
+            self._begin_script(group)
+            return
         for worker in group:
             worker.step = start
         self.send(
@@ -239,6 +242,22 @@ class World(Commanded):
                 proof=proof,
             ),
         )
+
+    def _begin_script(self, group: list[FakeWorker]) -> None:
+        """A process of the script runs on every rank, and goes on from its own checkpoint."""
+        for worker in group:
+            worker.step = self.script_step
+        began = GroupFormed(
+            generation=group[0].run.generation,
+            at=self.now,
+            start_step=None,
+            total_steps=None,
+            form_s=0.1,
+            build_s=0.0,
+            restore_s=0.0,
+            num_parameters=0,
+        )
+        self.send(group[0], began)
 
     def _can_be_read(self, source: SnapshotSource) -> bool:
         servers = [self.workers[endpoint.port - MEMORY_PORT] for endpoint in source.parts]
@@ -267,7 +286,9 @@ class World(Commanded):
                 self.states.add((group[0].run.generation, group[0].step))
                 self.snapshot(without=late)
                 run = group[0].run
-                self.send(group[0], step_report(run, group[0].step, self.now, self.step_s.get(run.layout.shard, 0.5)))
+                report = step_report(run, group[0].step, self.now, self.step_s.get(run.layout.shard, 0.5))
+                if self.reports_steps:
+                    self.send(group[0], report)
                 if self.state.target.keeps_snapshots:
                     for worker in group:
                         self.post(f"reports-{worker.index}", ProgressReported(worker.index, self._progress(worker)))
@@ -281,8 +302,15 @@ class World(Commanded):
                     self.leave(worker, kind)
 
     def save(self) -> None:
+        if self.state.target.is_script:
+            self.script_step = self.group()[0].step
+            return
         for worker in self.group():
             self.send(worker, part_of(worker.run, worker.step))
+
+    def kill_script(self, worker: FakeWorker) -> None:
+        """The process of the script on this rank is killed, and the worker lives on."""
+        self.leave(worker, ExitKind.SCRIPT_DIED)
 
     def fail_save(self, worker: FakeWorker) -> None:
         run = worker.run
@@ -355,6 +383,8 @@ class World(Commanded):
         """Bring the attempt to STARTING, or to RUNNING with `then` completed steps."""
         self.answer_storage()
         self.deliver_all()
+        if self.state.target.is_script:
+            self.pass_time(0)  # no search for a checkpoint is answered
         if then is not None:
             self.start_all()
             self.form()

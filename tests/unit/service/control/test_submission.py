@@ -39,3 +39,10 @@ def test_a_deadline_that_all_workers_cannot_meet_is_said_with_the_way_out() -> N
 )
 def test_otherwise_nothing_is_said(spec: JobSpec) -> None:
     assert check_deadline(spec, (), NOW) == ""
+
+
+def test_the_deadline_of_a_script_is_only_refused_if_it_has_passed() -> None:
+    script = {"script": {"file": "train.py"}}
+    assert check_deadline(parse_spec({**script, "finish_by": NOW + 5}), (), NOW) == ""
+    with pytest.raises(SpecError, match="finish_by was 2 min ago"):
+        check_deadline(parse_spec({**script, "finish_by": NOW - 120}), (), NOW)

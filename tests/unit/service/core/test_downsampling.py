@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,3 +59,19 @@ def test_there_are_at_most_the_requested_points_and_the_newest_is_among_them(ste
     assert 1 <= len(made) <= max_points
     assert made[-1].step == ordered[-1]
     assert [point.step for point in made] == sorted({point.step for point in made})
+
+
+def test_what_a_script_reports_rarely_is_averaged_over_the_steps_that_have_it() -> None:
+    unreported = {"lr": math.nan, "tokens_per_s": math.nan}
+    points = [_point(1), _point(2).model_copy(update=unreported), _point(3).model_copy(update=unreported)]
+    [mean] = downsample(points, first_step=1, width=3)
+    assert (mean.lr, mean.tokens_per_s) == (0.1, 5.0)
+    [none] = downsample(points[1:], first_step=1, width=3)
+    assert math.isnan(none.lr) and math.isnan(none.tokens_per_s)
+
+
+def test_a_number_that_is_not_reported_survives_json() -> None:
+    """The journal of a supervisor is JSON, and keeps points that were not stored yet."""
+    point = _point(1, math.nan).model_copy(update={"lr": math.nan})
+    again = SeriesPoint.model_validate_json(point.model_dump_json())
+    assert math.isnan(again.loss) and math.isnan(again.lr) and again.grad_norm == 1.0

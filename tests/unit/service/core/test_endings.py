@@ -61,3 +61,11 @@ def test_no_sequence_of_failures_is_retried_more_often_than_the_budget(
         retries += 1
         record = FailureRecord(record.failures + 1, step, budget)
     assert retries <= budget
+
+
+def test_a_script_that_has_run_for_long_is_tried_again_without_a_step() -> None:
+    record = FailureRecord(failures=0, last_step=0, max_failures=2)
+    decision = decide_retry(EndReason.USER_ERROR, 0, record, has_run_long=True)
+    assert decision.again and "it had run for a minute or more" in decision.reason
+    spent = FailureRecord(failures=2, last_step=0, max_failures=2)
+    assert not decide_retry(EndReason.USER_ERROR, 0, spent, has_run_long=True).again

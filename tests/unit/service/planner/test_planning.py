@@ -149,3 +149,10 @@ def test_a_rank_of_a_larger_group_needs_less(job: Any) -> None:
 def _planned(spec: JobSpec, world_size: int) -> tuple[Layout, str]:
     found = plan(spec, world_size)
     return found.layout, found.reason
+
+
+@pytest.mark.parametrize("world", [1, 5])
+def test_every_worker_of_a_script_is_a_rank(world: int) -> None:
+    planned = plan(parse_spec({"script": {"file": "train.py"}}), world)
+    assert planned.layout == Layout(dp_replicate=world) and planned.fits and planned.host.own == 0
+    assert planned.reason == "of_script: the script splits its own work"

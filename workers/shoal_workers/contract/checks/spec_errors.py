@@ -68,6 +68,14 @@ def parse_spec(data: Any) -> JobSpec:
     if faults:
         raise SpecError(faults)
     problems: list[SpecProblem] = []
+    if isinstance(data, dict) and data.get("stop") is None and data.get("script") is None:
+        if programs := _PROGRAM_KEYS & data.keys():  # what a task lacks would not help a person who brings a program
+            _validate(
+                JobSpec, {key: data[key] for key in data if key in programs or key in _FOREIGN_KEYS}, "", problems
+            )
+            raise SpecError(tuple(one for one in problems if one.path in data))
+        problems.append(SpecProblem(path="stop", message=_NO_END))
+        data = {**data, "stop": {"steps": 1}}  # the other keys are checked too
     spec = _validate(JobSpec, data, "", problems)
     if isinstance(data, dict) and data.get("script") is not None:
         problems.extend(_not_of_programs(data, "script", KEYS_OF_TASKS))
@@ -280,7 +288,45 @@ def _example(place: _Place) -> str:
     return f", for example {place.path[-1]}: {json.dumps(field.examples[0])}" if field and field.examples else ""
 
 
+_NO_END = (
+    'this key is required, for example stop: {"steps": 1000}. A program that trains by itself has script instead, for '
+    'example script: {"file": "train.py"}.'
+)
+_SCRIPT = (
+    'a program that trains by itself is a script: {"script": {"file": "train.py", "args": ["--lr", "3e-4"]}}, or, '
+    "without a spec, `shoal submit train.py --workers 2 -- --lr 3e-4`; see docs/porting.md."
+)
+_PROGRAM_KEYS = frozenset({"command", "cmd", "entrypoint", "entry_point", "program", "run", "train_loop_per_worker"})
+_FOREIGN_KEYS = {
+    **dict.fromkeys((*_PROGRAM_KEYS, "args", "arguments", "script_args"), _SCRIPT),
+    **dict.fromkeys(
+        ("num_workers", "workers", "num_processes", "nproc_per_node", "nnodes", "num_nodes", "replicas", "world_size"),
+        'a job has between min_workers and max_workers workers: {"elasticity": {"min_workers": 2, "max_workers": 8}}.',
+    ),
+    **dict.fromkeys(
+        ("gpus", "num_gpus", "use_gpu", "cpus", "num_cpus", "resources", "resources_per_worker"),
+        'what each worker reserves is under worker: {"worker": {"gpus": 1, "cpus": 4}}.',
+    ),
+    **dict.fromkeys(
+        ("env", "env_vars", "environment", "runtime_env", "working_dir", "pip", "requirements"),
+        'modules, variables and packages are under code: {"code": {"working_dir": ".", "env": {"NAME": "value"}}}.',
+    ),
+    **dict.fromkeys(
+        ("steps", "max_steps", "num_steps", "epochs", "num_epochs", "max_epochs"),
+        'when training ends is under stop: {"stop": {"steps": 1000}}, or epochs, or tokens.',
+    ),
+    **dict.fromkeys(("lr", "learning_rate"), 'this is optimizer.lr: {"optimizer": {"lr": 3e-4}}.'),
+    **dict.fromkeys(
+        ("batch_size", "global_batch_size", "micro_batch_size"),
+        'the global batch is under batch: {"batch": {"global_size": 64, "micro_size": 8}}.',
+    ),
+}
+"""Keys of a whole spec that other systems have -> the way out."""
+
+
 def _unknown_key(place: _Place) -> str:
+    if place.owner is JobSpec and (words := _FOREIGN_KEYS.get(place.path[-1])):
+        return f"unknown key {shown(place.path[-1])}: {words}"
     return unknown_name("key", place.path[-1], place.owner.model_fields if place.owner else ())
 
 

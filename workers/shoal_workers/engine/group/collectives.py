@@ -19,7 +19,6 @@ The training thread calls and waits; any thread reads `CollectiveLog.newest`.
 from __future__ import annotations
 
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import DistError, ProcessGroup, Work
 
+from shoal_workers.contract.exception_causes import is_broken_collective
 from shoal_workers.contract.plain_text import text_of
 from shoal_workers.contract.suspects import Collective
 from shoal_workers.torch_internals import group_named
@@ -316,21 +316,13 @@ def _all_reduce(tensor: Tensor, reduce_op: str, group_name: str) -> Tensor:
     return reduced
 
 
-_GLOO = re.compile(
-    r"gloo/|Connection closed by peer|Connection reset by peer|Broken pipe|"
-    r"Timed out waiting \d+ms for (send|recv)|Application timeout caused pair closure|"
-    r"NCCL (error|communicator)|ncclComm|Process group .*(aborted|shut ?down)",
-    re.IGNORECASE,
-)
-
-
 def is_collective_error(error: BaseException) -> bool:
     """Whether `error`, or an error that it was raised from, comes from a broken collective."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        if isinstance(link, DistError) or (isinstance(link, RuntimeError) and _GLOO.search(text_of(link))):
+        if is_broken_collective(isinstance(link, DistError), isinstance(link, RuntimeError), text_of(link)):
             return True
         link = link.__cause__ or link.__context__
     return False

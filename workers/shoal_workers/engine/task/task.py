@@ -191,7 +191,8 @@ class LoadedTask:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
                 f"{self.line_of('build_optimizer')}: build_optimizer() returned {_kind(optimizer)}, not a "
-                "torch.optim.Optimizer."
+                "torch.optim.Optimizer. A task has one optimizer; a program with several, or with a loop of its own, "
+                "is a script: shoal submit train.py, see docs/porting.md."
             )
         if needs_arguments(optimizer.step):
             raise TypeError(
@@ -243,7 +244,8 @@ def load_task(spec: JobSpec) -> LoadedTask:
     if not isinstance(task_class, type):
         raise TypeError(
             f"task {spec.task!r}: {class_name} ({place_of(task_class)}) is {_kind(task_class)}, not a class. Name a "
-            "class with build_model(), build_dataset() and loss()."
+            "class with build_model(), build_dataset() and loss(). A program that trains by itself is a script: shoal "
+            "submit train.py, see docs/porting.md."
         )
     refuse_constructor(task_class)
     task = task_class(model=spec.model, data=spec.data, seed=spec.seed)
@@ -251,7 +253,8 @@ def load_task(spec: JobSpec) -> LoadedTask:
     if missing:
         raise TypeError(
             f"task {spec.task!r} lacks {' and '.join(f'{name}()' for name in missing)}. A task is a class that builds "
-            "its model and its data and computes a loss; Shoal runs the training loop."
+            "its model and its data and computes a loss; Shoal runs the training loop. A program with a loop of its "
+            "own is a script: shoal submit train.py, see docs/porting.md."
         )
     refuse_methods(task)
     return LoadedTask(task, spec)

@@ -85,12 +85,26 @@ class Target:
         return self.granted + self.spec.elasticity.standby
 
     @property
+    def is_script(self) -> bool:
+        """Whether the job trains by a script of its own; see scripts.py."""
+        return self.spec.script is not None
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that the processes of a script have between SIGTERM and SIGKILL; 0 for a task."""
+        return self.spec.script.grace_s if self.spec.script is not None else 0.0
+
+    @property
     def keeps_snapshots(self) -> bool:
-        return self.spec.snapshot.enabled
+        return self.spec.snapshot.enabled and not self.is_script
 
     @property
     def settings(self) -> TrainingSettings:
         return settings_of(self.spec)
+
+    def words_of(self, layout: Layout | None) -> str:
+        """The layout as people read it; empty: there is none, or a script splits its own work."""
+        return "" if layout is None or self.is_script else layout.describe()
 
     def with_settings(self, settings: TrainingSettings) -> Target:
         return replace(self, spec=with_settings(self.spec, settings))
@@ -288,6 +302,9 @@ class Group:
     has_trained: bool = False
     """The same workers have completed a step in this layout before, in an earlier generation."""
     start_step: int = 0
+    is_start_known: bool = True
+    """Whether `start_step` is the step at which the group began. False: a script has not reported a step in this
+    generation, and `start_step` is the newest step of the groups before."""
     exits: IntMap[WorkerExit] = field(default_factory=IntMap)
     """How each worker that has left `run` has left it, by worker index, in the order in which they left."""
 
@@ -333,7 +350,8 @@ class GroupAfter:
     layout: str
     num_spares: int
     """Number of its workers that were not in the group before."""
-    state_source: StateSource
+    state_source: StateSource | None
+    """None: a script goes on from its own checkpoint."""
     form_s: float | None = None
     restore_s: float | None = None
     bytes_moved: int | None = None
@@ -505,8 +523,10 @@ class LevelTime:
 class History:
     has_formed: bool = False
     """A group has formed at least once."""
+    has_run_long: bool = False
+    """A group of a script has run for so long that the attempt counts as progress, whatever it has reported."""
     total_steps: int | None = None
-    """Number of steps of the whole training run; None: no group has formed yet."""
+    """Number of steps of the whole training run; None: no group has formed yet, or a script does not say."""
     skip_steps: tuple[int, ...] = ()
     """Steps that are left out because they were rolled back."""
     standing: Standing | None = None
@@ -666,7 +686,9 @@ class Attempt:
 
     @property
     def is_finishing(self) -> bool:
-        """Whether the last step of the training run is done."""
+        """Whether the last step of the training run is done. A script is finishing once it has ended on one rank."""
+        if self.target.is_script:
+            return any(worker_exit.kind is ExitKind.FINISHED for worker_exit in self.group.exits.values())
         return self.history.total_steps is not None and self.progress.step >= self.history.total_steps
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,12 +11,14 @@ from rich.console import Console
 from kit.worlds.written_service import SPEC
 from shoal_api.cli.render.fleet import rows_that_fit, top_page
 from shoal_api.cli.render.jobs import job_page, jobs_table
-from shoal_api.cli.render.queue import queue_page
-from shoal_api.cli.render.terminal import new_table
-from shoal_service.fleet_views import ClusterView, QueuedJob, QueueView
+from shoal_api.cli.render.queue import dry_run_page, queue_page
+from shoal_api.cli.render.terminal import new_table, steps
+from shoal_service.core.downsampling import SeriesPoint
+from shoal_service.fleet_views import ClusterView, DryRun, PlannedSize, QueuedJob, QueueView
 from shoal_service.views import JobStatus, JobSummary, JobView, QueuePlace
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState, UserFailure
+from shoal_workers.contract.spec import ElasticitySpec
 
 NOW = 1_700_000_000.0
 ID = "job-0123456789ab"
@@ -23,6 +26,7 @@ REASON = (
     "needs 4 workers of 2 CPUs each; 3 CPUs are free on 10.0.0.7 and 1 on 10.0.0.8. Jobs of priority 50 hold the rest; "
     "a smaller elasticity.min_workers would start at once"
 )
+SCRIPT = parse_spec({"name": "mine", "script": {"file": "train.py", "args": ["--note", "a b"]}})
 SUMMARY = JobSummary(
     id=ID,
     name="language-model-pretraining",
@@ -113,6 +117,47 @@ def test_a_task_without_tokens_trains_on_samples(tokens: int, unit: str) -> None
     assert unit in page
 
 
+def test_what_a_script_has_not_reported_reads_so_and_its_command_is_shown() -> None:
+    status = {"state": JobState.RUNNING, "attempt": 1, "workers": 2, "desired_workers": 2, "incidents": 1}
+    rows = dict(line.split(maxsplit=1) for line in _shown(100, job_page(_script(**status), (), NOW)) if "  " in line)
+    assert rows["command"].strip() == "train.py --note 'a b', as by torchrun"
+    for name in ("step", "loss", "tokens/s", "ETA"):
+        assert rows[name].strip() == "not reported", name
+    assert rows["incidents"].strip() == "1, lost steps not reported"
+    assert "layout" not in rows and "checkpoint" not in rows
+
+
+def test_what_a_script_has_reported_is_shown_and_a_series_may_have_gaps() -> None:
+    gaps = {"at": 0, "grad_norm": math.nan, "lr": math.nan, "tokens_per_s": math.nan, "step_s": 1, "generation": 1}
+    points = [SeriesPoint(step=step, loss=5.0 - step, world_size=2, **gaps) for step in range(1, 4)]
+    status = {"state": JobState.RUNNING, "attempt": 1, "step": 3, "step_at": NOW, "loss": 2.0, "steps_lost": 1}
+    rows = dict(
+        line.split(maxsplit=1) for line in _shown(100, job_page(_script(**status), points, NOW)) if "  " in line
+    )
+    assert (rows["step"].strip(), rows["tokens/s"].strip()) == ("3", "not reported")
+    assert rows["loss"].split() == ["2.0000", "█▅▁"]
+    before = " ".join(_shown(100, job_page(_script(state=JobState.QUEUED), (), NOW)))
+    assert "not reported" not in before, "it has not begun"
+
+
+def test_a_list_shows_no_step_of_a_job_that_has_reported_none() -> None:
+    silent = SUMMARY.model_copy(update={"step": 0, "total_steps": None, "loss": None, "tokens_per_s": None})
+    for page in (jobs_table([silent], NOW), top_page([silent], CLUSTER, NOW)):
+        assert " 0 " not in " ".join(_shown(300, page)).partition("RUNNING")[2].partition("3/4")[0]
+    assert steps(0, 400) == "0/400" and steps(0, None) == "-" and steps(7, None) == "7"
+
+
+def test_a_dry_run_of_a_script_shows_its_command_and_no_layout() -> None:
+    planned = (PlannedSize(workers=1, layout="dp1", num_idle=0, reason=""),)
+    spec = SCRIPT.model_copy(update={"elasticity": ElasticitySpec(min_workers=2, max_workers=8)})
+    page = " ".join(_shown(200, dry_run_page(DryRun(spec=spec, note="", layouts=planned, start=None), NOW)))
+    assert "train.py --note 'a b', as by torchrun" in page and "2 to 8" in page and "dp1" not in page
+
+
+def _script(**status: Any) -> JobView:
+    return _job(**status).model_copy(update={"spec": SCRIPT})
+
+
 def _job(**status: Any) -> JobView:
     return JobView(
         id=ID,
@@ -122,5 +167,5 @@ def _job(**status: Any) -> JobView:
         etag="1",
         created_at=NOW,
         updated_at=NOW,
-        status=JobStatus(state=JobState.FAILED, **status),
+        status=JobStatus(**({"state": JobState.FAILED} | status)),
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from shoal_api.cli.output import STYLES
-from shoal_api.cli.render.progress import doing, job_panel, narrate, style
+from shoal_api.cli.render.progress import doing, job_panel, narrate, progress_line, style
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.base import Severity
 from shoal_service.core.goodput import Goodput
@@ -64,6 +65,19 @@ def test_some_metrics_of_the_task_have_a_curve() -> None:
     (line,) = [line for line in shown.splitlines() if " a " in line]
     assert "0.5" in line and "▁▂▃▄▅▆▇█" in line
     assert "left_out" not in shown
+
+
+def test_the_line_and_the_panel_say_what_a_script_has_not_reported() -> None:
+    script = parse_spec({"name": "mine", "script": {"file": "train.py"}})
+    nothing = {"step": 0, "total_steps": None, "loss": None, "attempt": 1, "incidents": 1}
+    silent = job(**nothing).model_copy(update={"spec": script})
+    assert progress_line(silent) == "RUNNING step not reported, 3/4 workers"
+    shown = text_of(silent, [])
+    assert "step not reported" in shown and "1 incident, lost steps not reported" in shown
+    for name in ("loss", "tokens/s"):
+        assert re.search(rf"\b{name} +not reported", shown), name
+    reports = job(**{**nothing, "step": 7, "loss": 2.5, "step_at": 1.0}).model_copy(update={"spec": script})
+    assert progress_line(reports) == "RUNNING step 7, loss 2.5000, 3/4 workers"
 
 
 def test_a_job_without_incidents_names_none() -> None:

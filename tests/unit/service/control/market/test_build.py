@@ -153,3 +153,30 @@ def test_progress_alone_does_not_change_what_a_decision_was_taken_for() -> None:
 def test_a_job_whose_row_is_unchanged_keeps_its_value() -> None:
     builder, same = MarketBuilder(), row()
     assert job(builder, same) is job(builder, same)
+
+
+def script_row(step: int, **status: Any) -> DriveRow:
+    spec = parse_spec({"script": {"file": "train.py"}, "elasticity": {"min_workers": 1, "max_workers": 4}})
+    running_one = row(JobState.RUNNING, granted=2, attempt=1, workers=2, generation=1, step=step, **status)
+    return replace(running_one, spec=spec)
+
+
+def test_what_is_left_of_a_script_is_not_known() -> None:
+    found = job(MarketBuilder(), script_row(25, tokens=None))
+    assert (found.left, found.done) == (None, 0.0)
+
+
+def test_the_speed_of_a_script_is_learnt_from_its_samples_per_second_only() -> None:
+    builder = MarketBuilder()
+    predicted = job(builder, script_row(0)).curve
+    assert job(builder, script_row(9, step_s=0.5)).curve == predicted, "steps alone say nothing"
+    measured = job(builder, script_row(10, tokens=800, tokens_per_s=160.0)).curve
+    assert measured.rate(2) == 160.0 and measured.rate(4) == pytest.approx(160.0 * 1.9)
+
+
+def test_what_is_left_of_a_script_is_known_once_it_says_its_last_step_and_its_speed_is_measured() -> None:
+    builder = MarketBuilder()
+    known = {"tokens": 800, "tokens_per_s": 160.0, "total_steps": 100}
+    assert job(builder, script_row(9, **known)).left is None, "its speed is not measured yet"
+    found = job(builder, script_row(20, **known))
+    assert (found.left, found.done) == (80 * 40.0, 800.0)

@@ -68,3 +68,13 @@ def test_jobs_of_equal_specs_share_one_prediction() -> None:
 def test_few_sizes_of_a_large_job_are_predicted() -> None:
     assert sizes_of(3) == [1, 2, 3]
     assert sizes_of(100) == [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 100]
+
+
+def test_a_script_is_expected_to_gain_from_every_worker_and_shares_no_prediction_with_a_task() -> None:
+    script = parse_spec({"script": {"file": "train.py"}, "elasticity": {"min_workers": 1, "max_workers": 4}})
+    curve = predict(script)
+    assert curve.rates == (1.0, pytest.approx(1.9), pytest.approx(3 * 0.95**1.585, rel=1e-3), pytest.approx(3.61))
+    book = CurveBook(())
+    task = parse_spec({"stop": {"steps": 4}, "data": {"corpus": "python-stdlib"}, "elasticity": {"max_workers": 4}})
+    assert book.predicted(task.model_copy(update={"data": {}}), may_compute=True) != curve
+    assert book.predicted(script, may_compute=True) == curve

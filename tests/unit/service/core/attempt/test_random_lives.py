@@ -52,9 +52,12 @@ TOTAL_STEPS = 40
 
 
 def lives_of(
-    new_world: NewWorld, *, fatal: bool, memory: bool, nodes: int | None = None
+    new_world: NewWorld, *, fatal: bool, memory: bool, nodes: int | None = None, script: bool = False
 ) -> type[RuleBasedStateMachine]:
     """Without `fatal`, no event legitimately ends an attempt, so histories are long."""
+    kind: dict[str, Any] = {"checkpoint": {"all_damaged": "stop" if fatal else "start_over"}}
+    if script:
+        kind = {"script": {"file": "train.py", "grace_s": 2.0}}
 
     class Life(CodeRules, SetbackRules):
         def __init__(self) -> None:
@@ -67,7 +70,7 @@ def lives_of(
                 nodes=nodes,
                 health=health,
                 retry={"max_recoveries": 1000},
-                checkpoint={"all_damaged": "stop" if fatal else "start_over"},
+                **kind,
             )
             self.world.total_steps = TOTAL_STEPS
 
@@ -219,6 +222,20 @@ def lives_of(
             if not self.world.is_whole:
                 self.world.break_collectives()
 
+        @precondition(lambda self: script and self.world.is_whole)
+        @rule(data=st.data(), others=st.sampled_from([None, ExitKind.USER_ERROR, ExitKind.COLLECTIVE_FAILED]))
+        def a_process_of_the_script_is_killed(self, data: st.DataObject, others: ExitKind | None) -> None:
+            """The processes of the other ranks notice it, each in its own way, or not at all."""
+            killed, *rest = data.draw(st.permutations(self.world.group()))
+            self.world.kill_script(killed)
+            for worker in rest if others is not None else ():
+                self.world.leave(worker, others, ERROR)
+
+        @precondition(lambda self: script)
+        @rule(reports=st.booleans())
+        def the_script_reports_its_steps_or_not(self, reports: bool) -> None:
+            self.world.reports_steps = reports
+
         @rule()
         def interrupts_are_obeyed(self) -> None:
             self.world.obey_interrupts()
@@ -309,7 +326,7 @@ def lives_of(
         @invariant()
         def a_generation_starts_at_its_source(self) -> None:
             state = self.world.state
-            if state.stage is Stage.RUNNING:
+            if state.stage is Stage.RUNNING and not script:
                 restored = CheckpointName.parse(state.group.restored) if state.group.restored else None
                 durable = restored.step if restored else 0
                 assert state.group.start_step == (state.group.source.step if state.group.source else durable)
@@ -379,6 +396,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "snapshots, a node per worker": {"fatal": False, "memory": True},
     "snapshots, two nodes": {"fatal": False, "memory": True, "nodes": 2},
     "snapshots, three nodes": {"fatal": False, "memory": True, "nodes": 3},
+    "a script": {"fatal": False, "memory": False, "script": True},
+    "a script that may end at any moment": {"fatal": True, "memory": False, "nodes": 2, "script": True},
 }
 
 
@@ -391,6 +410,6 @@ def test_random_histories(new_world: NewWorld, variant: str) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_many_random_histories(new_world: NewWorld, variant: str) -> None:
-    """Five variants of 120 examples: 600, and others in every run."""
+    """Seven variants of 120 examples: 840, and others in every run."""
     many = settings(**{**COMMON, "max_examples": 120}, derandomize=False)
     run_state_machine_as_test(lives_of(new_world, **VARIANTS[variant]), settings=many)

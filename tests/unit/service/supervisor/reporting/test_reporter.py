@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -293,3 +294,49 @@ def test_incidents_checkpoints_and_the_end_are_reported() -> None:
         and reports.checkpoints == (checkpoint,)
         and reports.end == end
     )
+
+
+def script_case() -> Case:
+    case = Case()
+    spec = JobSpec.model_validate({"script": {"file": "train.py"}})
+    case.state = replace(case.state, target=Target(spec=spec, granted=2), history=History())
+    return case
+
+
+def test_what_a_script_does_not_report_is_missing_in_its_points_and_its_status() -> None:
+    case = script_case()
+    report = StepReport(
+        generation=2, step=5, at=9.0, loss=2.5, grad_norm=None, lr=None, tokens=None, step_s=0.5, world_size=2
+    )
+    case.reporter.record_report(report, case.state)
+    reports = case.reports()
+    [point] = reports.series
+    assert point.loss == 2.5 and all(map(math.isnan, (point.grad_norm, point.lr, point.tokens_per_s)))
+    status = reports.status
+    assert (status.loss, status.step, status.step_at) == (2.5, 5, 9.0)
+    assert (status.grad_norm, status.lr, status.tokens, status.tokens_per_s) == (None, None, None, None)
+
+
+def test_the_last_step_of_a_script_is_a_point_also_if_it_comes_after_its_end() -> None:
+    case = script_case()
+    case.step(5, generation=1)
+    reports = case.reports()
+    assert [point.step for point in reports.series] == [5] and reports.status.loss is None
+
+
+def test_the_size_of_a_scripts_model_is_not_known() -> None:
+    case = script_case()
+    case.reporter.record_report(
+        GroupFormed(
+            generation=2,
+            at=1.0,
+            start_step=None,
+            total_steps=None,
+            form_s=0.1,
+            build_s=0.0,
+            restore_s=0.0,
+            num_parameters=0,
+        ),
+        case.state,
+    )
+    assert case.reports().status.num_parameters is None

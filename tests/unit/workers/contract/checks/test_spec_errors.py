@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_workers.contract.checks.spec_errors import MAX_PROBLEMS, SpecError, SpecProblem, parse_spec
+from shoal_workers.contract.checks.spec_errors import (
+    _FOREIGN_KEYS,
+    MAX_PROBLEMS,
+    SpecError,
+    SpecProblem,
+    parse_spec,
+)
 from shoal_workers.contract.json_values import MAX_DEPTH, MAX_VALUES
 from shoal_workers.contract.spec import JobSpec
 
@@ -45,6 +53,46 @@ def test_an_unknown_key_names_its_path_and_the_nearest_valid_one(change: dict[st
 def test_a_key_that_looks_like_a_class_name_keeps_its_path() -> None:
     [problem] = _problems({**LEAST, "BatchSpec": {}})
     assert (problem.path, problem.message[:24]) == ("BatchSpec", "unknown key 'BatchSpec'.")
+
+
+@pytest.mark.parametrize("key", ["command", "cmd", "entrypoint", "program", "train_loop_per_worker"])
+def test_a_key_of_another_system_for_a_program_leads_to_scripts_and_to_nothing_else(key: str) -> None:
+    [problem] = _problems({"name": "mine", key: "python train.py", "image": "torch"})
+    assert problem.path == key
+    assert "shoal submit train.py" in problem.message and "Did you mean" not in problem.message
+
+
+@pytest.mark.parametrize(
+    ("key", "way_out"),
+    [
+        ("num_workers", "elasticity"),
+        ("replicas", "elasticity"),
+        ("gpus", "worker"),
+        ("resources", "worker"),
+        ("runtime_env", "code"),
+        ("max_steps", "stop"),
+        ("learning_rate", "optimizer.lr"),
+        ("batch_size", "batch"),
+    ],
+)
+def test_a_key_of_another_system_names_the_key_of_this_one(key: str, way_out: str) -> None:
+    [problem] = _problems({**LEAST, key: 4})
+    assert problem.path == key
+    assert way_out in problem.message and "Did you mean" not in problem.message
+    beside_a_program = _problems({"entrypoint": "train.py", key: 4})
+    assert [one.path for one in beside_a_program] == ["entrypoint", key]
+
+
+def test_every_example_in_the_words_about_keys_of_other_systems_is_accepted() -> None:
+    for key, words in _FOREIGN_KEYS.items():
+        for text in re.findall(r"\{\".*\}", words):
+            example = json.loads(text)
+            assert parse_spec(example if "script" in example else {**LEAST, **example}), key
+
+
+def test_a_foreign_name_inside_of_a_section_gets_the_keys_of_the_section() -> None:
+    [problem] = _problems({**LEAST, "batch": {"batch_size": 4}})
+    assert "Valid keys here: global_size, micro_size" in problem.message
 
 
 @pytest.mark.parametrize(

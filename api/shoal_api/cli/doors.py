@@ -1,0 +1,475 @@
+"""Says what of Shoal a program can use, from its text: `shoal check train.py`. Nothing is imported or run.
+
+    script   the program as it is, one process per worker; a lost worker costs the steps since its own last checkpoint
+    task     model, data and loss as a class; a lost worker costs one step at most, and its processes live on
+
+Parses the program and the modules beside it that it imports, and looks for calls by their full names, so that
+`DDP(model)` is found under every name that it was imported as. What it does not find may still be there (a name made at
+run time), so its words are about what was found, with lines. Called by `shoal check`, and by `shoal submit` for a task
+that is a function.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal_api.cli.errors import CliError
+from shoal_service.core.quantities import count_text
+
+_MAX_FILES = 200
+_MAX_PLACES = 4
+_CHECKPOINT_VARIABLE = "SHOAL_CHECKPOINT_DIR"
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """One thing that was found, for people."""
+
+    words: str
+    places: tuple[str, ...] = ()
+    """Where: `train.py:12`."""
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.places[:_MAX_PLACES]) + (", ..." if len(self.places) > _MAX_PLACES else "")
+        return f"{self.words} ({shown})" if shown else self.words
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a program can use."""
+
+    program: str
+    launcher: str
+    distributed: tuple[Remark, ...]
+    """What makes one training of several processes."""
+    obstacles: tuple[Remark, ...]
+    """What stands in the way of the door `script`."""
+    cost: Remark
+    """What a lost worker costs there."""
+    notes: tuple[Remark, ...]
+    before_task: tuple[Remark, ...]
+    """What stands in the way of the door `task`."""
+    num_files: int
+
+    def document(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {"door": "script" if not self.obstacles else None, **asdict(self)}
+
+
+def examine(script: Path, directory: Path) -> Findings:
+    """Read a script, and the modules below `directory` or beside it that it imports.
+
+    Raises:
+        CliError: it is not valid Python.
+    """
+    read = _read_all(script, directory)
+    is_accelerate = read.calls("accelerate.Accelerator") != ()
+    distributed = tuple(Remark(name, places) for name, places in _by_name(read, _DISTRIBUTED))
+    return Findings(
+        program=_relative(script, directory),
+        launcher="accelerate" if is_accelerate else "torchrun" if distributed else "python",
+        distributed=distributed,
+        obstacles=tuple(_obstacles(read)),
+        cost=_cost(read),
+        notes=tuple(_notes(read, is_distributed=bool(distributed))),
+        before_task=tuple(_before_task(read)),
+        num_files=read.num_files,
+    )
+
+
+def describe(found: Findings) -> str:
+    """Say to people what was found."""
+    launcher = f" --launcher {found.launcher}" if found.launcher == "accelerate" else ""
+    workers = "1" if found.launcher == "python" else "1:4"
+    command = f"shoal submit {found.program} --workers {workers}{launcher}"
+    lines = (
+        [f"{found.program} can run as a script, as it is: {command}"]
+        if not found.obstacles
+        else [f"{found.program} can run as a script after a change: then {command}", *_items(found.obstacles)]
+    )
+    lines += [f"  distributed by {remark}" for remark in found.distributed]
+    lines += [f"  a lost worker costs {found.cost}", *(f"  note: {remark}" for remark in found.notes)]
+    lines += [
+        "next door: as a task (docs/tasks.md) a lost worker costs at most one step, processes and memory are kept, and "
+        "every parallel layout is open"
+    ]
+    lines += _items(found.before_task) or [
+        "  nothing that was found stands in its way: model, dataset and loss become three methods of a class"
+    ]
+    read = "" if found.num_files == 1 else f"read {count_text(found.num_files, 'file')}; "
+    return "\n".join([*lines, f"{read}nothing was run; docs/porting.md is the map of the doors"])
+
+
+def _items(remarks: Iterable[Remark]) -> list[str]:
+    return [f"  in the way: {remark}" for remark in remarks]
+
+
+_TRAINERS = (
+    *("transformers.Trainer", "transformers.Seq2SeqTrainer", "trl.SFTTrainer", "trl.DPOTrainer", "trl.GRPOTrainer"),
+    "lightning.Trainer",
+)
+"""Trainers that have the loop, and save and resume by themselves."""
+_DISTRIBUTED = (
+    *("torch.distributed.init_process_group", "torch.nn.parallel.DistributedDataParallel"),
+    *("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard"),
+    *("torch.distributed._composable.fsdp.fully_shard", "torch.distributed.device_mesh.init_device_mesh"),
+    *("accelerate.Accelerator", "lightning.Fabric", "deepspeed.initialize", "deepspeed.init_distributed"),
+    *_TRAINERS,
+)
+_SPAWNERS = (
+    *("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes", "accelerate.notebook_launcher"),
+    *("accelerate.debug_launcher", "torch.distributed.launcher.api.elastic_launch"),
+)
+_RAY_TRAINERS = ("ray.train.torch.TorchTrainer", "ray.train.lightning.LightningTrainer", "ray.train.torch.TorchConfig")
+_SAVERS = (
+    *("torch.save", "torch.distributed.checkpoint.save", "torch.distributed.checkpoint.async_save"),
+    *("safetensors.torch.save_file", ".save_pretrained", ".save_state", ".save_checkpoint", ".save_model"),
+)
+_LOADERS = (
+    *("torch.load", "torch.distributed.checkpoint.load", "safetensors.torch.load_file", ".load_state_dict"),
+    *(".load_state", ".load_checkpoint", "transformers.trainer_utils.get_last_checkpoint"),
+)
+_RENDEZVOUS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+
+
+def _obstacles(read: _Read) -> Iterator[Remark]:
+    for name, places in _by_name(read, _SPAWNERS):
+        yield Remark(
+            f"{name} starts processes of its own, and Shoal starts one for each worker: call what it starts, once, "
+            "with rank and world size from the environment",
+            places,
+        )
+    if places := read.calls(*_RAY_TRAINERS):
+        yield Remark(
+            "a trainer of Ray Train starts its own workers, and Shoal does not answer for it yet: call its "
+            "train_loop_per_worker in the script, with torch.distributed instead of ray.train",
+            places,
+        )
+    for call in read.found:
+        if call.name != "torch.distributed.init_process_group":
+            continue
+        method = call.keywords.get("init_method")
+        if isinstance(method, ast.Constant) and isinstance(method.value, str) and not method.value.startswith("env://"):
+            yield Remark(f"init_method {method.value!r} is one place for all groups: leave it out", (call.place,))
+        fixed = [name for name in ("rank", "world_size") if isinstance(call.keywords.get(name), ast.Constant)]
+        if fixed:
+            yield Remark(f"{' and '.join(fixed)} of the process group is a fixed number: leave it out", (call.place,))
+    if places := read.environment_writes(_RENDEZVOUS):
+        yield Remark("the environment of the process group is overwritten: use os.environ.setdefault", places)
+    if places := read.first_gpus():
+        yield Remark("cuda:0 is one GPU for all processes of a node: use LOCAL_RANK of the environment", places)
+    if places := read.calls("input"):
+        yield Remark("input() ends with EOFError: a worker has no terminal", places)
+
+
+def _cost(read: _Read) -> Remark:
+    trainers = read.calls(*_TRAINERS)
+    saves, loads = read.calls(*_SAVERS), read.calls(*_LOADERS) + read.keywords("resume_from_checkpoint", "ckpt_path")
+    if loads:
+        return Remark("the steps since its last checkpoint, which it loads when it starts", loads)
+    if saves:
+        return Remark("all steps so far: it saves checkpoints, and no line was found that loads one", saves)
+    if trainers:
+        return Remark(
+            "all steps so far: the trainer is not asked to resume (resume_from_checkpoint, or ckpt_path)", trainers
+        )
+    return Remark("all steps so far: no line was found that saves or loads a checkpoint")
+
+
+def _notes(read: _Read, *, is_distributed: bool) -> Iterator[Remark]:
+    if not is_distributed:
+        yield Remark(
+            "nothing was found that is distributed: with several workers, each would train alone. "
+            "DistributedDataParallel makes one training of them"
+        )
+    saves = read.calls(*_SAVERS)
+    if saves and not read.mentions(_CHECKPOINT_VARIABLE) and not read.calls("shoal.checkpoint_dir"):
+        yield Remark(
+            f"checkpoints belong below the directory in {_CHECKPOINT_VARIABLE}, which every node reaches and later "
+            "attempts see; another directory may be lost with its node",
+            saves,
+        )
+    if not read.calls("shoal.log"):
+        yield Remark(
+            "step, loss and the time that is left are not reported: `import shoal`, and `shoal.log(step=step, "
+            "loss=loss)` in the loop; elsewhere it does nothing"
+        )
+    if places := read.mentions_of_sigterm():
+        yield Remark("it acts on SIGTERM: --grace SECONDS is the time that it gets, 10 without it", places)
+    if is_distributed and (places := read.calls("torch.utils.data.DataLoader")):
+        yield Remark(
+            "a batch size of each process times the number of workers is the global batch, so it changes with the "
+            "group; divide by WORLD_SIZE to keep it",
+            places,
+        )
+
+
+def _before_task(read: _Read) -> Iterator[Remark]:
+    if places := read.calls(*_TRAINERS):
+        yield Remark("the loop is that of a trainer, and a task has model, data and loss without a loop", places)
+    optimizers = tuple(call.place for call in read.found if _is_optimizer(call.name))
+    if len(optimizers) > 1:
+        yield Remark(f"{count_text(len(optimizers), 'optimizer')} are made, and a task has one", optimizers)
+    backward = read.calls(".backward")
+    if len(backward) > 1:
+        yield Remark("several backward passes, and a task returns one loss", backward)
+    if places := read.calls("torch.autograd.grad") + read.keywords("create_graph", "retain_graph"):
+        yield Remark("gradients of gradients or a kept graph are the loop's own, which a task does not have", places)
+    if places := read.bases("IterableDataset"):
+        yield Remark("an IterableDataset has no indices, and a task's dataset has len() and [index]", places)
+    if places := read.calls("torch.optim.LBFGS"):
+        yield Remark("LBFGS needs a closure", places)
+    collectives = tuple(f"torch.distributed.{name}" for name in ("all_reduce", "all_gather", "broadcast", "gather"))
+    if places := read.calls(*collectives):
+        yield Remark("collectives of its own; a task's loss sees one micro-batch and calls none", places)
+    if places := read.calls("torch.optim.swa_utils.AveragedModel"):
+        yield Remark("averaged weights are kept beside the model", places)
+
+
+def _is_optimizer(name: str) -> bool:
+    owner, _, last = name.rpartition(".")
+    return (
+        owner.startswith("torch.optim")
+        and owner.count(".") <= 2
+        and last[:1].isupper()
+        and not owner.endswith((".lr_scheduler", ".swa_utils"))
+    )
+
+
+def _by_name(read: _Read, names: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name in names:
+        if places := read.calls(name):
+            yield name, places
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    name: str
+    """Full name of what is called; `.backward` for a method of an object whose class is not known."""
+    place: str
+    keywords: dict[str, ast.expr]
+    args: tuple[ast.expr, ...]
+
+
+@dataclass
+class _Read:
+    """The text of a program: its calls, in the order of its lines."""
+
+    found: list[_Call] = field(default_factory=list)
+    classes: list[tuple[str, str]] = field(default_factory=list)
+    """Last part of the name of each base, and its place."""
+    texts: list[tuple[str, str]] = field(default_factory=list)
+    writes: list[tuple[str, str]] = field(default_factory=list)
+    """Keys that are assigned in os.environ."""
+    names: list[tuple[str, str]] = field(default_factory=list)
+    """Full names that are read."""
+    num_files: int = 0
+
+    def calls(self, *names: str) -> tuple[str, ...]:
+        """Return where one of these is called. A name that begins with a dot is a method of any object."""
+        methods = tuple(name for name in names if name.startswith("."))
+        return tuple(one.place for one in self.found if one.name in names or one.name.endswith(methods or ("\0",)))
+
+    def keywords(self, *names: str) -> tuple[str, ...]:
+        return tuple(one.place for one in self.found if any(_is_given(one.keywords.get(name)) for name in names))
+
+    def bases(self, name: str) -> tuple[str, ...]:
+        return tuple(place for base, place in self.classes if base == name)
+
+    def environment_writes(self, keys: frozenset[str]) -> tuple[str, ...]:
+        return tuple(place for key, place in self.writes if key in keys)
+
+    def mentions(self, text: str) -> bool:
+        return any(text in one for one, _ in self.texts)
+
+    def mentions_of_sigterm(self) -> tuple[str, ...]:
+        return tuple(place for name, place in self.names if name == "signal.SIGTERM")
+
+    def first_gpus(self) -> tuple[str, ...]:
+        """Return where the first GPU of a node is named, whatever the rank."""
+        named = [place for text, place in self.texts if text == "cuda:0"]
+        by_call = (
+            one.place
+            for one in self.found
+            if (one.name.endswith((".cuda", "torch.cuda.set_device")) and _is_zero(one.args[:1]))
+            or (one.name == "torch.device" and _is_zero(one.args[1:2]))
+        )
+        return tuple(dict.fromkeys([*named, *by_call]))
+
+
+def _is_given(value: ast.expr | None) -> bool:
+    return value is not None and not (isinstance(value, ast.Constant) and value.value in (None, False))
+
+
+def _is_zero(values: Sequence[ast.expr]) -> bool:
+    return any(isinstance(one, ast.Constant) and one.value == 0 and one.value is not False for one in values)
+
+
+def _read_all(script: Path, directory: Path) -> _Read:
+    read = _Read()
+    roots = [script.resolve().parent, directory.resolve()]
+    left, seen = [script.resolve()], {script.resolve()}
+    while left and read.num_files < _MAX_FILES:
+        path = left.pop(0)
+        visitor = _Visitor(read, _relative(path, directory))
+        tree = _parsed(path, is_script=not read.num_files)
+        read.num_files += 1
+        if tree is None:
+            continue
+        visitor.visit(tree)
+        for name in visitor.imported:
+            for file in _local_files(name, path, roots):
+                if file not in seen:
+                    seen.add(file)
+                    left.append(file)
+    return read
+
+
+def _parsed(path: Path, *, is_script: bool) -> ast.Module | None:
+    """Parse a file. One that the script imports may be for another version of Python: it is passed over."""
+    try:
+        return ast.parse(path.read_bytes(), str(path))
+    except OSError as error:
+        if is_script:
+            raise CliError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
+    except (SyntaxError, ValueError, RecursionError) as error:
+        if is_script:
+            line = getattr(error, "lineno", None)
+            raise CliError(
+                f"{path.name}{f':{line}' if line else ''} is not valid Python: {getattr(error, 'msg', error)}",
+                hint="a program in Python can be checked",
+            ) from None
+    return None
+
+
+def _local_files(name: str, path: Path, roots: Iterable[Path]) -> Iterator[Path]:
+    """Find the files of a module that is part of the program. `name`: with a leading dot for each level if relative."""
+    levels = len(name) - len(name.lstrip("."))
+    parts = [part for part in name.split(".") if part]
+    folders = [path.parents[min(levels, len(path.parents)) - 1]] if levels else roots
+    for folder in folders:
+        for count in range(1, len(parts) + 1):
+            module = folder.joinpath(*parts[:count])
+            for file in (module.with_suffix(".py"), module / "__init__.py"):
+                if file.is_file():
+                    yield file.resolve()
+
+
+def _relative(path: Path, directory: Path) -> str:
+    path, directory = path.resolve(), directory.resolve()
+    return path.relative_to(directory).as_posix() if path.is_relative_to(directory) else str(path)
+
+
+_SAME = (
+    ("lightning.pytorch.", "lightning."),
+    ("pytorch_lightning.", "lightning."),
+    ("lightning.fabric.", "lightning."),
+    ("torch.nn.parallel.distributed.", "torch.nn.parallel."),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel.", "torch.distributed.fsdp."),
+    ("transformers.trainer.", "transformers."),
+)
+"""Other paths of the same names."""
+
+
+class _Visitor(ast.NodeVisitor):
+    """Reads one file into a `_Read`, with the names that its imports give."""
+
+    def __init__(self, read: _Read, file: str) -> None:
+        self._read = read
+        self._file = file
+        self._names: dict[str, str] = {}
+        self.imported: list[str] = []
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self.imported.append(alias.name)
+            self._names[alias.asname or alias.name.partition(".")[0]] = (
+                alias.name if alias.asname else alias.name.partition(".")[0]
+            )
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        module = "." * node.level + (node.module or "")
+        self.imported.append(module)
+        for alias in node.names:
+            separator = "" if not module or module.endswith(".") else "."
+            self.imported.append(f"{module}{separator}{alias.name}")
+            if not node.level:
+                self._names[alias.asname or alias.name] = f"{module}.{alias.name}"
+
+    def visit_Call(self, node: ast.Call) -> None:
+        keywords = {one.arg: one.value for one in node.keywords if one.arg is not None}
+        self._read.found.append(_Call(self._name(node.func), self._place(node), keywords, tuple(node.args)))
+        self.generic_visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for base in node.bases:
+            self._read.classes.append((self._name(base).rpartition(".")[2], self._place(node)))
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        self._read.names.append((self._name(node), self._place(node)))
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str):
+            self._read.texts.append((node.value, self._place(node)))
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        key = node.slice
+        if isinstance(node.ctx, ast.Store) and isinstance(key, ast.Constant) and self._name(node.value) == "os.environ":
+            self._read.writes.append((str(key.value), self._place(node)))
+        self.generic_visit(node)
+
+    def _name(self, node: ast.expr) -> str:
+        """Return the full name of an expression, as its imports give it."""
+        if isinstance(node, ast.Name):
+            return self._names.get(node.id, node.id)
+        if not isinstance(node, ast.Attribute):
+            return ""
+        owner = self._name(node.value)
+        root = node.value
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        is_module = isinstance(root, ast.Name) and root.id in self._names
+        name = f"{owner}.{node.attr}" if is_module or owner == "os.environ" else f".{node.attr}"
+        for other, usual in _SAME:
+            if name.startswith(other):
+                return usual + name.removeprefix(other)
+        return name
+
+    def _place(self, node: ast.expr | ast.stmt) -> str:
+        return f"{self._file}:{node.lineno}"
+
+
+def refuse_function_as_task(document: dict[str, Any]) -> None:
+    """Refuse a spec whose task is a function of a module in its code directory.
+
+    Raises:
+        CliError: a script was given as the task; the message names the door for scripts.
+    """
+    task, directory = document.get("task"), document.get("code", {}).get("working_dir")
+    if not isinstance(task, str) or not isinstance(directory, str):
+        return
+    module, _, name = task.partition(":")
+    path = Path(directory).expanduser() / f"{module.replace('.', '/')}.py"
+    if (line := function_line(path, name)) is not None:
+        raise CliError(
+            f"task {task}: {name} ({path.name}:{line}) is a function, and a task is a class with build_model(), "
+            "build_dataset() and loss()",
+            hint=f"a program that trains by itself is a script: shoal submit {path.name} --workers 2; docs/porting.md",
+        )
+
+
+def function_line(path: Path, name: str) -> int | None:
+    """Return the line of a function at the top level of a module; None: there is no such module or function."""
+    if not path.is_file():
+        return None
+    tree = _parsed(path, is_script=False)
+    for node in tree.body if tree is not None else ():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            return node.lineno
+    return None

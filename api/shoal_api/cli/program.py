@@ -1,0 +1,278 @@
+"""A program on the command line as a job spec: `shoal submit train.py --workers 2:8 -- --lr 3e-4`, without YAML.
+
+    train.py ARGUMENTS                          a script
+    -m package.train ARGUMENTS                  a module
+    python | torchrun | accelerate launch ...   the command line that the user has: its launcher's options are read
+
+Hides which options of which launcher mean what: numbers of processes become workers, what only brings processes
+together is noted as not needed, and every other option is refused by name. Never opens a file. Called by `shoal
+submit` and `shoal check`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from shoal_api.cli.errors import CliError
+from shoal_api.cli.exit_codes import ExitCode
+from shoal_workers.contract.placing import is_job_name
+from shoal_workers.contract.spec import Launcher
+
+_EXAMPLE = "for example: shoal submit train.py --workers 2:8 -- --lr 3e-4"
+_MAX_NAME = 63
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is run, as one process of each worker."""
+
+    file: Path | None = None
+    """The script, as the user has named it; None: a module is run."""
+    module: str | None = None
+    args: tuple[str, ...] = ()
+    launcher: Launcher = Launcher.TORCHRUN
+    workers: tuple[int, int] | None = None
+    """The least and the most workers, by the options of the launcher; None: they do not say."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables that options of the launcher stand for."""
+    not_needed: tuple[str, ...] = ()
+    """Options of the launcher that are left out, because Shoal brings the processes together itself."""
+
+
+def read_program(words: Sequence[str], module: str | None = None) -> Program | None:
+    """Read the words of `shoal submit`. None: they name a job spec.
+
+    Raises:
+        CliError: the command line is not one that Shoal can start; the message names the way out.
+    """
+    if module is not None:
+        return Program(module=module, args=tuple(words))
+    if not words:
+        raise CliError("which job? shoal submit SPEC, or shoal submit SCRIPT", hint=_EXAMPLE)
+    first, *rest = words
+    if first.endswith(".py"):
+        return Program(file=_existing(first), args=tuple(rest))
+    name = PurePosixPath(first).name
+    if re.fullmatch(r"python(3(\.\d+)?)?", name) and rest:
+        return _of_python(first, rest)
+    if name == "torchrun":
+        return _of_torchrun(rest)
+    if name == "accelerate" and rest[:1] == ["launch"]:
+        return _of_accelerate(rest[1:])
+    if (way_out := _OTHERS.get(name)) and not Path(first).exists():
+        raise CliError(f"{name} cannot be submitted: {way_out}", hint=_EXAMPLE)
+    if re.match(r"[A-Za-z_]\w*=", first):
+        assignment = first.partition("=")[0]
+        hint = f"shoal submit --set code.env.{assignment}=VALUE -- {' '.join(rest[:2]) or 'python train.py'}"
+        raise CliError(f"{first} is not a program; variables of the workers are set with --set code.env", hint=hint)
+    if rest:
+        raise CliError(
+            f"{first} is not a Python script, so {rest[0]!r} after it has no meaning",
+            hint=f"a job spec has its arguments in script.args; {_EXAMPLE}",
+        )
+    return None
+
+
+_OTHERS = {
+    **dict.fromkeys(
+        ("deepspeed", "horovodrun", "mpirun", "mpiexec", "srun", "composer", "colossalai", "fabric"),
+        "it starts processes itself, and Shoal starts one for each worker; name the Python script that it starts",
+    ),
+    **dict.fromkeys(
+        ("bash", "sh", "zsh", "env", "nohup", "uv", "poetry", "conda", "pipenv"),
+        "a job is a Python program; name the script that the command starts",
+    ),
+    "ray": "`shoal submit` takes its place; name the Python script that `ray job submit` would start",
+}
+"""Commands that people start programs with, and that are not read -> what to do instead."""
+
+
+def _of_python(python: str, words: Sequence[str]) -> Program:
+    options = list(words)
+    while options and options[0] == "-u":  # each line of output is shown when it is written
+        options.pop(0)
+    if options[:1] == ["-m"] and len(options) > 1:
+        module, rest = options[1], options[2:]
+        if module in ("torch.distributed.run", "torch.distributed.launch"):
+            return _of_torchrun(rest)
+        if module in ("accelerate.commands.launch", "accelerate.commands.accelerate_cli"):
+            return _of_accelerate(rest[1:] if rest[:1] == ["launch"] else rest)
+        return Program(module=module, args=tuple(rest), launcher=Launcher.PYTHON)
+    if not options or options[0].startswith("-"):
+        what = options[0] if options else "without a script"
+        raise CliError(f"{python} {what} cannot be submitted: name a script or a module, -m MODULE", hint=_EXAMPLE)
+    return Program(file=_existing(options[0]), args=tuple(options[1:]), launcher=Launcher.PYTHON)
+
+
+_TORCHRUN_COUNTS = ("nproc_per_node", "nnodes")
+_TORCHRUN_NOT_NEEDED = frozenset(
+    {
+        *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "master_addr", "master_port", "node_rank"),
+        *("local_addr", "local_ranks_filter", "monitor_interval", "start_method", "role"),
+    }
+)
+_TORCHRUN_FLAGS = frozenset({"standalone", "use_env"})
+
+
+def _of_torchrun(words: Sequence[str]) -> Program:
+    found = _options("torchrun", words, _TORCHRUN_FLAGS, (*_TORCHRUN_COUNTS, *_TORCHRUN_NOT_NEEDED), _OF_TORCHRUN)
+    per_node = _count("torchrun --nproc-per-node", found.values.get("nproc_per_node", "1"))
+    least, most = workers_of("torchrun --nnodes", found.values.get("nnodes", "1"))
+    program = found.program
+    if found.values.keys() & set(_TORCHRUN_COUNTS):
+        program = replace(program, workers=(least * per_node, most * per_node))
+    left_out = [name for name in found.values if name not in _TORCHRUN_COUNTS]
+    return replace(program, not_needed=tuple(_dashed(name) for name in left_out))
+
+
+_OF_TORCHRUN = {
+    "max_restarts": "restarts after a failure of the script are --set retry.max_failures=N; lost workers do not count",
+    "no_python": "a job is a Python program",
+    "log_dir": "`shoal logs JOB` has the lines of every rank",
+    "redirects": "`shoal logs JOB` has the lines of every rank",
+    "tee": "`shoal logs JOB` has the lines of every rank",
+}
+
+_ACCELERATE_ENV = {
+    "mixed_precision": "ACCELERATE_MIXED_PRECISION",
+    "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "dynamo_backend": "ACCELERATE_DYNAMO_BACKEND",
+}
+_ACCELERATE_NOT_NEEDED = frozenset(
+    {
+        *("num_machines", "machine_rank", "main_process_ip", "main_process_port", "main_training_function"),
+        *("rdzv_backend", "rdzv_conf", "same_network", "gpu_ids"),
+    }
+)
+_ACCELERATE_FLAGS = frozenset({"multi_gpu", "same_network", "cpu"})
+
+
+def _of_accelerate(words: Sequence[str]) -> Program:
+    valued = ("num_processes", "num_cpu_threads_per_process", *_ACCELERATE_ENV, *_ACCELERATE_NOT_NEEDED)
+    found = _options("accelerate launch", words, _ACCELERATE_FLAGS, valued, _OF_ACCELERATE)
+    program = replace(found.program, launcher=Launcher.ACCELERATE)
+    env = {variable: found.values[name] for name, variable in _ACCELERATE_ENV.items() if name in found.values}
+    if "num_cpu_threads_per_process" in found.values:
+        env["OMP_NUM_THREADS"] = found.values["num_cpu_threads_per_process"]
+    if "cpu" in found.values:
+        env["ACCELERATE_USE_CPU"] = "true"
+    if "num_processes" in found.values:
+        number = _count("accelerate launch --num_processes", found.values["num_processes"])
+        program = replace(program, workers=(number, number))
+    left_out = [name for name in found.values if name in _ACCELERATE_NOT_NEEDED | {"multi_gpu"}]
+    return replace(program, env=env, not_needed=tuple(f"--{name}" for name in left_out))
+
+
+_OF_ACCELERATE = {
+    "config_file": "name --num_processes and --mixed_precision on the command line; other settings are variables, "
+    "--set code.env.ACCELERATE_...=VALUE",
+    "use_fsdp": "pass FullyShardedDataParallelPlugin to Accelerator in the script",
+    "use_deepspeed": "pass DeepSpeedPlugin to Accelerator in the script",
+    "use_megatron_lm": "Megatron-LM starts from its own script",
+    "tpu": "Shoal trains on CPUs and NVIDIA GPUs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    program: Program
+    values: Mapping[str, str]
+    """Options by name with underscores; a flag has the value "true"."""
+
+
+def _options(
+    launcher: str, words: Sequence[str], flags: frozenset[str], valued: Sequence[str], ways_out: Mapping[str, str]
+) -> _Read:
+    """Read the options of a launcher up to the program, which has all words after it."""
+    values: dict[str, str] = {}
+    left: Iterator[str] = iter(words)
+    for word in left:
+        name = word.lstrip("-").partition("=")[0].replace("-", "_")
+        if word in ("-m", "--module"):
+            module = next(left, None)
+            if module is None:
+                raise CliError(f"{launcher} -m needs a module", hint=_EXAMPLE)
+            return _Read(Program(module=module, args=tuple(left)), values)
+        if not word.startswith("-"):
+            return _Read(Program(file=_existing(word), args=tuple(left)), values)
+        if name in flags and "=" not in word:
+            values[name] = "true"
+        elif name in valued:
+            value = word.partition("=")[2] if "=" in word else next(left, "")
+            values[name] = value
+        else:
+            hint = ways_out.get(name, "leave it out, or submit the script itself: shoal submit train.py --workers 2")
+            raise CliError(f"{launcher}: the option {word.partition('=')[0]} is not one that Shoal can read", hint=hint)
+    raise CliError(f"{launcher} is given no script", hint=_EXAMPLE)
+
+
+def _count(option: str, text: str) -> int:
+    if text.isascii() and text.isdigit() and 0 < int(text) <= 100_000:
+        return int(text)
+    raise CliError(f"{option} {text!r} is not a number of processes", hint="name one, or give --workers")
+
+
+def workers_of(option: str, text: str) -> tuple[int, int]:
+    """Read `N` or `MIN:MAX`. Raises CliError."""
+    least, colon, most = text.partition(":")
+    numbers = [least, most if colon else least]
+    if all(one.isascii() and one.isdigit() and 0 < int(one) <= 100_000 for one in numbers):
+        found = (int(numbers[0]), int(numbers[1]))
+        if found[0] <= found[1]:
+            return found
+    raise CliError(
+        f"{option} {text!r} is neither a number of workers nor the least and the most of them",
+        hint="for example: --workers 4, or --workers 2:8",
+    )
+
+
+def _dashed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _existing(name: str) -> Path:
+    path = Path(name)
+    if path.is_file():
+        return path
+    what = "a directory" if path.is_dir() else "not there"
+    raise CliError(f"the script {name} is {what}", exit_code=ExitCode.NOT_FOUND, hint="check the path")
+
+
+def code_directory(program: Program) -> Path:
+    """Return the directory whose files the job gets: the current one, if the program is in it; else that of the
+    script."""
+    here = Path.cwd()
+    if program.file is None or program.file.resolve().is_relative_to(here.resolve()):
+        return here
+    return program.file.resolve().parent
+
+
+def spec_of(program: Program, max_workers: int | None = None) -> dict[str, Any]:
+    """Return the job spec of a program, not yet validated. `max_workers`: as the option of `shoal submit` says."""
+    directory = code_directory(program)
+    if program.file is None:
+        what: dict[str, Any] = {"module": program.module}
+    else:
+        what = {"file": program.file.resolve().relative_to(directory.resolve()).as_posix()}
+    launcher = program.launcher
+    if launcher is Launcher.PYTHON and (max_workers or 1) > 1:  # they are to find each other
+        launcher = Launcher.TORCHRUN
+    document: dict[str, Any] = {
+        "name": _name(program),
+        "script": {**what, "args": list(program.args), "launcher": launcher.value},
+        "code": {"working_dir": str(directory), **({"env": dict(program.env)} if program.env else {})},
+    }
+    if program.workers is not None:
+        document["elasticity"] = {"min_workers": program.workers[0], "max_workers": program.workers[1]}
+    return document
+
+
+def _name(program: Program) -> str:
+    """Name the job after its program, in the letters that a name may have."""
+    text = program.file.stem if program.file is not None else program.module or ""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text.removesuffix(".__main__"))[:_MAX_NAME].strip("-._")
+    return name if is_job_name(name) else "script"

@@ -1,0 +1,153 @@
+"""Every way in which a script can end by itself, as its runner reports it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from kit.processes.script_bench import Events, ScriptBench
+from shoal_workers.contract.exception_causes import ErrorClass
+from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
+
+Bench = Callable[..., ScriptBench]
+
+_RAISES = """
+import sys
+
+class Mistake(Exception):
+    pass
+
+def step(values):
+    return values[7]
+
+def main():
+    try:
+        step([1, 2])
+    except IndexError as error:
+        raise Mistake("no seventh value") from error
+
+main()
+"""
+
+
+def _error(bench: ScriptBench, kind: ExitKind = ExitKind.USER_ERROR) -> ErrorReport:
+    [end] = bench.run()
+    assert end.kind is kind
+    assert end.step == 0
+    assert end.error is not None
+    return end.error
+
+
+def test_exit_status_0_is_the_end_of_the_training(bench: Bench) -> None:
+    [end] = bench("pass").run()
+    assert (end.kind, end.error, end.step) == (ExitKind.FINISHED, None, 0)
+
+
+def test_an_exception_is_reported_with_the_line_of_the_script(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    error = _error(bench(_RAISES))
+    assert (error.type, error.message, error.line) == ("Mistake", "no seventh value", "train.py:14 in main()")
+    assert (error.phase, error.mistake, error.error_class) == (Phase.SCRIPT, "", ErrorClass.PLAIN)
+    assert error.sentence == "Mistake: no seventh value (train.py:14 in main())"
+    assert "IndexError" in error.traceback and "return values[7]" in error.traceback
+    assert "shoal_workers" not in error.traceback
+    printed = capfd.readouterr().err
+    assert printed.startswith("Traceback (most recent call last):") and printed.endswith("no seventh value\n")
+    assert "shoal_workers" not in printed, "as Python prints it"
+
+
+def test_an_exit_status_is_reported_in_a_sentence(bench: Bench) -> None:
+    error = _error(bench("import sys; sys.exit(3)"))
+    assert (error.type, error.mistake) == ("ExitStatus", "exit_status")
+    assert error.sentence == "train.py ended with exit status 3, and its log says why."
+
+
+def test_a_script_that_ends_with_a_text_has_failed(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    error = _error(bench("import sys; sys.exit('no data')"))
+    assert error.sentence == "train.py ended with exit status 1, and its log says why."
+    assert capfd.readouterr().err == "no data\n"
+
+
+def test_what_a_script_writes_into_torchruns_error_file_is_said(bench: Bench) -> None:
+    text = """
+import sys
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def train():
+    raise ValueError("no data")
+
+try:
+    train()
+except ValueError:
+    sys.exit(9)
+"""
+    assert _error(bench(text)).sentence == "train.py ended with exit status 9: ValueError: no data"
+
+
+def test_a_crash_is_the_scripts_own(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    error = _error(bench("import ctypes\ndef crash():\n    ctypes.string_at(0)\ncrash()"))
+    assert (error.type, error.mistake) == ("Crash", "crash")
+    assert error.sentence.startswith("train.py crashed: its process was killed by signal 11 (SIGSEGV).")
+    assert "line 3 in crash" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_from_outside_is_not_the_scripts_fault(bench: Bench, events: Events, number: signal.Signals) -> None:
+    runners = bench("import events; events.say(ready=True); events.wait()")
+    runners.start()
+    os.kill(events.next(ready=True)["pid"], number)
+    [end] = runners.exits()
+    assert (end.kind, end.error) == (ExitKind.SCRIPT_DIED, None)
+    assert runners.said() == [f"the process of train.py was killed by signal {number.value} ({number.name})"]
+
+
+def test_a_full_disk_is_a_fault_of_the_node(bench: Bench) -> None:
+    error = _error(
+        bench("import errno, os\nraise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))"), ExitKind.WORKER_FAULT
+    )
+    assert error.error_class is ErrorClass.SYSTEM
+
+
+def test_a_module_that_does_not_exist_is_named(bench: Bench) -> None:
+    error = _error(bench("", script={"file": None, "module": "missing.train"}))
+    assert error.sentence.startswith("ModuleNotFoundError: No module named 'missing'")
+
+
+def test_a_file_that_does_not_exist_is_refused_before_the_group_forms(bench: Bench) -> None:
+    runners = bench("", script={"file": "trian.py"})
+    [end] = runners.run()
+    assert end.kind is ExitKind.USER_ERROR and end.error is not None
+    assert end.error.sentence == (
+        "script.file trian.py is not in the code directory of the job (code.working_dir). It has events.py, train.py."
+    )
+
+
+_COLLECTIVES = """
+import torch, torch.distributed as dist, events
+dist.init_process_group("gloo")
+events.say(rank=dist.get_rank(), ready=True)
+while True:
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_collective_that_a_dead_rank_has_broken_is_no_mistake_of_the_script(bench: Bench, events: Events) -> None:
+    runners = bench(_COLLECTIVES, 2)
+    runners.start()
+    os.kill(events.next(rank=1, ready=True)["pid"], signal.SIGKILL)
+    first, second = runners.exits()
+    assert second.kind is ExitKind.SCRIPT_DIED
+    assert first.kind is ExitKind.COLLECTIVE_FAILED and first.error is not None
+    assert first.error.line == "train.py:6"
+
+
+def test_a_failure_after_which_the_group_is_interrupted_is_a_consequence(bench: Bench, events: Events) -> None:
+    runners = bench(_COLLECTIVES, 2)
+    runners.start()
+    os.kill(events.next(rank=1, ready=True)["pid"], signal.SIGKILL)
+    assert runners.exit_of(1).kind is ExitKind.SCRIPT_DIED
+    runners.runners[0].interrupt(runners.generation)  # as the supervisor does
+    assert runners.exit_of(0).kind is ExitKind.INTERRUPTED

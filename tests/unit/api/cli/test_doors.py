@@ -1,0 +1,174 @@
+"""What `shoal check` says of a script: which door it can use, what a lost worker costs, what stands in the way."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from shoal_api.cli.doors import Findings, Remark, describe, examine, refuse_function_as_task
+from shoal_api.cli.errors import CliError
+
+DDP = """\
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+import shoal
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(2, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+path = os.environ["SHOAL_CHECKPOINT_DIR"] + "/last.pt"
+state = torch.load(path)
+model(torch.ones(2)).sum().backward()
+torch.save(state, path)
+shoal.log(step=1)
+"""
+
+
+def _examined(tmp_path: Path, text: str, **modules: str) -> Findings:
+    for name, source in {"train": text, **modules}.items():
+        path = tmp_path / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+    return examine(tmp_path / "train.py", tmp_path)
+
+
+def _places(remarks: tuple[Remark, ...], words: str) -> tuple[str, ...]:
+    [found] = [one for one in remarks if words in one.words]
+    return found.places
+
+
+def test_a_script_that_has_everything_can_run_as_it_is(tmp_path: Path) -> None:
+    found = _examined(tmp_path, DDP)
+    assert (found.obstacles, found.notes, found.before_task) == ((), (), ())
+    assert (found.launcher, found.document()["door"]) == ("torchrun", "script")
+    assert _places(found.distributed, "init_process_group") == ("train.py:6",)
+    assert _places(found.distributed, "DistributedDataParallel") == ("train.py:7",)
+    assert found.cost == Remark("the steps since its last checkpoint, which it loads when it starts", ("train.py:10",))
+    text = describe(found)
+    assert text.startswith("train.py can run as a script, as it is: shoal submit train.py --workers 1:4\n")
+    assert "nothing that was found stands in its way" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("dist.init_process_group('gloo', init_method='tcp://10.0.0.1:1')", "init_method 'tcp://10.0.0.1:1'"),
+        ("dist.init_process_group('gloo', rank=0, world_size=4)", "rank and world_size"),
+        ("torch.multiprocessing.spawn(print)", "starts processes of its own"),
+        ("import ray.train.torch as rt; rt.TorchTrainer(print)", "Ray Train"),
+        ("os.environ['MASTER_PORT'] = '29500'", "os.environ.setdefault"),
+        ("model.to('cuda:0')", "LOCAL_RANK"),
+        ("model.cuda(0)", "LOCAL_RANK"),
+        ("torch.cuda.set_device(0)", "LOCAL_RANK"),
+        ("torch.device('cuda', 0)", "LOCAL_RANK"),
+        ("input('continue?')", "no terminal"),
+    ],
+)
+def test_what_stands_in_the_way_of_the_script_is_named_with_its_line(line: str, words: str, tmp_path: Path) -> None:
+    found = _examined(tmp_path, f"{DDP}{line}\n")
+    assert _places(found.obstacles, words) == ("train.py:14",)
+    assert found.document()["door"] is None
+    assert "after a change" in describe(found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "dist.init_process_group('gloo', init_method='env://', rank=rank, world_size=size)",
+        "os.environ.setdefault('MASTER_PORT', '29500')",
+        "model.cuda(local_rank)",
+        "model.cuda(False)",
+        "os.environ['OMP_NUM_THREADS'] = '1'",
+    ],
+)
+def test_what_leaves_the_place_to_the_environment_is_in_nobodys_way(line: str, tmp_path: Path) -> None:
+    assert _examined(tmp_path, f"{DDP}{line}\n").obstacles == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "places"),
+    [
+        ("torch.optim.AdamW([])", "2 optimizers", ("train.py:8", "train.py:14")),
+        ("from torch.optim import Adam; Adam([])", "2 optimizers", ("train.py:8", "train.py:14")),
+        ("other.backward()", "several backward passes", ("train.py:11", "train.py:14")),
+        ("torch.autograd.grad(1, 2)", "gradients of gradients", ("train.py:14",)),
+        ("loss.backward(retain_graph=True)", "gradients of gradients", ("train.py:14",)),
+        ("class Stream(torch.utils.data.IterableDataset): pass", "IterableDataset", ("train.py:14",)),
+        ("dist.all_gather([], 1)", "collectives of its own", ("train.py:14",)),
+        ("from transformers import Trainer; Trainer(model)", "the loop is that of a trainer", ("train.py:14",)),
+    ],
+)
+def test_what_stands_in_the_way_of_a_task_is_named_with_its_lines(
+    line: str, words: str, places: tuple[str, ...], tmp_path: Path
+) -> None:
+    found = _examined(tmp_path, f"{DDP}{line}\n")
+    assert found.obstacles == ()
+    assert _places(found.before_task, words) == places
+
+
+def test_schedulers_and_averaged_models_are_no_optimizers(tmp_path: Path) -> None:
+    more = "torch.optim.lr_scheduler.StepLR(optimizer, 1)\ntorch.optim.swa_utils.AveragedModel(model)\n"
+    assert not [one for one in _examined(tmp_path, DDP + more).before_task if "optimizers" in one.words]
+
+
+@pytest.mark.parametrize(
+    ("source", "cost"),
+    [
+        ("print()", "all steps so far: no line was found that saves or loads"),
+        ("import torch\ntorch.save(1, 'a.pt')", "all steps so far: it saves"),
+        ("from transformers import Trainer\nTrainer().train()", "all steps so far: the trainer is not asked to resume"),
+        ("from transformers import Trainer\nTrainer().train(resume_from_checkpoint=True)", "the steps since"),
+        ("import lightning as L\nL.Trainer().fit(1, ckpt_path='last')", "the steps since"),
+        ("from torch.distributed import checkpoint as dcp\ndcp.load({}, checkpoint_id='x')", "the steps since"),
+    ],
+)
+def test_what_a_lost_worker_costs_follows_from_the_scripts_checkpoints(source: str, cost: str, tmp_path: Path) -> None:
+    assert _examined(tmp_path, source).cost.words.startswith(cost)
+
+
+def test_what_a_script_does_not_have_is_noted(tmp_path: Path) -> None:
+    found = _examined(tmp_path, "import signal, torch\ntorch.save(1, 'a.pt')\nsignal.signal(signal.SIGTERM, print)\n")
+    assert found.launcher == "python"
+    assert _places(found.notes, "nothing was found that is distributed") == ()
+    assert _places(found.notes, "SHOAL_CHECKPOINT_DIR") == ("train.py:2",)
+    assert _places(found.notes, "shoal.log(step=step, loss=loss)") == ()
+    assert _places(found.notes, "--grace SECONDS") == ("train.py:3",)
+    assert "shoal submit train.py --workers 1\n" in describe(found)
+
+
+def test_accelerate_names_its_launcher(tmp_path: Path) -> None:
+    found = _examined(tmp_path, "from accelerate import Accelerator\nAccelerator()\n")
+    assert "shoal submit train.py --workers 1:4 --launcher accelerate" in describe(found)
+
+
+def test_the_modules_of_the_program_are_read_too_and_nothing_is_run(tmp_path: Path) -> None:
+    found = _examined(
+        tmp_path,
+        "import net\nfrom pkg import sub\nfrom pkg.inner import wrap\nraise SystemExit(3)\n",
+        net="from torch.nn.parallel import DistributedDataParallel\n\nDistributedDataParallel(1)\n",
+        pkg____init__="",
+        pkg__sub="from . import deep\n",
+        pkg__deep="import torch.distributed\ntorch.distributed.init_process_group()\n",
+        pkg__inner="this is no Python\n",
+    )
+    assert _places(found.distributed, "DistributedDataParallel") == ("net.py:3",)
+    assert _places(found.distributed, "init_process_group") == ("pkg/deep.py:2",)
+
+
+def test_a_script_that_is_not_python_is_refused_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match=r"train\.py:2 is not valid Python"):
+        _examined(tmp_path, "x = 1\nif:\n")
+
+
+def test_a_function_as_the_task_is_refused_with_the_door_for_scripts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("class Task: ...\n\ndef main(): ...\n")
+    code = {"working_dir": str(tmp_path)}
+    with pytest.raises(CliError, match=r"main \(train\.py:3\) is a function") as refused:
+        refuse_function_as_task({"task": "train:main", "code": code})
+    assert "shoal submit train.py" in refused.value.hint
+    for task in ("train:Task", "train:other", "nowhere:main"):
+        refuse_function_as_task({"task": task, "code": code})
+    refuse_function_as_task({"script": {"file": "train.py"}})

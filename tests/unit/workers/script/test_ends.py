@@ -1,0 +1,67 @@
+"""Which end a process status, an exception or a signal means."""
+
+from __future__ import annotations
+
+import signal
+import sysconfig
+from typing import Any
+
+import pytest
+
+from shoal_workers.contract.exception_causes import ErrorClass
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.script.ends import Ended, end_of
+
+_LIBRARIES = sysconfig.get_paths()["purelib"]
+_DIST = ["torch.distributed.DistBackendError", "torch.distributed.DistError", "builtins.RuntimeError"]
+_RUNTIME = ["builtins.RuntimeError", "builtins.Exception"]
+
+
+def raised(message: str, bases: list[str], *, cause: dict[str, Any] | None = None) -> dict[str, Any]:
+    link = {"type": bases[0].removeprefix("builtins."), "message": message, "errno": None, "bases": bases}
+    frames = [["/code/train.py", 41, "step"], [f"{_LIBRARIES}/torch/x.py", 3, "all_reduce"]]
+    return {"traceback": "Traceback ...", "frames": frames, "chain": [link, *([cause["chain"][0]] if cause else [])]}
+
+
+@pytest.mark.parametrize(
+    ("message", "bases"),
+    [
+        ("NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited or there was a network error", _DIST),
+        ("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:19", _RUNTIME),
+        ("wait timeout after 300000ms, keys: /default_pg/0//cpu//0/1", ["torch.distributed.DistStoreError", *_DIST]),
+    ],
+)
+def test_a_broken_collective_is_known_by_type_and_text(message: str, bases: list[str]) -> None:
+    kind, error = end_of(Ended(code=1, raised=raised(message, bases)), "train.py", "/code")
+    assert kind is ExitKind.COLLECTIVE_FAILED
+    assert error is not None and error.line == "train.py:41 in step()"
+
+
+def test_the_cause_of_an_exception_counts_too() -> None:
+    cause = raised("Connection closed by peer", _RUNTIME)
+    end = Ended(code=1, raised=raised("epoch 3 failed", ["builtins.ValueError"], cause=cause))
+    assert end_of(end, "train.py", "/code")[0] is ExitKind.COLLECTIVE_FAILED
+
+
+def test_a_broken_connection_of_the_scripts_own_is_its_own_error() -> None:
+    bases = ["builtins.ConnectionResetError", "builtins.OSError", "builtins.Exception"]
+    kind, error = end_of(Ended(code=1, raised=raised("Connection reset by peer", bases)), "train.py", "/code")
+    assert kind is ExitKind.USER_ERROR and error is not None and error.error_class is ErrorClass.PLAIN
+
+
+def test_a_lack_of_device_memory_is_a_fault_that_other_ranks_may_not_have() -> None:
+    message = "CUDA out of memory. Tried to allocate 22.00 MiB."
+    kind, error = end_of(Ended(code=1, raised=raised(message, ["torch.OutOfMemoryError", *_RUNTIME])), "t.py", "/")
+    assert kind is ExitKind.WORKER_FAULT and error is not None and error.error_class is ErrorClass.DEVICE_MEMORY
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE])
+def test_a_signal_that_a_process_causes_itself_is_a_crash(number: signal.Signals) -> None:
+    kind, error = end_of(Ended(signal=number), "-m package.train", "/code")
+    assert kind is ExitKind.USER_ERROR and error is not None and error.mistake == "crash"
+    assert f"({number.name})" in error.sentence and error.sentence.startswith("-m package.train crashed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_from_outside_is_nobodys_mistake(number: signal.Signals) -> None:
+    assert end_of(Ended(signal=number), "train.py", "/code") == (ExitKind.SCRIPT_DIED, None)

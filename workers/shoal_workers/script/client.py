@@ -1,0 +1,112 @@
+"""The runner's end of the link to the guardian: starts it, sends orders, reads what it reports.
+
+The guardian is forked from the node's fork server, which has imported torch already; without one (workers with GPUs,
+programs without Ray) it is a new interpreter, which imports torch once for all generations. Hidden here: the link,
+which is also the guardian's sign that this worker lives, and what happens if the guardian itself is killed. Training
+thread only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from shoal_workers.forkserver.launch import FORK_SERVER, fork_from
+from shoal_workers.script.program import Task
+
+_PROGRAM = Path(__file__).with_name("guardian.py")
+_RECEIVE_BYTES = 1 << 16
+_END_S = 10.0
+
+
+class GuardianLost(ChildProcessError):
+    """The guardian has ended, and with it the script's process."""
+
+
+class GuardianClient:
+    """One guardian. Starts it; `close` ends it, with all that is below it."""
+
+    def __init__(self) -> None:
+        self.link, other = socket.socketpair()
+        self._received = b""
+        self.pid_of_script = 0
+        """0: it is not known yet, or no script runs."""
+        self._process: subprocess.Popen[bytes] | None = None
+        with other:
+            self.pid = self._start(other)
+        self._pidfd = os.pidfd_open(self.pid)
+
+    def wait_until_ready(self) -> None:
+        """Raises GuardianLost."""
+        while not any("ready" in message for message in self.messages()):
+            pass
+
+    def run(self, task: Task) -> None:
+        """Raises GuardianLost."""
+        self._send({"run": asdict(task)})
+
+    def stop(self, grace_s: float) -> None:
+        """SIGTERM to the script, and SIGKILL after that time. Raises GuardianLost."""
+        self._send({"stop": grace_s})
+
+    def messages(self) -> list[dict[str, Any]]:
+        """What the guardian has sent; blocks if it is nothing. Raises GuardianLost."""
+        try:
+            data = self.link.recv(_RECEIVE_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            raise GuardianLost(f"the guardian of the script (process {self.pid}) has ended unexpectedly")
+        *lines, self._received = (self._received + data).split(b"\n")
+        found: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        for message in found:
+            self.pid_of_script = message.get("pid", self.pid_of_script)
+            if "ended" in message:
+                self.pid_of_script = 0
+        return found
+
+    def kill(self) -> None:
+        """The script's process dies with the guardian; what it has started is left to who adopts it."""
+        if self.pid_of_script:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid_of_script, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Returns when nothing of it is left, or after 10 s. Idempotent."""
+        if self._pidfd < 0:
+            return
+        self.link.close()
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        if not poll.poll(_END_S * 1000):
+            self.kill()
+        if self._process is not None:
+            self._process.wait()
+        os.close(self._pidfd)
+        self._pidfd = -1
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self.link.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise GuardianLost(f"the guardian of the script (process {self.pid}) does not answer: {error}") from None
+
+    def _start(self, link: socket.socket) -> int:
+        server = os.environ.get(FORK_SERVER)
+        if server:
+            with suppress(OSError):
+                return fork_from(server, [str(_PROGRAM)], (link.fileno(), 1, 2))
+        environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        self._process = subprocess.Popen([sys.executable, str(_PROGRAM)], stdin=link.fileno(), env=environment)
+        return self._process.pid

@@ -1,0 +1,129 @@
+"""How a script has ended, from the status of its process to an ExitKind and its error report. Pure.
+
+    what was ordered   interrupt: INTERRUPTED, yield: YIELDED; whatever the status: the signals were the runner's
+    exit status 0      FINISHED
+    an exception       COLLECTIVE_FAILED if another rank or the network broke a collective; WORKER_FAULT if the device,
+                       memory or the operating system failed; else USER_ERROR
+    another status     USER_ERROR
+    a signal           SCRIPT_DIED if it comes from outside; USER_ERROR if the process itself has caused it (a crash)
+
+Called by the runner.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal_workers.contract.exception_causes import (
+    ErrorClass,
+    FrameOwner,
+    Link,
+    error_class_of,
+    is_broken_collective,
+)
+from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
+from shoal_workers.engine.task.code_owner import line_in, owner_of
+from shoal_workers.exit_status import ExitStatus
+
+EXIT_STATUS, CRASH = "exit_status", "crash"
+"""Names of mistakes whose messages are whole sentences about the process."""
+_CRASHES = frozenset(
+    {
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGILL,
+        signal.SIGFPE,
+        signal.SIGABRT,
+        signal.SIGSYS,
+        signal.SIGTRAP,
+    }
+)
+"""Signals that a process causes itself."""
+_DIST_ERROR, _RUNTIME_ERROR = "DistError", "builtins.RuntimeError"
+_MAX_MESSAGE_CHARS = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a script's process has ended: one of `code` and `signal` is set."""
+
+    code: int | None = None
+    signal: int | None = None
+    raised: dict[str, Any] | None = None
+    """The exception that ended it, as `program.described` says it; None: none did."""
+    recorded: dict[str, Any] | None = None
+    """What the script has written into TORCHELASTIC_ERROR_FILE."""
+
+    @property
+    def words(self) -> str:
+        """`exited with 3`, `was killed by signal 9 (SIGKILL)`."""
+        return ExitStatus(self.code, self.signal).words()
+
+
+def end_of(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorReport | None]:
+    """The end of a script that was not ordered.
+
+    Args:
+        script: its name, as users know it.
+        folder: its working directory, to which the lines of its code are relative.
+    """
+    if ended.signal is not None:
+        if ended.signal not in _CRASHES:
+            return ExitKind.SCRIPT_DIED, None
+        message = f"{script} crashed: its process {ended.words}. Its log has the stack of the crash."
+        return ExitKind.USER_ERROR, _sentence("Crash", message, CRASH)
+    if ended.raised is not None:
+        return _of_exception(ended.raised, folder)
+    if ended.code == 0:
+        return ExitKind.FINISHED, None
+    recorded = _recorded(ended.recorded)
+    said = f": {recorded}" if recorded else ", and its log says why."
+    message = f"{script} ended with exit status {ended.code}{said}"
+    return ExitKind.USER_ERROR, _sentence("ExitStatus", message, EXIT_STATUS)
+
+
+def _recorded(file: Any) -> str:
+    """The message in an error file of torch.distributed.elastic; empty: there is none."""
+    message = file.get("message") if isinstance(file, dict) else None
+    if isinstance(message, dict):
+        message = message.get("message")
+    return message[:_MAX_MESSAGE_CHARS] if isinstance(message, str) else ""
+
+
+def _sentence(kind: str, message: str, mistake: str) -> ErrorReport:
+    return ErrorReport(type=kind, message=message, traceback="", phase=Phase.SCRIPT, mistake=mistake)
+
+
+def _of_exception(raised: dict[str, Any], folder: str) -> tuple[ExitKind, ErrorReport]:
+    chain = raised["chain"]
+    error_class = error_class_of([Link(link["type"], link["message"], link["errno"]) for link in chain])
+    report = ErrorReport(
+        type=chain[0]["type"],
+        message=chain[0]["message"][:_MAX_MESSAGE_CHARS],
+        traceback=raised["traceback"],
+        phase=Phase.SCRIPT,
+        error_class=error_class,
+        line=_line(raised["frames"], folder),
+    )
+    if error_class is not ErrorClass.PLAIN:
+        return ExitKind.WORKER_FAULT, report
+    is_broken = any(map(_is_broken_collective, chain))
+    return ExitKind.COLLECTIVE_FAILED if is_broken else ExitKind.USER_ERROR, report
+
+
+def _is_broken_collective(link: dict[str, Any]) -> bool:
+    names = link["bases"]
+    is_of_torch = any(name.startswith("torch.") and name.endswith(f".{_DIST_ERROR}") for name in names)
+    return is_broken_collective(is_of_torch, _RUNTIME_ERROR in names, link["message"])
+
+
+def _line(frames: Sequence[Sequence[Any]], folder: str) -> str:
+    """`train.py:41 in step()`: the innermost line of the user's own code; empty: none is on the stack."""
+    for file, number, function in reversed(frames):
+        if owner_of(file) is FrameOwner.TASK:
+            return line_in(file.removeprefix(folder.rstrip(os.sep) + os.sep), number, function)
+    return ""

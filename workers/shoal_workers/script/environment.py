@@ -1,0 +1,112 @@
+"""The environment of a script's process: what torchrun and `accelerate launch` promise, and what Shoal adds. Pure.
+
+    RANK 0 1 | 2 3        rank of the worker, given by the supervisor
+    LOCAL_RANK 0 1 | 0 1  its place among the workers of its node
+    GROUP_RANK 0 0 | 1 1  its node, in the order of the lowest rank on each
+
+torch.distributed.run documents the variables. MASTER_ADDR and MASTER_PORT are those of a store that the worker of
+rank 0 hosts, and TORCHELASTIC_USE_AGENT_STORE says so: no rank of the script has to open that port itself. Called by
+the runner when all ranks have published their place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from shoal_workers.contract.messages import Assignment
+from shoal_workers.contract.spec import JobSpec, Launcher
+
+HOOK = "SHOAL_HOOK"
+"""Address of the socket to which the package `shoal` sends what the script logs."""
+CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"
+DEVICES = "CUDA_VISIBLE_DEVICES"
+_OF_THE_WORKER = ("SHOAL_PRELOAD", "SHOAL_IDLE_S", "SHOAL_FORK_SERVER")
+"""Variables of the worker's process that mean nothing to a script."""
+_ACCELERATE = {
+    "ACCELERATE_MIXED_PRECISION": "no",
+    "ACCELERATE_DYNAMO_BACKEND": "NO",
+    "ACCELERATE_DYNAMO_MODE": "default",
+    "ACCELERATE_DYNAMO_USE_FULLGRAPH": "False",
+    "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
+    "ACCELERATE_CPU_AFFINITY": "0",
+}
+"""What `accelerate launch` sets without a configuration file. `code.env` may set others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a rank publishes to the others before its script begins."""
+
+    node_id: str
+    devices: str
+    """The GPUs of the worker, as CUDA_VISIBLE_DEVICES names them; empty: none."""
+    store_port: int = 0
+    """Port of the store for the scripts; 0: this is not rank 0."""
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_text(text: str) -> Place:
+        return Place(**json.loads(text))
+
+
+def environment_of(
+    own: Mapping[str, str],
+    spec: JobSpec,
+    assignment: Assignment,
+    places: Sequence[Place],
+    *,
+    checkpoint_dir: str,
+    hook: str,
+    interface: str | None,
+) -> dict[str, str]:
+    """The whole environment of this rank's process.
+
+    Args:
+        own: that of the worker, with the variables and secrets of the spec.
+        places: by rank.
+        interface: the network interface towards rank 0; None: gloo's default.
+    """
+    assert spec.script is not None
+    found = {name: value for name, value in own.items() if name not in _OF_THE_WORKER}
+    found |= {CHECKPOINT_DIR: checkpoint_dir, HOOK: hook}
+    found.setdefault("OMP_NUM_THREADS", str(max(1, int(spec.worker.cpus))))
+    if interface is not None:
+        found.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if spec.script.launcher is Launcher.PYTHON:
+        return found
+    found |= _of_torchrun(own, spec, assignment, places)
+    if spec.script.launcher is Launcher.ACCELERATE:
+        found = {**_ACCELERATE, "ACCELERATE_USE_CPU": str(not spec.worker.gpus), **found}
+    return found
+
+
+def _of_torchrun(
+    own: Mapping[str, str], spec: JobSpec, assignment: Assignment, places: Sequence[Place]
+) -> dict[str, str]:
+    node_id = places[assignment.rank].node_id
+    local = [rank for rank, place in enumerate(places) if place.node_id == node_id]
+    nodes = list(dict.fromkeys(place.node_id for place in places))
+    rank, world_size = str(assignment.rank), str(len(places))
+    devices = ",".join(filter(None, (places[rank].devices for rank in local)))
+    return {
+        "RANK": rank,
+        "LOCAL_RANK": str(local.index(assignment.rank)),
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": str(len(local)),
+        "GROUP_RANK": str(nodes.index(node_id)),
+        "GROUP_WORLD_SIZE": str(len(nodes)),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": assignment.store_host,
+        "MASTER_PORT": str(places[0].store_port),
+        "TORCHELASTIC_RUN_ID": assignment.job_id,
+        "TORCHELASTIC_RESTART_COUNT": str(assignment.generation - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.retry.max_recoveries),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": own.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    } | ({DEVICES: devices} if devices else {})
