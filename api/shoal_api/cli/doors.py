@@ -1,6 +1,7 @@
 """Says what of Shoal a program can use, from its text: `shoal check train.py`. Nothing is imported or run.
 
     script   the program as it is, one process per worker; a lost worker costs the steps since its own last checkpoint
+    loop     the program keeps its loop and gives it to `shoal.run`; a lost worker costs one step at most
     task     model, data and loss as a class; a lost worker costs one step at most, and its processes live on
 
 Parses the program and the modules beside it that it imports, and looks for calls by their full names, so that
@@ -54,10 +55,13 @@ class Findings:
     before_task: tuple[Remark, ...]
     """What stands in the way of the door `task`."""
     num_files: int
+    is_loop: bool
+    """It gives a loop of its own to Shoal."""
 
     def document(self) -> dict[str, Any]:
         """What `--json` prints."""
-        return {"door": "script" if not self.obstacles else None, **asdict(self)}
+        door = "loop" if self.is_loop else "script" if not self.obstacles else None
+        return {"door": door, **asdict(self)}
 
 
 def examine(script: Path, directory: Path) -> Findings:
@@ -78,11 +82,28 @@ def examine(script: Path, directory: Path) -> Findings:
         notes=tuple(_notes(read, is_distributed=bool(distributed))),
         before_task=tuple(_before_task(read)),
         num_files=read.num_files,
+        is_loop=bool(read.calls("shoal.run")),
     )
+
+
+def is_loop(script: Path, directory: Path) -> bool:
+    """Whether the program gives a loop of its own to Shoal: it calls `shoal.run`.
+
+    Raises:
+        CliError: it is not valid Python.
+    """
+    return bool(_read_all(script, directory).calls("shoal.run"))
 
 
 def describe(found: Findings) -> str:
     """Say to people what was found."""
+    if found.is_loop:
+        return (
+            f"{found.program} gives its loop to shoal.run, so Shoal runs it in place: shoal submit {found.program} "
+            "--workers 1:4\n"
+            "  a lost worker costs one step at most, and processes and memory are kept\n"
+            "nothing was run; docs/loops.md says what a loop has to track"
+        )
     launcher = f" --launcher {found.launcher}" if found.launcher == "accelerate" else ""
     workers = "1" if found.launcher == "python" else "1:4"
     command = f"shoal submit {found.program} --workers {workers}{launcher}"
@@ -94,8 +115,10 @@ def describe(found: Findings) -> str:
     lines += [f"  distributed by {remark}" for remark in found.distributed]
     lines += [f"  a lost worker costs {found.cost}", *(f"  note: {remark}" for remark in found.notes)]
     lines += [
-        "next door: as a task (docs/tasks.md) a lost worker costs at most one step, processes and memory are kept, and "
-        "every parallel layout is open"
+        "next door: as a loop (docs/loops.md) it keeps its loop, model and optimizers, and a lost worker costs at most "
+        "one step: about ten lines change",
+        "then: as a task (docs/tasks.md) a lost worker costs at most one step, processes and memory are kept, and every "
+        "parallel layout is open",
     ]
     lines += _items(found.before_task) or [
         "  nothing that was found stands in its way: model, dataset and loss become three methods of a class"

@@ -251,24 +251,24 @@ def code_directory(program: Program) -> Path:
     return program.file.resolve().parent
 
 
-def spec_of(program: Program, max_workers: int | None = None) -> dict[str, Any]:
-    """Return the job spec of a program, not yet validated. `max_workers`: as the option of `shoal submit` says."""
+def spec_of(program: Program, max_workers: int | None = None, *, in_place: bool = False) -> dict[str, Any]:
+    """Return the job spec of a program, not yet validated. `max_workers`: as the option of `shoal submit` says.
+    `in_place`: it gives a loop of its own to Shoal."""
     directory = code_directory(program)
     if program.file is None:
         what: dict[str, Any] = {"module": program.module}
     else:
         what = {"file": program.file.resolve().relative_to(directory.resolve()).as_posix()}
+    code = {"working_dir": str(directory), **({"env": dict(program.env)} if program.env else {})}
+    document: dict[str, Any] = {"name": _name(program), "code": code}
+    if program.workers is not None:
+        document["elasticity"] = {"min_workers": program.workers[0], "max_workers": program.workers[1]}
+    if in_place:
+        return {**document, "loop": {**what, "args": list(program.args)}}
     launcher = program.launcher
     if launcher is Launcher.PYTHON and (max_workers or 1) > 1:  # they are to find each other
         launcher = Launcher.TORCHRUN
-    document: dict[str, Any] = {
-        "name": _name(program),
-        "script": {**what, "args": list(program.args), "launcher": launcher.value},
-        "code": {"working_dir": str(directory), **({"env": dict(program.env)} if program.env else {})},
-    }
-    if program.workers is not None:
-        document["elasticity"] = {"min_workers": program.workers[0], "max_workers": program.workers[1]}
-    return document
+    return {**document, "script": {**what, "args": list(program.args), "launcher": launcher.value}}
 
 
 def _name(program: Program) -> str:

@@ -54,8 +54,8 @@ def _layouts(proofs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def read_program(source: str, assignments: Sequence[str]) -> tuple[Path, Path] | None:
-    """Return the file of a script that `source` is or whose spec it is, and the directory of its code; None: it is a
-    task. Raises CliError, SpecError."""
+    """Return the file of a script or loop that `source` is or whose spec it is, and the directory of its code; None: it
+    is a task. Raises CliError, SpecError."""
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.program import Program, code_directory
     from shoal_api.cli.spec_file import load_spec
@@ -69,15 +69,17 @@ def read_program(source: str, assignments: Sequence[str]) -> tuple[Path, Path] |
     if path.suffix not in (".yaml", ".yml", ".json") or not path.is_file():
         return None
     document = load_spec(source, assignments)
-    if document.get("script") is None or (script := parse_spec(document).script) is None:
+    if document.get("script") is None and document.get("loop") is None:
+        return None
+    if (program := parse_spec(document).program) is None:
         return None
     directory = Path(document.get("code", {}).get("working_dir") or ".")
-    if script.file is not None:
-        return directory / script.file, directory
-    module = directory.joinpath(*str(script.module).split("."))
+    if program.file is not None:
+        return directory / program.file, directory
+    module = directory.joinpath(*str(program.module).split("."))
     files = (module.with_suffix(".py"), module / "__main__.py")
     if (found := next((file for file in files if file.is_file()), None)) is None:
-        raise CliError(f"script.module {script.module} is not in {directory}", hint="check code.working_dir")
+        raise CliError(f"module {program.module} is not in {directory}", hint="check code.working_dir")
     return found, directory
 
 

@@ -100,12 +100,13 @@ def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> Pla
             "racks", f"racks have room for {count_text(room, 'worker')}, of {world_size} that the plan is for."
         )
     spec = _spec(request.spec, world_size)
-    if spec.script is not None:
+    if spec.program is not None:
+        kind = "script" if spec.script is not None else "loop"
         message = (
-            f"{spec.script.words} is a script, which splits its own work: every worker gets one process of it, and "
-            "there is no layout to choose. Set elasticity.min_workers and max_workers."
+            f"{spec.program.words} is a {kind}, which splits its own work: every worker runs it, and there is no "
+            "layout to choose. Set elasticity.min_workers and max_workers."
         )
-        raise _problem("script", message)
+        raise _problem(kind, message)
     if request.gpus is not None:
         spec = spec.model_copy(update={"worker": spec.worker.model_copy(update={"gpus": 1})})
     profile = _profile(spec.worker.gpus > 0, request.gpu, profiles)

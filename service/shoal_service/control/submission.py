@@ -158,8 +158,8 @@ def dry_run(
         spec = _with_archive(spec, archive)
     job, _ = store.trying(submissions.create)(spec, idempotency_key=None, now=now, note=note)
     profile = measured_profile(surroundings.profiles, has_gpu=spec.worker.gpus > 0)
-    # a script splits its own work, so nothing is planned for it
-    sizes = sorted({spec.elasticity.min_workers, spec.elasticity.max_workers}) if spec.script is None else []
+    # a script or a loop splits its own work, so nothing is planned for it
+    sizes = sorted({spec.elasticity.min_workers, spec.elasticity.max_workers}) if spec.program is None else []
     planned = [(size, plan(job.spec, size, profile)) for size in sizes]
     layouts = tuple(
         PlannedSize(

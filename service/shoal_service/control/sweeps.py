@@ -180,5 +180,5 @@ def _sweep_of(spec: JobSpec) -> tuple[str, str]:
 
 def _rule_of(spec: JobSpec) -> Rule:
     assert spec.sweep is not None
-    validates = spec.validation.samples > 0 and spec.script is None
+    validates = spec.validation.samples > 0 and spec.program is None
     return rule_of(spec.validation.every_steps if validates else None, spec.sweep.warmup_steps)

@@ -33,7 +33,7 @@ from shoal_service.planner.ranking import (
 )
 from shoal_service.planner.shape import shape_of
 from shoal_workers.contract.checks.legality import fixed_layout, violations
-from shoal_workers.contract.layout import Layout, micro_batches_fed
+from shoal_workers.contract.layout import Layout, micro_batches_fed, replicated
 from shoal_workers.contract.proofs import is_refused
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec, plan_of
 
@@ -81,8 +81,9 @@ def plan(
     `refused`: layouts that a proof has refused. Also fixed degrees that use all that one of them uses are planned anew.
     """
     assert world_size >= 1
-    if spec.script is not None:
-        return Plan(Layout(dp_replicate=world_size), f"{Preference.OF_SCRIPT}: the script splits its own work")
+    if spec.program is not None:
+        kind = "script" if spec.script is not None else "loop"
+        return Plan(replicated(world_size), f"{Preference.OF_SCRIPT}: the {kind} splits its own work")
     profile = profile_for(spec, profile)
     text = spec.model_dump_json(include=_DECIDES)
     racks = normal_racks(racks, profile)

@@ -28,7 +28,7 @@ def rank(
 
     `racks`: where the workers are; (): nodes of the profile's size in one rack.
 
-    There are none for a user task or a script, and none if the world has no legal layout; `note` says so.
+    There are none for a user task, a script or a loop, and none if the world has no legal layout; `note` says so.
     """
     profile = profile_for(spec, profile)
     shape = shape_of(spec)
@@ -36,8 +36,8 @@ def rank(
     if shape is None:
         return empty.model_copy(
             update={
-                "note": "the planner does not know what a script trains, so it predicts nothing."
-                if spec.script is not None
+                "note": "the planner does not know what a script or a loop trains, so it predicts nothing."
+                if spec.program is not None
                 else f"task {spec.task!r} is a user task: the planner does not know the sizes of its model, so it "
                 "predicts nothing."
             }

@@ -117,8 +117,8 @@ class ModelShape:
 
 
 def shape_of(spec: JobSpec) -> ModelShape | None:
-    """None for a user task, whose sizes are unknown until its model is built, and for a script."""
-    if spec.script is not None:
+    """None for a user task, whose sizes are unknown until its model is built, and for a script or a loop."""
+    if spec.program is not None:
         return None
     config = language_model_of(spec)
     if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:

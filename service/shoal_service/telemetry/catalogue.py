@@ -44,7 +44,7 @@ def _condition(status: JobStatus, type_: ConditionType) -> float | None:
 
 def _samples_per_second(job: LiveJob) -> float | None:
     status = job.status
-    if job.spec.script is not None:
+    if job.spec.program is not None:
         return None  # its batch is its own
     return job.spec.batch.global_size / status.step_s if status.step_s and status.tokens_per_s is not None else None
 

@@ -163,8 +163,8 @@ def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag
 
         document = load_spec(spec, assignments or ())
         parsed = parse_spec(document)
-        if parsed.script is not None:
-            raise CliError("a script reads its own data; there is nothing to prepare", hint="submit it")
+        if parsed.program is not None:
+            raise CliError("a script or a loop reads its own data; there is nothing to prepare", hint="submit it")
         if parsed.task != LM_TASK:
             raise CliError(
                 f"task {parsed.task!r} reads its own data; there is nothing to prepare",
@@ -178,14 +178,15 @@ def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag
 
 def describe_spec(spec: JobSpec) -> str:
     """Say what the valid spec means at each world size that it allows."""
+    from shoal_api.cli.render.terminal import command_text
     from shoal_workers.contract.batch_partition import micro_batches_of_rank
     from shoal_workers.contract.checks.consistency import remarks
 
-    if spec.script is not None:
-        launcher = spec.script.launcher
+    if spec.program is not None:
         lowest, highest = spec.elasticity.min_workers, spec.elasticity.max_workers
         some = count_text(highest, "worker") if lowest == highest else f"{lowest} to {count_text(highest, 'worker')}"
-        return f"{spec.name}: the spec is valid\n  script {spec.script.words}, as by {launcher}, with {some}"
+        kind = "script" if spec.script is not None else "loop"
+        return f"{spec.name}: the spec is valid\n  {kind} {command_text(spec.program)}, with {some}"
     num_micro = spec.batch.num_micro_batches
     lines = [
         f"{spec.name}: the spec is valid",

@@ -130,9 +130,9 @@ def _document(
     session: Session, words: Sequence[str], module: str | None, assignments: Sequence[str], options: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the valid spec that the command line names or stands for. Raises CliError, SpecError."""
-    from shoal_api.cli.doors import refuse_function_as_task
+    from shoal_api.cli.doors import is_loop, refuse_function_as_task
     from shoal_api.cli.errors import CliError
-    from shoal_api.cli.program import read_program, spec_of
+    from shoal_api.cli.program import code_directory, read_program, spec_of
     from shoal_api.cli.spec_file import completed, load_spec
     from shoal_workers.contract.checks.spec_errors import parse_spec
 
@@ -146,7 +146,15 @@ def _document(
         if program.not_needed:
             left_out = ", ".join(program.not_needed)
             session.output.say(f"left out, because Shoal brings the processes together itself: {left_out}", "warn")
-        document = completed(spec_of(program, options["elasticity.max_workers"]), assignments, options)
+        in_place = program.file is not None and is_loop(program.file, code_directory(program))
+        document = spec_of(program, options["elasticity.max_workers"], in_place=in_place)
+        if "loop" in document and any(options[key] is not None for key in ("script.launcher", "script.grace_s")):
+            raise CliError(
+                f"{program.file} gives its loop to shoal.run, and Shoal runs it in place: --launcher and --grace are "
+                "for scripts",
+                hint="leave them out",
+            )
+        document = completed(document, assignments, options)
     parse_spec(document)
     refuse_function_as_task(document)
     return document

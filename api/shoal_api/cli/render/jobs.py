@@ -127,8 +127,8 @@ def verification_line(found: VerificationView) -> str:
 def unit_of(job: JobView) -> str:
     """Return `tokens` or `samples`: a task without tokens counts one for each sample."""
     status = job.status
-    if job.spec.script is not None:
-        return "tokens"
+    if job.spec.program is not None:
+        return "tokens" if job.spec.script is not None else "samples"
     is_plain = status.step and status.tokens == status.step * job.spec.batch.global_size
     return "samples" if is_plain else "tokens"
 
@@ -167,7 +167,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several
         ("labels", ", ".join(f"{name}={value}" for name, value in job.spec.labels.items())),
         ("annotations", "\n".join(f"{name}: {text}" for name, text in job.spec.annotations.items())),
         ("state", state),
-        ("command", command_text(job.spec.script) if job.spec.script is not None else ""),
+        ("command", command_text(job.spec.program) if job.spec.program is not None else ""),
         ("message", status.message),
         ("cluster", _cluster(job) if several_clusters else ""),
         ("goes on from", _origin(job)),

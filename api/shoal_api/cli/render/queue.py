@@ -110,8 +110,8 @@ def _of(count: int, most: int | None) -> str:
 def dry_run_page(found: DryRun, now: float) -> Table:
     spec = found.spec
     layouts = [(count_text(one.workers, "worker"), _layout(one.layout, one.num_idle)) for one in found.layouts]
-    if spec.script is not None:  # it splits its own work
-        layouts = [("command", command_text(spec.script)), ("workers", _workers(spec.elasticity))]
+    if spec.program is not None:  # it splits its own work
+        layouts = [("command", command_text(spec.program)), ("workers", _workers(spec.elasticity))]
     rows: list[tuple[str, Any]] = [
         ("name", spec.name),
         ("project", f"{spec.project}, user {spec.user}, priority {spec.priority}"),

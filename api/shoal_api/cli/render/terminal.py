@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.spec import ScriptSpec
+from shoal_workers.contract.spec import ProgramFile, ScriptSpec
 
 STATE_STYLE = {
     JobState.QUEUED: "dim",
@@ -58,10 +58,11 @@ def steps(step: int, total_steps: int | None) -> str:
     return f"{step}/{total_steps}" if total_steps else str(step) if step else "-"
 
 
-def command_text(script: ScriptSpec) -> str:
-    """Return the command of a script as it is typed: `train.py --lr 3e-4, as by torchrun`."""
-    what = ["-m", script.module] if script.module is not None else [str(script.file)]
-    return f"{shlex.join([*what, *script.args])}, as by {script.launcher}"
+def command_text(program: ProgramFile) -> str:
+    """Return the command of a program as it is typed: `train.py --lr 3e-4, as by torchrun`."""
+    what = ["-m", program.module] if program.module is not None else [str(program.file)]
+    how = f"as by {program.launcher}" if isinstance(program, ScriptSpec) else "in place"
+    return f"{shlex.join([*what, *program.args])}, {how}"
 
 
 def clock(at: float) -> str:

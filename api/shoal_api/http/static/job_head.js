@@ -10,7 +10,7 @@ export function showHead(job, clusters) {
   $("progress").value = progressOf(status) ?? 0;
   $("message").textContent = [status.message, status.note].filter(Boolean).join(" ");
   const unit = unitOf(job), say = (text) => reported(job, text), isOver = ENDED.has(status.state);
-  fillFacts("facts", [...queue(job.queue), ...where(job, clusters), ...command(job.spec.script), ["Step", say(steps(status))], ["Loss", say(number(status.loss))], ...known([["Validation loss", number(status.val_loss)]]),
+  fillFacts("facts", [...queue(job.queue), ...where(job, clusters), ...command(job.spec), ["Step", say(steps(status))], ["Loss", say(number(status.loss))], ...known([["Validation loss", number(status.val_loss)]]),
     ...(isOver ? [] : [[`${unit[0].toUpperCase()}${unit.slice(1)}/s`, say(number(status.tokens_per_s))], ["Workers", `${status.workers} of ${status.desired_workers} granted`], ...heldBack(status.held_back), ["Remaining", say(seconds(status.eta_s))]]),
     ...known([["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"]]), ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${lost(job)}`]] : []), ...origin(job.spec), ...best(job)]);
   fillFacts("more-facts", known([["Id", job.id], ["User", job.spec.user], ["Project", job.spec.project], ["Priority", job.spec.priority], ["Submitted", moment(job.created_at)], ["Ended", moment(job.ended_at)],
@@ -21,9 +21,14 @@ export function showHead(job, clusters) {
   if (status.failure) $("failure").textContent = `ranks ${status.failure.ranks.join(", ")} at step ${status.failure.step}\n${status.failure.traceback || status.failure.message}`;
 }
 
-// A script as it is typed. Words with other characters than those of names and numbers are quoted, as a shell needs it.
+// A program as it is typed. Words with other characters than those of names and numbers are quoted, as a shell needs it.
 const quoted = (word) => /^[\w@%+=:,.\/-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\"'\"'")}'`;
-const command = (script) => !script ? [] : [["Command", element("code", `${[...(script.module ? ["-m", script.module] : [script.file]), ...script.args].map(quoted).join(" ")}`, { title: `as by ${script.launcher}` })]];
+const command = ({ script, loop }) => {
+  const program = script || loop;
+  if (!program) return [];
+  const words = [...(program.module ? ["-m", program.module] : [program.file]), ...program.args].map(quoted).join(" ");
+  return [["Command", element("code", words, { title: script ? `as by ${script.launcher}` : "in place" })]];
+};
 const lost = (job) => reported(job, steps(job.status)) === "not reported" ? "lost steps not reported" : `${plural(job.status.steps_lost, "step")} lost`;
 // Those that have a value: a row of dashes says nothing.
 const known = (pairs) => pairs.filter(([, value]) => value !== "–");

@@ -329,9 +329,9 @@ class Measurements:
 
 
 def _rate(row: DriveRow) -> float | None:
-    """Samples per second; None if nothing was measured yet, or a script does not report them. The steps of a script say
-    nothing about its speed: with more workers a step may have more samples."""
-    if row.spec.script is not None:
+    """Samples per second; None if nothing was measured yet, or a script does not report them. The steps of a script or
+    a loop say nothing about its speed: with more workers a step may have more samples."""
+    if row.spec.program is not None:
         return row.status.tokens_per_s or None
     step_s = seconds_per_step(row.status)
     return None if step_s is None else row.spec.batch.global_size / step_s
@@ -402,12 +402,12 @@ def predict(spec: JobSpec, profile: HardwareProfile | None = None) -> Throughput
 
 def _unplanned(spec: JobSpec) -> ThroughputCurve:
     """The curve without the planner."""
-    return by_partition(spec) if spec.script is None else of_script(spec)
+    return by_partition(spec) if spec.program is None else of_program(spec)
 
 
-def of_script(spec: JobSpec) -> ThroughputCurve:
-    """Predicts the speed of a script relative to that of one worker. Nothing is known of it until it reports samples,
-    so a doubling is assumed to gain nearly all that it can."""
+def of_program(spec: JobSpec) -> ThroughputCurve:
+    """Predicts the speed of a script or a loop relative to that of one worker. Nothing is known of it until it reports
+    samples, so a doubling is assumed to gain nearly all that it can."""
     return curve_of(
         rising({size: size * _DOUBLING ** math.log2(size) for size in sizes_of(spec.elasticity.max_workers)})
     )
