@@ -117,8 +117,8 @@ def describe(found: Findings) -> str:
     lines += [
         "next door: as a loop (docs/loops.md) it keeps its loop, model and optimizers, and a lost worker costs at most "
         "one step: about ten lines change",
-        "then: as a task (docs/tasks.md) a lost worker costs at most one step, processes and memory are kept, and every "
-        "parallel layout is open",
+        "then: as a task (docs/tasks.md) a lost worker costs at most one step, processes and memory are kept, and "
+        "every parallel layout is open",
     ]
     lines += _items(found.before_task) or [
         "  nothing that was found stands in its way: model, dataset and loss become three methods of a class"
