@@ -80,7 +80,7 @@ def readiness(state: Attempt) -> Decision:
         return Decision(
             False, f"{num_ready} of {count_text(num_needed, 'worker')} with code {short(update.version)} became warm"
         )
-    if not update.is_same_model and not state.target.is_script:
+    if not update.is_same_model and not state.target.is_program:
         return Decision(False, "one of them builds the model")
     if not state.target.is_script and state.progress.step <= state.group.start_step:
         return Decision(False, "the group has completed no step yet")
@@ -155,8 +155,8 @@ def _start_missing(turn: Turn, update: CodeUpdate) -> None:
 
 def _compare(turn: Turn, update: CodeUpdate) -> None:
     """Have the first warm worker with the new code build the model. If it is lost before it has answered, the update is
-    refused or another worker is asked. What a script builds is its own matter."""
-    if update.is_same_model or update.comparing or turn.target.is_script:
+    refused or another worker is asked. What a program builds is its own matter."""
+    if update.is_same_model or update.comparing or turn.target.is_program:
         return
     first = next((worker for worker in _cohort(turn.state, update) if worker.is_usable), None)
     if first is not None:

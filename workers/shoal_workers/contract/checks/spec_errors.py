@@ -68,7 +68,7 @@ def parse_spec(data: Any) -> JobSpec:
     if faults:
         raise SpecError(faults)
     problems: list[SpecProblem] = []
-    if isinstance(data, dict) and data.get("stop") is None and data.get("script") is None:
+    if isinstance(data, dict) and all(data.get(key) is None for key in ("stop", "script", "loop")):
         if programs := _PROGRAM_KEYS & data.keys():  # what a task lacks would not help a person who brings a program
             _validate(
                 JobSpec, {key: data[key] for key in data if key in programs or key in _FOREIGN_KEYS}, "", problems

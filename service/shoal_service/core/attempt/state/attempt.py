@@ -85,6 +85,11 @@ class Target:
         return self.granted + self.spec.elasticity.standby
 
     @property
+    def is_program(self) -> bool:
+        """Whether the job trains by a script or a loop of its own, of whose model nothing is known."""
+        return self.spec.program is not None
+
+    @property
     def is_script(self) -> bool:
         """Whether the job trains by a script of its own; see scripts.py."""
         return self.spec.script is not None
