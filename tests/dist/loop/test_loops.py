@@ -73,6 +73,22 @@ def test_a_killed_rank_costs_at_most_one_step_and_changes_no_loss(make_job: Any,
     assert job.losses(survivors) == pytest.approx(undisturbed(name), abs=3e-7)
 
 
+@pytest.mark.parametrize(("phase", "name"), [("backward", "digits"), ("forward", "gan")])
+def test_no_completed_step_is_repeated_although_copies_are_rare(make_job: Any, phase: str, name: str) -> None:
+    """A survivor keeps the state that it has when it leaves the broken group."""
+    job = make_job(memory=True, **spec_of(name) | {"snapshot": {"budget": 1e-6}})
+    workers = job.workers(3)
+    victim, survivors = workers[1], [workers[0], workers[2]]
+    victim.strike(phase, 7, "kill")
+    job.start(workers, layout=replicated(3))
+    assert victim.died()
+    source = job.in_memory(job.interrupt(survivors), survivors)
+    assert source.step == 7
+    ends = job.run(survivors, layout=replicated(2), restore_snapshot=source)
+    assert [e.kind for e in ends] == [ExitKind.FINISHED] * 2, ends
+    assert job.losses(survivors) == pytest.approx(undisturbed(name), abs=3e-7)
+
+
 def test_a_loop_that_yields_goes_on_with_more_workers_without_losing_a_step(make_job: Any) -> None:
     job = make_job(memory=True, **spec_of())
     workers = job.workers(2)

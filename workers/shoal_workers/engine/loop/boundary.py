@@ -2,9 +2,12 @@
 
     update of all optimizers | vote | the step counts | report | snapshot | checkpoint, if due | end, if requested
 
-The vote comes after the updates, because a loop may make any number of them in one step. A rank that dies before it
-leaves the others with a state that is half a step ahead; so the snapshot of the step before stays until the next one is
-whole, and the group goes on from there. Called by `Run` on the training thread.
+The vote comes after the updates, because a loop may make any number of them in one step.
+
+Every rank has the whole state, so the one of a single survivor is enough to go on. From the end of a step until the
+next update begins, what is tracked is that of the step, as long as nothing changes it, which is known. If the group
+breaks meanwhile, a survivor keeps it on its way out (`keep`), and no completed step is repeated. Otherwise the group
+goes on from the last copy. Called by `Run` on the training thread.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,6 +37,8 @@ from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.step.vote import Ballot, Requests, Verdict, hold_vote
 from shoal_workers.snapshot_store.store import SnapshotStore
 
+_SETTLING_SHARE = 0.05
+"""Largest share of a step that may be spent on noting what is tracked."""
 _WHY_COPIES = "a loop decides itself what it updates, so its state is copied"
 
 
@@ -61,6 +66,9 @@ class TrackedState:
 
     def tensors(self) -> dict[str, Tensor]:
         return self._collect()[0]
+
+    def mark(self) -> object:
+        return self._tracked.mark()
 
     def values(self, step: int) -> dict[str, Any]:
         tree = self._collect()[1]
@@ -106,6 +114,17 @@ class LoopEnd(BaseException):
         self.end = end
 
 
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """What was tracked when a step was complete on this rank."""
+
+    step: int
+    mark: object
+    """What is equal as long as nothing that is tracked has changed."""
+    report: StepReport | None
+    """The report of the step, as long as it was not sent."""
+
+
 class StepBoundary:
     """Training thread only."""
 
@@ -130,6 +149,9 @@ class StepBoundary:
         self._waited_s = waited_s()
         self._saved_mono = time.monotonic()
         self._saving_s = 0.0
+        self._store = store
+        self._settled: _Settled | None = None
+        self._settling_is_cheap = True
 
     def commit(self, done: Done, metrics: Mapping[str, float]) -> None:
         """All ranks: one more step is complete.
@@ -139,13 +161,17 @@ class StepBoundary:
             Fenced: the generation is over.
         """
         membership, step = self._membership, self._membership.position.step + 1
+        self._state.changed()
+        report = self._report_of(step, done, metrics)
+        settling_s = self._settle(step, report)
         verdict = self._vote(step, done)
         membership.check()
         now = time.perf_counter()
         step_s, self._ended, self._waited_s = now - self._ended, now, waited_s()
+        self._settling_is_cheap = settling_s <= _SETTLING_SHARE * step_s
         membership.position.reach(step)
-        self._state.changed()
-        self._report(step, step_s, done, verdict, metrics)
+        measured = {"step_s": step_s, "compute_s": verdict.compute_s, "data_s": verdict.data_s}
+        self._report(report.model_copy(update={**measured, "saving_s": verdict.saving_s}))
         requests = verdict.requests
         self._snapshots.voted(verdict, step)
         if requests.snapshots or requests.yields:
@@ -157,6 +183,34 @@ class StepBoundary:
             pending = self.save(step)
         if requests.yields:
             raise LoopEnd(GenerationEnd(ExitKind.YIELDED, pending=pending if requests.durably else None))
+
+    def unsettle(self) -> None:
+        """An update begins: until the next commit the state is that of no step."""
+        self._settled = None
+
+    def keep(self) -> None:
+        """The group is broken: keep the state of the last complete step, if it is still that. Never raises."""
+        settled, store, a = self._settled, self._store, self._membership.assignment
+        if settled is None or store is None:
+            return
+        try:
+            self._state.changed()
+            if self._state.mark() != settled.mark:
+                return
+            if settled.report is not None:
+                self._recent.add(settled.report)
+            tensors, values = self._state.tensors(), self._state.values(settled.step)
+            store.snapshot(
+                tensors,
+                generation=a.generation,
+                rank=a.shard,
+                world_size=a.num_shards,
+                step=settled.step,
+                extra=values,
+                owns_replicated=True,
+            )
+        except Exception as error:  # the last copy is there
+            self._membership.outbox.log_text(f"the state of step {settled.step} could not be kept: {error}")
 
     def save(self, step: int) -> CheckpointName:
         membership, start = self._membership, time.perf_counter()
@@ -170,6 +224,15 @@ class StepBoundary:
     def finish(self) -> GenerationEnd:
         """The loop has returned: the state of its last step becomes durable."""
         return GenerationEnd(ExitKind.FINISHED, pending=self.save(self._membership.position.step))
+
+    def _settle(self, step: int, report: StepReport) -> float:
+        """Notes what is tracked now, unless that takes long beside a step. Returns the seconds that it took."""
+        if not self._settling_is_cheap or self._store is None:
+            self._settled = None
+            return 0.0
+        start = time.perf_counter()
+        self._settled = _Settled(step, self._state.mark(), report)
+        return time.perf_counter() - start
 
     def _vote(self, step: int, done: Done) -> Verdict:
         membership, fence = self._membership, self._membership.fence
@@ -205,9 +268,8 @@ class StepBoundary:
         is_timed = every_s is not None and self._membership.rank == 0
         return is_timed and time.monotonic() - self._saved_mono >= (every_s or 0)
 
-    def _report(self, step: int, step_s: float, done: Done, verdict: Verdict, metrics: Mapping[str, float]) -> None:
-        """All ranks keep the report, rank 0 sends it."""
-        report = StepReport(
+    def _report_of(self, step: int, done: Done, metrics: Mapping[str, float]) -> StepReport:
+        return StepReport(
             generation=self._membership.number,
             step=step,
             at=time.time(),
@@ -215,13 +277,15 @@ class StepBoundary:
             grad_norm=done.grad_norm,
             lr=done.lr,
             tokens=done.samples,
-            step_s=step_s,
+            step_s=time.perf_counter() - self._ended,
             world_size=self._membership.layout.world_size,
-            compute_s=verdict.compute_s,
-            data_s=verdict.data_s,
-            saving_s=verdict.saving_s,
             metrics=dict(metrics),
         )
+
+    def _report(self, report: StepReport) -> None:
+        """All ranks keep the report, rank 0 sends it."""
         self._recent.add(report)
+        if self._settled is not None:
+            self._settled = replace(self._settled, report=None)
         if self._membership.rank == 0:
             self._membership.outbox.report(report)

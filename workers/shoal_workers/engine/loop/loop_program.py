@@ -15,7 +15,7 @@ from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Assignment, Phase
 from shoal_workers.contract.model import ModelShape
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.engine.generation_ends import EngineError, TaskFailed
+from shoal_workers.engine.generation_ends import EngineError, Fenced, GroupBroken, TaskFailed
 from shoal_workers.engine.group.collectives import is_collective_error
 from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.loop.boundary import LoopEnd
@@ -90,6 +90,10 @@ class LoopProgram:
             return end
         except LoopEnd as left:
             return left.end
+        except BaseException as error:
+            if isinstance(error, (Fenced, GroupBroken)) or is_collective_error(error):
+                run.keep()
+            raise
 
     def park(self) -> None:
         self._run = None

@@ -258,6 +258,7 @@ class Run:
         if clip is not None and norm > clip:
             torch._foreach_mul_([p.grad for p in used if p.grad is not None], clip / norm)
         self._membership.position.enter(Phase.OPTIMIZER)
+        self._tracked("update").unsettle()
         self._lr = float(optimizer.param_groups[0]["lr"]) if optimizer.param_groups else None
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -319,6 +320,12 @@ class Run:
         self._membership.position.enter(Phase.FORWARD)
         seed_everything(randomness_seed(self._spec.seed, step, first_seed + micro.index))
         return batch
+
+    def keep(self) -> None:
+        """Called by the program when the group has broken: the state of the last complete step stays, if it is whole.
+        Never raises."""
+        if self._boundary is not None:
+            self._boundary.keep()
 
     def finish(self) -> GenerationEnd:
         """Called by the program when the loop has returned."""

@@ -10,10 +10,12 @@ Called by `Run`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -38,12 +40,42 @@ class Tracked:
                         "state_dict() and load_state_dict(), for example modules, optimizers and schedulers."
                     )
         self._objects = dict(objects)
+        self._known: dict[str, tuple[Tensor, ...]] = {}
+        """The tensors that each object had when it was collected last."""
 
     def collect(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The live tensors by name, and the tree. The tensors share the memory of the objects' own."""
         tensors: dict[str, Tensor] = {}
-        tree = {name: _flattened(one.state_dict(), name, tensors) for name, one in self._objects.items()}
+        tree: dict[str, Any] = {}
+        for name, one in self._objects.items():
+            own: dict[str, Tensor] = {}
+            tree[name] = _flattened(one.state_dict(), name, own)
+            self._known[name] = tuple(own.values())
+            tensors |= own
         return tensors, tree
+
+    def mark(self) -> object:
+        """Compares equal to a later mark if nothing that is tracked has changed in between. Takes microseconds for
+        modules and optimizers: torch counts the changes of each tensor, and the settings of an optimizer are few."""
+        marks: list[object] = []
+        for name, one in self._objects.items():
+            if isinstance(one, nn.Module):
+                marks.append(_versions(self._tensors_of(name, one)))
+            elif isinstance(one, Optimizer):
+                settings = [[value for key, value in group.items() if key != "params"] for group in one.param_groups]
+                marks.append((_versions(self._tensors_of(name, one)), repr(settings)))
+            else:
+                tensors: dict[str, Tensor] = {}
+                tree = json.dumps(_flattened(one.state_dict(), name, tensors))
+                marks.append((_versions(tensors.values()), [tensor.data_ptr() for tensor in tensors.values()], tree))
+        return marks
+
+    def _tensors_of(self, name: str, one: Stateful) -> tuple[Tensor, ...]:
+        if name not in self._known:
+            own: dict[str, Tensor] = {}
+            _flattened(one.state_dict(), name, own)
+            self._known[name] = tuple(own.values())
+        return self._known[name]
 
     def restore(self, tensors: Mapping[str, Tensor], tree: Mapping[str, Any]) -> None:
         """Gives each object its state back.
@@ -58,6 +90,10 @@ class Tracked:
             )
         for name, one in self._objects.items():
             one.load_state_dict(_restored(tree[name], tensors))
+
+
+def _versions(tensors: Iterable[Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors]
 
 
 def _flattened(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

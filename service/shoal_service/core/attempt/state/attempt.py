@@ -691,8 +691,8 @@ class Attempt:
 
     @property
     def is_finishing(self) -> bool:
-        """Whether the last step of the training run is done. A script is finishing once it has ended on one rank."""
-        if self.target.is_script:
+        """Whether the last step of the training run is done. A program is finishing once it has ended on one rank."""
+        if self.target.is_program:
             return any(worker_exit.kind is ExitKind.FINISHED for worker_exit in self.group.exits.values())
         return self.history.total_steps is not None and self.progress.step >= self.history.total_steps
 

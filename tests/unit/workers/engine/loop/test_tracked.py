@@ -84,3 +84,31 @@ def test_the_state_of_other_objects_is_refused_by_name() -> None:
     tensors, tree = Tracked({"model": Holder({})}).collect()
     with pytest.raises(ValueError, match=r"run\.track\(\) has net, and the state to go on from has model"):
         Tracked({"net": Holder({})}).restore(tensors, tree)
+
+
+def test_a_mark_changes_with_every_change_of_what_is_tracked_and_with_nothing_else() -> None:
+    model, optimizer, schedule = trained()
+    norm, counter = nn.BatchNorm1d(3), Holder({"seen": 3})
+    tracked = Tracked({"model": model, "norm": norm, "optimizer": optimizer, "schedule": schedule, "counter": counter})
+    marks = [tracked.mark()]
+
+    def changed() -> bool:
+        marks.append(tracked.mark())
+        return bool(marks[-1] != marks[-2])
+
+    model(torch.ones(2, 3)).sum().backward()
+    assert not changed(), "a gradient is no state"
+    norm(torch.randn(4, 3))
+    assert changed(), "statistics of a forward pass"
+    counter.state = {"seen": 4}
+    assert changed()
+    optimizer.param_groups[0]["lr"] = 0.5
+    assert changed()
+    schedule.step()
+    assert changed()
+    optimizer.step()
+    assert changed()
+    with torch.no_grad():
+        next(model.parameters()).zero_()
+    assert changed()
+    assert not changed()
