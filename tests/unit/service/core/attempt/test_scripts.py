@@ -13,8 +13,7 @@ from shoal_service.core.attempt.commands import Commit, CompareModels, FindCheck
 from shoal_service.core.attempt.deadlines import Deadline, wait_of
 from shoal_service.core.attempt.events import Directed, NodesAvoided
 from shoal_service.core.attempt.machine import open_attempt
-from shoal_service.core.attempt.scripts import LONG_S
-from shoal_service.core.attempt.state.attempt import UpdatePhase
+from shoal_service.core.attempt.state.attempt import LONG_S, UpdatePhase
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
