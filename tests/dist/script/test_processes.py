@@ -199,6 +199,44 @@ def test_a_runner_goes_on_after_its_guardian_was_killed(bench: Bench, events: Ev
     assert runners.interrupt()[0].kind is ExitKind.INTERRUPTED
 
 
+def test_the_libraries_of_the_last_script_are_imported_before_the_next_one(bench: Bench, events: Events) -> None:
+    text = """
+import sys
+import events
+known = [name for name in ("plistlib", "helper") if name in sys.modules]
+import helper, plistlib
+events.say(known=known)
+"""
+    runners = bench(text)
+    (runners.folder / "helper.py").touch()
+    for known in ([], ["plistlib"]):
+        assert runners.run()[0].kind is ExitKind.FINISHED
+        assert events.next()["known"] == known, "its own modules are new in each process"
+
+
+def test_a_guardian_to_which_a_library_has_given_a_thread_starts_anew(
+    bench: Bench, events: Events, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+import events, os, sys
+was_known = "threading_library" in sys.modules
+import threading_library
+events.say(threads=len(os.listdir("/proc/self/task")), was_known=was_known)
+"""
+    library = tmp_path / "site-packages" / "threading_library.py"
+    library.parent.mkdir()
+    library.write_text("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
+    monkeypatch.setenv("PYTHONPATH", str(library.parent), prepend=os.pathsep)
+    runners = bench(text)
+    runners.prepare()
+    guardian = runners.runners[0].guardian_pid
+    for _ in range(2):
+        assert runners.run()[0].kind is ExitKind.FINISHED
+        found = events.next()
+        assert (found["threads"], found["was_known"]) == (2, False)
+        assert runners.runners[0].guardian_pid == guardian
+
+
 def test_generations_leak_no_descriptor(bench: Bench, events: Events) -> None:
     runners = bench("import events, shoal; shoal.log(step=1); events.say(ready=True); events.wait()", 2)
 

@@ -107,6 +107,6 @@ class GuardianClient:
         if server:
             with suppress(OSError):
                 return fork_from(server, [str(_PROGRAM)], (link.fileno(), 1, 2))
-        environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}  # no threads of libraries in a process that forks
         self._process = subprocess.Popen([sys.executable, str(_PROGRAM)], stdin=link.fileno(), env=environment)
         return self._process.pid
