@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from kit.processes.script_bench import PATIENCE_S, Events, ForkServer, ScriptBench, num_descriptors, write_script
-from shoal_workers.contract.messages import ExitKind
+from shoal_workers import stacks
+from shoal_workers.contract.messages import ExitKind, Phase, StackSource
+from shoal_workers.engine.process.use_meter import UseMeter
 from shoal_workers.script.guardian import LOOK_AT_ALL_S, LOOK_S, Work, below
 
 Bench = Callable[..., ScriptBench]
@@ -186,6 +188,31 @@ for line in sys.stdin:
         assert work.has_gone_on(3 * LOOK_AT_ALL_S)
         assert not work.has_gone_on(3 * LOOK_AT_ALL_S + LOOK_S / 2), "too early for a look"
         process.stdin.close()
+
+
+def test_the_stack_of_a_script_is_that_of_its_own_code(bench: Bench, events: Events) -> None:
+    if stacks.py_spy() is None:
+        pytest.skip("py-spy is not installed")
+    runners = bench("import events\ndef stand_still():\n    events.say(ready=True)\n    events.wait()\nstand_still()")
+    runners.start()
+    events.next(ready=True)
+    runner = runners.runners[0]
+    found = stacks.of_script("w0", runner.progress, runner.pid_of_script)
+    assert (found.error, found.phase, found.source) == ("", Phase.SCRIPT, StackSource.PY_SPY)
+    own = [(frame.function, Path(frame.file).name, frame.line) for frame in found.frames[-2:]]
+    assert own == [("stand_still", "train.py", 4), ("<module>", "train.py", 5)]
+    assert runners.interrupt()[0].kind is ExitKind.INTERRUPTED
+    assert stacks.of_script("w0", runner.progress, runner.pid_of_script).frames == ()
+
+
+def test_what_a_script_takes_of_its_machine_is_the_workers(bench: Bench, events: Events, tmp_path: Path) -> None:
+    runners = bench("import events; memory = bytearray(b'x') * (256 << 20); events.say(ready=True); events.wait()")
+    meter = UseMeter(str(tmp_path), has_gpu=False)
+    before = meter.measure().resident_bytes
+    runners.start()
+    events.next(ready=True)
+    meter.processes = runners.runners[0].processes
+    assert meter.measure().resident_bytes - before > 200 << 20
 
 
 def test_a_runner_goes_on_after_its_guardian_was_killed(bench: Bench, events: Events) -> None:

@@ -54,6 +54,7 @@ PLAIN = "--plain"
 WARM_IMPORTS = "SHOAL_WARM_IMPORTS"
 """Variable that a job may set to 0 in `code.env`, for a library that does not bear to be forked after its import."""
 _RECEIVE_BYTES = 1 << 16
+_MAX_LAST_WORDS = 16 << 10
 _WARM = ("torch", "torch._dynamo")
 """Modules that nearly every script imports, and that take seconds."""
 
@@ -96,6 +97,8 @@ class Script:
     """File in memory for `torch.distributed.elastic.multiprocessing.errors.record`."""
     work: Work
     imports: Imports
+    stderr_size: int
+    """Size of the standard error when the process began."""
     kill_at_mono: float | None = None
     status: int | None = None
 
@@ -169,7 +172,9 @@ class Guardian:
                 imports.note_own()
             return task
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
-        self._script = Script(pid, os.pidfd_open(pid), report, error_file, Work(pid, time.monotonic()), imports)
+        self._script = Script(
+            pid, os.pidfd_open(pid), report, error_file, Work(pid, time.monotonic()), imports, _printed()[1]
+        )
         self._send({"pid": pid})
         return None
 
@@ -229,7 +234,22 @@ def _ended(script: Script) -> dict[str, Any]:
     assert script.status is not None
     killed = os.WTERMSIG(script.status) if os.WIFSIGNALED(script.status) else None
     code = None if killed is not None else os.WEXITSTATUS(script.status)
-    return {"code": code, "signal": killed, "raised": _content(script.report), "recorded": _content(script.error_file)}
+    return {
+        "code": code,
+        "signal": killed,
+        "raised": _content(script.report),
+        "recorded": _content(script.error_file),
+        "printed": _last_words(script.stderr_size) if killed == signal.SIGABRT else "",
+    }
+
+
+def _last_words(begin: int) -> str:
+    """The end of the standard error since `begin`, if that is a file, as in a worker."""
+    with suppress(OSError):
+        size = os.fstat(2).st_size
+        first = max(begin, size - _MAX_LAST_WORDS)
+        return os.pread(2, max(0, size - first), first).decode(errors="replace")
+    return ""
 
 
 def _content(file: int) -> Any:

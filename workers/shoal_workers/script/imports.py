@@ -10,6 +10,7 @@ program.py.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import mmap
@@ -56,6 +57,7 @@ class Imports:
                 if name not in sys.modules:
                     with suppress(Exception, SystemExit):
                         _import_library(name)
+        gc.freeze()
         torch = sys.modules.get("torch")
         return _num_threads() <= before and not (torch is not None and torch.cuda.is_initialized())
 

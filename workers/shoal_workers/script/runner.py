@@ -44,6 +44,7 @@ from shoal_workers.engine.process.position import Position
 from shoal_workers.script.client import GuardianClient, GuardianLost
 from shoal_workers.script.ends import Ended, end_of
 from shoal_workers.script.environment import DEVICES, Place, environment_of
+from shoal_workers.script.guardian import below
 from shoal_workers.script.hook import HookSocket, LoggedSteps, receive
 from shoal_workers.script.program import Task
 
@@ -117,6 +118,11 @@ class ScriptRunner:
     def guardian_pid(self) -> int:
         """Returns, on any thread, the pid of the guardian; 0: none was started yet, or it has died."""
         return self._guardian.pid if self._guardian is not None else 0
+
+    def processes(self) -> set[int]:
+        """Returns, on any thread, the pids of the guardian and of all processes below it."""
+        pid = self.guardian_pid
+        return below(pid) | {pid} if pid else set()
 
     def prepare(self, expected_bytes: int = 0) -> None:
         """Training thread: install packages, find the script, start the guardian. Idempotent.
