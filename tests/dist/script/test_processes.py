@@ -224,6 +224,12 @@ def test_a_runner_goes_on_after_its_guardian_was_killed(bench: Bench, events: Ev
     runners.start()
     events.next(ready=True)
     assert runners.interrupt()[0].kind is ExitKind.INTERRUPTED
+    idle = os.pidfd_open(runners.runners[0].guardian_pid)
+    signal.pidfd_send_signal(idle, signal.SIGKILL)
+    _wait_for_ends([idle])
+    runners.start()
+    events.next(ready=True)
+    assert runners.interrupt()[0].kind is ExitKind.INTERRUPTED
 
 
 def test_the_libraries_of_the_last_script_are_imported_before_the_next_one(bench: Bench, events: Events) -> None:

@@ -45,6 +45,12 @@ class GuardianClient:
             self.pid = self._start(other)
         self._pidfd = os.pidfd_open(self.pid)
 
+    @property
+    def is_alive(self) -> bool:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
+
     def wait_until_ready(self) -> None:
         """Raises GuardianLost."""
         while not any("ready" in message for message in self.messages()):

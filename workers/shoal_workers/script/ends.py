@@ -62,10 +62,11 @@ class Ended:
     printed: str = ""
     """If it aborted: the end of its standard error."""
 
-    @property
-    def words(self) -> str:
-        """`exited with 3`, `was killed by signal 9 (SIGKILL)`."""
-        return ExitStatus(self.code, self.signal).words()
+    def words(self, *, out_of_memory: bool = False) -> str:
+        """`exited with 3`, `was killed by signal 9 (SIGKILL)`. `out_of_memory`: the kernel has killed a process for
+        lack of memory meanwhile."""
+        is_oom = out_of_memory and self.signal == signal.SIGKILL
+        return ExitStatus(self.code, self.signal, out_of_memory=is_oom).words()
 
 
 def end_of(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorReport | None]:
@@ -79,9 +80,9 @@ def end_of(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorRepor
         if ended.signal not in _CRASHES:
             return ExitKind.SCRIPT_DIED, None
         if is_collective_abort(ended.printed):
-            message = f"a collective of {script} was broken, and its process {ended.words}."
+            message = f"a collective of {script} was broken, and its process {ended.words()}."
             return ExitKind.COLLECTIVE_FAILED, _sentence("Abort", message, CRASH)
-        message = f"{script} crashed: its process {ended.words}. Its log has the stack of the crash."
+        message = f"{script} crashed: its process {ended.words()}. Its log has the stack of the crash."
         return ExitKind.USER_ERROR, _sentence("Crash", message, CRASH)
     if ended.raised is not None:
         return _of_exception(ended.raised, folder)

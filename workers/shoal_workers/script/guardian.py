@@ -79,7 +79,7 @@ def main() -> None:
 def _import_warm() -> None:
     """A node without torch runs scripts without torch."""
     for name in _WARM:
-        with suppress(ImportError):
+        with suppress(ImportError, OSError):  # or a library that torch needs
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # otherwise the collector of each script would copy every page
