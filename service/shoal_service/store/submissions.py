@@ -296,6 +296,7 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
     for key in ("schedule", "validation", "optimizer"):
         section = getattr(changes, key)
         if section is not None:
+            # a script's spec has no such section, and is refused with one
             data[key] = data.get(key, {}) | section.model_dump(mode="json", exclude_unset=True)
     if changes.code is not None:
         data["code"] |= changes.code.model_dump(mode="json")

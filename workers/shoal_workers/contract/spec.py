@@ -769,6 +769,15 @@ class JobSpec(Frozen):
     deterministic: bool = False
     """Losses have the same bits at every world size and after every recovery; docs/determinism.md states the cost."""
 
+    # no annotation of the result: it would take the place of the model's JSON Schema
+    @model_serializer(mode="wrap")
+    def _without_what_a_script_does_not_read(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        """The document of a script has no keys of tasks, so it can be submitted again."""
+        document = handler(self)
+        for key in KEYS_OF_TASKS if self.script is not None else ():
+            document.pop(key, None)
+        return document
+
     @model_validator(mode="after")
     def _has_the_label_of_its_sweep(self) -> JobSpec:
         if self.sweep is not None:

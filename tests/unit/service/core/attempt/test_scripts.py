@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,13 +12,14 @@ from kit.worlds.attempt.parts import step_report
 from shoal_service.core.attempt import hangs
 from shoal_service.core.attempt.commands import Commit, CompareModels, FindCheckpoint, RequestYield, Run, StartWorker
 from shoal_service.core.attempt.deadlines import Deadline, wait_of
-from shoal_service.core.attempt.events import Directed
+from shoal_service.core.attempt.events import Directed, NodesAvoided
 from shoal_service.core.attempt.machine import open_attempt
-from shoal_service.core.attempt.scripts import LONG_S
-from shoal_service.core.attempt.state.attempt import UpdatePhase
+from shoal_service.core.attempt.state.attempt import LONG_S, UpdatePhase
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Category, recovering, show
+from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.supervisor.reporting.status import Readings, job_state, status_of
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.layout import Layout
@@ -436,3 +438,28 @@ def test_a_script_may_say_with_its_steps_when_it_ends(new_world: NewWorld) -> No
     world.kill_script(world.group()[1])
     world.recover()
     assert world.state.history.total_steps == 40, "the next group need not say it again"
+
+
+def test_a_drained_node_is_left_early_enough_for_the_grace_of_the_script(new_world: NewWorld) -> None:
+    world = script_world(new_world).open(then=5)
+    timeouts = world.state.config.timeouts
+    deadline = world.now + timeouts.leave_margin_s + GRACE_S + 1.0
+    world.feed(NodesAvoided((AvoidedNode(node_id="n2", reason="drain requested", deadline=deadline),)))
+    world.pass_time(0.75)
+    assert world.state.stage is Stage.RUNNING, "it waits for a worker that takes its place"
+    world.pass_time(0.25)
+    assert world.state.stage is Stage.SWITCHING and world.count(RequestYield) == 3
+
+
+def test_an_attempt_after_a_lost_cluster_counts_the_steps_that_the_script_repeats(new_world: NewWorld) -> None:
+    lost = LostAttempt(
+        attempt=1, at=990.0, last_report_at=980.0, generation=3, workers=2, layout="", step=10, message="gone"
+    )
+    world = script_world(new_world, workers=2, lost=lost)
+    world.state = replace(world.state, progress=replace(world.state.progress, step=10))
+    world.script_step = 8
+    world.open(then=0)
+    assert not world.incidents()[0].closed, "it has reported steps before, so it will again"
+    world.run(1)
+    [incident] = world.incidents()
+    assert (incident.cause, incident.closed, incident.steps_lost) == (IncidentCause.CLUSTER_LOST, True, 2)
