@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
@@ -30,6 +31,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.config import JsonDict
+from pydantic_core import CoreSchema
 
 from shoal_workers.contract.base import Frozen, exactly_one_of, if_set, whole
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
@@ -783,6 +785,11 @@ class JobSpec(Frozen):
             return document
         return {key: value for key, value in document.items() if key not in KEYS_OF_TASKS}
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The schema of all keys: pydantic would take that of a dict, as the annotation of `_as_written` says."""
+        return handler(_without_serializer(schema))
+
     @model_validator(mode="after")
     def _has_an_end(self) -> JobSpec:
         if self.script is None and self.stop is None:
@@ -804,6 +811,14 @@ class JobSpec(Frozen):
         if not _TASK.fullmatch(task):
             raise ValueError(f'task {task!r} must have the form "module:Name", for example "{LM_TASK}".')
         return task
+
+
+def _without_serializer(schema: CoreSchema) -> CoreSchema:
+    """A model's schema is inside of those of its validators."""
+    plain = {key: value for key, value in schema.items() if key != "serialization"}
+    if "schema" in plain:
+        plain["schema"] = _without_serializer(cast(CoreSchema, plain["schema"]))
+    return cast(CoreSchema, plain)
 
 
 class TrainingSettings(Frozen):
