@@ -58,6 +58,10 @@ def test_a_task_of_the_users_has_a_choice_and_no_table(service: Any) -> None:
         ({"workers": 3, "spec": {**SPEC, "parallelism": {"tp": 2}}}, "needs a multiple of tp 2 = 2 workers"),
         ({"workers": 1, "spec": {**SPEC, "seeed": 1}}, "unknown key 'seeed'"),
         ({"workers": 5, "racks": [[2, 1], [1]]}, "racks have room for 4 workers, of 5"),
+        (
+            {"workers": 2, "spec": {"script": {"file": "train.py"}}},
+            "train.py is a script, which splits its own work: every worker gets one process of it",
+        ),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(service: Any, change: dict[str, Any], expected: str) -> None:

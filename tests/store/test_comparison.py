@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shoal_service.store import JobNotFound, Store, histories
+from shoal_service.store import JobNotFound, Store, histories, submissions
+from shoal_workers.contract.checks.spec_errors import parse_spec
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]
@@ -57,3 +58,14 @@ def test_both_jobs_must_exist(store: Store, trained: Callable[..., str]) -> None
     for pair in ((job_id, "job-nobody"), ("job-nobody", job_id)):
         with pytest.raises(JobNotFound, match="job-nobody"):
             store.reading(histories.parity)(*pair)
+
+
+def test_scripts_are_compared_in_the_steps_whose_losses_they_have_reported(
+    store: Store, begin: Begin, points: Points
+) -> None:
+    spec = parse_spec({"script": {"file": "train.py"}})
+    ids = [store.writing(submissions.create)(spec, idempotency_key=None, now=1.0)[0].id for _ in range(2)]
+    for job_id in ids:
+        begin(job_id).report(series=points({1: math.nan, 2: 0.5}))
+    found = store.reading(histories.parity)(*ids)
+    assert (found.bit_identical, found.steps_compared, found.differs_in) == (True, 1, ())

@@ -50,7 +50,7 @@ from shoal_service.store.tables import events, job_labels, job_specs, jobs
 from shoal_service.views import CheckpointState, JobPatch, JobStatus, JobView, WorkerPatch
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.spec import KEYS_OF_TASKS, SWEEP_LABEL, JobSpec, StopSpec
+from shoal_workers.contract.spec import SWEEP_LABEL, JobSpec, StopSpec
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _WORDS = {Desired.RUN: "resume", Desired.PAUSE: "be paused", Desired.CANCEL: "be cancelled"}
@@ -280,9 +280,7 @@ def _changed(changes: JobPatch) -> dict[str, Any]:
 
 
 def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
-    # a script's spec has the defaults of a task's keys, which the check of a document would refuse
-    unused = set(KEYS_OF_TASKS) if spec.script is not None else None
-    data: dict[str, Any] = spec.model_dump(mode="json", exclude=unused)
+    data: dict[str, Any] = spec.model_dump(mode="json")
     if changes.elasticity is not None:
         data["elasticity"] |= changes.elasticity.model_dump(mode="json", exclude_none=True)
     if changes.parallelism is not None:
@@ -298,6 +296,7 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
     for key in ("schedule", "validation", "optimizer"):
         section = getattr(changes, key)
         if section is not None:
+            # a script's spec has no such section, and is refused with one
             data[key] = data.get(key, {}) | section.model_dump(mode="json", exclude_unset=True)
     if changes.code is not None:
         data["code"] |= changes.code.model_dump(mode="json")

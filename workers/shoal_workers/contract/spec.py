@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
-    GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
@@ -31,7 +30,6 @@ from pydantic import (
     model_validator,
 )
 from pydantic.config import JsonDict
-from pydantic_core import CoreSchema
 
 from shoal_workers.contract.base import Frozen, exactly_one_of, if_set, whole
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
@@ -751,6 +749,15 @@ class JobSpec(Frozen):
     deterministic: bool = False
     """Losses have the same bits at every world size and after every recovery; docs/determinism.md states the cost."""
 
+    # no annotation of the result: it would take the place of the model's JSON Schema
+    @model_serializer(mode="wrap")
+    def _without_what_a_script_does_not_read(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        """The document of a script has no keys of tasks, so it can be submitted again."""
+        document = handler(self)
+        for key in KEYS_OF_TASKS if self.script is not None else ():
+            document.pop(key, None)
+        return document
+
     @model_validator(mode="after")
     def _has_the_label_of_its_sweep(self) -> JobSpec:
         if self.sweep is not None:
@@ -777,19 +784,6 @@ class JobSpec(Frozen):
             )
         return precision
 
-    @model_serializer(mode="wrap")
-    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the defaults of keys that a script may not have, so that its document is a valid spec again."""
-        document: dict[str, Any] = handler(self)
-        if self.script is None:
-            return document
-        return {key: value for key, value in document.items() if key not in KEYS_OF_TASKS}
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """The schema of all keys: pydantic would take that of a dict, as the annotation of `_as_written` says."""
-        return handler(_without_serializer(schema))
-
     @model_validator(mode="after")
     def _has_an_end(self) -> JobSpec:
         if self.script is None and self.stop is None:
@@ -811,14 +805,6 @@ class JobSpec(Frozen):
         if not _TASK.fullmatch(task):
             raise ValueError(f'task {task!r} must have the form "module:Name", for example "{LM_TASK}".')
         return task
-
-
-def _without_serializer(schema: CoreSchema) -> CoreSchema:
-    """A model's schema is inside of those of its validators."""
-    plain = {key: value for key, value in schema.items() if key != "serialization"}
-    if "schema" in plain:
-        plain["schema"] = _without_serializer(cast(CoreSchema, plain["schema"]))
-    return cast(CoreSchema, plain)
 
 
 class TrainingSettings(Frozen):

@@ -21,7 +21,6 @@ from dataclasses import replace
 
 from shoal_service.core import goodput
 from shoal_service.core.attempt.events import Event, ReportArrived
-from shoal_service.core.attempt.scripts import has_reported
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.goodput import Category, Ledger
@@ -104,7 +103,7 @@ def _account_of_restart(before: Attempt) -> str:
     """The account of the time that a script needs until its first step in a group."""
     if before.incident is not None:
         return goodput.recovering(before.incident.cause)
-    return Category.RESIZING if has_reported(before) else Category.STARTING
+    return Category.RESIZING if before.has_reported else Category.STARTING
 
 
 def _moved_on(ledger: Ledger, before: Attempt, after: Attempt) -> Ledger:
@@ -112,7 +111,7 @@ def _moved_on(ledger: Ledger, before: Attempt, after: Attempt) -> Ledger:
     if before.incident is not None and after.incident is not None and before.incident.cause != after.incident.cause:
         ledger = goodput.rename_incident(ledger, before.incident.cause, after.incident.cause)
     if _is_training(before) and not _is_training(after):
-        if after.target.is_script and (after.is_finishing or not has_reported(after)):
+        if after.target.is_script and (after.is_finishing or not after.has_reported):
             ledger = goodput.keep(ledger)
         else:
             ledger = goodput.discard(ledger, _account_of_the_rest(after))

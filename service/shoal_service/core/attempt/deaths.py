@@ -23,6 +23,7 @@ from shoal_service.core.attempt import (
 from shoal_service.core.attempt.state.attempt import Attempt, Crash, Death
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.attempt.verdict import CRASH
 from shoal_service.core.events.workers import WarmMemoryOff
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
@@ -31,8 +32,8 @@ TIMES = 3
 _KEPT_DEATHS = 64
 _CRASH = re.compile(r"\b(?:was )?(killed by signal (?:4|6|7|8|11)\b.*|exited with -?\d+)$")
 _EXIT = "exited with"
-CRASH, PROCESS_EXIT = "crash", "process_exit"
-"""Values of `UserFailure.mistake`."""
+PROCESS_EXIT = "process_exit"
+"""Value of `UserFailure.mistake`, as CRASH."""
 
 
 def note_death(turn: Turn, worker: Worker, cause: IncidentCause) -> None:

@@ -51,6 +51,9 @@ def why(state: Attempt, worker: Worker) -> str:
 
 
 def margin_s(state: Attempt) -> float:
-    """Seconds before the deadline at which the switch begins, even if no replacement is warm."""
+    """Seconds before the deadline at which the switch begins, even if no replacement is warm: two steps, or the grace
+    of a script, and a margin."""
+    if state.target.is_script:
+        return state.config.timeouts.leave_margin_s + state.target.grace_s
     step_s = statistics.median(state.progress.step_times) if state.progress.step_times else 0.0
     return state.config.timeouts.leave_margin_s + 2 * step_s

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shoal_service.core.attempt import code_update, hangs, memory_snapshots, scripts
+from shoal_service.core.attempt import code_update, hangs, memory_snapshots
 from shoal_service.core.attempt.commands import Run
 from shoal_service.core.attempt.memory_snapshots import best_source
 from shoal_service.core.attempt.placement import Choice, choose, covered_ranks, is_settled, machine_of, next_workers
-from shoal_service.core.attempt.state.attempt import Attempt, Group, GroupAfter
+from shoal_service.core.attempt.state.attempt import LONG_S, Attempt, Group, GroupAfter
 from shoal_service.core.attempt.state.persistent import IntMap
 from shoal_service.core.attempt.state.stages import Forming, Stage, Waiting
 from shoal_service.core.attempt.state.worker import Worker
@@ -48,7 +48,7 @@ def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
         failed = count_text(state.budgets.last_saves, "save")
         reason = f"{fruitless} in a row completed no step, {failed} of the last step failed"
         if state.target.is_script:
-            reason = f"{fruitless} in a row reported no new step and ran for less than {scripts.LONG_S:g} s"
+            reason = f"{fruitless} in a row reported no new step and ran for less than {LONG_S:g} s"
         return Decision(False, f"waits before the next try: {reason}")
     for awaited in (memory_snapshots.is_waiting(state, now), memory_snapshots.are_awaited(state, now)):
         if awaited:

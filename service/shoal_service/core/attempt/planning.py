@@ -23,6 +23,7 @@ from shoal_service.core.attempt import (
 from shoal_service.core.attempt.commands import FindCheckpoint, ForgetDamaged, KillWorker
 from shoal_service.core.attempt.faults import FAULTS, Budget
 from shoal_service.core.attempt.incidents import blame, with_more_steps
+from shoal_service.core.attempt.state.attempt import LONG_S
 from shoal_service.core.attempt.state.stages import Committing, FallingBack, Quiescing, Stage, Switching
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.attempt.turn import Turn
@@ -296,7 +297,7 @@ def _re_form(turn: Turn) -> None:
     elif fruitless > _FRUITLESS_LIMIT:
         no_step = "completed no step"
         if state.target.is_script:
-            no_step = f"reported no new step and ran for less than {scripts.LONG_S:g} s"
+            no_step = f"reported no new step and ran for less than {LONG_S:g} s"
         turn.end(
             EndReason.RECOVERY_BUDGET,
             f"{_FRUITLESS_LIMIT} re-formations in a row {no_step}; last: {last}",

@@ -9,8 +9,8 @@ it reports one:
     LONG_S of running     count as progress, whatever was reported
     every rank has ended  with status 0: the job is done; on request: the script is started again, or the attempt ends
 
-Called by `machine`, `reports`, `planning` and others that treat a script differently. Which errors of its ranks follow
-from the loss of another one is decided in `verdict`.
+Called by `machine`, `reports` and `planning`. Which errors of its ranks follow from the loss of another one is decided
+in `verdict`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,13 @@ from dataclasses import replace
 
 from shoal_service.core.attempt import code_update, incidents
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.quantities import count_text
-
-LONG_S = 60.0
-"""A group of a script that has run this long has made progress: it does not fail at its start."""
 
 
 def consider(turn: Turn) -> None:
     """Note that a group has run for long. Called after every event; acts in RUNNING only."""
-    if not has_run_long(turn.state, turn.now):
+    if not turn.target.is_script or not turn.state.has_run_long(turn.now):
         return
     if not turn.history.has_run_long:
         turn.history = replace(turn.history, has_run_long=True)
@@ -38,21 +34,11 @@ def consider(turn: Turn) -> None:
     code_update.accept(turn)
 
 
-def has_run_long(state: Attempt, now: float) -> bool:
-    """Whether the group of a script has run for LONG_S."""
-    return state.target.is_script and state.stage is Stage.RUNNING and now - state.current.since >= LONG_S
-
-
-def has_reported(state: Attempt) -> bool:
-    """Whether the script has reported a step in this attempt."""
-    return bool(state.progress.step_times)
-
-
 def formed(turn: Turn) -> None:
     """A group of the script has formed. If no report is to be expected, or it has come already, the incident closes."""
-    if turn.incident is None or (has_reported(turn.state) and not turn.group.is_start_known):
+    if turn.incident is None or (turn.state.has_reported and not turn.group.is_start_known):
         return
-    if not has_reported(turn.state):
+    if not turn.state.has_reported:
         turn.incident = replace(turn.incident, formed_at=None)  # no first step is known, so it has no duration
     incidents.close(turn)
 
@@ -69,5 +55,5 @@ def words_of_the_end(state: Attempt) -> str:
     """How a script has ended that is done."""
     script = state.target.spec.script
     assert script is not None
-    after = f" after {count_text(state.progress.step, 'step')}" if has_reported(state) else ""
+    after = f" after {count_text(state.progress.step, 'step')}" if state.has_reported else ""
     return f"{script.words} has ended with status 0 on every rank{after}"

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shoal_service.core.attempt import deaths, memory_snapshots
+from shoal_service.core.attempt import memory_snapshots
 from shoal_service.core.attempt.state.attempt import Attempt, RaisedFault
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.quantities import count_text
@@ -119,6 +119,8 @@ def words_of_storage(failed: WorkerExit) -> str:
     return failed.error.message if failed.error else "storage failed"
 
 
+CRASH = "crash"
+"""Value of `ErrorReport.mistake` and `UserFailure.mistake`: a process was killed by a signal that it caused itself."""
 REPLACEMENTS = 2
 """How often in a row workers are replaced for the same fault at the same step."""
 
@@ -141,7 +143,7 @@ def of_raised_errors(state: Attempt) -> OutcomeDecision | None:
     did have been replaced."""
     raised = [e for index, e in state.group.exits.items() if e.error is not None and state.pool.worker(index)]
     if state.target.is_script and is_of_a_loss(state):
-        raised = [e for e in raised if e.error is not None and e.error.mistake == deaths.CRASH]
+        raised = [e for e in raised if e.error is not None and e.error.mistake == CRASH]
     if errors := tuple(e for e in raised if e.kind is ExitKind.USER_ERROR):
         return OutcomeDecision(Outcome.USER_ERROR, f"{count_text(len(errors), 'rank')} raised an error", errors)
     for kind in _CAUSES:

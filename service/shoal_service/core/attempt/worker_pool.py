@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from shoal_service.core.attempt import code_update, departures, memory_snapshots, scripts
+from shoal_service.core.attempt import code_update, departures, memory_snapshots
 from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
@@ -121,7 +121,7 @@ def replenish(turn: Turn) -> None:
     first, but none of the group."""
     state = turn.state
     is_before_first_step = state.stage is Stage.RUNNING and state.incident is not None
-    if state.stage not in _REPLENISHING or (is_before_first_step and not scripts.has_run_long(state, turn.now)):
+    if state.stage not in _REPLENISHING or (is_before_first_step and not state.has_run_long(turn.now)):
         return
     is_trial = state.code.trial is not None  # until it is over, the workers with the code before need their places
     if not is_trial and (not state.budgets.failed_starts or turn.now >= state.budgets.grow_not_before):

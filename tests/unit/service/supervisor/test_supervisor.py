@@ -11,13 +11,16 @@ from doubles.fake_journal import FakeJournal, JournalStorage
 from doubles.fake_nodes import FakeHostWatch, FakeNodeWatch, FakeProbe
 from doubles.fake_workers import FakeWorkers
 from kit.contracts.journal import CONFIG, entry
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
+from shoal_service.core.goodput import Goodput
 from shoal_service.core.supervisor_starts import ProcessEnd
 from shoal_service.reports import StacksAnswer
-from shoal_service.supervisor.config import Directive, StacksRequest, StaleEpoch
+from shoal_service.supervisor.config import Directive, StacksRequest, StaleEpoch, SupervisorConfig
 from shoal_service.supervisor.protocols import World
-from shoal_service.supervisor.supervisor import MAX_SHORT_RUNS, Supervisor
+from shoal_service.supervisor.supervisor import MAX_SHORT_RUNS, Supervisor, new_attempt
 from shoal_workers.contract.job import EndReason
+from shoal_workers.contract.spec import JobSpec
 
 
 class Bench:
@@ -169,3 +172,22 @@ def test_an_error_of_the_executor_ends_the_attempt_with_its_traceback() -> None:
 
 def test_log_events_carry_job_attempt_and_generation() -> None:
     assert Bench(JournalStorage()).open().log_fields() == {"job": "j1", "attempt": 1, "generation": 0}
+
+
+def test_an_attempt_of_a_script_looks_for_no_checkpoint_and_keeps_the_step_of_the_attempts_before() -> None:
+    script = JobSpec.model_validate({"script": {"file": "train.py"}})
+    config = SupervisorConfig(
+        job_id="j",
+        attempt=2,
+        spec=script,
+        checkpoint_root="/c",
+        granted=2,
+        epoch=1,
+        spec_version=1,
+        goodput=Goodput(at=1.0, max_step=40),
+    )
+    state = new_attempt(config, 5.0)
+    assert state.stage is Stage.STARTING and state.progress.step == 40
+    task = config.model_copy(update={"spec": JobSpec.model_validate({"stop": {"steps": 80}})})
+    state = new_attempt(task, 5.0)
+    assert state.stage is Stage.OPENING and state.progress.step == 0, "its checkpoint says where it is"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
-from shoal_workers.contract.spec import JobSpec, WebhookSpec
+from shoal_workers.contract.spec import KEYS_OF_TASKS, JobSpec, WebhookSpec
 
 LEAST: dict[str, Any] = {"stop": {"steps": 5}, "data": {"corpus": "python-stdlib"}}
 
@@ -271,3 +271,12 @@ def test_hooks_survive_json() -> None:
     spec = _spec(HOOK)
     assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
     assert spec.webhooks == (WebhookSpec.model_validate(HOOK),)
+
+
+def test_the_document_of_a_script_has_no_keys_of_tasks_and_can_be_submitted_again() -> None:
+    script = parse_spec({"script": {"file": "train.py", "args": ["--lr", "1"]}, "priority": 3})
+    document = script.model_dump(mode="json")
+    assert [key for key in KEYS_OF_TASKS if key in document] == []
+    assert parse_spec(document) == script == JobSpec.model_validate_json(script.model_dump_json())
+    task = parse_spec({"stop": {"steps": 1}, "data": {"corpus": "python-stdlib"}})
+    assert set(KEYS_OF_TASKS) <= task.model_dump().keys()

@@ -626,6 +626,10 @@ class SnapshotIndex:
     """Ids of the nodes on which workers of the last group died before any worker had reported the snapshots there."""
 
 
+LONG_S = 60.0
+"""A group of a script that has run this long has made progress: it does not fail at its start."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     config: AttemptConfig
@@ -683,6 +687,15 @@ class Attempt:
     @property
     def usable(self) -> tuple[Worker, ...]:
         return tuple(worker for worker in self.workers if worker.is_usable)
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether a step was reported in this attempt."""
+        return bool(self.progress.step_times)
+
+    def has_run_long(self, now: float) -> bool:
+        """Whether a group of a script has run for LONG_S."""
+        return self.target.is_script and self.stage is Stage.RUNNING and now - self.current.since >= LONG_S
 
     @property
     def is_finishing(self) -> bool:

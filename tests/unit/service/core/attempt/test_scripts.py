@@ -11,11 +11,11 @@ from kit.worlds.attempt.parts import step_report
 from shoal_service.core.attempt import hangs
 from shoal_service.core.attempt.commands import Commit, CompareModels, FindCheckpoint, RequestYield, Run, StartWorker
 from shoal_service.core.attempt.deadlines import Deadline, wait_of
-from shoal_service.core.attempt.events import Directed
+from shoal_service.core.attempt.events import Directed, NodesAvoided
 from shoal_service.core.attempt.machine import open_attempt
-from shoal_service.core.attempt.scripts import LONG_S
-from shoal_service.core.attempt.state.attempt import UpdatePhase
+from shoal_service.core.attempt.state.attempt import LONG_S, UpdatePhase
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Category, recovering, show
 from shoal_service.supervisor.reporting.status import Readings, job_state, status_of
@@ -436,3 +436,14 @@ def test_a_script_may_say_with_its_steps_when_it_ends(new_world: NewWorld) -> No
     world.kill_script(world.group()[1])
     world.recover()
     assert world.state.history.total_steps == 40, "the next group need not say it again"
+
+
+def test_a_drained_node_is_left_early_enough_for_the_grace_of_the_script(new_world: NewWorld) -> None:
+    world = script_world(new_world).open(then=5)
+    timeouts = world.state.config.timeouts
+    deadline = world.now + timeouts.leave_margin_s + GRACE_S + 1.0
+    world.feed(NodesAvoided((AvoidedNode(node_id="n2", reason="drain requested", deadline=deadline),)))
+    world.pass_time(0.75)
+    assert world.state.stage is Stage.RUNNING, "it waits for a worker that takes its place"
+    world.pass_time(0.25)
+    assert world.state.stage is Stage.SWITCHING and world.count(RequestYield) == 3

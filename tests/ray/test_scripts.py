@@ -1,0 +1,111 @@
+"""A script on a real cluster: its workers and processes are killed, it is paused, and it goes on from its own
+checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kit.processes.server import PATIENCE_S, until
+from shoal_api.client import Client
+from shoal_service.views import JobView
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+
+SCRIPTS = Path(__file__).parents[1] / "kit" / "scripts"
+STEPS, SAVED, GATED = 12, 4, 6
+"""gated_ddp.py saves every `SAVED` steps, and stands still after step `GATED` until its gate opens."""
+
+
+class Run:
+    """A job with gated_ddp.py on two workers."""
+
+    def __init__(self, client: Client, gate: Path) -> None:
+        self._client = client
+        self.gate = gate
+        spec = {
+            "name": "gated",
+            "script": {"file": "gated_ddp.py", "args": [str(STEPS), str(gate)], "grace_s": 5},
+            "code": {"working_dir": str(SCRIPTS)},
+            "elasticity": {"min_workers": 2, "max_workers": 2},
+        }
+        self.id = client.submit(spec).id
+
+    def now(self) -> JobView:
+        return self._client.job(self.id)
+
+    def reach_the_gate(self) -> None:
+        def is_there() -> bool:
+            status = self.now().status
+            assert not status.state.ended, status
+            return status.step >= GATED and status.state is JobState.RUNNING
+
+        until(is_there, f"step {GATED}")
+
+    def open(self) -> None:
+        self.gate.touch()
+
+    def ends(self, state: JobState) -> JobView:
+        ended = self._client.wait(self.id, timeout_s=PATIENCE_S)
+        assert ended.status.state is state, ended.status
+        return ended
+
+    def pid_of_worker(self, rank: int) -> int:
+        return next(worker.pid for worker in self._client.workers(self.id) if worker.rank == rank)
+
+    def starts(self, rank: int) -> list[tuple[int, int]]:
+        """Step and pid of each process of the script on this rank, oldest first."""
+        found = re.compile(rf"rank {rank} of 2 goes on from step (\d+), pid (\d+)")
+        lines = (found.search(line.text) for line in self._client.logs(self.id))
+        return [(int(match[1]), int(match[2])) for match in lines if match]
+
+
+@pytest.fixture
+def run(client: Client, tmp_path: Path) -> Iterator[Run]:
+    one = Run(client, tmp_path / "gate")
+    yield one
+    if not one.now().status.state.ended:
+        client.cancel(one.id)
+
+
+@pytest.mark.parametrize("victim", ["worker", "script"])
+def test_a_script_goes_on_from_its_own_checkpoint(client: Client, run: Run, victim: str) -> None:
+    run.reach_the_gate()
+    [(_, pid)] = until(lambda: run.starts(rank=1), "the output of rank 1")
+    os.kill(run.pid_of_worker(1) if victim == "worker" else pid, signal.SIGKILL)
+    run.open()
+    status = run.ends(JobState.SUCCEEDED).status
+
+    assert status.message.startswith(f"gated_ddp.py has ended with status 0 on every rank after {STEPS} steps")
+    assert (status.step, status.total_steps) == (STEPS, STEPS)
+    assert status.loss is not None and (status.lr, status.grad_norm, status.tokens) == (None, None, None)
+    assert [step for step, _ in run.starts(rank=0)] == [0, SAVED]
+    [incident] = client.incidents(run.id)
+    cause = IncidentCause.WORKER_DIED if victim == "worker" else IncidentCause.SCRIPT_DIED
+    assert (incident.cause, incident.closed, incident.steps_lost) == (cause, True, GATED - SAVED)
+    assert (incident.from_workers, incident.to_workers, incident.state_source) == (2, 2, None)
+    assert [point.step for point in client.series(run.id)] == [*range(1, STEPS + 1)]
+
+
+def test_a_paused_script_goes_on_in_the_next_attempt(client: Client, run: Run) -> None:
+    run.reach_the_gate()
+    client.pause(run.id)
+    until(lambda: run.now().status.state is JobState.PAUSED, "the pause")
+    assert run.now().status.step == GATED, "what it has reported stays"
+    run.open()
+    client.resume(run.id)
+    status = run.ends(JobState.SUCCEEDED).status
+    assert (status.step, status.attempt, status.incidents) == (STEPS, 2, 0)
+    assert [step for step, _ in run.starts(rank=0)] == [0, SAVED]
+
+
+def test_an_error_of_a_script_ends_the_job_with_its_line(client: Client) -> None:
+    script = {"module": "no_such_module"}
+    job = client.submit({"script": script, "code": {"working_dir": str(SCRIPTS)}, "elasticity": {"max_workers": 1}})
+    ended = client.wait(job.id, timeout_s=PATIENCE_S)
+    assert (ended.status.state, ended.status.reason) == (JobState.FAILED, EndReason.USER_ERROR), ended.status
+    assert "No module named 'no_such_module'" in ended.status.message
