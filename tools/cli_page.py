@@ -81,7 +81,7 @@ def _usage(info: ArgumentInfo | OptionInfo, type_: Any) -> str:
 def _row(info: ArgumentInfo | OptionInfo, type_: Any, default: Any) -> str:
     text = str(info.help)
     if isinstance(info, ArgumentInfo):
-        return f"| `{info.metavar}` | {text} |"
+        return f"| `{str(info.metavar).replace('|', _BAR)}` | {text} |"
     value = _label(info, type_)[1].replace("|", _BAR)
     names = ", ".join(f"`{one}`" for one in _names(info)) + (f" `{value}`" if value else "")
     if isinstance(default, Enum):

@@ -222,8 +222,8 @@ _INTRODUCTION = """# The job spec
 <!-- Made by tools/docs_pages.py from the code; edit the docstrings there and run `make docs`. -->
 
 A job is described in YAML or JSON. Unknown keys are refused with their path and the nearest valid name, and all
-problems are reported together. Only `stop` is required (and `data`, for the built-in task). The JSON Schema is part of
-`/openapi.json`. Examples: [examples/](../../examples).
+problems are reported together. Only `stop` is required (and `data`, for the built-in task), or `script`. The JSON
+Schema is part of `/openapi.json`. Examples: [examples/](../../examples).
 """
 
 

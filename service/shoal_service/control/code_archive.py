@@ -222,9 +222,9 @@ def _files_of(root: Path) -> tuple[dict[str, Path], int]:
                 del kept[name]
         subfolders[:] = sorted(name for name in subfolders if name in kept)
         for name in names + links:
-            path = kept.get(name)
-            if path is None or name.endswith(_EXCLUDED_SUFFIXES):
+            if name not in kept or name.endswith(_EXCLUDED_SUFFIXES):
                 continue
+            path = kept[name]
             if path.is_symlink() and not path.resolve().is_relative_to(inside):
                 raise CodeArchiveError(
                     f"{path.relative_to(root)} is a link to {path.resolve()}, outside of code.working_dir. "

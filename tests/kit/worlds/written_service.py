@@ -26,6 +26,7 @@ from shoal_service.store import Store, driving, reporting, submissions
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, JobView, WorkerView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_workers.contract.spec import JobSpec
 
 AT = 1_700_000_000.0
 SPEC: dict[str, Any] = {
@@ -55,7 +56,10 @@ class Service:
         return Client(self.url, token=self.token)
 
     def add_job(self, **changes: Any) -> JobView:
-        return self.store.writing(submissions.create)(parse_spec({**SPEC, **changes}), idempotency_key=None, now=AT)[0]
+        return self.submit(parse_spec({**SPEC, **changes}))
+
+    def submit(self, spec: JobSpec) -> JobView:
+        return self.store.writing(submissions.create)(spec, idempotency_key=None, now=AT)[0]
 
     def begin(self, job: JobView, workers: int = 4) -> None:
         self.store.writing(driving.begin_attempt, self.epoch)(job.id, workers=workers, now=AT)

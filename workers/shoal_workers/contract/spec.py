@@ -804,6 +804,7 @@ class JobSpec(Frozen):
             )
         return precision
 
+<<<<<<< HEAD
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without the defaults of keys that a program may not have, so that its document is a valid spec again."""
@@ -813,6 +814,8 @@ class JobSpec(Frozen):
         left_out = KEYS_OF_TASKS if self.script is not None else KEYS_OF_TASKS_ONLY
         return {key: value for key, value in document.items() if key not in left_out}
 
+=======
+>>>>>>> sc
     @model_validator(mode="after")
     def _has_an_end(self) -> JobSpec:
         if self.program is None and self.stop is None:

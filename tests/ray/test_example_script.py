@@ -1,0 +1,63 @@
+"""examples/script on a real cluster, submitted as a user does it: a worker is killed, and the losses are those of an
+undisturbed run with another number of workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.processes.server import PATIENCE_S, Server, until
+from shoal_api.client import Client
+from shoal_workers.contract.job import JobState
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "script"
+STEPS = 6_000
+"""So many that a worker can be killed before the last one."""
+
+
+def _submitted(server: Server, client: Client, *options: str) -> str:
+    """Run the command line of the installed wheel in the directory of the example. Returns the job's id."""
+    command = [str(server.python), "-m", "shoal_api.cli.main", "submit", "train.py", *options]
+    url = f"http://127.0.0.1:{server.port}"
+    environment = {**os.environ, "SHOAL_STATE_DIR": str(server.state_dir), "SHOAL_URL": url}
+    environment.pop("PYTHONPATH", None)
+    arguments = ["--", f"--steps={STEPS}", "--save-every=500"]
+    ran = subprocess.run([*command, *arguments], cwd=EXAMPLE, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "code: " in ran.stderr and "1 file, " in ran.stderr
+    return ran.stdout.split()[0]
+
+
+def _losses(client: Client, job_id: str, after: int) -> dict[int, float]:
+    found = client.series(job_id, after_step=after, max_points=STEPS)
+    return {point.step: point.loss for point in found}
+
+
+def test_the_example_survives_a_killed_worker_with_the_losses_of_an_undisturbed_run(
+    shoal_server: Server, client: Client
+) -> None:
+    disturbed = _submitted(shoal_server, client, "--workers", "1:2", "--cpus", "0.5")
+
+    def has_begun() -> Any:
+        status = client.job(disturbed).status
+        assert not status.state.ended, status
+        return status.step >= 600 and status.workers == 2
+
+    until(has_begun, "step 600")
+    pid = next(worker.pid for worker in client.workers(disturbed) if worker.rank == 1)
+    os.kill(pid, signal.SIGKILL)
+    ended = client.wait(disturbed, timeout_s=PATIENCE_S)
+    assert ended.status.state is JobState.SUCCEEDED, ended.status
+    assert (ended.status.step, ended.status.total_steps, ended.status.lr) == (STEPS, STEPS, 3e-3)
+    assert [incident.closed for incident in client.incidents(disturbed)] == [True]
+    assert any(f"trained to step {STEPS}" in line.text for line in client.logs(disturbed))
+
+    undisturbed = _submitted(shoal_server, client, "--workers", "1", "--cpus", "0.5")
+    assert client.wait(undisturbed, timeout_s=PATIENCE_S).status.state is JobState.SUCCEEDED
+    lost = _losses(client, disturbed, STEPS - 500)
+    assert lost == pytest.approx(_losses(client, undisturbed, STEPS - 500), rel=1e-2, abs=1e-3)
