@@ -771,10 +771,11 @@ class JobSpec(Frozen):
 
     # no annotation of the result: it would take the place of the model's JSON Schema
     @model_serializer(mode="wrap")
-    def _without_what_a_script_does_not_read(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
-        """The document of a script has no keys of tasks, so it can be submitted again."""
+    def _without_what_it_does_not_read(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        """The document of a script or a loop has no keys of tasks, so it can be submitted again."""
         document = handler(self)
-        for key in KEYS_OF_TASKS if self.script is not None else ():
+        not_read = KEYS_OF_TASKS if self.script is not None else KEYS_OF_TASKS_ONLY if self.loop is not None else ()
+        for key in not_read:
             document.pop(key, None)
         return document
 
@@ -804,18 +805,6 @@ class JobSpec(Frozen):
             )
         return precision
 
-<<<<<<< HEAD
-    @model_serializer(mode="wrap")
-    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the defaults of keys that a program may not have, so that its document is a valid spec again."""
-        document: dict[str, Any] = handler(self)
-        if self.program is None:
-            return document
-        left_out = KEYS_OF_TASKS if self.script is not None else KEYS_OF_TASKS_ONLY
-        return {key: value for key, value in document.items() if key not in left_out}
-
-=======
->>>>>>> sc
     @model_validator(mode="after")
     def _has_an_end(self) -> JobSpec:
         if self.program is None and self.stop is None:
