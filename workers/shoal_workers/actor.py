@@ -16,6 +16,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import ray
@@ -107,6 +108,8 @@ class WorkerActor:
         self._node_ip = ray.util.get_node_ip_address()
         self._outbox = Outbox(config.worker_id)
         self._program: Program | None = None
+        self._pid_of_script: Callable[[], int] | None = None
+        """The process of the worker's script; None: it trains a task."""
         self._snapshot_store: SnapshotStore | None = None
         self._fenced = 0
         self._life = 0
@@ -319,8 +322,12 @@ class WorkerActor:
     @ray.method(concurrency_group="inspect")
     def stack(self, life: int) -> WorkerStack | Refused:
         """What the training thread does now."""
+        if refused := self._refused(life):
+            return refused
+        if self._pid_of_script is not None:
+            return stacks.of_script(self._config.worker_id, self._progress(), self._pid_of_script())
         signs = self._program.signs() if self._program is not None else (None, ())
-        return self._refused(life) or stacks.of_this_worker(self._config.worker_id, self._progress(), signs)
+        return stacks.of_this_worker(self._config.worker_id, self._progress(), signs)
 
     @ray.method(concurrency_group="inspect")
     def stack_of(self, pid: int, native: bool) -> tuple[Frame, ...] | str:
@@ -446,13 +453,16 @@ class WorkerActor:
     def _script_runner(self, store: StoreServer) -> Program:
         from shoal_workers.script.runner import ScriptRunner
 
-        return ScriptRunner(
+        runner = ScriptRunner(
             self._spec,
             checkpoint_root=self._config.checkpoint_root,
             outbox=self._outbox,
             store=store,
             node_id=self._node_id,
         )
+        self._pid_of_script = lambda: runner.pid_of_script
+        self._meter.processes = runner.processes
+        return runner
 
     def _open_snapshot_store(self) -> SnapshotStore | None:
         """Returns None if the node has no shared memory for snapshots; the log then says what follows."""

@@ -56,8 +56,7 @@ class Recorder:
 
     def __init__(self, raylet_socket: str) -> None:
         self._folder = _folder(raylet_socket)
-        self._counter = _oom_counter()
-        self._num_oom_kills = _oom_kills(self._counter)
+        self._memory_kills = MemoryKills()
 
     def reap(self, pidfd: int, pid: int) -> None:
         """The child has ended."""
@@ -69,9 +68,8 @@ class Recorder:
     def _status(self, ended: os.waitid_result) -> ExitStatus:
         if ended.si_code == os.CLD_EXITED:
             return ExitStatus(code=ended.si_status)
-        known, self._num_oom_kills = self._num_oom_kills, _oom_kills(self._counter)
-        is_oom = ended.si_status == signal.SIGKILL and self._num_oom_kills > known
-        return ExitStatus(signal=ended.si_status, out_of_memory=is_oom)
+        has_killed = self._memory_kills.have_grown()
+        return ExitStatus(signal=ended.si_status, out_of_memory=ended.si_status == signal.SIGKILL and has_killed)
 
     def _write(self, pid: int, status: ExitStatus) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -80,6 +78,19 @@ class Recorder:
         new = self._folder / f".{pid}"
         new.write_text(json.dumps(asdict(status)), encoding="ascii")
         new.rename(self._folder / str(pid))
+
+
+class MemoryKills:
+    """How many processes of this control group the kernel has killed for lack of memory."""
+
+    def __init__(self) -> None:
+        self._counter = _oom_counter()
+        self._known = _oom_kills(self._counter)
+
+    def have_grown(self) -> bool:
+        """Whether it has killed one since the call before."""
+        known, self._known = self._known, _oom_kills(self._counter)
+        return self._known > known
 
 
 def read(raylet_socket: str, pid: int) -> ExitStatus | None:

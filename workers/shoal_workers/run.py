@@ -23,6 +23,10 @@ def main() -> int:
     """Exit status 0 if the last step was reached."""
     arguments = _arguments()
     spec = _read_spec(arguments.spec)
+    if spec.script is not None:
+        raise SystemExit(
+            f"{arguments.spec} has a script, {spec.script.words}: run it by torchrun, or by `shoal submit`."
+        )
     added = {} if spec.worker.gpus else tunables(os.environ)
     if added:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **added})

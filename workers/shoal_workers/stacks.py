@@ -1,4 +1,5 @@
-"""Stacks of training threads: of this process by its own frames, of another process of this node by py-spy.
+"""Stacks of training threads: of this process by its own frames, of another process of this node by py-spy. What a
+script does is the stack of the main thread of its process.
 
 A process that is stopped, or that holds the GIL in native code, answers no call. py-spy reads its memory from outside;
 that needs the permission to trace it (the same user, and `ptrace_scope` 0; or CAP_SYS_PTRACE). Called on threads of the
@@ -17,11 +18,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from shoal_workers.contract.messages import Frame, Progress, WorkerStack
+from shoal_workers.contract.messages import Frame, Progress, StackSource, WorkerStack
 from shoal_workers.contract.suspects import Collective, Link
 from shoal_workers.ray_internals import is_process_of
 
 _ENTRY_FILE = "shoal_workers/actor.py"
+_SCRIPT_FILE = "shoal_workers/script/program.py"
 _ENTRIES = frozenset({"prepare", "run"})
 """The calls of the worker's actor that run on its training thread."""
 _MAX_FRAMES = 100
@@ -50,6 +52,27 @@ def of_this_worker(worker_id: str, now: Progress, signs: Signs = (None, ())) -> 
         step=now.step,
         collective=signs[0],
         links=signs[1],
+    )
+
+
+def of_script(worker_id: str, now: Progress, pid: int) -> WorkerStack:
+    """What the main thread of a script's process does. Blocks as `stack_of`. `pid`: 0: no process runs."""
+    found: tuple[Frame, ...] = ()
+    error = ""
+    if pid:
+        try:
+            found = (STOPPED,) if is_stopped(pid) else ()
+            found += script_frames(_dump(pid, native=False), pid)
+        except StackUnavailable as unavailable:
+            error = "" if found else str(unavailable)
+    return WorkerStack(
+        worker_id=worker_id,
+        pid=pid or os.getpid(),
+        frames=found,
+        phase=now.phase,
+        step=now.step,
+        source=StackSource.NONE if error else StackSource.PY_SPY,
+        error=error,
     )
 
 
@@ -96,6 +119,11 @@ def stack_of(pid: int, *, native: bool = False) -> tuple[Frame, ...]:
     Raises:
         StackUnavailable: there is no py-spy, no permission, or no such process.
     """
+    return frames_of_dump(_dump(pid, native=native))
+
+
+def _dump(pid: int, *, native: bool) -> list[dict[str, Any]]:
+    """Raises StackUnavailable."""
     program = py_spy()
     if program is None:
         raise StackUnavailable("py-spy is not installed on the node")
@@ -108,19 +136,33 @@ def stack_of(pid: int, *, native: bool = False) -> tuple[Frame, ...]:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise StackUnavailable(f"py-spy failed: {lines[-1]}")
-    return frames_of_dump(json.loads(done.stdout))
+    threads: list[dict[str, Any]] = json.loads(done.stdout)
+    return threads
 
 
 def frames_of_dump(threads: Sequence[dict[str, Any]]) -> tuple[Frame, ...]:
     """The training thread in the output of `py-spy dump --json`. Pure."""
     for thread in threads:
-        frames = [
-            Frame(function=f["name"].rpartition(".")[2], file=_short(f["filename"]), line=f["line"])
-            for f in thread["frames"]
-        ]
-        if (found := training_frames(frames)) is not None:
+        if (found := training_frames(_frames_of(thread))) is not None:
             return found
     return ()
+
+
+def script_frames(threads: Sequence[dict[str, Any]], pid: int) -> tuple[Frame, ...]:
+    """The main thread in such an output, without the frames that have started the script. Pure."""
+    for thread in threads:
+        if thread.get("os_thread_id") == pid:
+            frames = _frames_of(thread)
+            starts = (depth for depth, frame in enumerate(frames) if frame.file.endswith(_SCRIPT_FILE))
+            return tuple(frames[: next(starts, len(frames))][:_MAX_FRAMES])
+    return ()
+
+
+def _frames_of(thread: dict[str, Any]) -> list[Frame]:
+    return [
+        Frame(function=f["name"].rpartition(".")[2], file=_short(f["filename"]), line=f["line"])
+        for f in thread["frames"]
+    ]
 
 
 def training_frames(frames: Sequence[Frame]) -> tuple[Frame, ...] | None:

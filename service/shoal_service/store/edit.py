@@ -101,8 +101,9 @@ class JobEdit:
         shown = _book(self.tx, self.job, self.standing.state, self.status.goodput, self.now, under=under)
         self.describe(goodput=shown)
 
-    def lose(self, reason: EndReason, message: str) -> None:
-        """Notes what the job has lost with an attempt that has ended for this reason. Called before `move`."""
+    def lose(self, reason: EndReason, message: str, *, is_script: bool = False) -> None:
+        """Notes what the job has lost with an attempt that has ended for this reason. Called before `move`. A script
+        that was asked to end had the time to save, and only its next report shows whether it did."""
         status = self.status
         ended = LostAttempt(
             attempt=self.job.attempt,
@@ -114,7 +115,8 @@ class JobEdit:
             last_report_at=self.job.status.goodput.at if self.job.status.goodput is not None else None,
             message=message,
         )
-        self.describe(lost=after_end(status.lost, ended, reason, saved_step=status.checkpoint_step or 0))
+        saved_step = status.step if is_script else status.checkpoint_step or 0
+        self.describe(lost=after_end(status.lost, ended, reason, saved_step=saved_step))
 
     def move(
         self,

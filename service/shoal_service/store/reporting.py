@@ -245,7 +245,7 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
         traceback = end.failure.traceback[-MAX_TRACEBACK_CHARS:]
         edit.set(failure=end.failure.model_copy(update={"traceback": traceback}).model_dump_json())
     edit.describe(step=done)
-    edit.lose(end.reason, end.message)
+    edit.lose(end.reason, end.message, is_script=spec.script is not None)
     profile_requests.end_open(edit, f"the attempt ended: {end.message or end.reason.value}")
     words = (end.message, decision.reason) if decision.charged or decision.again else (end.message or decision.reason,)
     message, reason = " ".join(part for part in words if part), end.reason.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 
 import pytest
@@ -92,6 +93,22 @@ def test_a_crash_is_the_scripts_own(bench: Bench, capfd: pytest.CaptureFixture[s
     assert (error.type, error.mistake) == ("Crash", "crash")
     assert error.sentence.startswith("train.py crashed: its process was killed by signal 11 (SIGSEGV).")
     assert "line 3 in crash" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("printed", "kind"),
+    [("", ExitKind.USER_ERROR), ("Watchdog caught collective operation timeout", ExitKind.COLLECTIVE_FAILED)],
+)
+def test_an_abort_is_judged_by_what_the_process_printed_before(bench: Bench, printed: str, kind: ExitKind) -> None:
+    with tempfile.TemporaryFile() as stderr:  # as in a worker
+        own = os.dup(2)
+        os.dup2(stderr.fileno(), 2)
+        try:
+            [end] = bench(f"import os, sys\nprint({printed!r}, file=sys.stderr)\nos.abort()").run()
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
+    assert end.kind is kind and end.error is not None and end.error.mistake == "crash"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

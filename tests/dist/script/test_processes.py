@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from kit.processes.script_bench import PATIENCE_S, Events, ForkServer, ScriptBench, num_descriptors, write_script
-from shoal_workers.contract.messages import ExitKind
+from shoal_workers import stacks
+from shoal_workers.contract.messages import ExitKind, Phase, StackSource
+from shoal_workers.engine.process.use_meter import UseMeter
 from shoal_workers.script.guardian import LOOK_AT_ALL_S, LOOK_S, Work, below
 
 Bench = Callable[..., ScriptBench]
@@ -188,6 +190,31 @@ for line in sys.stdin:
         process.stdin.close()
 
 
+def test_the_stack_of_a_script_is_that_of_its_own_code(bench: Bench, events: Events) -> None:
+    if stacks.py_spy() is None:
+        pytest.skip("py-spy is not installed")
+    runners = bench("import events\ndef stand_still():\n    events.say(ready=True)\n    events.wait()\nstand_still()")
+    runners.start()
+    events.next(ready=True)
+    runner = runners.runners[0]
+    found = stacks.of_script("w0", runner.progress, runner.pid_of_script)
+    assert (found.error, found.phase, found.source) == ("", Phase.SCRIPT, StackSource.PY_SPY)
+    own = [(frame.function, Path(frame.file).name, frame.line) for frame in found.frames[-2:]]
+    assert own == [("stand_still", "train.py", 4), ("<module>", "train.py", 5)]
+    assert runners.interrupt()[0].kind is ExitKind.INTERRUPTED
+    assert stacks.of_script("w0", runner.progress, runner.pid_of_script).frames == ()
+
+
+def test_what_a_script_takes_of_its_machine_is_the_workers(bench: Bench, events: Events, tmp_path: Path) -> None:
+    runners = bench("import events; memory = bytearray(b'x') * (256 << 20); events.say(ready=True); events.wait()")
+    meter = UseMeter(str(tmp_path), has_gpu=False)
+    before = meter.measure().resident_bytes
+    runners.start()
+    events.next(ready=True)
+    meter.processes = runners.runners[0].processes
+    assert meter.measure().resident_bytes - before > 200 << 20
+
+
 def test_a_runner_goes_on_after_its_guardian_was_killed(bench: Bench, events: Events) -> None:
     runners = bench("import events; events.say(ready=True); events.wait()")
     runners.start()
@@ -197,6 +224,50 @@ def test_a_runner_goes_on_after_its_guardian_was_killed(bench: Bench, events: Ev
     runners.start()
     events.next(ready=True)
     assert runners.interrupt()[0].kind is ExitKind.INTERRUPTED
+    idle = os.pidfd_open(runners.runners[0].guardian_pid)
+    signal.pidfd_send_signal(idle, signal.SIGKILL)
+    _wait_for_ends([idle])
+    runners.start()
+    events.next(ready=True)
+    assert runners.interrupt()[0].kind is ExitKind.INTERRUPTED
+
+
+def test_the_libraries_of_the_last_script_are_imported_before_the_next_one(bench: Bench, events: Events) -> None:
+    text = """
+import sys
+import events
+known = [name for name in ("plistlib", "helper") if name in sys.modules]
+import helper, plistlib
+events.say(known=known)
+"""
+    runners = bench(text)
+    (runners.folder / "helper.py").touch()
+    for known in ([], ["plistlib"]):
+        assert runners.run()[0].kind is ExitKind.FINISHED
+        assert events.next()["known"] == known, "its own modules are new in each process"
+
+
+def test_a_guardian_to_which_a_library_has_given_a_thread_starts_anew(
+    bench: Bench, events: Events, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+import events, os, sys
+was_known = "threading_library" in sys.modules
+import threading_library
+events.say(threads=len(os.listdir("/proc/self/task")), was_known=was_known)
+"""
+    library = tmp_path / "site-packages" / "threading_library.py"
+    library.parent.mkdir()
+    library.write_text("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
+    monkeypatch.setenv("PYTHONPATH", str(library.parent), prepend=os.pathsep)
+    runners = bench(text)
+    runners.prepare()
+    guardian = runners.runners[0].guardian_pid
+    for _ in range(2):
+        assert runners.run()[0].kind is ExitKind.FINISHED
+        found = events.next()
+        assert (found["threads"], found["was_known"]) == (2, False)
+        assert runners.runners[0].guardian_pid == guardian
 
 
 def test_generations_leak_no_descriptor(bench: Bench, events: Events) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from kit.processes.script_bench import Events, ScriptBench
 from shoal_workers.contract.messages import ExitKind, Phase
 from shoal_workers.contract.worker_reports import GroupFormed
+from shoal_workers.engine.group.rendezvous import Rendezvous, StoreConnections
+from shoal_workers.script.environment import Place
 
 Bench = Callable[..., ScriptBench]
 
@@ -116,6 +119,30 @@ def test_a_group_whose_rank_is_missing_does_not_form(bench: Bench) -> None:
     [end] = runners.exits()
     assert end.kind is ExitKind.FORM_FAILED and end.error is not None
     assert end.error.message == "1 of 2 ranks did not arrive (places) within 0.5 s: rank 1."
+
+
+def test_a_script_that_began_in_a_group_that_does_not_form_is_ended(bench: Bench, events: Events) -> None:
+    runners = bench(_WAITS)
+    runners.start_alone(world_size=2, store_timeout_s=1.0)
+    connections = StoreConnections("key")
+    other = Rendezvous(runners.assignment(1, 2), connections, lambda: None)
+    other.connect()
+    other.gather("places", Place("node", "").to_text())  # and never says that its script has started
+    pid = events.next(ready=True)["pid"]
+    [end] = runners.exits()
+    other.close()
+    connections.close()
+    assert end.kind is ExitKind.FORM_FAILED and end.error is not None
+    assert end.error.message == "1 of 2 ranks did not arrive (started) within 1 s: rank 1."
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_checkpoint_directory_that_cannot_be_made_is_a_failure_of_the_storage(bench: Bench) -> None:
+    runners = bench(_WAITS)
+    runners.checkpoints.touch()
+    [end] = runners.run()
+    assert end.kind is ExitKind.STORAGE_FAILED and end.error is not None
+    assert end.error.message.startswith(f"the job's checkpoint directory {runners.checkpoints} cannot be made")
 
 
 def test_the_group_starts_again_with_another_world_size_in_the_same_workers(bench: Bench, events: Events) -> None:

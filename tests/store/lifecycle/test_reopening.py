@@ -187,3 +187,11 @@ def test_everything_else_of_a_script_can_be_changed(store: Store) -> None:
     job_id = submit_script(store)
     job = store.writing(submissions.patch)(job_id, JobPatch(priority=5), if_match=None, now=2.0)
     assert job.spec.priority == 5 and job.spec.script is not None and job.spec.script.file == "train.py"
+
+
+def test_a_preempted_script_has_lost_nothing_that_is_known(store: Store, begin: Begin) -> None:
+    job_id = submit_script(store)
+    end = AttemptEnd(reason=EndReason.PREEMPTED, message="its script was asked to end.", step=40)
+    begin(job_id).report(status_step=40, end=end)
+    status = store.get_job(job_id).status
+    assert (status.state, status.step, status.lost) == (JobState.QUEUED, 40, None)

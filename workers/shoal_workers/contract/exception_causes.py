@@ -298,6 +298,22 @@ def is_broken_collective(is_of_torch_distributed: bool, is_runtime_error: bool, 
     return is_of_torch_distributed or (is_runtime_error and _BROKEN_COLLECTIVE.search(message) is not None)
 
 
+_ABORTED_COLLECTIVE = re.compile(
+    r"terminate called after throwing an instance of '(c10::Dist\w*Error|gloo::\w+)'|"
+    r"Watchdog caught collective operation timeout|To avoid data inconsistency, we are taking the entire process down"
+)
+
+
+def is_collective_abort(printed: str) -> bool:
+    """Whether a process has aborted because a collective was broken: NCCL's watchdog and gloo's threads raise where
+    nobody can catch it.
+
+    Args:
+        printed: the end of what it has written to its standard error.
+    """
+    return _ABORTED_COLLECTIVE.search(printed) is not None
+
+
 REFUSED = "refused"
 """Name of a mistake that is not in MISTAKES: Shoal itself refuses something of the task, and its message says what."""
 LAYOUT_REFUSED = "layout_refused"

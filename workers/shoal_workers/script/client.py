@@ -45,6 +45,12 @@ class GuardianClient:
             self.pid = self._start(other)
         self._pidfd = os.pidfd_open(self.pid)
 
+    @property
+    def is_alive(self) -> bool:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
+
     def wait_until_ready(self) -> None:
         """Raises GuardianLost."""
         while not any("ready" in message for message in self.messages()):
@@ -107,6 +113,6 @@ class GuardianClient:
         if server:
             with suppress(OSError):
                 return fork_from(server, [str(_PROGRAM)], (link.fileno(), 1, 2))
-        environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}  # no threads of libraries in a process that forks
         self._process = subprocess.Popen([sys.executable, str(_PROGRAM)], stdin=link.fileno(), env=environment)
         return self._process.pid

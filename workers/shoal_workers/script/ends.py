@@ -5,7 +5,8 @@
     an exception       COLLECTIVE_FAILED if another rank or the network broke a collective; WORKER_FAULT if the device,
                        memory or the operating system failed; else USER_ERROR
     another status     USER_ERROR
-    a signal           SCRIPT_DIED if it comes from outside; USER_ERROR if the process itself has caused it (a crash)
+    a signal           SCRIPT_DIED if it comes from outside; COLLECTIVE_FAILED if NCCL or gloo has aborted the process
+                       for a broken collective; else USER_ERROR: the process itself has caused it (a crash)
 
 Called by the runner.
 """
@@ -24,6 +25,7 @@ from shoal_workers.contract.exception_causes import (
     Link,
     error_class_of,
     is_broken_collective,
+    is_collective_abort,
 )
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.engine.task.code_owner import line_in, owner_of
@@ -57,11 +59,14 @@ class Ended:
     """The exception that ended it, as `program.described` says it; None: none did."""
     recorded: dict[str, Any] | None = None
     """What the script has written into TORCHELASTIC_ERROR_FILE."""
+    printed: str = ""
+    """If it aborted: the end of its standard error."""
 
-    @property
-    def words(self) -> str:
-        """`exited with 3`, `was killed by signal 9 (SIGKILL)`."""
-        return ExitStatus(self.code, self.signal).words()
+    def words(self, *, out_of_memory: bool = False) -> str:
+        """`exited with 3`, `was killed by signal 9 (SIGKILL)`. `out_of_memory`: the kernel has killed a process for
+        lack of memory meanwhile."""
+        is_oom = out_of_memory and self.signal == signal.SIGKILL
+        return ExitStatus(self.code, self.signal, out_of_memory=is_oom).words()
 
 
 def end_of(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorReport | None]:
@@ -74,7 +79,10 @@ def end_of(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorRepor
     if ended.signal is not None:
         if ended.signal not in _CRASHES:
             return ExitKind.SCRIPT_DIED, None
-        message = f"{script} crashed: its process {ended.words}. Its log has the stack of the crash."
+        if is_collective_abort(ended.printed):
+            message = f"a collective of {script} was broken, and its process {ended.words()}."
+            return ExitKind.COLLECTIVE_FAILED, _sentence("Abort", message, CRASH)
+        message = f"{script} crashed: its process {ended.words()}. Its log has the stack of the crash."
         return ExitKind.USER_ERROR, _sentence("Crash", message, CRASH)
     if ended.raised is not None:
         return _of_exception(ended.raised, folder)

@@ -1,6 +1,6 @@
 """The guardian of a worker's script: forks its processes, one per generation, and leaves none of them behind.
 
-    python guardian.py        standard input is the link to the runner (client.py), a socket of JSON lines
+    python guardian.py [--plain]    standard input is the link to the runner (client.py), a socket of JSON lines
 
     runner <-- {"ready": true} ------ guardian    what most scripts import is imported
     runner --- {"run": {...}} ------> guardian    fork, and run that in the new process (program.py)
@@ -11,8 +11,8 @@
 
 The guardian adopts orphans, so what the script leaves is its own child, in whatever session. When the link ends, the
 worker has died, and the guardian kills the script and all below it. It has one thread, because it forks, and imports
-the standard library only, apart from what is imported for the script before it is forked. Started by client.py, by way
-of the node's fork server if there is one.
+the standard library only, apart from what is imported for the script before it is forked: torch, and what the script
+before has imported (imports.py). Started by client.py, by way of the node's fork server if there is one.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ if __name__ == "__main__":
 
 from shoal_workers.forkserver.orphans import SWEEP_S, adopt_orphans, end_orphans, parents
 from shoal_workers.script import program
+from shoal_workers.script.imports import Imports
 
 LOOK_S = 1.0
 LOOK_AT_ALL_S = 10.0
@@ -48,7 +49,12 @@ _BUSY_TICKS_PER_S = 2
 """CPU time, of 100 ticks per second, that counts as work. A thread that only waits for the network uses less."""
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals to a whole process group or control group. The guardian ends with its link only."""
+PLAIN = "--plain"
+"""Argument of a guardian that imports nothing of its scripts."""
+WARM_IMPORTS = "SHOAL_WARM_IMPORTS"
+"""Variable that a job may set to 0 in `code.env`, for a library that does not bear to be forked after its import."""
 _RECEIVE_BYTES = 1 << 16
+_MAX_LAST_WORDS = 16 << 10
 _WARM = ("torch", "torch._dynamo")
 """Modules that nearly every script imports, and that take seconds."""
 
@@ -63,7 +69,8 @@ def main() -> None:
             signal.signal(number, signal.SIG_IGN)
         adopt_orphans()
         _import_warm()
-        task = Guardian(link).serve()
+        learns = PLAIN not in sys.argv and os.environ.get(WARM_IMPORTS) != "0"
+        task = Guardian(link, learns=learns).serve()
     if task is None:
         os._exit(0)  # at once: the end of an interpreter with torch takes half a second of CPU time
     program.run(task)
@@ -72,7 +79,7 @@ def main() -> None:
 def _import_warm() -> None:
     """A node without torch runs scripts without torch."""
     for name in _WARM:
-        with suppress(ImportError):
+        with suppress(ImportError, OSError):  # or a library that torch needs
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # otherwise the collector of each script would copy every page
@@ -89,15 +96,23 @@ class Script:
     error_file: int
     """File in memory for `torch.distributed.elastic.multiprocessing.errors.record`."""
     work: Work
+    imports: Imports
+    stderr_size: int
+    """Size of the standard error when the process began."""
     kill_at_mono: float | None = None
     status: int | None = None
 
 
 class Guardian:
-    """`serve` is the whole life of a guardian."""
+    """`serve` is the whole life of a guardian.
 
-    def __init__(self, link: socket.socket) -> None:
+    Args:
+        learns: whether it imports what its scripts have imported.
+    """
+
+    def __init__(self, link: socket.socket, *, learns: bool) -> None:
         self._link = link
+        self._learns = learns
         self._received = b""
         self._script: Script | None = None
 
@@ -145,6 +160,7 @@ class Guardian:
         """Returns the task in the new process, and None in the guardian."""
         own = os.getpid()
         report, error_file = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("report", "error-file"))
+        imports = Imports()
         # A signal that the new process gets before it reacts as a new process would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
         pid = os.fork()
@@ -152,9 +168,13 @@ class Guardian:
             self._link.close()
             task.report, task.error_file = report, error_file
             program.leave_guardian(own)
+            if self._learns:
+                imports.note_own()
             return task
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
-        self._script = Script(pid, os.pidfd_open(pid), report, error_file, Work(pid, time.monotonic()))
+        self._script = Script(
+            pid, os.pidfd_open(pid), report, error_file, Work(pid, time.monotonic()), imports, _printed()[1]
+        )
         self._send({"pid": pid})
         return None
 
@@ -176,8 +196,15 @@ class Guardian:
             for number in (script.pidfd, script.report, script.error_file):
                 os.close(number)
             self._script = None
+            if self._learns and not self._received and not script.imports.repeat():
+                self._start_anew()
         elif script.work.has_gone_on(time.monotonic()):
             self._send({"busy": True})
+
+    def _start_anew(self) -> None:
+        """As a new interpreter with the same pid and link, which imports nothing of the script's."""
+        os.dup2(self._link.fileno(), 0)
+        os.execv(sys.executable, [sys.executable, os.path.abspath(__file__), PLAIN])  # noqa: PTH100
 
     def _reap(self) -> None:
         """Every child that has ended, orphans too."""
@@ -207,7 +234,22 @@ def _ended(script: Script) -> dict[str, Any]:
     assert script.status is not None
     killed = os.WTERMSIG(script.status) if os.WIFSIGNALED(script.status) else None
     code = None if killed is not None else os.WEXITSTATUS(script.status)
-    return {"code": code, "signal": killed, "raised": _content(script.report), "recorded": _content(script.error_file)}
+    return {
+        "code": code,
+        "signal": killed,
+        "raised": _content(script.report),
+        "recorded": _content(script.error_file),
+        "printed": _last_words(script.stderr_size) if killed == signal.SIGABRT else "",
+    }
+
+
+def _last_words(begin: int) -> str:
+    """The end of the standard error since `begin`, if that is a file, as in a worker."""
+    with suppress(OSError):
+        size = os.fstat(2).st_size
+        first = max(begin, size - _MAX_LAST_WORDS)
+        return os.pread(2, max(0, size - first), first).decode(errors="replace")
+    return ""
 
 
 def _content(file: int) -> Any:

@@ -5,7 +5,7 @@
 
 It has the surface of `Engine` that the worker's actor uses, and the same two kinds of threads: control threads only set
 the fence and wake the training thread. What the script computes is not known here: its process is started when all
-ranks have arrived, told to end by SIGTERM when the group ends, and killed `script.grace_s` later. The runner does not
+ranks have arrived, gets SIGTERM when the group ends, and is killed `script.grace_s` later. The runner does not
 import Ray; actor.py calls it.
 """
 
@@ -41,9 +41,11 @@ from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.packages import add_packages
 from shoal_workers.engine.process.position import Position
+from shoal_workers.exit_status import MemoryKills
 from shoal_workers.script.client import GuardianClient, GuardianLost
 from shoal_workers.script.ends import Ended, end_of
 from shoal_workers.script.environment import DEVICES, Place, environment_of
+from shoal_workers.script.guardian import below
 from shoal_workers.script.hook import HookSocket, LoggedSteps, receive
 from shoal_workers.script.program import Task
 
@@ -84,6 +86,7 @@ class ScriptRunner:
         self._guardian: GuardianClient | None = None
         self._script_store: TCPStore | None = None
         """The store that the scripts of this generation use; on rank 0."""
+        self._memory_kills = MemoryKills()
         self._is_prepared = False
 
     @property
@@ -117,6 +120,11 @@ class ScriptRunner:
     def guardian_pid(self) -> int:
         """Returns, on any thread, the pid of the guardian; 0: none was started yet, or it has died."""
         return self._guardian.pid if self._guardian is not None else 0
+
+    def processes(self) -> set[int]:
+        """Returns, on any thread, the pids of the guardian and of all processes below it."""
+        pid = self.guardian_pid
+        return below(pid) | {pid} if pid else set()
 
     def prepare(self, expected_bytes: int = 0) -> None:
         """Training thread: install packages, find the script, start the guardian. Idempotent.
@@ -220,8 +228,11 @@ class ScriptRunner:
         except TaskFailed as error:
             return ExitKind.USER_ERROR, error.report
         except FormFailed as error:
+            report = _report(error, self._position.phase)
             self._end_process(generation)
-            return ExitKind.FORM_FAILED, _report(error, self._position.phase)
+            return ExitKind.FORM_FAILED, report
+        except _DirectoryFailed as error:
+            return ExitKind.STORAGE_FAILED, _report(error, self._position.phase)
         except GuardianLost as error:
             # Something has killed the guardian, and the script's process with it; for example the kernel, for memory.
             self._outbox.log_text(f"{error}; the script's process died with it")
@@ -239,8 +250,7 @@ class ScriptRunner:
             self._script_store = _store_for_scripts(assignment.store_host)
             place = Place(place.node_id, place.devices, self._script_store.port)
         places = [Place.from_text(text) for text in rendezvous.gather("places", place.to_text())]
-        if "://" not in self._checkpoint_dir:
-            Path(self._checkpoint_dir).mkdir(parents=True, exist_ok=True)
+        self._make_checkpoint_dir()
         environment = environment_of(
             os.environ,
             self._spec,
@@ -269,6 +279,18 @@ class ScriptRunner:
                 )
             )
 
+    def _make_checkpoint_dir(self) -> None:
+        """An object store has no directories that could be missing."""
+        if "://" in self._checkpoint_dir:
+            return
+        try:
+            Path(self._checkpoint_dir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _DirectoryFailed(
+                f"the job's checkpoint directory {self._checkpoint_dir} cannot be made on this node: {error.strerror}. "
+                "checkpoint.url must name a place that every node can write."
+            ) from error
+
     def _watch(self, generation: _Generation) -> tuple[ExitKind, ErrorReport | None]:
         """Until the script has ended, by itself or because it was ordered."""
         self._position.enter(Phase.SCRIPT)
@@ -282,14 +304,16 @@ class ScriptRunner:
         if kind in _AFTERMATHS and generation.wait_for_fence(_AFTERMATH_S):
             return ExitKind.INTERRUPTED, None
         if kind is ExitKind.SCRIPT_DIED:
-            self._outbox.log_text(f"the process of {self._script.words} {ended.words}")
+            words = ended.words(out_of_memory=self._memory_kills.have_grown())
+            self._outbox.log_text(f"the process of {self._script.words} {words}")
         return kind, error
 
     def _ended(self, generation: _Generation) -> Ended:
         """Follow the script to its end, and order that end when the fence says so. Raises GuardianLost."""
         guardian = self._guardian
         assert guardian is not None
-        steps = LoggedSteps(generation.assignment, time.time(), self._outbox.log_text)
+        remark = self._outbox.log_text if generation.assignment.rank == 0 else lambda _: None
+        steps = LoggedSteps(generation.assignment, time.time(), remark)
         with _Sources(guardian, self._hook, generation) as sources:
             while True:
                 if generation.must_stop and not generation.was_stopped:
@@ -325,6 +349,7 @@ class ScriptRunner:
 
     def _end_process(self, generation: _Generation) -> None:
         """End a script that began, after the rendezvous has failed."""
+        generation.is_given_up = True
         if generation.has_process:
             with suppress(GuardianLost):
                 self._ended(generation)
@@ -332,6 +357,8 @@ class ScriptRunner:
             self._drop_guardian()
 
     def _live_guardian(self) -> GuardianClient:
+        if self._guardian is not None and not self._guardian.is_alive:
+            self._drop_guardian()
         if self._guardian is None:
             self._guardian = GuardianClient()
         return self._guardian
@@ -359,6 +386,10 @@ class ScriptRunner:
         )
 
 
+class _DirectoryFailed(OSError):
+    """The message is for the user."""
+
+
 class _Generation:
     """One generation in this worker. Training thread only, except `wake`."""
 
@@ -371,12 +402,14 @@ class _Generation:
         self.woken.setblocking(False)
         self._waker.setblocking(False)
         self.has_process = False
+        self.is_given_up = False
+        """The group did not form, so a script that has begun already must end."""
         self.was_stopped = False
         self.patience_mono = float("inf")
 
     @property
     def must_stop(self) -> bool:
-        return self.fence.is_raised or self.fence.is_yield_requested
+        return self.is_given_up or self.fence.is_raised or self.fence.is_yield_requested
 
     def wake(self) -> None:
         """Called from any thread, while the caller holds the runner's lock."""

@@ -103,7 +103,7 @@ def _account_of_restart(before: Attempt) -> str:
     """The account of the time that a script needs until its first step in a group."""
     if before.incident is not None:
         return goodput.recovering(before.incident.cause)
-    return Category.RESIZING if before.has_reported else Category.STARTING
+    return Category.RESIZING if before.progress.step_times else Category.STARTING
 
 
 def _moved_on(ledger: Ledger, before: Attempt, after: Attempt) -> Ledger:

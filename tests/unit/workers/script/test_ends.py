@@ -62,6 +62,20 @@ def test_a_signal_that_a_process_causes_itself_is_a_crash(number: signal.Signals
     assert f"({number.name})" in error.sentence and error.sentence.startswith("-m package.train crashed")
 
 
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "[rank1]:[E ProcessGroupNCCL.cpp:683] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3",
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 0 Rank 1] Process",
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
+    ],
+)
+def test_an_abort_for_a_broken_collective_is_no_crash(printed: str) -> None:
+    kind, error = end_of(Ended(signal=signal.SIGABRT, printed=printed), "train.py", "/code")
+    assert kind is ExitKind.COLLECTIVE_FAILED and error is not None
+    assert error.sentence == "a collective of train.py was broken, and its process was killed by signal 6 (SIGABRT)."
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_from_outside_is_nobodys_mistake(number: signal.Signals) -> None:
     assert end_of(Ended(signal=number), "train.py", "/code") == (ExitKind.SCRIPT_DIED, None)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -42,6 +42,8 @@ class UseMeter:
         also: Callable[[], None] = lambda: None,
     ) -> None:
         """`also`: measured on the same thread, at the same pace."""
+        self.processes: Callable[[], Collection[int]] = tuple
+        """Other processes that are the worker's too: those of its script."""
         self._also = also
         self._disk = _local_path(checkpoint_root)
         self._has_gpu = has_gpu
@@ -61,16 +63,18 @@ class UseMeter:
 
     def measure(self) -> WorkerUse:
         """Measures now. Blocks as long as the filesystems do."""
-        now_mono, cpu_s = time.monotonic(), sum(os.times()[:2])
+        others = self.processes()
+        now_mono, cpu_s = time.monotonic(), sum(os.times()[:2]) + sum(map(_cpu_s, others))
         before, self._before = self._before, (now_mono, cpu_s)
-        cores = (cpu_s - before[1]) / (now_mono - before[0]) if before and now_mono > before[0] else None
+        cores = max(0.0, cpu_s - before[1]) / (now_mono - before[0]) if before and now_mono > before[0] else None
         shm_bytes, shm_free_bytes = _space(_SHM)
         disk_bytes, disk_free_bytes = _space(self._disk)
         gpu_bytes, gpu_free_bytes, gpu_busy = _gpu() if self._has_gpu else (0, 0, None)
         return WorkerUse(
             at=time.time(),
             cpu_cores=cores,
-            resident_bytes=max(0, _resident_bytes() - (self.maps.mapped_bytes if self.maps is not None else 0)),
+            resident_bytes=max(0, _resident_bytes() - (self.maps.mapped_bytes if self.maps is not None else 0))
+            + sum(map(_share_of_memory, others)),
             shm_bytes=shm_bytes,
             shm_free_bytes=shm_free_bytes,
             disk_bytes=disk_bytes,
@@ -107,6 +111,26 @@ def _resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0  # no /proc: not Linux
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of another process and of its children that have ended; 0: it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _share_of_memory(pid: int) -> int:
+    """Bytes of another process; pages that several processes share count as a part for each. 0: not known."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return 0
 
 
 def _gpu() -> tuple[int, int, float | None]:

@@ -690,8 +690,8 @@ class Attempt:
 
     @property
     def has_reported(self) -> bool:
-        """Whether a step was reported in this attempt."""
-        return bool(self.progress.step_times)
+        """Whether a script has reported a step, in this attempt or in one before."""
+        return bool(self.progress.step_times) or self.progress.step > 0
 
     def has_run_long(self, now: float) -> bool:
         """Whether a group of a script has run for LONG_S."""

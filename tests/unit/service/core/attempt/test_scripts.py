@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Category, recovering, show
+from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.supervisor.reporting.status import Readings, job_state, status_of
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.layout import Layout
@@ -447,3 +449,17 @@ def test_a_drained_node_is_left_early_enough_for_the_grace_of_the_script(new_wor
     assert world.state.stage is Stage.RUNNING, "it waits for a worker that takes its place"
     world.pass_time(0.25)
     assert world.state.stage is Stage.SWITCHING and world.count(RequestYield) == 3
+
+
+def test_an_attempt_after_a_lost_cluster_counts_the_steps_that_the_script_repeats(new_world: NewWorld) -> None:
+    lost = LostAttempt(
+        attempt=1, at=990.0, last_report_at=980.0, generation=3, workers=2, layout="", step=10, message="gone"
+    )
+    world = script_world(new_world, workers=2, lost=lost)
+    world.state = replace(world.state, progress=replace(world.state.progress, step=10))
+    world.script_step = 8
+    world.open(then=0)
+    assert not world.incidents()[0].closed, "it has reported steps before, so it will again"
+    world.run(1)
+    [incident] = world.incidents()
+    assert (incident.cause, incident.closed, incident.steps_lost) == (IncidentCause.CLUSTER_LOST, True, 2)
