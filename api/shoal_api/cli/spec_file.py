@@ -27,6 +27,11 @@ def load_spec(source: str, assignments: Iterable[str] = (), options: Mapping[str
             f"{source} is a Python program, not a job spec",
             hint=f"shoal submit {source} submits it, shoal check {source} says what it can use; see docs/porting.md",
         )
+    if source.endswith((".sh", ".ipynb")):
+        raise CliError(
+            f"{source} is neither a job spec nor a Python program",
+            hint="name the script that it starts: shoal submit train.py --workers 2 -- ARGUMENTS; see docs/porting.md",
+        )
     text = sys.stdin.read(_MAX_BYTES + 1) if source == "-" else _read(Path(source))
     if len(text) > _MAX_BYTES:
         raise CliError(f"the spec {source} is larger than {_MAX_BYTES} bytes", hint="check that it is a job spec")

@@ -36,6 +36,14 @@ def test_the_working_directory_is_relative_to_the_file(tmp_path: Path) -> None:
     assert load_spec(str(path))["code"]["working_dir"] == str(tmp_path / "src")
 
 
+@pytest.mark.parametrize("name", ["train.py", "run.sh", "train.ipynb"])
+def test_a_program_is_refused_as_a_spec_with_the_door_for_programs(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("x = 1\n")
+    with pytest.raises(CliError) as refused:
+        load_spec(str(tmp_path / name))
+    assert "YAML" not in refused.value.message and "docs/porting.md" in refused.value.hint
+
+
 def test_a_folder_is_refused_as_a_spec(tmp_path: Path) -> None:
     with pytest.raises(CliError, match="cannot read"):
         load_spec(str(tmp_path))
