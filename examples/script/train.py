@@ -11,12 +11,13 @@ import argparse
 import os
 from pathlib import Path
 
-import shoal
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+import shoal
 
 BATCH = 64  # samples of a step, of all processes together
 

@@ -1,2 +1,5 @@
-"""Loops of the user's own, run in place: what `shoal.run(train)` is given. Imports the program of the engine that runs
-such a loop, and the objects that the loop sees."""
+"""Loops of the user's own, run in place: the program that calls `train(run)` in each generation (loop_program), what
+the function sees (run), the end of its steps (boundary) and the state that it names (tracked).
+
+Called by the engine, and by `shoal.run` (entry). It knows no task, and never decides what a loop trains.
+"""
