@@ -18,6 +18,9 @@ from shoal_workers.contract.job import JobState
 EXAMPLE = Path(__file__).parents[2] / "examples" / "script"
 STEPS = 6_000
 """So many that a worker can be killed before the last one."""
+FOLLOWING = 200
+"""Steps after the kill whose losses are compared. Rounding depends on the number of processes, and the difference grows
+with the steps."""
 
 
 def _submitted(server: Server, client: Client, *options: str) -> str:
@@ -33,8 +36,8 @@ def _submitted(server: Server, client: Client, *options: str) -> str:
     return ran.stdout.split()[0]
 
 
-def _losses(client: Client, job_id: str, after: int) -> dict[int, float]:
-    found = client.series(job_id, after_step=after, max_points=STEPS)
+def _losses(client: Client, job_id: str, killed_at: int) -> dict[int, float]:
+    found = client.series(job_id, after_step=killed_at, until_step=killed_at + FOLLOWING, max_points=STEPS)
     return {point.step: point.loss for point in found}
 
 
@@ -51,6 +54,7 @@ def test_the_example_survives_a_killed_worker_with_the_losses_of_an_undisturbed_
     until(has_begun, "step 600")
     pid = next(worker.pid for worker in client.workers(disturbed) if worker.rank == 1)
     os.kill(pid, signal.SIGKILL)
+    killed_at = min(client.job(disturbed).status.step, STEPS - FOLLOWING)
     ended = client.wait(disturbed, timeout_s=PATIENCE_S)
     assert ended.status.state is JobState.SUCCEEDED, ended.status
     assert (ended.status.step, ended.status.total_steps, ended.status.lr) == (STEPS, STEPS, 3e-3)
@@ -59,5 +63,6 @@ def test_the_example_survives_a_killed_worker_with_the_losses_of_an_undisturbed_
 
     undisturbed = _submitted(shoal_server, client, "--workers", "1", "--cpus", "0.5")
     assert client.wait(undisturbed, timeout_s=PATIENCE_S).status.state is JobState.SUCCEEDED
-    lost = _losses(client, disturbed, STEPS - 500)
-    assert lost == pytest.approx(_losses(client, undisturbed, STEPS - 500), rel=1e-2, abs=1e-3)
+    following = _losses(client, disturbed, killed_at)
+    assert len(following) == FOLLOWING
+    assert following == pytest.approx(_losses(client, undisturbed, killed_at), rel=0.05, abs=5e-3)
