@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-culprit bench-reports bench-gpu fuzz-tasks docs site picture screenshots clean
+.PHONY: help setup demo test test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-culprit bench-reports bench-programs bench-gpu fuzz-tasks docs site picture screenshots clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -128,6 +128,9 @@ bench-schedule: setup ## scheduling policies on job traces, the time of a decisi
 
 bench-culprit: setup ## 64 faults of eight kinds and 20 controls in a real job: is the right rank suspected, how soon, and nobody without a fault (30 minutes; root)
 	@mkdir -p build && $(BIN)/python bench/culprit/main.py --out build/culprit.md
+
+bench-programs: setup ## a script and a loop under Shoal beside the same script under torchrun: start, step, kills (five minutes)
+	@$(BIN)/python bench/programs/main.py
 
 bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; without a GPU it only says so
 	@$(BIN)/python bench/gpu.py

@@ -32,6 +32,7 @@ class PlainLoop:
 
     def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
+        assert spec.stop is not None
         self.num_steps = spec.stop.steps or 0
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._local, self._micro_size = _shares(spec, self._world_size)

@@ -83,7 +83,7 @@ class _Rank:
         return RankRun(
             rank=assignment.rank,
             step_s=tuple(one.step_s for one in steps if one.step > WARM_UP_STEPS),
-            losses=tuple(one.loss for one in steps),
+            losses=tuple(one.loss for one in steps if one.loss is not None),
             counted=self._counted,
             error=error,
         )

@@ -163,7 +163,9 @@ def _result(client: Client, run: Run, planned: Planned, reference: dict[int, flo
     job = client.wait(run.id, timeout_s=1800.0)
     events = list(client.events(run.id))
     losses = _losses(client, run.id)
-    is_equal = list(losses) == list(range(1, job.spec.stop.steps + 1 if job.spec.stop.steps else 0)) and all(
+    stop = job.spec.stop
+    assert stop is not None and stop.steps is not None
+    is_equal = list(losses) == list(range(1, stop.steps + 1)) and all(
         abs(loss - reference[step]) <= _CLOSE * abs(reference[step]) + 1e-6 for step, loss in losses.items()
     )
     lost_in_incidents = sum(incident.steps_lost or 0 for incident in client.incidents(run.id))

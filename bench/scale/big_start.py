@@ -40,6 +40,7 @@ from shoal_workers.contract.worker_reports import SavedPart
 from shoal_workers.engine.engine import Engine
 from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.outbox import Outbox
+from shoal_workers.engine.task_program import TaskProgram
 
 RANKS = 8
 _GIB = 1 << 30
@@ -249,7 +250,9 @@ def _serve(connection: Connection, task: _Task, rank: int) -> None:
     sys.path.insert(0, str(Path(__file__).parent / "task"))
 
     def enter(phase: Phase, step: int) -> None:
-        runtime = engine._runtime
+        program = engine._program
+        assert isinstance(program, TaskProgram)
+        runtime = program.runtime
         if phase is Phase.FORWARD and step == task.first_step and not sent:
             assert runtime is not None
             sent.append(True)

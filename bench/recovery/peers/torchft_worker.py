@@ -72,7 +72,8 @@ def main() -> None:
     optimizer = Optimizer(manager, adamw)
     stamps = StampWriter(folder, rank, WORKERS)
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(spec.seed)).tolist()
-    while manager.current_step() < (spec.stop.steps or 0):
+    assert spec.stop is not None and spec.stop.steps is not None
+    while manager.current_step() < spec.stop.steps:
         before = manager.current_step()
         optimizer.zero_grad()
         first = (before * WORKERS + rank) * spec.batch.micro_size
@@ -85,7 +86,7 @@ def main() -> None:
             gradient.copy_(average)
         torch.nn.utils.clip_grad_norm_(model.parameters(), spec.optimizer.clip_norm or float("inf"))
         for group in adamw.param_groups:
-            group["lr"] = spec.optimizer.lr * lr_factor(spec.schedule, before, spec.stop.steps or 0)
+            group["lr"] = spec.optimizer.lr * lr_factor(spec.schedule, before, spec.stop.steps)
         optimizer.step()
         step = manager.current_step()
         if step > before and manager.participating_rank() == 0:

@@ -243,6 +243,7 @@ class Job:
         for worker in workers:
             for item in worker.reports:
                 if isinstance(item, StepReport):
+                    assert item.loss is not None
                     assert losses.setdefault(item.step, item.loss) == pytest.approx(item.loss, abs=1e-5)
         return losses
 

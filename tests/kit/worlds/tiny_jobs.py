@@ -118,8 +118,9 @@ class Run:
 
     def assert_undisturbed_losses(self) -> None:
         """Every step is there, with the loss that a run without any accident has."""
-        losses, reference, steps = self.losses(), self.reference(), self.job.spec.stop.steps
-        assert steps is not None
+        losses, reference, stop = self.losses(), self.reference(), self.job.spec.stop
+        assert stop is not None and stop.steps is not None
+        steps = stop.steps
         assert list(losses) == list(range(1, steps + 1))
         assert losses == pytest.approx({step: reference[step] for step in losses}, rel=1e-5, abs=1e-6)
 

@@ -1,0 +1,1 @@
+"""What the doors for programs cost: a script and a loop under Shoal beside the same script under torchrun."""

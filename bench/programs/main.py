@@ -1,0 +1,196 @@
+"""What a program of a user's own costs under Shoal: a script and a loop, beside the same script under torchrun.
+
+    python bench/programs/main.py [--doors torchrun,script,loop] [--kills 5] [--workers 3] [--undisturbed 20]
+
+For each door: seconds from the start (of torchrun, or of the submission to a server that is ready) to the first step;
+the median seconds of a step; and, for each kill of a worker's process, the seconds from the signal to the next new
+step, and how many steps were done again. Rank 0 of every program stamps its steps into a file, so all are measured in
+one way. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# Started as a script from any directory: the shared modules are found beside this folder.
+sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools"))
+
+import itertools
+
+from choices import some_of
+from kit.processes.os_processes import adopt_orphans, end_tree, send
+from measurements.machine import describe
+from shoal_server import serving
+
+HERE = Path(__file__).parent
+_PATIENCE_S = 180.0
+_LOOK_S = 0.005
+
+
+@dataclass(slots=True)
+class Measured:
+    """What one door has shown."""
+
+    start_s: float = 0.0
+    step_s: float = 0.0
+    pauses_s: list[float] = field(default_factory=list)
+    repeated: list[int] = field(default_factory=list)
+    """Steps that were done again after each kill."""
+
+
+class Training:
+    """A run of one door. `victims`: pids of the processes that are no rank 0's, of which one is killed."""
+
+    def __init__(self, stamps: Path, victims: Callable[[], list[int]]) -> None:
+        self._stamps = stamps
+        self.victims = victims
+        self.started_at = time.time()
+
+    def steps(self) -> list[tuple[float, int]]:
+        """When each step was done, in the order of the stamps."""
+        lines = self._stamps.read_text().splitlines() if self._stamps.exists() else []
+        return [(float(at), int(step)) for at, step in (line.split() for line in lines)]
+
+    def wait_for_step(self, step: int) -> float:
+        """Returns when that step was done first."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            if found := [at for at, done in self.steps() if done >= step]:
+                return found[0]
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"step {step} was not reached; the last ones are {self.steps()[-3:]}")
+            time.sleep(_LOOK_S)
+
+
+def measure(training: Training, kills: int, undisturbed: int, chance: random.Random) -> Measured:
+    found = Measured(start_s=training.wait_for_step(1) - training.started_at)
+    training.wait_for_step(undisturbed)
+    times = [at for at, _ in training.steps()][undisturbed // 2 :]
+    found.step_s = statistics.median(after - before for before, after in itertools.pairwise(times))
+    for _ in range(kills):
+        reached = training.steps()[-1][1]
+        training.wait_for_step(reached + chance.randint(3, 12))
+        time.sleep(chance.random() * found.step_s)
+        victim = chance.choice(training.victims())
+        before = training.steps()
+        killed_at = send(victim, signal.SIGKILL)
+        training.wait_for_step(before[-1][1] + 3)  # two steps may have been on their way
+        after = training.steps()[len(before) :]
+        newest = max(step for at, step in [*before, *after] if at <= killed_at + found.step_s)
+        found.pauses_s.append(next(at for at, step in after if step > newest) - killed_at)
+        found.repeated.append(len(after) - len({step for _, step in after} - {step for _, step in before}))
+    return found
+
+
+@contextmanager
+def under_torchrun(folder: Path, workers: int) -> Iterator[Training]:
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # otherwise a restart finds the addresses of the dead processes
+        "STAMPS": str(folder / "stamps"),
+        "SHOAL_CHECKPOINT_DIR": str(folder),
+    }
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"),
+        *("--max-restarts=1000", "--monitor-interval=0.1", str(HERE / "script.py")),
+    ]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environment)
+    try:
+        yield Training(folder / "stamps", lambda: sorted(_children(process.pid))[1:])
+    finally:
+        end_tree(process.pid)
+
+
+def _children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in found.split()]
+
+
+@contextmanager
+def under_shoal(folder: Path, workers: int, program: dict[str, Any]) -> Iterator[Training]:
+    with serving(folder / "state", num_cpus=workers + 1) as server, server.client as client:
+        spec = {
+            "name": "program",
+            **program,
+            "code": {"working_dir": str(HERE), "env": {"STAMPS": str(folder / "stamps"), "OMP_NUM_THREADS": "1"}},
+            "elasticity": {"min_workers": 1, "max_workers": workers},
+            "checkpoint": {"url": str(folder / "checkpoints")},
+        }
+        started_at = time.time()
+        job = client.submit(spec)
+
+        def victims() -> list[int]:
+            return [one.pid for one in client.workers(job.id) if one.rank not in (None, 0)]
+
+        training = Training(folder / "stamps", victims)
+        training.started_at = started_at
+        try:
+            yield training
+        finally:
+            client.cancel(job.id)
+            client.wait(job.id, timeout_s=60)
+
+
+_DOORS: dict[str, Callable[[Path, int], Any]] = {
+    "torchrun": under_torchrun,
+    "script": lambda folder, workers: under_shoal(folder, workers, {"script": {"file": "script.py"}}),
+    "loop": lambda folder, workers: under_shoal(folder, workers, {"loop": {"file": "loop.py"}}),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--doors", type=some_of([*_DOORS]), default=[*_DOORS])
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--undisturbed", type=int, default=40, help="steps before the first kill")
+    options = parser.parse_args()
+    adopt_orphans()
+    print(describe(), flush=True)
+    found: dict[str, Measured] = {}
+    for door in options.doors:
+        with tempfile.TemporaryDirectory(prefix="shoal-programs-", ignore_cleanup_errors=True) as place:
+            folder = Path(place)
+            (folder / "checkpoints").mkdir()
+            with _DOORS[door](folder, options.workers) as training:
+                one = found[door] = measure(training, options.kills, options.undisturbed, random.Random(1))
+        pauses = ", ".join(f"{pause:.2f}" for pause in one.pauses_s)
+        print(
+            f"{door:9} start {one.start_s:.2f} s, step {one.step_s * 1000:.1f} ms; kill to the next new step median "
+            f"{statistics.median(one.pauses_s):.2f} s ({pauses}), steps done again {one.repeated}",
+            flush=True,
+        )
+    print(
+        json.dumps(
+            {
+                door: {
+                    "start_s": round(one.start_s, 2),
+                    "step_ms": round(one.step_s * 1000, 1),
+                    "pause_s": [round(pause, 2) for pause in one.pauses_s],
+                    "repeated": one.repeated,
+                }
+                for door, one in found.items()
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
