@@ -20,6 +20,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import math
 import os
 import select
 import signal
@@ -189,6 +190,7 @@ class Guardian:
         if script.kill_at_mono is not None and time.monotonic() >= script.kill_at_mono:
             with suppress(ProcessLookupError):
                 os.kill(script.pid, signal.SIGKILL)
+            script.kill_at_mono = math.inf
         self._reap()
         if script.status is not None:
             self._end_all()

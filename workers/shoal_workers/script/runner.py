@@ -237,7 +237,7 @@ class ScriptRunner:
             # Something has killed the guardian, and the script's process with it; for example the kernel, for memory.
             self._outbox.log_text(f"{error}; the script's process died with it")
             self._drop_guardian()
-            return (ExitKind.INTERRUPTED if generation.fence.is_raised else ExitKind.SCRIPT_DIED), None
+            return generation.ordered_end or ExitKind.SCRIPT_DIED, None
 
     def _form(self, generation: _Generation) -> None:
         """Rendezvous, and the start of the process: when this returns, every rank's script has begun."""
@@ -296,10 +296,8 @@ class ScriptRunner:
         self._position.enter(Phase.SCRIPT)
         ended = self._ended(generation)
         generation.has_process = False
-        if generation.fence.is_raised:
-            return ExitKind.INTERRUPTED, None
-        if generation.was_stopped:
-            return ExitKind.YIELDED, None
+        if (ordered := generation.ordered_end) is not None:
+            return ordered, None
         kind, error = end_of(ended, self._script.words, str(Path.cwd()))
         if kind in _AFTERMATHS and generation.wait_for_fence(_AFTERMATH_S):
             return ExitKind.INTERRUPTED, None
@@ -410,6 +408,13 @@ class _Generation:
     @property
     def must_stop(self) -> bool:
         return self.is_given_up or self.fence.is_raised or self.fence.is_yield_requested
+
+    @property
+    def ordered_end(self) -> ExitKind | None:
+        """How the generation ends because it was ordered; None: it was not."""
+        if self.fence.is_raised:
+            return ExitKind.INTERRUPTED
+        return ExitKind.YIELDED if self.was_stopped else None
 
     def wake(self) -> None:
         """Called from any thread, while the caller holds the runner's lock."""
