@@ -77,6 +77,7 @@ def test_a_script_goes_on_from_its_own_checkpoint(client: Client, run: Run, vict
     run.reach_the_gate()
     [(_, pid)] = until(lambda: run.starts(rank=1), "the output of rank 1")
     os.kill(run.pid_of_worker(1) if victim == "worker" else pid, signal.SIGKILL)
+    until(lambda: client.incidents(run.id), "the incident")
     run.open()
     status = run.ends(JobState.SUCCEEDED).status
 

@@ -258,6 +258,7 @@ def lives_of(
             spec = ElasticitySpec(min_workers=minimum, max_workers=4, standby=standby, wait_s=30.0)
             self.world.direct(elasticity=spec)
 
+        @precondition(lambda self: not script)
         @rule(replicas=st.integers(1, 2), otherwise=st.sampled_from(["replan", "idle"]))
         def the_layout_is_to_be_another(self, replicas: int, otherwise: Any) -> None:
             self.world.direct(parallelism=ParallelismSpec(dp_replicate=replicas, otherwise=otherwise))
