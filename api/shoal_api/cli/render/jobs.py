@@ -37,6 +37,7 @@ from shoal_service.views import (
     WorkerView,
 )
 from shoal_workers.contract.job import JobState, UserFailure
+from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.placing import ANY_CLUSTER
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
 
@@ -156,7 +157,7 @@ def sweep_table(jobs: Sequence[FleetJob]) -> Table:
 def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several_clusters: bool = False) -> Table:
     """The page of `shoal show`."""
     status = job.status
-    unit, unknown = unit_of(job), NOT_REPORTED if is_silent(job) else ""
+    unit, now_unknown = unit_of(job), NOT_REPORTED if is_silent(job) and not status.state.ended else ""
     state = Text(status.state, style=STATE_STYLE[status.state])
     if status.reason:
         state.append(f" {status.reason}", style="dim")
@@ -189,10 +190,10 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several
         ("best", _best(job)),
         ("metrics", metrics_text(status.metrics)),
         ("", f"validation: {metrics_text(status.val_metrics)}" if status.val_metrics else ""),
-        (f"{unit}/s", number(status.tokens_per_s, 0) if status.tokens_per_s is not None else unknown),
+        (f"{unit}/s", number(status.tokens_per_s, 0) if status.tokens_per_s is not None else now_unknown),
         (unit, f"{status.tokens:,}" if status.tokens else ""),
         ("parameters", f"{status.num_parameters:,}" if status.num_parameters else ""),
-        ("ETA", "" if status.state.ended else duration_text(status.eta_s) if status.eta_s is not None else unknown),
+        ("ETA", duration_text(status.eta_s) if status.eta_s is not None and not status.state.ended else now_unknown),
         ("checkpoint", _checkpoint(job)),
         ("snapshots", _snapshots(job)),
         ("a dead worker", _worker_loss(job)),
@@ -218,16 +219,16 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several
 
 
 def is_silent(job: JobView) -> bool:
-    """Whether what is not known of the job is what its script has not reported. A job that has not begun has nothing to
-    report."""
-    return job.spec.script is not None and job.status.attempt > 0
+    """Whether what is not known of the job is what its script has not reported. Before the first group it has nothing
+    to report."""
+    return job.spec.script is not None and job.status.generation > 0
 
 
 def step_text(job: JobView, of: str = " of ") -> str:
-    """Return `120 of 400`."""
+    """Return `120 of 400`; empty for a script that has not begun."""
     status = job.status
-    if is_silent(job) and not status.step and status.step_at is None:
-        return NOT_REPORTED
+    if job.spec.script is not None and not status.step and status.step_at is None:
+        return NOT_REPORTED if is_silent(job) else ""
     return f"{status.step}{of}{status.total_steps}" if status.total_steps else str(status.step)
 
 
@@ -245,10 +246,12 @@ def _loss(job: JobView, series: Sequence[SeriesPoint]) -> str:
 
 
 def _where(failure: UserFailure) -> str:
-    """`in forward, step 4, ranks 0, 2`; a failure before ranks were given names none."""
+    """`in forward, step 4, ranks 0, 2`; a failure before ranks were given names none, and one of a script no step that
+    it has not reported."""
     ranks = ", ".join(str(rank) for rank in failure.ranks)
     of_ranks = f", {'rank' if len(failure.ranks) == 1 else 'ranks'} {ranks}" if ranks else ""
-    return f"in {failure.phase}, step {failure.step}{of_ranks}"
+    step = f", step {failure.step}" if failure.step or failure.phase != Phase.SCRIPT else ""
+    return f"in {failure.phase}{step}{of_ranks}"
 
 
 def _proof(proof: LayoutProof) -> str:

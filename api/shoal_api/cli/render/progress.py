@@ -151,7 +151,8 @@ def event_text(event: EventView) -> str:
 def progress_line(job: JobView) -> str:
     """`RUNNING step 120/400, loss 2.1034, 12,345 tokens/s, 4/4 workers, ETA 42 s`."""
     status = job.status
-    parts = [f"{status.state} step {step_text(job, '/')}"]
+    step = step_text(job, "/")
+    parts = [f"{status.state} step {step}" if step else str(status.state)]
     if status.loss is not None:
         parts.append(f"loss {number(status.loss)}")
     if status.tokens_per_s is not None:
@@ -184,11 +185,11 @@ def doing(job: JobView) -> tuple[str, ...]:
 
 
 def _progress_bar(job: JobView) -> RenderableType:
-    status, total = job.status, job.status.total_steps
+    status, total, step = job.status, job.status.total_steps, step_text(job, "/")
     bar = Table.grid(padding=(0, 1))
     bar.add_row(
         ProgressBar(total=total or 1, completed=min(status.step, total or 0), width=40, pulse=total is None),
-        Text(f"step {step_text(job, '/')}"),
+        Text(f"step {step}" if step else ""),
         Text(f"ETA {duration_text(status.eta_s)}" if status.eta_s is not None else "", style="dim"),
         Text(f"checkpoint {status.checkpoint_step}" if status.checkpoint_step is not None else "", style="dim"),
     )

@@ -29,6 +29,6 @@ export const steps = ({ step, total_steps: total }) => step || total ? whole(ste
 export const progressOf = ({ step, total_steps: total }) => total ? Math.min(1, step / total) : null;
 // What a task without tokens trains on are samples: one token each.
 export const unitOf = ({ spec, status }) => spec.loop || (!spec.script && status.step && status.tokens === status.step * spec.batch.global_size) ? "samples" : "tokens";
-// What a script has not said of itself; nothing before it has begun.
-export const reported = ({ spec, status }, text) => text === "–" && spec.script && status.attempt ? "not reported" : text;
+// What a script has not said of itself; nothing before its first group.
+export const reported = ({ spec, status }, text) => text === "–" && spec.script && status.generation ? "not reported" : text;
 export const grant = (one) => one.workers === one.desired_workers ? whole(one.workers) : `${one.workers} of ${one.desired_workers}`;

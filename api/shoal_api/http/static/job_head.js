@@ -18,7 +18,7 @@ export function showHead(job, clusters) {
     ["Snapshots", snapshots(status)], ["A dead worker", workerLoss(status)], ["A lost node costs", nodeLoss(status)], ["Checkpoint at step", whole(status.checkpoint_step)],
     ["Attempt, generation", status.attempt ? `${status.attempt}, ${status.generation}` : "–"]]));
   $("failure").hidden = !status.failure;
-  if (status.failure) $("failure").textContent = `ranks ${status.failure.ranks.join(", ")} at step ${status.failure.step}\n${status.failure.traceback || status.failure.message}`;
+  if (status.failure) $("failure").textContent = `ranks ${status.failure.ranks.join(", ")}${status.failure.step || !job.spec.script ? ` at step ${status.failure.step}` : ""}\n${status.failure.traceback || status.failure.message}`;
 }
 
 // A program as it is typed. Words with other characters than those of names and numbers are quoted, as a shell needs it.

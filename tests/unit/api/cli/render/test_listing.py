@@ -111,6 +111,12 @@ def test_a_failure_names_its_ranks_if_it_has_some(ranks: tuple[int, ...], words:
     assert line.split("in forward, ")[1].strip() == words
 
 
+def test_a_failure_of_a_script_names_no_step_that_it_has_not_reported() -> None:
+    failure = UserFailure(type="ExitStatus", message="no", traceback="", phase="script", ranks=(1,), step=0)
+    [line] = [line for line in _shown(80, job_page(_script(failure=failure), (), NOW)) if "in script" in line]
+    assert line.strip() == "in script, rank 1"
+
+
 @pytest.mark.parametrize(("tokens", "unit"), [(320, "samples/s"), (320 * 128, "tokens/s")])
 def test_a_task_without_tokens_trains_on_samples(tokens: int, unit: str) -> None:
     page = " ".join(_shown(80, job_page(_job(step=10, tokens=tokens, tokens_per_s=5.0), (), NOW)))
@@ -118,7 +124,14 @@ def test_a_task_without_tokens_trains_on_samples(tokens: int, unit: str) -> None
 
 
 def test_what_a_script_has_not_reported_reads_so_and_its_command_is_shown() -> None:
-    status = {"state": JobState.RUNNING, "attempt": 1, "workers": 2, "desired_workers": 2, "incidents": 1}
+    status = {
+        "state": JobState.RUNNING,
+        "attempt": 1,
+        "generation": 1,
+        "workers": 2,
+        "desired_workers": 2,
+        "incidents": 1,
+    }
     rows = dict(line.split(maxsplit=1) for line in _shown(100, job_page(_script(**status), (), NOW)) if "  " in line)
     assert rows["command"].strip() == "train.py --note 'a b', as by torchrun"
     for name in ("step", "loss", "tokens/s", "ETA"):
@@ -130,14 +143,25 @@ def test_what_a_script_has_not_reported_reads_so_and_its_command_is_shown() -> N
 def test_what_a_script_has_reported_is_shown_and_a_series_may_have_gaps() -> None:
     gaps = {"at": 0, "grad_norm": math.nan, "lr": math.nan, "tokens_per_s": math.nan, "step_s": 1, "generation": 1}
     points = [SeriesPoint(step=step, loss=5.0 - step, world_size=2, **gaps) for step in range(1, 4)]
-    status = {"state": JobState.RUNNING, "attempt": 1, "step": 3, "step_at": NOW, "loss": 2.0, "steps_lost": 1}
+    status = {
+        "state": JobState.RUNNING,
+        "attempt": 1,
+        "generation": 1,
+        "step": 3,
+        "step_at": NOW,
+        "loss": 2.0,
+        "steps_lost": 1,
+    }
     rows = dict(
         line.split(maxsplit=1) for line in _shown(100, job_page(_script(**status), points, NOW)) if "  " in line
     )
     assert (rows["step"].strip(), rows["tokens/s"].strip()) == ("3", "not reported")
     assert rows["loss"].split() == ["2.0000", "█▅▁"]
-    before = " ".join(_shown(100, job_page(_script(state=JobState.QUEUED), (), NOW)))
-    assert "not reported" not in before, "it has not begun"
+    before = " ".join(_shown(100, job_page(_script(state=JobState.STARTING, attempt=1), (), NOW)))
+    assert "not reported" not in before and " step " not in before, "it has not begun"
+    ended = {**status, "state": JobState.SUCCEEDED, "loss": None}
+    after = [line.split()[0] for line in _shown(100, job_page(_script(**ended), (), NOW)) if "not reported" in line]
+    assert after == ["loss"], "nothing happens now"
 
 
 def test_a_list_shows_no_step_of_a_job_that_has_reported_none() -> None:

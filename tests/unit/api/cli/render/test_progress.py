@@ -69,9 +69,12 @@ def test_some_metrics_of_the_task_have_a_curve() -> None:
 
 def test_the_line_and_the_panel_say_what_a_script_has_not_reported() -> None:
     script = parse_spec({"name": "mine", "script": {"file": "train.py"}})
-    nothing = {"step": 0, "total_steps": None, "loss": None, "attempt": 1, "incidents": 1}
+    nothing = {"step": 0, "total_steps": None, "loss": None, "generation": 1, "incidents": 1}
     silent = job(**nothing).model_copy(update={"spec": script})
     assert progress_line(silent) == "RUNNING step not reported, 3/4 workers"
+    before = {"generation": 0, "incidents": 0, "state": JobState.STARTING}
+    starting = job(**{**nothing, **before}).model_copy(update={"spec": script})
+    assert progress_line(starting) == "STARTING, 3/4 workers" and "step" not in text_of(starting, [])
     shown = text_of(silent, [])
     assert "step not reported" in shown and "1 incident, lost steps not reported" in shown
     for name in ("loss", "tokens/s"):
