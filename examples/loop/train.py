@@ -1,8 +1,8 @@
 """A loop of your own that Shoal runs in place: two lines at the end, and what the state is.
 
-    python train.py                                       alone
-    torchrun --nproc-per-node 2 train.py                  without a service
-    shoal submit train.py --workers 1:4 --follow          elastic: a lost worker costs one step at most
+python train.py                                       alone
+torchrun --nproc-per-node 2 train.py                  without a service
+shoal submit train.py --workers 1:4 --follow          elastic: a lost worker costs one step at most
 """
 
 import torch
