@@ -53,7 +53,7 @@ types: setup     ## mypy, strict for what is shipped
 	@$(BIN)/mypy
 	@$(BIN)/mypy --config-file bench/mypy.ini
 
-bench: bench-overhead bench-proofs bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-reports bench-gpu ## every benchmark; recovery and layouts in a short form
+bench: bench-overhead bench-proofs bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-reports bench-programs bench-gpu ## every benchmark; recovery and layouts in a short form
 	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1
 	@$(BIN)/python bench/recovery/takeover.py --trials 1 --databases sqlite
 	@$(BIN)/python bench/layouts/main.py --parts relayout,moving,planner

@@ -16,6 +16,7 @@ _STARTED_BY_OTHERS = {
     "ray_attempt.py",
     "torchft_agent.py",
     "torchft_worker.py",
+    "script.py",
 }
 """Programs that a benchmark starts."""
 _SEPARATE = {"bench/soak/main.py", "bench/culprit/main.py"}
