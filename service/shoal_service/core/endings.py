@@ -82,6 +82,8 @@ ENDINGS: dict[EndReason, Ending] = {
 
 _MISTAKEN = "The task cannot be trained as it is."
 """Instead of the words of USER_ERROR if the message is a sentence about a mistake, or of a refusal of Shoal's own."""
+_OF_SCRIPTS = {"exit_status": "The script has failed."}
+"""The same for mistakes that only a script makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ def decide_retry(
     `mistake`: of the failure (`UserFailure`); the message then says what is wrong, and nothing was raised by the task.
     """
     ending = ENDINGS[reason]
-    words = _MISTAKEN if mistake and reason is EndReason.USER_ERROR else ending.words
+    is_mistaken = bool(mistake) and reason is EndReason.USER_ERROR
+    words = _OF_SCRIPTS.get(mistake, _MISTAKEN) if is_mistaken else ending.words
     if ending.retry is Retry.FREE:
         return RetryDecision(True, False, f"{ending.words} Back to the queue with {count_text(step, 'step')} kept.")
     if ending.retry is Retry.NEVER:

@@ -42,6 +42,14 @@ def test_after_progress_another_attempt_follows_until_the_budget_is_used_up() ->
     assert "retry.max_failures 2 is used up" in spent.reason
 
 
+def test_a_mistake_is_said_of_what_made_it() -> None:
+    record = FailureRecord(0, 0, 2)
+    of_task = decide_retry(EndReason.USER_ERROR, 0, record, mistake="refused").reason
+    of_script = decide_retry(EndReason.USER_ERROR, 0, record, mistake="exit_status").reason
+    assert of_task.startswith("The task cannot be trained as it is. No other attempt")
+    assert of_script.startswith("The script has failed. No other attempt")
+
+
 @pytest.mark.parametrize("reason", [EndReason.CLUSTER_LOST, EndReason.SUPERVISOR_LOST])
 def test_an_end_that_the_job_did_not_cause_is_not_charged(reason: EndReason) -> None:
     decision = decide_retry(reason, 0, FailureRecord(9, 9, 0))
