@@ -76,6 +76,7 @@ def test_a_gateway_that_hangs_is_killed_and_another_one_follows_while_jobs_train
     run.assert_undisturbed_losses()
 
 
+@pytest.mark.matrix
 def test_a_job_that_is_submitted_while_the_gateway_stands_still_starts_once_it_goes_on(
     submit: Any, shoal_server: Server, client: Client
 ) -> None:

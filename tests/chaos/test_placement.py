@@ -92,6 +92,7 @@ def layouts(run: Any) -> list[str]:
     return [event.data["layout"] for event in run.events("generation.formed")]
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(900)  # six workers and their replacements start one after the other on few cores
 def test_a_worker_is_lost_and_replaced_on_small_nodes_in_racks(racks: Client, submit: Any) -> None:
     run = submit(

@@ -70,7 +70,8 @@ def test_a_control_plane_that_is_replaced_while_both_clusters_train(fleet: Any, 
     finish(runs)
 
 
-@pytest.mark.parametrize("also_supervisors", [True, pytest.param(False, marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("also_supervisors", [True, False])
 def test_a_gateway_that_is_cut_off_by_the_network_while_jobs_train(
     fleet: Any, submit: Submit, also_supervisors: bool
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_job_that_is_moved_to_the_other_cluster_and_back_loses_no_step(fleet: 
 WAIT_S = 6.0
 
 
+@pytest.mark.matrix
 def test_a_job_whose_cluster_is_lost_starts_in_the_other_one_from_its_checkpoint(fleet: Any, submit: Submit) -> None:
     run = submit("any", steps=20, strikes=[hold(11)], elasticity={"wait_s": WAIT_S})
     run.wait_at("step-11-0")

@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from kit.processes.server import Server, until
 from kit.worlds.tiny_jobs import submit_tiny
 from shoal_api.client import Client
@@ -30,6 +32,7 @@ def test_a_server_that_joins_a_cluster_trains_there_and_leaves_it_running(
     assert client.cluster().connected and client.cluster().nodes, "an orderly stop ends no cluster of others"
 
 
+@pytest.mark.matrix
 def test_a_server_that_is_stopped_right_after_the_end_of_a_job_leaves_no_supervisor(
     join_cluster: Callable[..., Server], shoal_server: Server, tmp_path: Path
 ) -> None:
