@@ -72,6 +72,7 @@ def main() -> None:
             partial.replace(checkpoint)  # never half a checkpoint
     if rank == 0:
         print(f"trained to step {options.steps}, loss {mean.item():.4f}" if done < options.steps else "nothing to do")
+    del model  # first: torch 2.13 may lock itself up if a DDP model is the last that holds the group
     dist.destroy_process_group()
 
 

@@ -60,7 +60,7 @@ def test_a_task_of_the_users_has_a_choice_and_no_table(service: Any) -> None:
         ({"workers": 5, "racks": [[2, 1], [1]]}, "racks have room for 4 workers, of 5"),
         (
             {"workers": 2, "spec": {"script": {"file": "train.py"}}},
-            "train.py is a script, which splits its own work: every worker gets one process of it",
+            "train.py is a script, which splits its own work: every worker runs it",
         ),
     ],
 )

@@ -62,7 +62,7 @@ def test_validate_says_of_a_script_what_is_run(offline: Any, tmp_path: Path) -> 
         "job: the spec is valid\n  script -m pkg.train, as by torchrun, with 2 to 8 workers\n",
     )
     refused = offline("data", "prepare", str(path))
-    assert refused.code == 2 and "a script reads its own data" in refused.err
+    assert refused.code == 2 and "a script or a loop reads its own data" in refused.err
 
 
 def test_a_program_given_for_a_spec_names_the_commands_for_programs(offline: Any, tmp_path: Path) -> None:

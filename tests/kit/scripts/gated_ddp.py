@@ -45,6 +45,7 @@ def main() -> None:
             checkpoint.with_suffix(".new").rename(checkpoint)
         while step == GATED_STEP and not gate.exists():
             time.sleep(0.02)
+    del model  # first: torch 2.13 may lock itself up if a DDP model is the last that holds the group
     dist.destroy_process_group()
 
 

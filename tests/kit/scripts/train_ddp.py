@@ -59,6 +59,7 @@ def main() -> None:
                 torch.save(state, checkpoint.with_suffix(".new"))
                 checkpoint.with_suffix(".new").rename(checkpoint)
             break
+    del model  # first: torch 2.13 may lock itself up if a DDP model is the last that holds the group
     dist.destroy_process_group()
 
 

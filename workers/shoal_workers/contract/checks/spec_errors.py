@@ -27,10 +27,6 @@ from shoal_workers.contract.spec import KEYS_OF_TASKS, KEYS_OF_TASKS_ONLY, JobSp
 
 M = TypeVar("M", bound=BaseModel)
 MAX_PROBLEMS = 40
-_NO_END = (
-    'this key is required, for example stop: {"steps": 1000}. A program that trains by itself has script instead, for '
-    'example script: {"file": "train.py"}.'
-)
 """Largest number of problems that are reported: a malicious document may have a million."""
 _MAX_DETAILS = 1000
 """Largest number of pydantic's errors that are read; several of them may concern one problem."""
@@ -81,10 +77,6 @@ def parse_spec(data: Any) -> JobSpec:
         problems.append(SpecProblem(path="stop", message=_NO_END))
         data = {**data, "stop": {"steps": 1}}  # the other keys are checked too
     spec = _validate(JobSpec, data, "", problems)
-    if isinstance(data, dict) and data.get("script") is None and data.get("stop") is None:
-        # The model's own check of this runs only when all keys are valid, and names no key.
-        problems = [problem for problem in problems if problem.path or not problem.message.startswith("stop:")]
-        problems.append(SpecProblem(path="stop", message=_NO_END))
     if isinstance(data, dict) and data.get("script") is not None:
         problems.extend(_not_of_programs(data, "script", KEYS_OF_TASKS))
     elif isinstance(data, dict) and data.get("loop") is not None:
