@@ -85,7 +85,9 @@ def measure(training: Training, kills: int, undisturbed: int, chance: random.Ran
         reached = training.steps()[-1][1]
         training.wait_for_step(reached + chance.randint(3, 12))
         time.sleep(chance.random() * found.step_s)
-        victim = chance.choice(training.victims())
+        while not (victims := training.victims()):  # those that were killed before are replaced
+            time.sleep(_LOOK_S)
+        victim = chance.choice(victims)
         before = training.steps()
         killed_at = send(victim, signal.SIGKILL)
         training.wait_for_step(before[-1][1] + 3)  # two steps may have been on their way
