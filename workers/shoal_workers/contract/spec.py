@@ -1,9 +1,10 @@
 """JobSpec: what a user requests. Validated once at the edge of the system, then passed as a value.
 
-One class per section; `placing` has what a worker reserves and where it runs. Use `checks.spec_errors.parse_spec` to
-make a spec: it also checks `model` and `data` of the built-in tasks. Messages of rules over several fields contain the
-arithmetic. No secret is in a spec, only where it is: `engine/process/secrets.py` reads those of a job on the worker's
-node, the control plane those of webhooks.
+One class per section, all in this file: it is long because a spec is one document, which its reader sees whole and in
+this order in docs/reference/spec.md. `placing` has what a worker reserves and where it runs. Use
+`checks.spec_errors.parse_spec` to make a spec: it also checks `model` and `data` of the built-in tasks. Messages of
+rules over several fields contain the arithmetic. No secret is in a spec, only where it is: `engine/process/secrets.py`
+reads those of a job on the worker's node, the control plane those of webhooks.
 
 `TrainingSettings` are the part that a running job may change at a step boundary, without losing a step:
 

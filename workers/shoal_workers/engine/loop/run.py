@@ -154,14 +154,13 @@ class Run:
         if self._boundary is not None:
             raise RuntimeError("run.track() was called twice. Name all objects in one call.")
         tracked, recent = Tracked(objects), Recent()
-        tensors, _ = tracked.collect()
+        tracked.collect()  # refuses a state that cannot be kept before anything is restored or trained
         restored = self._restore(tracked, recent)
         own = RankData("", self._host)
         when_all_have_restored(self._group, restored, own, dict)
         self._membership.position.reach(restored.step)
         state = TrackedState(tracked, self._spec.seed, recent)
         self._boundary = StepBoundary(self._membership, self._spec, state, recent, self._store, self._saver)
-        del tensors
 
     def batches(
         self,
