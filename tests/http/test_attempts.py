@@ -11,6 +11,7 @@ import pytest
 from pydantic_core import to_json
 
 from kit.attempt_reports import reported
+from kit.processes.server import until
 from shoal_service.core.access import new_attempt_token
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.home import HomeReport
@@ -51,8 +52,9 @@ def test_a_report_is_stored_and_counts_under_the_path_of_the_documented_route(su
     answer = supervisor.report(1)
     assert (answer.status_code, answer.json()) == (200, {"acknowledged": 1, "released": False})
     assert supervisor.service.store.get_job(supervisor.job_id).status.step == 1
-    counts = supervisor.service.requests.requests()
-    assert counts["POST", "/v1/jobs/{job_id}/attempts/{attempt}/reports", "2xx"] == 1
+    route = ("POST", "/v1/jobs/{job_id}/attempts/{attempt}/reports", "2xx")
+    requests = supervisor.service.requests  # counted when the answer has been sent, which may be after it was read
+    until(lambda: requests.requests().get(route) == 1, f"one request of {route}")
 
 
 @pytest.mark.parametrize("query", ["after=0&wait_s=0", "wait_s=0&after=0", "", "after=0&wait_s=0.0"])

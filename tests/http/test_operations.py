@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes.server import until
 from shoal_api.cli import doctor
 from shoal_api.cli.doctor import Verdict
 from shoal_api.client import ServerError
@@ -61,8 +62,8 @@ def test_metrics_are_served_and_requests_observed_by_route(service: Any) -> None
     assert "shoal_control_plane_leader 1\n" in service.client.metrics()
     service.http.get("/v1/jobs/job-1")
     service.http.request("BREW", "/nowhere/at/all")
-    assert ("GET", "/v1/jobs/{job_id}", "4xx") in service.requests.requests()
-    assert ("other", "unmatched", "4xx") in service.requests.requests()
+    routes = {("GET", "/v1/jobs/{job_id}", "4xx"), ("other", "unmatched", "4xx")}
+    until(lambda: routes <= service.requests.requests().keys(), f"requests of {routes}")  # counted after the answer
 
 
 def test_a_scraper_that_accepts_openmetrics_gets_it(service: Any) -> None:
