@@ -1,10 +1,11 @@
-"""Runs the tests of `make test` as two pytest processes side by side: on two cores they end sooner than one.
+"""Runs the tests of `make test` as three pytest processes side by side: they wait more than they compute, so on two
+cores they end sooner than one after the other.
 
     python tools/run_tests.py [options of pytest]
 
 Tests that need a Ray cluster (tests/chaos, tests/ray, tests/browser) run in the foreground. The others run beside them
-at a lower priority, since they wait less; their output follows at the end, with the slowest tests of both. The exit
-status is 0 if both succeed. Both end with this process, also if it is killed.
+at a lower priority, since they wait less; their output follows at the end, with the slowest tests of each. The exit
+status is 0 if all succeed. All end with this process, also if it is killed.
 """
 
 from __future__ import annotations
@@ -18,31 +19,34 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BESIDE = ("tests/unit", "tests/store", "tests/http", "tests/dist")
+BESIDE = (("tests/dist",), ("tests/unit", "tests/store", "tests/http"))
+"""The folders of each process that runs beside the one in the foreground, which has all others."""
 _NICENESS = 3
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
     pytest = [sys.executable, "-m", "pytest", "--durations=20", *sys.argv[1:]]
-    ignored = [f"--ignore={folder}" for folder in BESIDE]
+    ignored = [f"--ignore={folder}" for folders in BESIDE for folder in folders]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryFile() as output:
-        beside = subprocess.Popen(
-            [*pytest, *BESIDE], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_run_beside
-        )
-        in_front = subprocess.Popen([*pytest, *ignored], cwd=ROOT, preexec_fn=_end_with_parent)
-        try:
-            in_front.wait()
-            beside.wait()
-        finally:  # also if a signal ends this process: what was seen so far says where the time went
-            for process in (in_front, beside):
-                process.terminate()
-                process.wait()
-            print(f"== {', '.join(BESIDE)}", flush=True)
+    outputs = [tempfile.TemporaryFile() for _ in BESIDE]  # noqa: SIM115 closed with this process
+    beside = [
+        subprocess.Popen([*pytest, *folders], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_run_beside)
+        for folders, output in zip(BESIDE, outputs, strict=True)
+    ]
+    in_front = subprocess.Popen([*pytest, *ignored], cwd=ROOT, preexec_fn=_end_with_parent)
+    try:
+        for process in (in_front, *beside):
+            process.wait()
+    finally:  # also if a signal ends this process: what was seen so far says where the time went
+        for process in (in_front, *beside):
+            process.terminate()
+            process.wait()
+        for folders, output in zip(BESIDE, outputs, strict=True):
+            print(f"== {', '.join(folders)}", flush=True)
             output.seek(0)
             os.write(sys.stdout.fileno(), output.read())
-    return in_front.returncode or beside.returncode
+    return next((process.returncode for process in (in_front, *beside) if process.returncode), 0)
 
 
 def _run_beside() -> None:

@@ -35,6 +35,7 @@ def asked(arena: Any) -> str:
     return ran.stdout.strip()
 
 
+@pytest.mark.matrix
 def test_the_node_and_both_releases_are_named(arena: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arena.mend()
     assert asked(arena) == ""

@@ -16,7 +16,7 @@ from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "script"
-STEPS = 6_000
+STEPS = 3_000
 """So many that a worker can be killed before the last one."""
 FOLLOWING = 200
 """Steps after the kill whose losses are compared. Rounding depends on the number of processes, and the difference grows

@@ -110,8 +110,12 @@ def all_groups() -> list[dist.ProcessGroup]:
 
 
 def set_group_timeout(timeout: timedelta, group: dist.ProcessGroup) -> None:
-    """Why: see `all_groups`. Public: ProcessGroup.set_timeout, which the groups of a mesh do not pass on."""
-    dist.distributed_c10d._set_pg_timeout(timeout, group)
+    """Why: see `all_groups`. Public: torch.distributed.set_timeout, since 2.14. ProcessGroup.set_timeout is not passed on
+    by the groups of a mesh."""
+    if hasattr(dist, "set_timeout"):
+        dist.set_timeout(timeout, group)
+    else:
+        dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def forget_group_names() -> None:

@@ -41,6 +41,7 @@ def finish(runs: dict[str, Any]) -> None:
         run.assert_losses_of_the_undisturbed_run()
 
 
+@pytest.mark.matrix
 def test_gateways_that_are_killed_and_started_again_while_jobs_train(fleet: Any, submit: Submit) -> None:
     runs = train_on_both(submit)
     pids = {name: run.pids() for name, run in runs.items()}

@@ -60,6 +60,7 @@ ray.get(ray.remote(SupervisorActor).options(**options).remote().__ray_ready__.re
 """
 
 
+@pytest.mark.matrix
 def test_a_server_ends_the_supervisor_that_a_killed_one_has_left(
     join_cluster: Callable[..., Server], shoal_server: Server, tmp_path: Path
 ) -> None:
