@@ -83,7 +83,7 @@ class CheckpointState(StrEnum):
     DAMAGED = "damaged"
     """It failed its verification."""
     DELETED = "deleted"
-    """By retention, or by a user."""
+    """Retention or a user deleted it."""
     FAILED = "failed"
     """It could not be written."""
 
@@ -505,7 +505,7 @@ class ProfileView(Frozen):
     peak_bytes: int | None = None
     """Most memory that tensors took: on a GPU in all, on a CPU beyond what they took when the profile began."""
     held_s: float = 0.0
-    """For this long the start and the end of the profile kept the worker from training, seconds."""
+    """Seconds for which the start and the end of the profile kept the worker from training."""
 
     @property
     def step_s(self) -> float:
@@ -657,7 +657,7 @@ class SweepRequest(Frozen):
     spec: dict[str, Any]
     """The job spec that the jobs share. Their names are its name and a number."""
     grid: dict[str, tuple[Any, ...]] = Field(min_length=1, max_length=16)
-    """By path of keys (`optimizer.lr`) the values of this key, all different; the last path changes fastest. Text is
+    """Path of keys (`optimizer.lr`) -> the values of this key, all different; the last path changes fastest. Text is
     read as in `--set`: "3e-4" is a number, and the job's label has it as it is written."""
     limit: int | None = Field(None, ge=1, le=100_000)
     """`sweep.limit` of each job."""

@@ -110,8 +110,8 @@ def all_groups() -> list[dist.ProcessGroup]:
 
 
 def set_group_timeout(timeout: timedelta, group: dist.ProcessGroup) -> None:
-    """Why: see `all_groups`. Public: torch.distributed.set_timeout, since 2.14. ProcessGroup.set_timeout is not passed on
-    by the groups of a mesh."""
+    """Why: see `all_groups`. Public: torch.distributed.set_timeout, since 2.14; before, ProcessGroup.set_timeout,
+    which the groups of a mesh do not pass on."""
     if hasattr(dist, "set_timeout"):
         dist.set_timeout(timeout, group)
     else:

@@ -589,15 +589,16 @@ class TimeoutsSpec(Frozen):
     wait for lost workers is `elasticity.wait_s`; hangs of a training group are `health.hang_*`."""
 
     start_s: float = Field(600.0, gt=0, le=30 * 86400, allow_inf_nan=False)
-    """For `elasticity.min_workers` workers to start and to prepare (import, download, tokenise)."""
+    """Time for `elasticity.min_workers` workers to start and to prepare (import, download, tokenise)."""
     form_s: float = Field(120.0, gt=0, le=86400, allow_inf_nan=False)
     """Time for a group to meet and to build its model."""
     restore_s: float = Field(300.0, gt=0, le=86400, allow_inf_nan=False)
     """Time for a group to read its state from memory or from a checkpoint."""
     save_s: float = Field(120.0, gt=0, le=86400, allow_inf_nan=False)
-    """For the storage to accept more of a checkpoint. Then the checkpoint counts as not saved, and training goes on."""
+    """The longest wait for the storage to accept more of a checkpoint. Then the checkpoint counts as not saved, and
+    training goes on."""
     commit_s: float = Field(120.0, gt=0, le=86400, allow_inf_nan=False)
-    """For a commit marker. The wait for the storage to list its checkpoints is `checkpoint.wait_s`."""
+    """The longest wait for a commit marker. The wait for the storage to list its checkpoints is `checkpoint.wait_s`."""
 
 
 class RetrySpec(Frozen):

@@ -344,7 +344,7 @@ class CodeUpdated(JobEvent):
     step: int
     """Completed steps when it took over: the next one was the first with the new code."""
     pause_s: float | None
-    """From the last step with the code before until the group with the new code had formed; null: not measured."""
+    """Seconds from the last step with the code before to the group with the new code; null: not measured."""
     step_s: float | None
     """Median seconds of its first steps, the very first left out; null: the job ended before."""
     step_s_before: float | None
