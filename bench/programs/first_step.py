@@ -21,13 +21,13 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
 # Started as a script from any directory: the shared modules are found beside this folder.
-sys.path.extend(str(ROOT / name) for name in ("tests", "tools"))
+sys.path.extend(str(Path(__file__).resolve().parents[2] / name) for name in ("tests", "tools"))
 
 from kit.processes.os_processes import adopt_orphans, end_tree
 from measurements.machine import describe
 
+ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE_S = 300.0
 _LOOK_S = 0.05
 

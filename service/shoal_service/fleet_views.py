@@ -425,10 +425,13 @@ class DeletionView(Frozen):
     """Why, if retention deletes the job."""
     with_checkpoints: bool = True
     """Its files in the storage are deleted too."""
+    with_files: bool = False
+    """They are a script's own, so the whole directory is deleted."""
     root: str = ""
     """The job's directory in the storage; empty: it is not known."""
     kept: tuple[str, ...] = ()
-    """URLs of checkpoints that stay in the storage, because they are pinned or another job needs them."""
+    """URLs of checkpoints that stay in the storage, because they are pinned or another job needs them; or that of a
+    script's directory."""
     rows: int = 0
     """Deleted from the database so far: events, lines of the log, points of the series."""
     finished_at: float | None = None

@@ -7,14 +7,16 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from kit.processes.server import PATIENCE_S, until
-from shoal_api.client import Client
+from shoal_api.client import Client, NotFound
 from shoal_service.views import JobView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_workers.contract.spec import ContinueFrom
 
 SCRIPTS = Path(__file__).parents[1] / "kit" / "scripts"
 STEPS, SAVED, GATED = 12, 4, 6
@@ -68,8 +70,9 @@ class Run:
 def run(client: Client, tmp_path: Path) -> Iterator[Run]:
     one = Run(client, tmp_path / "gate")
     yield one
-    if not one.now().status.state.ended:
-        client.cancel(one.id)
+    with suppress(NotFound):  # a test may delete it
+        if not one.now().status.state.ended:
+            client.cancel(one.id)
 
 
 @pytest.mark.parametrize("victim", ["worker", "script"])
@@ -102,6 +105,26 @@ def test_a_paused_script_goes_on_in_the_next_attempt(client: Client, run: Run) -
     status = run.ends(JobState.SUCCEEDED).status
     assert (status.step, status.attempt, status.incidents) == (STEPS, 2, 0)
     assert [step for step, _ in run.starts(rank=0)] == [0, SAVED]
+
+
+def test_a_script_goes_on_from_the_files_of_another_job_and_both_directories_go_with_their_jobs(
+    client: Client, run: Run
+) -> None:
+    run.open()
+    spec = run.ends(JobState.SUCCEEDED).spec
+    script = spec.script
+    assert script is not None
+    longer = script.model_copy(update={"args": (str(STEPS + 2), str(run.gate))})
+    update = {"script": longer, "continue_from": ContinueFrom(job=run.id), "name": "longer"}
+    second = client.submit(spec.model_copy(update=update))
+    ended = client.wait(second.id, timeout_s=PATIENCE_S)
+    assert (ended.status.state, ended.status.step) == (JobState.SUCCEEDED, STEPS + 2), ended.status
+    starts = [line.text for line in client.logs(second.id) if "goes on from step" in line.text]
+    assert starts and all(f"goes on from step {STEPS}," in text for text in starts)
+
+    for job_id in (run.id, second.id):
+        deleted = client.delete_job(job_id)
+        assert deleted.with_files and deleted.finished_at is not None and not Path(deleted.root).exists()
 
 
 def test_an_error_of_a_script_ends_the_job_with_its_line(client: Client) -> None:

@@ -10,7 +10,8 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.job import JobPreempted
 from shoal_service.core.events.service import SupervisorRestarted
-from shoal_service.store import Lease, LeaseLost, RequestConflict, Store, driving, histories, submissions
+from shoal_service.store import Lease, LeaseLost, RequestConflict, Store, driving, histories, job_deletion, submissions
+from shoal_service.store.job_deletion import DeletionRequest
 from shoal_service.views import JobPatch
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -204,6 +205,19 @@ class TestAttempts:
         assert store.reading(driving.to_drive)(known)[0] is before, "only its event_seq, log_seq and updated_at are new"
         store.writing(driving.quarantine, lease.epoch)({job_id: "unreadable"}, now=4.0)
         assert before.status.message != "unreadable" == store.reading(driving.to_drive)(known)[0].status.message
+
+    def test_a_job_with_the_number_of_a_deleted_one_has_its_own_spec(self, store: Store, submit: Submit) -> None:
+        deleted, known = submit(seed=1), driving.KnownJobs()
+        [row] = store.reading(driving.to_drive)(known)
+        store.writing(submissions.request)(deleted, Desired.CANCEL, now=2.0)
+        request = DeletionRequest(root="", with_checkpoints=False, by="ada")
+        store.writing(job_deletion.begin)(deleted, request, now=3.0)
+        while store.writing(job_deletion.remove_rows)(deleted):
+            pass
+        store.writing(job_deletion.finish)(deleted, now=4.0)
+        following = submit(seed=2)
+        [row] = store.reading(driving.to_drive)(known)
+        assert (row.id, row.spec.seed) == (following, 2)
 
 
 class TestQueue:

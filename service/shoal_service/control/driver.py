@@ -39,7 +39,7 @@ from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import StoreUnavailable
 from shoal_service.store.hub import REQUESTS, Subscription
 from shoal_service.store.store import Store
-from shoal_service.supervisor.config import Directive, StacksRequest, SupervisorConfig, checkpoint_root
+from shoal_service.supervisor.config import Directive, StacksRequest, SupervisorConfig, checkpoint_root, with_origin
 from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import Stacks
@@ -505,9 +505,10 @@ class Driver:
         joined = self._clusters.joined.get(row.cluster or self._clusters.own)
         labels = joined.labels if joined is not None else {}
         own = {name: value for name, value in row.spec.worker.selector.items() if labels.get(name) != value}
-        if own == row.spec.worker.selector:
-            return row.spec
-        return row.spec.model_copy(update={"worker": row.spec.worker.model_copy(update={"selector": own})})
+        spec = with_origin(row.spec, self._config.checkpoint_url)
+        if own == spec.worker.selector:
+            return spec
+        return spec.model_copy(update={"worker": spec.worker.model_copy(update={"selector": own})})
 
     def _store_code(self, row: DriveRow) -> str | None:
         """Uploads the code to the cluster, where the workers get it from, and returns its URI. None: the job has none,

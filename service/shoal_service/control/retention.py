@@ -49,8 +49,8 @@ _DAY_S = 86_400.0
 _FILES_S = 120.0
 """Seconds that the removal of the files of one checkpoint may take."""
 _FOLDERS = (PROFILES, "tensorboard")
-"""Folders of a job's directory that are deleted with its checkpoints. Nothing else is deleted: the directory may hold
-files that are not Shoal's."""
+"""Folders of a job's directory that are deleted with its checkpoints. Nothing else is deleted, since the directory may
+hold files that are not Shoal's; except of a script, whose files are its checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +293,8 @@ class JobDeleter:
         await self._storage.run(catalog.forget_beginnings, within_s=_FILES_S)
         for folder in _FOLDERS:
             await self._storage.run(root.child(folder).remove_tree, within_s=_FILES_S)
-        await self._storage.run(partial(_remove_if_empty, view.root), within_s=_FILES_S)
+        remove = root.remove_tree if view.with_files else partial(_remove_if_empty, view.root)
+        await self._storage.run(remove, within_s=_FILES_S)
 
 
 def _remove_if_empty(url: str) -> None:

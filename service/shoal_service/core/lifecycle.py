@@ -35,8 +35,9 @@ class NoSuchCheckpoint(ValueError):
         self.message = message
 
 
-def choose(wanted: ContinueFrom, committed: Collection[CheckpointName], stop: StopSpec) -> CheckpointName:
-    """The newest of the other job's good checkpoints, or the newest of the step that is asked for.
+def choose(wanted: ContinueFrom, committed: Collection[CheckpointName], stop: StopSpec | None) -> CheckpointName:
+    """The newest of the other job's good checkpoints, or the newest of the step that is asked for. `stop`: None: a loop
+    decides when it ends.
 
     Raises:
         NoSuchCheckpoint: there is none, or nothing would be left to train.
@@ -53,7 +54,7 @@ def choose(wanted: ContinueFrom, committed: Collection[CheckpointName], stop: St
             f"{'step' if len(steps) == 1 else 'steps'} {shown}{more}."
         )
     chosen = max(fitting)
-    if stop.steps is not None and stop.steps <= chosen.step:
+    if stop is not None and stop.steps is not None and stop.steps <= chosen.step:
         raise NoSuchCheckpoint(
             f"continue_from: job {wanted.job}'s checkpoint has "
             f"{count_text(chosen.step, 'completed step')}, and stop.steps is "

@@ -31,12 +31,15 @@ from shoal_service.store.errors import (
     JobNotFound,
     RequestConflict,
 )
-from shoal_service.store.records import JobRecord, load, num_of, pins_of, read_status
+from shoal_service.store.records import JobRecord, load, load_spec, num_of, pins_of, read_status
 from shoal_service.store.tables import checkpoints, jobs
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec import ContinueFrom, JobSpec
+
+FILES = "files"
+"""What a script holds of another one, in the place of a checkpoint's name: all that it has left."""
 
 
 def read_checkpoints(tx: Transaction, job_id: str) -> list[CheckpointView]:
@@ -116,7 +119,8 @@ def note_damage(tx: Transaction, job_id: str, name: CheckpointName, *, message: 
 
 
 def resolved(tx: Transaction, spec: JobSpec) -> JobSpec:
-    """The spec with step, name and URL of the checkpoint that it goes on from.
+    """The spec with step, name and URL of the checkpoint that it goes on from; for a script, with the URL of the other
+    script's directory, None in the server's own place for checkpoints.
 
     Raises:
         SpecError: there is no such job, or no such checkpoint.
@@ -126,12 +130,13 @@ def resolved(tx: Transaction, spec: JobSpec) -> JobSpec:
         return spec
     if tx.execute(select(jobs.c.deleting).where(jobs.c.id == wanted.job)).scalar_one_or_none():
         raise _refused("continue_from.job", f"continue_from.job: job {wanted.job} is being deleted.")
+    if spec.script is not None:
+        return spec.model_copy(update={"continue_from": _files_of(tx, wanted)})
     try:
         found = [one for one in read_checkpoints(tx, wanted.job) if one.state is CheckpointState.COMMITTED]
     except JobNotFound as error:
         raise _refused("continue_from.job", f"continue_from.job: {error}") from None
     by_name = {CheckpointName(one.step, one.attempt, one.generation): one for one in found}
-    assert spec.stop is not None, "a script goes on from no checkpoint of a task"
     try:
         chosen = choose(wanted, by_name, spec.stop)
     except NoSuchCheckpoint as error:
@@ -140,9 +145,34 @@ def resolved(tx: Transaction, spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"continue_from": wanted.model_copy(update=update)})
 
 
+def _files_of(tx: Transaction, wanted: ContinueFrom) -> ContinueFrom:
+    """The files that a script has left. Raises SpecError."""
+    try:
+        job = load(tx, wanted.job)
+    except JobNotFound as error:
+        raise _refused("continue_from.job", f"continue_from.job: {error}") from None
+    spec = load_spec(tx, job.num, job.spec_version)
+    if spec.script is None:
+        message = (
+            f"continue_from.job {wanted.job} is no script: its checkpoints are Shoal's, which a script cannot read. Go "
+            "on with a job of the same kind, or give the script the file of `shoal export` in script.args."
+        )
+        raise _refused("continue_from.job", message)
+    if wanted.step is not None:
+        message = (
+            f"continue_from.step {wanted.step}: a script decides itself which of its files it loads. Leave the step "
+            "out (--from JOB), and choose by script.args."
+        )
+        raise _refused("continue_from.step", message)
+    url = spec.checkpoint.url
+    return wanted.model_copy(update={"checkpoint": None, "url": url and f"{url.rstrip('/')}/{wanted.job}"})
+
+
 def hold_columns(spec: JobSpec) -> dict[str, str | None]:
     """The columns of a job's row that name the checkpoint of another job that it holds from now on."""
     origin = spec.continue_from
+    if origin is not None and spec.script is not None:
+        return {"held": f"{origin.job}/{FILES}"}
     if origin is None or origin.checkpoint is None:
         return RELEASED
     return {"held": f"{origin.job}/{origin.checkpoint}"}
@@ -153,7 +183,8 @@ def held(tx: Transaction) -> dict[str, tuple[str, ...]]:
     names: defaultdict[str, set[str]] = defaultdict(set)
     for text in tx.execute(select(jobs.c.held).where(jobs.c.held.is_not(None))).scalars():
         job_id, _, name = text.partition("/")
-        names[job_id].add(name)
+        if name != FILES:  # of a script, which has no checkpoints
+            names[job_id].add(name)
     return {job_id: tuple(sorted(found)) for job_id, found in names.items()}
 
 

@@ -104,19 +104,20 @@ class RowCache:
 
 
 class SpecCache:
-    """Parsed specs by (job, version). They never change, and the control loop reads them many times per second."""
+    """Parsed specs by (id of the job, version). They never change, and the control loop reads them many times per
+    second. SQLite gives the number of a deleted job to the next one, so numbers are no keys here."""
 
     def __init__(self) -> None:
-        self._specs: OrderedDict[tuple[int, int], Readable[JobSpec]] = OrderedDict()
+        self._specs: OrderedDict[tuple[str, int], Readable[JobSpec]] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, tx: Transaction, num: int, version: int) -> Readable[JobSpec]:
-        key = (num, version)
+    def get(self, tx: Transaction, job_id: str, num: int, version: int) -> Readable[JobSpec]:
+        key = (job_id, version)
         with self._lock:
             if key in self._specs:
                 self._specs.move_to_end(key)
                 return self._specs[key]
-        spec = read_spec(tx, *key)
+        spec = read_spec(tx, num, version)
         if spec.problem:
             return spec  # not kept: the row may be repaired
         with self._lock:
@@ -177,7 +178,7 @@ _QUEUED = (
 
 
 def _drive_row(tx: Transaction, specs: SpecCache, row: Row[Any], unreadable: dict[str, str] | None) -> DriveRow | None:
-    spec = specs.get(tx, row.num, row.spec_version)
+    spec = specs.get(tx, row.id, row.num, row.spec_version)
     if spec.problem:
         if unreadable is not None:
             unreadable[row.id] = why_quarantined(spec)

@@ -23,7 +23,7 @@ from shoal_service.fleet_views import DeletionView
 from shoal_service.store import checkpoint_rows, curves
 from shoal_service.store.database import Transaction, upsert
 from shoal_service.store.errors import JobNotEnded, JobNotFound
-from shoal_service.store.records import document_of, load, pins_of, read_status
+from shoal_service.store.records import document_of, load, load_spec, pins_of, read_status
 from shoal_service.store.tables import checkpoints, deletions, events, jobs, logs, series, series_rollups
 from shoal_service.views import CheckpointState
 from shoal_workers.contract.marker import CheckpointName
@@ -51,7 +51,11 @@ def begin(tx: Transaction, job_id: str, request: DeletionRequest, *, now: float)
     job = load(tx, job_id, lock=True)
     if not job.state.ended:
         raise JobNotEnded(job_id, job.state, "be deleted")
-    kept = sorted({*job.pins, *checkpoint_rows.holders(tx, job_id)})  # users or other jobs still need them
+    holders = checkpoint_rows.holders(tx, job_id)
+    is_held = checkpoint_rows.FILES in holders
+    names = sorted({*job.pins, *holders} - {checkpoint_rows.FILES})  # users or other jobs still need them
+    kept = [f"{request.root}/{name}" for name in names] + ([request.root] if is_held else [])
+    is_script = load_spec(tx, job.num, job.spec_version).script is not None
     row = tx.execute(select(jobs.c.project, jobs.c.user).where(jobs.c.num == job.num)).one()
     view = DeletionView(
         job_id=job_id,
@@ -63,7 +67,8 @@ def begin(tx: Transaction, job_id: str, request: DeletionRequest, *, now: float)
         reason=request.reason,
         with_checkpoints=request.with_checkpoints,
         root=request.root,
-        kept=tuple(f"{request.root}/{name}" for name in kept) if request.with_checkpoints else (),
+        with_files=request.with_checkpoints and is_script and not is_held,
+        kept=tuple(kept) if request.with_checkpoints else (),
     )
     tx.execute(update(jobs).where(jobs.c.num == job.num).values(deleting=True, updated_at=now))
     _save(tx, view)

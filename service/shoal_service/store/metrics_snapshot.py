@@ -243,7 +243,7 @@ class LiveJobs:
         return LiveJob(
             job_id=row.id,
             state=JobState(row.state),
-            spec=self._specs.get(tx, row.num, row.spec_version).value,
+            spec=self._specs.get(tx, row.id, row.num, row.spec_version).value,
             attempt=row.attempt,
             granted_workers=row.granted_workers,
             started_at=row.started_at,

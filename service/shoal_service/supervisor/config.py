@@ -122,6 +122,16 @@ def checkpoint_root(spec: JobSpec, default_url: str, job_id: str) -> str:
     return f"{(spec.checkpoint.url or default_url).rstrip('/')}/{job_id}"
 
 
+def with_origin(spec: JobSpec, default_url: str) -> JobSpec:
+    """The spec of a script that continues another one, with the URL of that one's directory, also if it is in the
+    server's own place for checkpoints."""
+    origin = spec.continue_from
+    if spec.script is None or origin is None or origin.url is not None:
+        return spec
+    url = f"{default_url.rstrip('/')}/{origin.job}"
+    return spec.model_copy(update={"continue_from": origin.model_copy(update={"url": url})})
+
+
 class StaleEpoch(Exception):
     """The directive comes from a control plane whose lease is over: another one owns the jobs now."""
 

@@ -10,6 +10,7 @@ import pytest
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.fleet_views import DeletionView
 from shoal_service.store import (
     IdempotencyConflict,
     Store,
@@ -161,3 +162,47 @@ def test_the_series_of_a_job_that_begins_at_a_later_step_has_every_step(
 def _point(step: int) -> SeriesPoint:
     numbers = {"loss": 1.0, "grad_norm": 1.0, "lr": 0.1, "tokens_per_s": 1.0, "step_s": 0.1}
     return SeriesPoint(step=step, at=float(step), world_size=1, generation=1, val_loss=None, **numbers)
+
+
+def _script(store: Store, **more: Any) -> str:
+    spec = parse_spec({"script": {"file": "train.py"}, **more})
+    return store.writing(submissions.create)(spec, idempotency_key=None, now=1.0)[0].id
+
+
+def test_a_script_goes_on_from_the_files_of_another_script(store: Store) -> None:
+    here, there = _script(store), _script(store, checkpoint={"url": "/c/"})
+    for source, url in ((here, None), (there, f"/c/{there}")):
+        origin = store.get_job(_script(store, continue_from={"job": source})).spec.continue_from
+        assert origin is not None and (origin.job, origin.url, origin.step) == (source, url, None)
+
+
+def test_a_script_cannot_go_on_from_checkpoints_or_choose_a_step(store: Store, submit: Submit, begin: Begin) -> None:
+    with pytest.raises(SpecError, match="is no script: its checkpoints are Shoal's, which a script cannot read"):
+        _script(store, continue_from={"job": _source(submit, begin, 10)})
+    with pytest.raises(SpecError, match=r"continue_from.step 10: a script decides itself which of its files it loads"):
+        _script(store, continue_from={"job": _script(store), "step": 10})
+    with pytest.raises(SpecError, match=r"continue_from\.job: "):
+        _script(store, continue_from={"job": "job-none"})
+
+
+def test_the_files_of_a_script_are_deleted_with_it_unless_another_one_needs_them(store: Store) -> None:
+    def deleted(job_id: str) -> DeletionView:
+        store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
+        request = DeletionRequest(root=f"/c/{job_id}", with_checkpoints=True, by="ada")
+        return store.writing(job_deletion.begin)(job_id, request, now=3.0)
+
+    source = _script(store)
+    holder = _script(store, continue_from={"job": source})
+    view = deleted(source)
+    assert (view.with_files, view.kept) == (False, (f"/c/{source}",))
+    view = deleted(holder)
+    assert (view.with_files, view.kept) == (True, ())
+
+
+def test_a_loop_that_decides_its_end_itself_goes_on_from_a_checkpoint(
+    store: Store, submit: Submit, begin: Begin
+) -> None:
+    source = _source(submit, begin, 10)
+    spec = parse_spec({"loop": {"file": "train.py"}, "continue_from": {"job": source}})
+    job, _ = store.writing(submissions.create)(spec, idempotency_key=None, now=1.0)
+    assert job.spec.continue_from is not None and job.spec.continue_from.step == 10

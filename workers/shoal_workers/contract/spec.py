@@ -670,10 +670,10 @@ class ScriptSpec(ProgramFile):
 
 KEYS_OF_TASKS = (
     *("task", "model", "data", "batch", "optimizer", "schedule", "precision", "reduce_precision", "compile", "stop"),
-    *("continue_from", "init_from", "parallelism", "plan", "validation", "snapshot", "deterministic"),
+    *("init_from", "parallelism", "plan", "validation", "snapshot", "deterministic"),
 )
 """Keys of a spec that say what a task trains and how. A script reads none of them."""
-KEYS_OF_TASKS_ONLY = tuple(key for key in KEYS_OF_TASKS if key not in ("snapshot", "continue_from"))
+KEYS_OF_TASKS_ONLY = tuple(key for key in KEYS_OF_TASKS if key != "snapshot")
 """The same for a loop, whose tracked state Shoal keeps."""
 
 
@@ -725,7 +725,8 @@ class JobSpec(Frozen):
     """When training ends. Required for a task; a loop or a script decides itself."""
     continue_from: ContinueFrom | None = None
     """Go on from a checkpoint of another job; null: begin at step 0. The steps count on from there, so `stop` names the
-    last step of both. `shoal submit --from JOB@STEP` sets it."""
+    last step of both. A script gets a copy of the files that another script has left in its SHOAL_CHECKPOINT_DIR.
+    `shoal submit --from JOB@STEP` sets it."""
     init_from: str | None = Field(None, min_length=1, max_length=4096)
     """Begin with the weights of this safetensors file, or directory of them (an absolute path or fsspec URL that every
     node can reach), instead of those that the seed draws; step 0 and a fresh optimizer. Not with `continue_from`."""

@@ -30,7 +30,7 @@ from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, P
 from shoal_workers.contract.model import ModelShape
 from shoal_workers.contract.plain_text import text_of
 from shoal_workers.contract.profiles import ProfileRequest
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec import ContinueFrom, JobSpec
 from shoal_workers.contract.suspects import Collective, Link
 from shoal_workers.contract.worker_reports import GroupFormed
 from shoal_workers.engine.generation_ends import Fenced, FormFailed, TaskFailed
@@ -48,6 +48,7 @@ from shoal_workers.script.environment import DEVICES, Place, environment_of
 from shoal_workers.script.guardian import below
 from shoal_workers.script.hook import HookSocket, LoggedSteps, receive
 from shoal_workers.script.program import Task
+from shoal_workers.script.takeover import NothingToContinue, take_over
 
 _AFTERMATH_S = 2.0
 """A failed script may be the consequence of another worker's death, of which the supervisor is about to learn. For this
@@ -245,12 +246,16 @@ class ScriptRunner:
         assignment, rendezvous = generation.assignment, generation.rendezvous
         self._position.enter(Phase.FORMING)
         rendezvous.connect()
+        self._make_checkpoint_dir()
+        if self._spec.continue_from is not None:
+            if assignment.rank == 0:
+                self._take_over(self._spec.continue_from)
+            rendezvous.arrive("continued", timeout_s=self._spec.timeouts.restore_s)
         place = Place(self._node_id, os.environ.get(DEVICES, "") if self._spec.worker.gpus else "")
         if assignment.rank == 0:
             self._script_store = _store_for_scripts(assignment.store_host)
             place = Place(place.node_id, place.devices, self._script_store.port)
         places = [Place.from_text(text) for text in rendezvous.gather("places", place.to_text())]
-        self._make_checkpoint_dir()
         environment = environment_of(
             os.environ,
             self._spec,
@@ -290,6 +295,24 @@ class ScriptRunner:
                 f"the job's checkpoint directory {self._checkpoint_dir} cannot be made on this node: {error.strerror}. "
                 "checkpoint.url must name a place that every node can write."
             ) from error
+
+    def _take_over(self, origin: ContinueFrom) -> None:
+        url = (origin.url or "").removeprefix("file://")
+        if "://" in url or "://" in self._checkpoint_dir:
+            raise _refusal(
+                f"continue_from.job {origin.job}: files of a script are copied between directories, and "
+                f"{url if '://' in url else self._checkpoint_dir} is none. Leave continue_from out, and give the "
+                "script that URL in script.args.",
+                Phase.RESTORING,
+            )
+        self._position.enter(Phase.RESTORING)
+        try:
+            take_over(Path(url), Path(self._checkpoint_dir), job=origin.job, progress=self._position.note)
+        except NothingToContinue as error:
+            raise _refusal(str(error), Phase.RESTORING) from None
+        except OSError as error:
+            raise _DirectoryFailed(f"the files of {origin.job} in {url} cannot be copied: {error}") from error
+        self._position.enter(Phase.FORMING)
 
     def _watch(self, generation: _Generation) -> tuple[ExitKind, ErrorReport | None]:
         """Until the script has ended, by itself or because it was ordered."""

@@ -217,8 +217,10 @@ def _refuse(turn: Turn, choice: Choice) -> None:
 
 def _newest_url(state: Attempt) -> str | None:
     """URL of the job's own newest checkpoint, or else of the checkpoint of another job from which it goes on; None:
-    neither."""
+    neither, or a script's, which finds its files itself."""
     newest, origin = state.checkpoints.newest, state.target.spec.continue_from
+    if state.target.spec.script is not None:
+        return None
     if newest is None:
         return origin.url if origin is not None else None
     return f"{state.config.checkpoint_root.rstrip('/')}/{newest}"
