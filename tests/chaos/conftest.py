@@ -37,6 +37,10 @@ class Arena:
             if not self.nodes.is_alive(ip) or self._cpus_of(ip) != self._cpus_per_node:
                 self.nodes.remove(ip)
                 self.nodes.add(ip, num_cpus=self._cpus_per_node)
+        self.wait_until_whole()
+
+    def wait_until_whole(self) -> None:
+        """Until the control plane sees all nodes."""
         deadline = time.monotonic() + _PATIENCE_S
         while not self._is_whole():
             assert time.monotonic() < deadline, f"the control plane does not see all nodes within {_PATIENCE_S:g} s"

@@ -34,6 +34,8 @@ class Nodes:
         self._python = python
         self._added: dict[str, int] = {}
         """Address -> session of the newest node that was added there."""
+        self._blocked: list[subprocess.Popen[bytes]] = []
+        """The `ray start` of nodes that were added with `block`."""
 
     @property
     def address(self) -> str:
@@ -125,6 +127,8 @@ class Nodes:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
             )
         self._added[ip] = process.pid
+        if block:
+            self._blocked.append(process)
         if not block and process.wait(_START_TIMEOUT_S) != 0:
             raise RuntimeError(f"node {ip} did not start:\n{log_path.read_text(errors='replace')[-2000:]}")
         return time.time()
@@ -136,6 +140,8 @@ class Nodes:
     def end_added(self) -> None:
         for session in self._added.values():
             end_session(session)
+        for process in self._blocked:
+            process.wait()
 
     def _processes(self, ip: str) -> list[tuple[int, str]]:
         return [found for session in self.sessions(ip) for found in session_members(session).items()]
