@@ -72,7 +72,7 @@ class Position:
         return now.model_copy(update={"stalled_s": time.monotonic() - since_mono})
 
     def _set(self, generation: int, phase: Phase, step: int, note: str) -> None:
-        now = Progress(
+        now = Progress.model_construct(  # without validation: this is done several times in each step
             generation=generation,
             phase=phase,
             step=step,
