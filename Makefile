@@ -132,6 +132,7 @@ bench-culprit: setup ## 64 faults of eight kinds and 20 controls in a real job: 
 bench-programs: setup ## a script and a loop under Shoal beside the same script under torchrun: start, step, kills, and from an empty directory to the first step (ten minutes)
 	@$(BIN)/python bench/programs/main.py
 	@$(BIN)/python bench/programs/first_step.py
+	@OMP_NUM_THREADS=1 SHOAL_CHECKPOINT_DIR=$$(mktemp -d) $(BIN)/torchrun --standalone --nproc-per-node 3 bench/programs/paired.py
 
 bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; without a GPU it only says so
 	@$(BIN)/python bench/gpu.py

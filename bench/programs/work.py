@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 GLOBAL_BATCH = 48
-MICRO_BATCH = 8
+MICRO_BATCH = 16
+"""What each of three ranks computes at once, in the script and in the loop."""
 WIDTH = 512
 SAVE_EVERY = 10
 

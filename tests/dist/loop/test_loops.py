@@ -22,21 +22,26 @@ LOOPS = Path(__file__).parents[2] / "kit" / "loops"
 STEPS = 8
 
 
-def spec_of(name: str = "digits") -> dict[str, Any]:
+def spec_of(name: str = "digits", *arguments: str) -> dict[str, Any]:
     return {
         "task": None,
-        "loop": {"file": f"tests/kit/loops/{name}.py"},
+        "loop": {"file": f"tests/kit/loops/{name}.py", "args": arguments},
         "elasticity": {"max_workers": plain_loop.MOST_WORKERS},
         "snapshot": {"budget": 1.0},
     }
 
 
-@functools.cache
-def undisturbed(name: str = "digits") -> dict[int, float]:
+def undisturbed(name: str = "digits", *arguments: str) -> dict[int, float]:
     """The losses in plain torch, by step."""
-    program = [sys.executable, plain_loop.__file__, str(LOOPS / f"{name}.py")]
+    return {int(step): loss for step, loss in in_plain_torch(name, *arguments)[0].items()}
+
+
+@functools.cache
+def in_plain_torch(name: str, *arguments: str) -> list[dict[str, Any]]:
+    """By step: the losses, and what the loop has logged."""
+    program = [sys.executable, plain_loop.__file__, str(LOOPS / f"{name}.py"), *arguments]
     answer = subprocess.run(program, capture_output=True, text=True, check=True)
-    return {int(step): loss for step, loss in json.loads(answer.stdout).items()}
+    return [json.loads(line) for line in answer.stdout.splitlines()]
 
 
 @pytest.mark.parametrize(("name", "world_size"), [("digits", 1), ("digits", 3), ("gan", 3), ("contrastive", 2)])
@@ -46,6 +51,54 @@ def test_a_loop_trains_at_any_size_as_plain_torch_does(make_job: Any, name: str,
     ends = job.run(workers, layout=replicated(world_size))
     assert [(e.kind, e.step, e.is_durable) for e in ends] == [(ExitKind.FINISHED, STEPS, True)] * world_size, ends
     assert job.losses(workers) == pytest.approx(undisturbed(name), abs=3e-7)
+
+
+def early(job: Any, workers: list[Any]) -> int:
+    """Buckets that rank 0 had sent during backward passes when it completed its last step."""
+    return int(job.reports(workers[0])[-1].metrics["early"])
+
+
+@pytest.mark.parametrize(
+    ("how", "world_size"),
+    [
+        ("usual", 3),
+        ("unused", 3),
+        ("twice", 3),
+        ("varied", 3),
+        ("touched", 3),
+        ("switched", 3),
+        ("gathered", 3),
+        ("usual", 2),
+        pytest.param("unused", 2, marks=pytest.mark.matrix),
+        pytest.param("switched", 2, marks=pytest.mark.matrix),
+        pytest.param("gathered", 2, marks=pytest.mark.matrix),
+        pytest.param("unused", 1, marks=pytest.mark.matrix),
+        pytest.param("switched", 1, marks=pytest.mark.matrix),
+    ],
+)
+def test_sums_that_were_begun_early_are_those_of_plain_torch_whatever_the_loop_does(
+    make_job: Any, how: str, world_size: int
+) -> None:
+    job = make_job(memory=True, **spec_of("wide", how))
+    workers = job.workers(world_size)
+    ends = job.run(workers, layout=replicated(world_size))
+    assert [e.kind for e in ends] == [ExitKind.FINISHED] * world_size, ends
+    assert job.losses(workers) == pytest.approx(undisturbed("wide", how), abs=3e-7)
+    assert world_size == 1 or early(job, workers) > 0
+
+
+def test_a_rank_that_dies_while_sums_are_under_way_costs_no_completed_step(make_job: Any) -> None:
+    job = make_job(memory=True, **spec_of("wide", "killed") | {"snapshot": {"budget": 1e-6}})
+    workers = job.workers(3)
+    victim, survivors = workers[1], [workers[0], workers[2]]
+    job.start(workers, layout=replicated(3))
+    assert victim.died()
+    source = job.in_memory(job.interrupt(survivors), survivors)
+    assert source.step == 6
+    assert early(job, workers) > 0
+    ends = job.run(survivors, layout=replicated(2), restore_snapshot=source)
+    assert [e.kind for e in ends] == [ExitKind.FINISHED] * 2, ends
+    assert job.losses(survivors) == pytest.approx(undisturbed("wide", "killed"), abs=3e-7)
 
 
 @pytest.mark.parametrize(
@@ -89,13 +142,53 @@ def test_no_completed_step_is_repeated_although_copies_are_rare(make_job: Any, p
     assert job.losses(survivors) == pytest.approx(undisturbed(name), abs=3e-7)
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_buffers_are_equal_on_all_ranks_and_those_of_one_process(make_job: Any, world_size: int) -> None:
+    job = make_job(memory=True, **spec_of("batchnorm"))
+    workers = job.workers(world_size)
+    ends = job.run(workers, layout=replicated(world_size))
+    assert [e.kind for e in ends] == [ExitKind.FINISHED] * world_size, ends
+    assert job.losses(workers) == pytest.approx(undisturbed("batchnorm"), abs=3e-7)
+    check_statistics(job.reports(workers[0]))
+
+
+@pytest.mark.parametrize(("phase", "step"), [("backward", 5), ("optimizer", 5), ("forward", 5)])
+def test_buffers_of_the_last_complete_step_outlive_a_lost_rank(make_job: Any, phase: str, step: int) -> None:
+    """Also if the forward passes of the interrupted step have changed those in the modules."""
+    is_kept = phase != "optimizer"
+    budget = {"snapshot": {"budget": 1e-6}} if is_kept else {}
+    job = make_job(memory=True, **spec_of("batchnorm") | budget)
+    workers = job.workers(3)
+    victim, survivors = workers[1], [workers[0], workers[2]]
+    victim.strike(phase, step, "kill")
+    job.start(workers, layout=replicated(3))
+    assert victim.died()
+    source = job.in_memory(job.interrupt(survivors), survivors)
+    assert source.step == step if is_kept else source.step >= step - 1
+    ends = job.run(survivors, layout=replicated(2), restore_snapshot=source)
+    assert [e.kind for e in ends] == [ExitKind.FINISHED] * 2, ends
+    assert job.losses(survivors) == pytest.approx(undisturbed("batchnorm"), abs=3e-7)
+    check_statistics(job.reports(survivors[0]))
+
+
+def check_statistics(reports: list[Any]) -> None:
+    """The loop logs its buffers after each update, and how far apart they are on the ranks."""
+    expected = in_plain_torch("batchnorm")[1]
+    assert reports and reports[-1].step == STEPS
+    for report in reports:
+        assert report.metrics["spread"] == 0.0
+        known = {name: value for name, value in report.metrics.items() if name != "spread"}
+        plain = {name: value for name, value in expected[str(report.step)].items() if name != "spread"}
+        assert known == pytest.approx(plain, rel=1e-6, abs=3e-7), report.step
+
+
 def test_a_loop_that_yields_goes_on_with_more_workers_without_losing_a_step(make_job: Any) -> None:
     job = make_job(memory=True, **spec_of())
     workers = job.workers(2)
     workers[0].strike("forward", 4, "hold")
     generation = job.start(workers, layout=replicated(2))
     workers[0].reached()
-    workers[1].call("request_yield", generation, False)
+    workers[0].call("request_yield", generation, False)  # its ballot of this step is not made yet
     workers[0].call("go")
     exits = [worker.exit() for worker in workers]
     assert [(e.kind, e.step, e.is_durable) for e in exits] == [(ExitKind.YIELDED, 5, False)] * 2, exits

@@ -1,6 +1,6 @@
 """A loop of tests/kit/loops in plain torch: one process, no group, and none of the engine's loops.
 
-    python plain_loop.py FILE STEPS        prints the loss of each step as JSON
+    python plain_loop.py FILE STEPS        prints the loss of each step as JSON, then what the loop has logged
 
 It plays the part of `run` with the global batch at once, in its micro-batches one after the other.
 """
@@ -40,14 +40,14 @@ class PlainRun:
     rank, world_size, is_rank_zero, device = 0, 1, True, torch.device("cpu")
 
     def __init__(self):
-        self.step, self.losses = 0, {}
+        self.step, self.losses, self.metrics = 0, {}, {}
         self.sums = [0.0, 0.0]
 
     def track(self, **objects):
         pass
 
     def log(self, **metrics):
-        pass
+        self.metrics[self.step + 1] = metrics
 
     def gather(self, tensor):
         return tensor
@@ -95,3 +95,4 @@ if __name__ == "__main__":
     seed_everything(randomness_seed(0, 0, 0))
     runpy.run_path(path)["train"](run)
     print(json.dumps(run.losses))
+    print(json.dumps(run.metrics))

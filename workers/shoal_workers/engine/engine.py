@@ -256,6 +256,7 @@ class Engine:
                 self._store_connections,
                 check=fence.check,
                 on_connecting=lambda: self._position.enter(Phase.CONNECTING),
+                has_gradients=self._program.sums_gradients,
             )
             self._scope = GenerationScope(assignment.generation, group, self._outbox.log_text)
             self._position.begin(assignment.generation)

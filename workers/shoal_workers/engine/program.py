@@ -44,6 +44,9 @@ class Entered:
 class Program(Protocol):
     """The module docstring shows the order of the calls."""
 
+    sums_gradients: bool
+    """Whether it needs `Group.gradients`."""
+
     @property
     def shape(self) -> ModelShape | None:
         """Returns, on any thread, the shape of the model that was trained last; None: none was."""

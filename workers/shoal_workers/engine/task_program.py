@@ -45,6 +45,8 @@ class TaskProgram:
         may_change_data: the job's own checkpoints may have been made with other data.
     """
 
+    sums_gradients = False
+
     def __init__(
         self,
         spec: JobSpec,

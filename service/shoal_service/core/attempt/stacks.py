@@ -28,13 +28,19 @@ _COLLECTIVES = {
     "recv": "receive",
     "batch_isend_irecv": "send and receive",
     "hold_vote": "vote",
+    "counted": "vote",
+    "wait_for_sums": "all-reduce",
     "foreach_all_gather": "all-gather",
     "wait_for_unshard": "all-gather",
     "foreach_reduce": "reduce-scatter",
 }
 """Functions of torch.distributed, of FSDP and of the engine in which a rank waits for the others. The outermost one
 on the stack is named."""
-_COLLECTIVE_FILES = ("torch/distributed/", "shoal_workers/engine/step/vote.py")
+_COLLECTIVE_FILES = (
+    "torch/distributed/",
+    "shoal_workers/engine/step/vote.py",
+    "shoal_workers/engine/loop/gradients.py",
+)
 _DATA_FILE = "shoal_workers/engine/step/batches.py"
 _OURS = "shoal_workers/"
 _LIBRARIES = ("site-packages/", "python3", "<")

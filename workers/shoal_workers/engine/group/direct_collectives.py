@@ -16,6 +16,7 @@ other thread for that. Called by `collective_order` for FSDP, and by the vote.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,16 +73,36 @@ class DirectReduceScatter(DefaultReduceScatter):
 
 def all_reduce_small(tensor: Tensor) -> None:
     """Replaces a 1-D tensor by its sum over all ranks, with the same bits on every rank."""
+    begin_all_reduce_small(tensor)()
+
+
+def begin_all_reduce_small(tensor: Tensor) -> Callable[[], None]:
+    """The same in two parts: the collective has begun when this returns, if it has one round. The tensor has the sum
+    after what is returned was called."""
     group = dist.group.WORLD
     if group is None or not _is_direct(tensor, group):
-        dist.all_reduce(tensor)
-        return
+        work = dist.all_reduce(tensor, async_op=True)
+        return lambda: _wait(work)
     num_ranks = group.size()
-    if tensor.nbytes * num_ranks <= _MAX_REPEATED_BYTES:
-        summands = tensor.new_empty(num_ranks * tensor.numel())
-        _gather(summands, tensor, group)
+    if tensor.nbytes * num_ranks > _MAX_REPEATED_BYTES:
+        return lambda: _all_reduce_in_two_rounds(tensor, group)
+    summands = tensor.new_empty(num_ranks * tensor.numel())
+    gathering = dist.all_to_all_single(summands, tensor.repeat(num_ranks), group=group, async_op=True)
+
+    def add_up() -> None:
+        _wait(gathering)
         tensor.copy_(_sum_of_rows(summands.view(num_ranks, -1)))
-        return
+
+    return add_up
+
+
+def _wait(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+def _all_reduce_in_two_rounds(tensor: Tensor, group: dist.ProcessGroup) -> None:
+    num_ranks = group.size()
     size = -(-tensor.numel() // num_ranks)
     whole = tensor.new_zeros(num_ranks * size)
     whole[: tensor.numel()] = tensor

@@ -52,6 +52,7 @@ class Group:
     Args:
         check: raises Fenced once the generation is over.
         on_connecting: called on the training thread when all ranks have arrived, before they connect to each other.
+        has_gradients: also makes `gradients`.
     """
 
     def __init__(
@@ -62,11 +63,15 @@ class Group:
         *,
         check: Callable[[], None],
         on_connecting: Callable[[], None] = lambda: None,
+        has_gradients: bool = False,
     ) -> None:
         self._assignment = assignment
         self._device = device
         self._check = check
         self._on_connecting = on_connecting
+        self._has_gradients = has_gradients
+        self.gradients: dist.ProcessGroup | None = None
+        """All ranks once more, for sums that run beside other collectives; None: there is one rank, or no need."""
         self._rendezvous = Rendezvous(assignment, connections, check)
         self._sockets = GlooSockets()
         self._links = LinkMeter()
@@ -106,6 +111,8 @@ class Group:
                     timeout=timedelta(seconds=a.collective_timeout_s),
                 )
                 meshes = build_mesh(a.layout, self._device.type, a.collective_timeout_s, a.rank)
+                if self._has_gradients and a.world_size > 1:
+                    self.gradients = dist.new_group(timeout=timedelta(seconds=a.collective_timeout_s))
         except RuntimeError as error:
             # A fenced generation ends as Fenced, whatever its broken connections raise.
             self._check()
@@ -172,6 +179,7 @@ class Group:
     def destroy(self, *, is_clean: bool) -> None:
         """Training thread, after every end, once nothing on its stack refers to the model any more."""
         groups: list[dist.ProcessGroup] = []
+        self.gradients = None
         if dist.is_initialized():
             groups += all_groups()  # else torch frees them here, and a lost operation blocks until its timeout
             dist.destroy_process_group()

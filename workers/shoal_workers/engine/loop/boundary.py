@@ -1,8 +1,11 @@
 """The boundary between two steps of a loop: vote, report, snapshot, checkpoint, and the end if one is requested.
 
-    update of all optimizers | vote | the step counts | report | snapshot | checkpoint, if due | end, if requested
+    gradients | vote | update | ... | the step counts | report | snapshot | checkpoint, if due | end, if requested
 
-The vote comes after the updates, because a loop may make any number of them in one step.
+Each update holds a vote, in which its sums travel too; the one of the last update of a step is that of the step. So the
+ranks wait for each other once in an update, and not at all at the boundary. A rank may complete a step that another one
+cannot complete any more, because a third was lost: then the state of the first one is what the group goes on from. A
+step without an update votes at its end.
 
 Every rank has the whole state, so the one of a single survivor is enough to go on. From the end of a step until the
 next update begins, what is tracked is that of the step, as long as nothing changes it, which is known. If the group
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +29,7 @@ from shoal_workers.contract.messages import ExitKind, Phase
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.group.collectives import waited_s
+from shoal_workers.engine.loop.buffers import LoopBuffers
 from shoal_workers.engine.loop.tracked import Tracked
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.schedule import is_due
@@ -34,7 +38,7 @@ from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.snapshots import Snapshots
 from shoal_workers.engine.state.training_state import Recent
 from shoal_workers.engine.step.generation import Membership
-from shoal_workers.engine.step.vote import Ballot, Requests, Verdict, hold_vote
+from shoal_workers.engine.step.vote import Ballot, Requests, Verdict, Vote, begin_vote
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 _SETTLING_SHARE = 0.05
@@ -134,6 +138,7 @@ class StepBoundary:
         spec: JobSpec,
         state: TrackedState,
         recent: Recent,
+        buffers: LoopBuffers,
         store: SnapshotStore | None,
         saver: Saver,
     ) -> None:
@@ -141,12 +146,19 @@ class StepBoundary:
         self._spec = spec
         self._state = state
         self._recent = recent
+        self._buffers = buffers
         self._saver = saver
         log = NoLog(_WHY_COPIES)
         self._snapshots = Snapshots(membership, store, state, state, budget=spec.snapshot.budget, log=log)
         self._snapshots.start()
         self._ended = time.perf_counter()
-        self._waited_s = waited_s()
+        self._voted = self._ended, waited_s()
+        """When the vote of the last step began, and what this thread had waited until then."""
+        self._newest_vote = self._voted
+        self._verdict: Verdict | None = None
+        """That of the newest update of this step."""
+        self._costs: tuple[float, float] | None = None
+        """What snapshots cost since the last step; None: no vote of this step has taken them."""
         self._saved_mono = time.monotonic()
         self._saving_s = 0.0
         self._store = store
@@ -161,13 +173,16 @@ class StepBoundary:
             Fenced: the generation is over.
         """
         membership, step = self._membership, self._membership.position.step + 1
+        self._buffers.restore()
+        self._buffers.keep()
         self._state.changed()
         report = self._report_of(step, done, metrics)
         settling_s = self._settle(step, report)
-        verdict = self._vote(step, done)
+        verdict = self._verdict if self._verdict is not None else self.begin_vote(done.data_s, ()).counted()
         membership.check()
         now = time.perf_counter()
-        step_s, self._ended, self._waited_s = now - self._ended, now, waited_s()
+        step_s, self._ended, self._voted = now - self._ended, now, self._newest_vote
+        self._verdict, self._costs, self._saving_s = None, None, 0.0
         self._settling_is_cheap = settling_s <= _SETTLING_SHARE * step_s
         membership.position.reach(step)
         measured = {"step_s": step_s, "compute_s": verdict.compute_s, "data_s": verdict.data_s}
@@ -184,6 +199,45 @@ class StepBoundary:
         if requests.yields:
             raise LoopEnd(GenerationEnd(ExitKind.YIELDED, pending=pending if requests.durably else None))
 
+    def begin_vote(self, data_s: float, sums: Sequence[float]) -> Vote:
+        """All ranks: begins the vote of an update. `sums`: further numbers, whose sums over all ranks are `uses` of the
+        verdict. What is counted then is given to `voted`."""
+        membership, fence = self._membership, self._membership.fence
+        step = membership.position.step + 1
+        snapshots, yields = self._snapshots.is_due(step), fence.is_yield_requested
+        if self._costs is None:
+            self._costs = self._snapshots.take_costs()
+        copy_s, send_s = self._costs
+        voted_at, voted_waited_s = self._voted
+        self._newest_vote = time.perf_counter(), waited_s()
+        zero = torch.zeros((), dtype=torch.float64, device=membership.device)
+        ballot = Ballot(
+            loss_sum=zero,  # the loss is among the sums
+            squared_norm=zero,
+            requests=Requests(
+                yields=yields,
+                durably=yields and fence.is_durable_requested,
+                saves=self._is_save_time(),
+                snapshots=snapshots,
+                replicates=snapshots and self._snapshots.is_sending_due(step),
+                is_sending=self._snapshots.is_sending,
+                lacks_memory=self._snapshots.lacks_memory,
+            ),
+            compute_s=max(0.0, self._newest_vote[0] - voted_at - (self._newest_vote[1] - voted_waited_s)),
+            copy_s=copy_s,
+            send_s=send_s,
+            arrived_step=self._snapshots.arrived_step,
+            log_lag=self._snapshots.log_lag,
+            data_s=data_s,
+            saving_s=self._saving_s,
+            uses=torch.tensor(sums, dtype=torch.float64),
+        )
+        return begin_vote(ballot, membership.rank, membership.layout.world_size)
+
+    def voted(self, verdict: Verdict) -> None:
+        """The newest vote of this step."""
+        self._verdict = verdict
+
     def unsettle(self) -> None:
         """An update begins: until the next commit the state is that of no step."""
         self._settled = None
@@ -194,6 +248,7 @@ class StepBoundary:
         if settled is None or store is None:
             return
         try:
+            self._buffers.restore()
             self._state.changed()
             if self._state.mark() != settled.mark:
                 return
@@ -223,6 +278,7 @@ class StepBoundary:
 
     def finish(self) -> GenerationEnd:
         """The loop has returned: the state of its last step becomes durable."""
+        self._buffers.restore()
         return GenerationEnd(ExitKind.FINISHED, pending=self.save(self._membership.position.step))
 
     def _settle(self, step: int, report: StepReport) -> float:
@@ -233,34 +289,6 @@ class StepBoundary:
         start = time.perf_counter()
         self._settled = _Settled(step, self._state.mark(), report)
         return time.perf_counter() - start
-
-    def _vote(self, step: int, done: Done) -> Verdict:
-        membership, fence = self._membership, self._membership.fence
-        snapshots, yields = self._snapshots.is_due(step), self._membership.fence.is_yield_requested
-        copy_s, send_s = self._snapshots.take_costs()
-        saving_s, self._saving_s = self._saving_s, 0.0
-        zero = torch.zeros((), dtype=torch.float64, device=membership.device)
-        ballot = Ballot(
-            loss_sum=zero,  # the loss is that of all ranks already
-            squared_norm=zero,
-            requests=Requests(
-                yields=yields,
-                durably=yields and fence.is_durable_requested,
-                saves=self._is_save_time(),
-                snapshots=snapshots,
-                replicates=snapshots and self._snapshots.is_sending_due(step),
-                is_sending=self._snapshots.is_sending,
-                lacks_memory=self._snapshots.lacks_memory,
-            ),
-            compute_s=max(0.0, time.perf_counter() - self._ended - (waited_s() - self._waited_s)),
-            copy_s=copy_s,
-            send_s=send_s,
-            arrived_step=self._snapshots.arrived_step,
-            log_lag=self._snapshots.log_lag,
-            data_s=done.data_s,
-            saving_s=saving_s,
-        )
-        return hold_vote(ballot, membership.rank, membership.layout.world_size)
 
     def _is_save_time(self) -> bool:
         """Rank 0's clock decides for all ranks."""

@@ -42,6 +42,7 @@ class LoopProgram:
     """
 
     shape: ModelShape | None = None
+    sums_gradients = True
 
     def __init__(
         self,
@@ -94,6 +95,8 @@ class LoopProgram:
             if isinstance(error, (Fenced, GroupBroken)) or is_collective_error(error):
                 run.keep()
             raise
+        finally:
+            run.close()
 
     def park(self) -> None:
         self._run = None

@@ -14,6 +14,7 @@ Exception` does not catch; the function is then called again, with another Run. 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -39,6 +40,8 @@ from shoal_workers.contract.worker_reports import is_metric_name, suggested_name
 from shoal_workers.engine.generation_ends import GroupBroken, NonFinite
 from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.loop.boundary import Done, StepBoundary, TrackedState
+from shoal_workers.engine.loop.buffers import LoopBuffers
+from shoal_workers.engine.loop.gradients import Gradients
 from shoal_workers.engine.loop.tracked import Stateful, Tracked
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.state.restore import Restored, is_restoring, when_all_have_restored
@@ -111,8 +114,12 @@ class Run:
         self._micro = MicroBatch(0, 1.0)
         self._num_left = 0
         """Micro-batches of this step that this rank has not begun yet."""
-        self._sums = torch.zeros(2, dtype=torch.float64)
+        self._weight_sum = 0.0
+        self._loss_sum: Tensor | float = 0.0
         """Weights and weighted losses of this rank since the last update."""
+        self._gradients = Gradients(group.gradients)
+        self._buffers = LoopBuffers({}, 0, 1)
+        """Those of the tracked modules."""
         seed_everything(randomness_seed(spec.seed, 0, 0))
 
     @property
@@ -159,8 +166,12 @@ class Run:
         own = RankData("", self._host)
         when_all_have_restored(self._group, restored, own, dict)
         self._membership.position.reach(restored.step)
+        self._buffers = LoopBuffers(tracked.modules(), self.rank, self.world_size)
+        tracked.unmarked = self._buffers.paths
         state = TrackedState(tracked, self._spec.seed, recent)
-        self._boundary = StepBoundary(self._membership, self._spec, state, recent, self._store, self._saver)
+        self._boundary = StepBoundary(
+            self._membership, self._spec, state, recent, self._buffers, self._store, self._saver
+        )
 
     def batches(
         self,
@@ -226,8 +237,14 @@ class Run:
         self._check()
         self._membership.position.enter(Phase.BACKWARD)
         weight *= self._micro.weight
-        (loss * weight).backward()  # type: ignore[no-untyped-call]
-        self._sums += torch.tensor([weight, float(loss.detach()) * weight], dtype=torch.float64)
+        self._gradients.begin_backward(is_last_micro_batch=self._num_left == 0)
+        try:
+            (loss * weight).backward()  # type: ignore[no-untyped-call]
+        finally:
+            self._gradients.end_backward()
+        self._buffers.weigh(weight)
+        self._weight_sum += weight
+        self._loss_sum += loss.detach().double() * weight
 
     def update(self, optimizer: Optimizer, *, clip: float | None = None) -> float:
         """Makes the gradients of the optimizer's parameters those of the global batch, steps it, and forgets them.
@@ -242,13 +259,23 @@ class Run:
             NonFinite: on all ranks; nothing was updated.
         """
         self._check()
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        weight, loss, uses = self._reduce_sums(parameters)
-        used = [p for p, count in zip(parameters, uses, strict=True) if count]
-        self._reduce_gradients(used, weight)
-        norms = [torch.linalg.vector_norm(p.grad.double()) for p in used if p.grad is not None]
-        norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
-        if not torch.isfinite(torch.tensor([loss, norm])).all():
+        boundary = self._tracked("update")
+        flags = self._gradients.send(optimizer)
+        numbers = [self._weight_sum, float(self._loss_sum), *flags, *self._buffers.send()]
+        vote = boundary.begin_vote(self._data_s, numbers)
+        self._weight_sum, self._loss_sum = 0.0, 0.0
+        self._gradients.wait_for_sums(optimizer)
+        verdict = vote.counted()
+        self._check()  # an aborted communicator ends without an error
+        boundary.voted(verdict)
+        weight, loss, *totals = verdict.uses
+        if not weight:
+            raise RuntimeError("run.update() without run.backward() before it: there is no gradient on any rank.")
+        loss /= weight
+        used = self._gradients.finish(optimizer, totals[: len(flags)], weight)
+        self._buffers.add_up(totals[len(flags) :], weight)
+        norm = _norm([p.grad for p in used if p.grad is not None])
+        if not math.isfinite(loss) or not math.isfinite(norm):
             raise NonFinite(
                 f"loss {loss} and gradient norm {norm} in step {self.step + 1}. Nothing was updated. A lower learning "
                 "rate, or clip= in run.steps(), may help.",
@@ -257,7 +284,8 @@ class Run:
         if clip is not None and norm > clip:
             torch._foreach_mul_([p.grad for p in used if p.grad is not None], clip / norm)
         self._membership.position.enter(Phase.OPTIMIZER)
-        self._tracked("update").unsettle()
+        boundary.unsettle()
+        self._buffers.apply()
         self._lr = float(optimizer.param_groups[0]["lr"]) if optimizer.param_groups else None
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -269,6 +297,7 @@ class Run:
         `metrics`: as of `log`."""
         self._check()
         boundary = self._tracked("commit")
+        self._gradients.end_step()
         self.log(**metrics)
         done = Done(self._loss, self._grad_norm, self._lr, self._samples, self._data_s)
         self._loss = self._grad_norm = self._lr = None
@@ -312,6 +341,8 @@ class Run:
         """Called by `GlobalBatch`: makes the samples of a micro-batch, which is the current one from now on."""
         self._check()
         self._micro, self._num_left, self._samples = micro, num_left, num_samples
+        if self._buffers.begin_micro_batch(is_real=micro.weight > 0) and self._boundary is not None:
+            self._boundary.unsettle()
         start = time.perf_counter()
         batch = self._on_device(made(micro))
         self._data_s += time.perf_counter() - start
@@ -330,7 +361,12 @@ class Run:
         """Called by the program when the loop has returned."""
         boundary = self._tracked("track")
         self._commit_awaited()
+        self._gradients.end_step()
         return boundary.finish()
+
+    def close(self) -> None:
+        """Called by the program at the end of the generation, whatever the end: lets go of the group."""
+        self._gradients.close()
 
     def _check(self) -> None:
         """Leaves a generation that is over, or a group that a failed collective has broken although the loop went
@@ -375,34 +411,6 @@ class Run:
     def _advanced(self, num_bytes: int) -> None:
         self._membership.check()
 
-    def _reduce_sums(self, parameters: Sequence[Tensor]) -> tuple[float, float, list[bool]]:
-        """Over all ranks: the sum of the weights, the mean loss, and which parameters have a gradient."""
-        uses = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float64)
-        sums = torch.cat([self._sums, uses]).to(self.device)
-        self._sums = torch.zeros(2, dtype=torch.float64)
-        if self.world_size > 1:
-            dist.all_reduce(sums)
-        weight, loss, *counts = sums.tolist()
-        if not weight:
-            raise RuntimeError("run.update() without run.backward() before it: there is no gradient on any rank.")
-        return weight, loss / weight, [count > 0 for count in counts]
-
-    def _reduce_gradients(self, used: Sequence[Tensor], weight: float) -> None:
-        """Sums the gradients over all ranks, all of one type in one message."""
-        by_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for parameter in used:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            by_type.setdefault((parameter.grad.dtype, parameter.grad.device), []).append(parameter.grad)
-        for gradients in by_type.values():
-            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            if self.world_size > 1:
-                dist.all_reduce(flat)
-            flat /= weight
-            parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-            for gradient, part in zip(gradients, parts, strict=True):
-                gradient.copy_(part.view_as(gradient))
-
     def _micro_size(self, global_size: int, micro_size: int | None) -> int:
         if micro_size is None:
             most = max(self._spec.elasticity.max_workers, self.world_size)
@@ -446,6 +454,20 @@ class _Gather(torch.autograd.Function):
         whole = gradients[0].contiguous()
         dist.all_reduce(whole)
         return whole[ctx.rank * ctx.length : (ctx.rank + 1) * ctx.length], None, None
+
+
+def _norm(gradients: list[Tensor]) -> float:
+    """The L2 norm of all together."""
+    if not gradients:
+        return 0.0
+    by_place: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for gradient in gradients:
+        by_place.setdefault((gradient.dtype, gradient.device), []).append(gradient)
+    total = 0.0
+    for (dtype, _), some in by_place.items():
+        norms = torch._foreach_norm(some, 2, dtype=torch.promote_types(dtype, torch.float32))
+        total += float(torch.stack(norms).double().square().sum())
+    return total**0.5 if total >= 0 else total
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -41,7 +41,12 @@ class Tracked:
                     )
         self._objects = dict(objects)
         self._known: dict[str, tuple[Tensor, ...]] = {}
-        """The tensors that each object had when it was collected last."""
+        """The tensors that each object had when it was collected last, without those that are `unmarked`."""
+        self.unmarked: frozenset[str] = frozenset()
+        """Names of tensors that `mark` leaves out: somebody else keeps their values."""
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {name: one for name, one in self._objects.items() if isinstance(one, nn.Module)}
 
     def collect(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The live tensors by name, and the tree. The tensors share the memory of the objects' own."""
@@ -50,7 +55,7 @@ class Tracked:
         for name, one in self._objects.items():
             own: dict[str, Tensor] = {}
             tree[name] = _flattened(one.state_dict(), name, own)
-            self._known[name] = tuple(own.values())
+            self._known[name] = self._marked(own)
             tensors |= own
         return tensors, tree
 
@@ -74,8 +79,11 @@ class Tracked:
         if name not in self._known:
             own: dict[str, Tensor] = {}
             _flattened(one.state_dict(), name, own)
-            self._known[name] = tuple(own.values())
+            self._known[name] = self._marked(own)
         return self._known[name]
+
+    def _marked(self, own: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        return tuple(tensor for path, tensor in own.items() if path not in self.unmarked)
 
     def restore(self, tensors: Mapping[str, Tensor], tree: Mapping[str, Any]) -> None:
         """Gives each object its state back.

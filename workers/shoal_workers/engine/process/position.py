@@ -72,7 +72,10 @@ class Position:
         return now.model_copy(update={"stalled_s": time.monotonic() - since_mono})
 
     def _set(self, generation: int, phase: Phase, step: int, note: str) -> None:
-        now = Progress(
+        # A note may have any characters, and is made plain. Without one, validation would only cost time: this is done
+        # several times in each step.
+        make = Progress if note else Progress.model_construct
+        now = make(
             generation=generation,
             phase=phase,
             step=step,

@@ -163,7 +163,7 @@ class StepBuffers:
                     if (id(module), key) not in self._known_places:
                         self._known_places.add((id(module), key))
                         slot.places.append((module, key))
-                    if key in ("running_mean", "running_var") and _folds(module):
+                    if key in ("running_mean", "running_var") and folds(module):
                         counter = module._buffers.get("num_batches_tracked") if isinstance(module, BatchNorm) else None
                         slot.norm = norms.setdefault(id(module), _Norm(module, counter))
                         if slot not in slot.norm.slots:
@@ -379,11 +379,11 @@ class StepBuffers:
         num = self._num_micro_batches
         rows: list[Tensor] = []
         for slot in known:
-            width = _as_sum(slot.home).numel()
-            values = torch.zeros(num, width, dtype=_as_sum(slot.home).dtype, device=slot.home.device)
+            width = as_sum(slot.home).numel()
+            values = torch.zeros(num, width, dtype=as_sum(slot.home).dtype, device=slot.home.device)
             calls = torch.zeros(num, dtype=torch.int64, device=slot.home.device)
             for index, now, number in slot.values:
-                values[index] = (_as_sum(now) if slot.norm else _change(now, slot.home)).reshape(-1)
+                values[index] = (as_sum(now) if slot.norm else _change(now, slot.home)).reshape(-1)
                 calls[index] = number
             rows += [values, calls]
         integers = iter(self._summed([row for row in rows if not row.is_floating_point()]))
@@ -391,7 +391,7 @@ class StepBuffers:
         for slot in known:
             values = next(reals) if _is_real(slot.home) else next(integers)
             calls = next(integers)
-            shape = _as_sum(slot.home).shape
+            shape = as_sum(slot.home).shape
             if slot.norm is None:
                 total = torch.zeros_like(values[0])
                 for row in values:  # not torch's own sum, whose order depends on the shape and the number of threads
@@ -427,7 +427,7 @@ class StepBuffers:
     def _compare_over_tp(self, known: Sequence[_Slot]) -> None:
         """The ranks along tp compute the same; from here on they have the same bits."""
         tp = self._generation.meshes.tp
-        values = [(slot, _as_sum(slot.pending)) for slot in known if slot.pending is not None]
+        values = [(slot, as_sum(slot.pending)) for slot in known if slot.pending is not None]
         if tp is None or not values:
             return
         flat = torch.cat([value.double().reshape(-1) for _, value in values])
@@ -449,7 +449,7 @@ class StepBuffers:
                         "part of the tokens or features. Set parallelism.tp to 1, or leave its module out of the plan."
                     )
             if value.is_floating_point():
-                slot.pending = _from_sum(high.view(value.shape), slot.home)
+                slot.pending = from_sum(high.view(value.shape), slot.home)
 
     def _refuse(self, slot: _Slot) -> None:
         """Raises ValueError if the rule cannot be applied to a buffer that changes."""
@@ -534,29 +534,29 @@ class _Fold:
 
     def share(self, slot: _Slot) -> Tensor:
         """Returns this rank's summand."""
-        home, momentum = _as_sum(slot.home), self.norm.momentum
+        home, momentum = as_sum(slot.home), self.norm.momentum
         total = torch.zeros_like(home)
         for _, now, number in sorted(slot.values, key=lambda one: one[0]):
             if momentum is None:
-                total += (self._before + number) * _as_sum(now) - self._before * home
+                total += (self._before + number) * as_sum(now) - self._before * home
             else:
                 kept = (1 - momentum) ** number
-                total = kept * total + (_as_sum(now) - kept * home)
+                total = kept * total + (as_sum(now) - kept * home)
         return total if momentum is None else total * (1 - momentum) ** self._num_later
 
     def result(self, slot: _Slot, total: Tensor) -> Tensor:
         """`total`: the summands of all ranks."""
-        home, momentum = _as_sum(slot.home), self.norm.momentum
+        home, momentum = as_sum(slot.home), self.norm.momentum
         if not self._num_calls:
             return slot.home.clone()
         if momentum is None:
             value = (self._before * home + total) / (self._before + self._num_calls)
         else:
             value = (1 - momentum) ** self._num_calls * home + total
-        return _from_sum(value, slot.home)
+        return from_sum(value, slot.home)
 
 
-def _folds(module: nn.Module) -> bool:
+def folds(module: nn.Module) -> bool:
     """Whether a module's training outputs do not depend on its statistics. A subclass with a forward of its own is not
     known."""
     forward = type(module).forward
@@ -577,29 +577,29 @@ def _is_real(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _as_sum(tensor: Tensor) -> Tensor:
+def as_sum(tensor: Tensor) -> Tensor:
     """The tensor in the type in which changes are added up."""
     if tensor.is_complex():
         return torch.view_as_real(tensor.detach().to(torch.complex128))
     return tensor.detach().to(torch.float64 if tensor.is_floating_point() else torch.int64)
 
 
-def _from_sum(value: Tensor, like: Tensor) -> Tensor:
+def from_sum(value: Tensor, like: Tensor) -> Tensor:
     return (torch.view_as_complex(value.contiguous()) if like.is_complex() else value).to(like.dtype)
 
 
 def _change(now: Tensor, home: Tensor) -> Tensor:
-    return (now != home).to(torch.int64) if home.dtype is torch.bool else _as_sum(now) - _as_sum(home)
+    return (now != home).to(torch.int64) if home.dtype is torch.bool else as_sum(now) - as_sum(home)
 
 
 def _after(home: Tensor, change: Tensor) -> Tensor:
     if home.dtype is torch.bool:
         return home ^ (change > 0)
-    return _from_sum(_as_sum(home) + change, home)
+    return from_sum(as_sum(home) + change, home)
 
 
 def _total(slot: _Slot) -> Tensor:
-    return torch.zeros_like(_as_sum(slot.home)) if slot.total is None else slot.total
+    return torch.zeros_like(as_sum(slot.home)) if slot.total is None else slot.total
 
 
 def _differ(pairs: Sequence[tuple[Tensor | None, Tensor, bool]]) -> list[bool]:

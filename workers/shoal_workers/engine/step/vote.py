@@ -8,19 +8,20 @@ It comes after the gradients are reduced and before anything is changed. If it c
 backward pass; if it does not, no rank has changed anything, and the step can be repeated. It replaces the all-reduce
 that clipping needs, so it costs nothing extra; on gloo every rank sends its box to every other one at once. The ones
 add up to the world size: an aborted NCCL communicator returns from a collective without an error, with arbitrary values
-in the buffer. Called by the trainer.
+in the buffer. Called by the trainer, and by each update of a loop of the user's own.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal_workers.engine.group.direct_collectives import all_reduce_small
+from shoal_workers.engine.group.direct_collectives import begin_all_reduce_small
 
 _NUM_FIGURES = 10
 """Numbers that each rank contributes at an index of its own."""
@@ -117,6 +118,11 @@ class Verdict:
 def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
     """Adds up the ballots of all ranks, once per step: a collective. Raises DistError if not every rank's ballot was
     counted."""
+    return begin_vote(ballot, rank, world_size).counted()
+
+
+def begin_vote(ballot: Ballot, rank: int, world_size: int) -> Vote:
+    """The same in two parts: the collective has begun when this returns."""
     loss, norm = ballot.loss_sum.double(), ballot.squared_norm
     is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
     # Zeros at all other ranks' indices: the sum leaves each figure as it is, infinities included.
@@ -129,12 +135,30 @@ def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
     metrics = loss.new_zeros(0) if ballot.metrics is None else ballot.metrics
     uses = loss.new_zeros(0) if ballot.uses is None else ballot.uses.to(loss.device)
     box = torch.cat([torch.stack([loss, norm, is_bad.double()]), words, uses, metrics])
-    all_reduce_small(box)
-    total_loss, total_norm, num_bad, num_present, *rest = box.tolist()
+    return Vote(box, begin_all_reduce_small(box), world_size, len(uses))
+
+
+class Vote:
+    """A vote that has begun."""
+
+    def __init__(self, box: Tensor, add_up: Callable[[], None], world_size: int, num_uses: int) -> None:
+        self._box = box
+        self._add_up = add_up
+        self._world_size = world_size
+        self._num_uses = num_uses
+
+    def counted(self) -> Verdict:
+        """Waits for the other ranks. Raises as `hold_vote` does."""
+        self._add_up()
+        return _verdict(self._box.tolist(), self._world_size, self._num_uses)
+
+
+def _verdict(sums: list[float], world_size: int, num_uses: int) -> Verdict:
+    total_loss, total_norm, num_bad, num_present, *rest = sums
     if num_present != world_size:
         raise dist.DistError(f"the vote counted {num_present:g} of {world_size} ranks: the communicator was aborted")
     num_requests = len(fields(Requests))
-    end = num_requests + len(figures)
+    end = num_requests + _NUM_FIGURES * world_size
     request_counts, all_figures, others = rest[:num_requests], rest[num_requests:end], rest[end:]
     lags = [lag for lag in all_figures[4::_NUM_FIGURES] if lag != NO_BUDDY]
     return Verdict(
@@ -152,6 +176,6 @@ def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
         cpu_wait_s=tuple(all_figures[7::_NUM_FIGURES]),
         saving_s=tuple(all_figures[8::_NUM_FIGURES]),
         not_finite=tuple(other for other, bad in enumerate(all_figures[9::_NUM_FIGURES]) if bad),
-        metrics=tuple(others[len(uses) :]),
-        uses=tuple(others[: len(uses)]),
+        metrics=tuple(others[num_uses:]),
+        uses=tuple(others[:num_uses]),
     )

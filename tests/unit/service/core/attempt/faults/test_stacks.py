@@ -60,6 +60,10 @@ def test_each_place_has_words() -> None:
         "shoal_workers/engine/step/vote.py:1:hold_vote",
     )
     assert place(stack(0, frames=vote, phase=Phase.BACKWARD)) == "waiting in the vote of step 41"
+    update = frames("shoal_workers/engine/loop/gradients.py:1:wait_for_sums", *ENGINE)
+    assert place(stack(0, frames=update, phase=Phase.BACKWARD)) == (
+        "waiting in the all-reduce of step 41, in the backward pass"
+    )
     layer = stack(0, frames=frames("model.py:7:forward", *ENGINE), module="blocks.6", phase=Phase.FORWARD)
     assert place(layer) == "in the forward pass of step 41, blocks.6 (model.py:7 forward)"
     gathering = frames("site-packages/torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py:1:wait_for_unshard")

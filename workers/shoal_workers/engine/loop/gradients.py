@@ -1,0 +1,410 @@
+"""The gradients of a loop, summed over all ranks while the backward pass still runs. Hides when which part is sent.
+
+    last backward    grad of p9 | p8 | p7 | p6 ...        each is copied into its bucket as it becomes ready
+    bucket 0              [p9 p8] ~~~~ all-reduce ~~~~~~~~~~~~~|
+    bucket 1                          [p7 p6] ~~~~ all-reduce ~~~~~~~~|
+    update           the rest is sent | vote | all are waited for; `grad` of each parameter is a view of its bucket
+
+When `backward` runs, it is not known yet whether the user's loop will call it once more, change `grad` by hand, or
+update another optimizer. So what is sent early is a guess, and it is a copy: `grad` stays what autograd has made until
+the update. There every rank says, in the vote, whether the copies are still right: the same tensors, of the same
+version. If one rank says no, all ranks drop the sums and make them again from `grad`. A wrong guess costs time only.
+
+No rank waits for ever, because the calls on the group of the gradients are the same on all ranks, in the same order:
+
+- The group is used for nothing else, so collectives of the user's own cannot come in between.
+- What is sent, and in which order, follows from the calls of `update` and `commit`, which all ranks make alike, and
+  from votes, which have the same result on all ranks. An update sends all buckets of its optimizer in their order. How
+  many of them were sent during the backward pass is each rank's own matter, because sending does not wait.
+- Whether any may be sent early is agreed: the update at this place of the last step was of the same optimizer, and all
+  ranks had found it quiet. If another update or the end of the step comes instead, all ranks first send the rest of
+  the buckets that the agreement was about, and drop the sums.
+
+An update is quiet if nothing touches `grad` between the last backward pass of a step and the update. This is tried out
+once, by value, before anything is sent early. Later a version tells, which torch counts for all changes but those
+through `grad.data`.
+
+A bucket is always made of the same parameters in the same order, so the sums have the same bits whether they were sent
+early or not. Called by `Run` on the training thread; on a GPU, autograd calls the hooks on a thread of its own while
+that one waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from shoal_workers.torch_internals import overlaps_itself
+
+FIRST_BUCKET_BYTES = 1 << 20
+"""Small, so that something is under way soon; as in DistributedDataParallel."""
+BUCKET_BYTES = 8 << 20
+_MAX_STRIKES = 3
+"""Wrong guesses for an update, after which nothing is guessed for it any more."""
+_MAX_IDLE_UPDATES = 32
+"""Updates in a row in which no rank has used a parameter; then its zeros are not sent any more."""
+_NUM_FLAGS = 2
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A gradient that was copied into a bucket."""
+
+    gradient: Tensor
+    version: int
+
+    def is_still(self, gradient: Tensor | None) -> bool:
+        return gradient is self.gradient and gradient._version == self.version
+
+
+@dataclass(slots=True)
+class _Bucket:
+    parameters: list[Tensor]
+    flat: Tensor
+    views: list[Tensor]
+    sent: list[_Sent | None]
+    num_missing: int
+    work: dist.Work | None = None
+
+    def put(self, index: int) -> None:
+        gradient = self.parameters[index].grad
+        if gradient is None:
+            self.views[index].zero_()
+            self.sent[index] = None
+            return
+        self.views[index].copy_(gradient.detach())
+        self.sent[index] = _Sent(gradient, gradient._version)
+
+
+class _Buckets:
+    """The buckets of some parameters. All methods but `take` and `note` are called by all ranks alike."""
+
+    def __init__(self, parameters: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+        """`parameters`: in the order of the optimizer. Backward passes are ready with the last ones first."""
+        self.parameters = list(parameters)
+        self._group = group
+        self._buckets = [_bucket(some) for some in _divided(self.parameters[::-1])]
+        self._place = {id(p): (b, i) for b in self._buckets for i, p in enumerate(b.parameters)}
+        self._num_launched = 0
+        self._noted: list[tuple[_Sent | None, Tensor | None]] = []
+        self.num_idle = [0] * len(self.parameters)
+        """For each parameter: updates in a row in which no rank has used it."""
+
+    def __contains__(self, parameter: Tensor) -> bool:
+        return id(parameter) in self._place
+
+    def take(self, parameter: Tensor) -> int:
+        """The gradient of a parameter is ready: sends what is full. Returns how many buckets that are."""
+        bucket, index = self._place[id(parameter)]
+        before = self._num_launched
+        if bucket.work is not None:
+            return 0  # it has changed since it was sent: `is_stale` finds it
+        if bucket.sent[index] is None:
+            bucket.num_missing -= 1
+        bucket.put(index)
+        while self._num_launched < len(self._buckets) and not self._buckets[self._num_launched].num_missing:
+            self._launch()
+        return self._num_launched - before
+
+    def send(self) -> None:
+        """Sends all that was not sent yet."""
+        while self._num_launched < len(self._buckets):
+            bucket = self._buckets[self._num_launched]
+            for index, parameter in enumerate(bucket.parameters):
+                sent = bucket.sent[index]
+                if sent is None or not sent.is_still(parameter.grad):
+                    bucket.put(index)
+            self._launch()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a gradient is another one than was sent."""
+        return any(
+            parameter.grad is not None if sent is None else not sent.is_still(parameter.grad)
+            for bucket in self._buckets
+            for parameter, sent in zip(bucket.parameters, bucket.sent, strict=True)
+        )
+
+    def wait_for_sums(self) -> None:
+        for bucket in self._buckets:
+            if bucket.work is not None:
+                bucket.work.wait()
+
+    def begin(self) -> None:
+        """Forgets what was sent."""
+        self._num_launched = 0
+        self._noted = []
+        for bucket in self._buckets:
+            bucket.work, bucket.sent, bucket.num_missing = None, [None] * len(bucket.sent), len(bucket.sent)
+
+    def divide(self, weight: float) -> None:
+        for bucket in self._buckets:
+            bucket.flat.div_(weight)
+
+    def sum_of(self, parameter: Tensor) -> Tensor:
+        bucket, index = self._place[id(parameter)]
+        return bucket.views[index]
+
+    def note(self) -> None:
+        """Notes the gradients as they are, with their values."""
+        self._noted = []
+        for gradient in (parameter.grad for parameter in self.parameters):
+            sent = None if gradient is None else _Sent(gradient, gradient._version)
+            self._noted.append((sent, None if gradient is None else gradient.detach().clone()))
+
+    @property
+    def is_as_noted(self) -> bool:
+        return len(self._noted) == len(self.parameters) and all(
+            parameter.grad is None
+            if sent is None or value is None
+            else sent.is_still(parameter.grad) and torch.equal(sent.gradient, value)
+            for parameter, (sent, value) in zip(self.parameters, self._noted, strict=True)
+        )
+
+    def _launch(self) -> None:
+        bucket = self._buckets[self._num_launched]
+        self._num_launched += 1
+        bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
+
+
+@dataclass(slots=True)
+class _Guess:
+    """What is known of the update at one place of the step."""
+
+    is_quiet: bool = False
+    num_strikes: int = 0
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is known of the gradients of one optimizer."""
+
+    optimizer: Optimizer
+    buckets: _Buckets | None = None
+    hooks: list[RemovableHandle] = field(default_factory=list)
+    guesses: dict[int, _Guess] = field(default_factory=dict)
+    """By the number of the update in its step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    plan: _Plan
+    num_calls: int
+    """Calls of `backward` between the update before and this one, on this rank."""
+
+
+class Gradients:
+    """The sums of one generation on one rank. `update` is
+
+    sums.send(optimizer)        all is under way
+    sums.flags()                this rank's numbers for the vote
+    sums.finish(totals, ...)    the vote is counted: `grad` of each parameter has the mean
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        """`group`: for these sums only; None: there is one rank."""
+        self._group = group
+        self._plans: dict[int, _Plan] = {}
+        self._now: list[_Update] = []
+        """Updates of this step."""
+        self._before: list[_Update] = []
+        """Those of the last one."""
+        self._num_calls = 0
+        self._is_last_call = False
+        self._active: _Buckets | None = None
+        """What the hooks fill in this backward pass."""
+        self.num_early = 0
+        """Buckets that this rank has sent during backward passes."""
+
+    def begin_backward(self, *, is_last_micro_batch: bool) -> None:
+        self._num_calls += 1
+        expected = self._expected()
+        self._is_last_call = is_last_micro_batch and expected is not None and expected.num_calls == self._num_calls
+        self._active = expected.plan.buckets if self._is_last_call and expected and self._is_open() else None
+
+    def end_backward(self) -> None:
+        self._active = None
+        expected = self._expected()
+        if not self._is_last_call or expected is None or expected.plan.buckets is None:
+            return
+        guess = self._guess(expected.plan)
+        if not guess.is_quiet and guess.num_strikes < _MAX_STRIKES:
+            expected.plan.buckets.note()
+
+    def send(self, optimizer: Optimizer) -> list[float]:
+        """Sends what was not sent yet of an optimizer's gradients. Returns this rank's numbers for the vote, equally
+        many on all ranks."""
+        plan = self._plans.setdefault(id(optimizer), _Plan(optimizer))
+        if (expected := self._expected()) is not None and expected.plan is not plan:
+            self._drop_open()
+        flags = [0.0, 0.0]
+        if plan.buckets is not None:
+            plan.buckets.send()
+            flags = [float(plan.buckets.is_stale), float(not plan.buckets.is_as_noted)]
+        return [*flags, *(float(parameter.grad is not None) for parameter in _parameters(optimizer))]
+
+    def wait_for_sums(self, optimizer: Optimizer) -> None:
+        plan = self._plans[id(optimizer)]
+        if plan.buckets is not None:
+            plan.buckets.wait_for_sums()
+
+    def finish(self, optimizer: Optimizer, totals: Sequence[float], weight: float) -> list[Tensor]:
+        """Called by all ranks with the sum of their numbers: makes `grad` the sum over all ranks, divided by `weight`.
+        Returns the parameters that any rank has used; the others have no gradient."""
+        plan = self._plans[id(optimizer)]
+        parameters, (num_stale, num_restless), uses = _parameters(optimizer), totals[:_NUM_FLAGS], totals[_NUM_FLAGS:]
+        used = [parameter for parameter, count in zip(parameters, uses, strict=True) if count]
+        self._learn(plan, is_stale=num_stale > 0, is_quiet=num_restless == 0)
+        if self._group is None:
+            if used:
+                torch._foreach_div_([p.grad for p in used if p.grad is not None], weight)
+            return used
+        if plan.buckets is not None and num_stale:
+            plan.buckets.begin()
+            plan.buckets.send()
+            plan.buckets.wait_for_sums()
+        late = [parameter for parameter in used if plan.buckets is None or parameter not in plan.buckets]
+        extra = _Buckets(late, self._group) if late else None
+        if extra is not None:
+            extra.send()
+            extra.wait_for_sums()
+        for buckets in (plan.buckets, extra):
+            if buckets is not None:
+                buckets.divide(weight)
+                buckets.begin()
+        for parameter in used:
+            buckets = plan.buckets if plan.buckets is not None and parameter in plan.buckets else extra
+            assert buckets is not None
+            parameter.grad = buckets.sum_of(parameter)
+        self._plan_anew(plan, parameters, used, extra)
+        return used
+
+    def end_step(self) -> None:
+        """Called by all ranks at the end of each step."""
+        self._drop_open()
+        self._before, self._now, self._num_calls = self._now, [], 0
+
+    def close(self) -> None:
+        """The generation is over: nothing refers to the group any more."""
+        self._active, self._group = None, None
+        for plan in self._plans.values():
+            _remove(plan.hooks)
+        self._plans, self._now, self._before = {}, [], []
+
+    def _expected(self) -> _Update | None:
+        """The update that comes next, if this step is like the last one."""
+        number = len(self._now)
+        return self._before[number] if number < len(self._before) else None
+
+    def _guess(self, plan: _Plan) -> _Guess:
+        return plan.guesses.setdefault(len(self._now), _Guess())
+
+    def _is_open(self) -> bool:
+        """Whether buckets of the expected update may be under way on any rank. Equal on all ranks."""
+        expected = self._expected()
+        return expected is not None and expected.plan.buckets is not None and self._guess(expected.plan).is_quiet
+
+    def _drop_open(self) -> None:
+        """Another update than the expected one has come, or none."""
+        expected = self._expected()
+        if expected is None or not self._is_open():
+            return
+        buckets, guess = expected.plan.buckets, self._guess(expected.plan)
+        assert buckets is not None
+        buckets.send()
+        buckets.wait_for_sums()
+        buckets.begin()
+        guess.is_quiet, guess.num_strikes = False, guess.num_strikes + 1
+
+    def _learn(self, plan: _Plan, *, is_stale: bool, is_quiet: bool) -> None:
+        expected, guess = self._expected(), self._guess(plan)
+        if expected is not None and expected.plan is plan and plan.buckets is not None:
+            if guess.is_quiet:
+                guess.is_quiet = not is_stale
+                guess.num_strikes += is_stale
+            elif guess.num_strikes < _MAX_STRIKES:
+                guess.is_quiet = is_quiet
+                guess.num_strikes += not is_quiet
+        self._now.append(_Update(plan, self._num_calls))
+        self._num_calls = 0
+
+    def _plan_anew(
+        self, plan: _Plan, parameters: Sequence[Tensor], used: Sequence[Tensor], extra: _Buckets | None
+    ) -> None:
+        """Decides, on all ranks alike, which parameters the next update sends."""
+        assert self._group is not None
+        of_used = {id(parameter) for parameter in used}
+        old = plan.buckets
+        if old is not None:
+            old.num_idle = [
+                0 if id(p) in of_used else num + 1 for p, num in zip(old.parameters, old.num_idle, strict=True)
+            ]
+            if extra is None and max(old.num_idle, default=0) < _MAX_IDLE_UPDATES:
+                return
+        if old is None and extra is not None:
+            plan.buckets = extra
+        else:
+            idle = dict(zip(map(id, old.parameters), old.num_idle, strict=True)) if old is not None else {}
+            kept = [p for p in parameters if id(p) in of_used or idle.get(id(p), _MAX_IDLE_UPDATES) < _MAX_IDLE_UPDATES]
+            plan.buckets = _Buckets(kept, self._group) if kept else None
+        _remove(plan.hooks)
+        kept = plan.buckets.parameters if plan.buckets is not None else []
+        for parameter in kept:
+            if parameter.requires_grad:
+                hook = parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+                plan.hooks.append(hook)
+
+    def _ready(self, parameter: Tensor) -> None:
+        if self._active is not None and parameter in self._active:
+            self.num_early += self._active.take(parameter)
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+    hooks.clear()
+
+
+def _divided(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Parameters of one type and device in runs of about the size of a bucket, in the order of their last ones."""
+    done: list[list[Tensor]] = []
+    filling: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], int]] = {}
+    for parameter in parameters:
+        key = parameter.dtype, parameter.device
+        some, num_bytes = filling.pop(key, ([], 0))
+        some.append(parameter)
+        num_bytes += parameter.numel() * parameter.element_size()
+        if num_bytes >= (BUCKET_BYTES if done else FIRST_BUCKET_BYTES):
+            done.append(some)
+        else:
+            filling[key] = some, num_bytes
+    return done + [some for some, _ in filling.values()]
+
+
+def _bucket(parameters: list[Tensor]) -> _Bucket:
+    first, num = parameters[0], len(parameters)
+    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+    parts = torch.split(flat, [p.numel() for p in parameters])
+    views = [_like(part, p) for part, p in zip(parts, parameters, strict=True)]
+    return _Bucket(parameters, flat, views, [None] * num, num)
+
+
+def _like(part: Tensor, parameter: Tensor) -> Tensor:
+    """A view of `part` with the shape of the parameter, and with its strides if that is dense, as autograd makes
+    gradients."""
+    if parameter.is_contiguous() or overlaps_itself(parameter):
+        return part.view(parameter.shape)
+    is_dense = sum((n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True)) + 1 == part.numel()
+    if not is_dense:
+        return part.view(parameter.shape)
+    return part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
