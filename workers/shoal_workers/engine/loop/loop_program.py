@@ -94,6 +94,8 @@ class LoopProgram:
             if isinstance(error, (Fenced, GroupBroken)) or is_collective_error(error):
                 run.keep()
             raise
+        finally:
+            run.close()
 
     def park(self) -> None:
         self._run = None
