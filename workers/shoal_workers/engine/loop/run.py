@@ -109,6 +109,8 @@ class Run:
         self._processes = DataProcesses()
         self._stream_states = StreamStates()
         self._sources: list[Source] = []
+        self.objects: Mapping[str, Stateful] = {}
+        """What is tracked, by name."""
         self.most_micro_batches: int | None = None
         """How many a rank computes of those of a step; None: all. `shoal check` tries a loop with few of them."""
         seed_everything(randomness_seed(spec.seed, 0, 0))
@@ -152,6 +154,7 @@ class Run:
         if self._boundary is not None:
             raise RuntimeError("run.track() was called twice. Name all objects in one call.")
         tracked, recent = Tracked(objects), Recent()
+        self.objects = objects
         tracked.collect()  # refuses a state that cannot be kept before anything is restored or trained
         restored = self._restore(tracked, recent)
         own = RankData("", self._host)

@@ -150,7 +150,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """How many processes read ahead, and what a DataLoader is told of them."""
+    """How many processes read ahead, and further arguments of their DataLoader."""
 
     num_workers: int = 0
     prefetch_factor: int | None = None
