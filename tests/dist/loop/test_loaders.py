@@ -138,3 +138,24 @@ def test_the_losses_of_all_kinds_of_processes_are_equal(trial: Any) -> None:
     for kind in ("workers", "passes"):
         _, same_samples, same_losses = trial(kind)
         assert (same_samples, same_losses) == (samples, losses)
+
+
+def test_a_stream_goes_on_after_the_last_step_of_the_job_before(make_job: Any, tmp_path: Path, trial: Any) -> None:
+    _, samples, losses = trial("streams")
+    workers = []
+    for steps in (5, STEPS):
+        ledger = tmp_path / f"ledger-{steps}"
+        ledger.mkdir()
+        job = make_job(
+            "continued",
+            memory=False,
+            task=None,
+            loop={"file": "tests/kit/loops/loaders.py", "args": ["streams", str(ledger), str(steps)]},
+            elasticity={"max_workers": 4},
+        )
+        workers = job.workers(2)
+        ends = job.run(workers, layout=replicated(2))
+        assert [(e.kind, e.step) for e in ends] == [(ExitKind.FINISHED, steps)] * 2, ends
+    last = [int(line) for note in ledger.glob("7.*") for line in note.read_text().split()]
+    assert sorted(last) == samples[7]
+    assert job.losses(workers) == pytest.approx({step: losses[step] for step in (6, 7, 8)}, abs=3e-7)

@@ -109,6 +109,7 @@ class Run:
         self._processes = DataProcesses()
         self._stream_states = StreamStates()
         self._sources: list[Source] = []
+        self._has_left_stream = False
         self.objects: Mapping[str, Stateful] = {}
         """What is tracked, by name."""
         self.most_micro_batches: int | None = None
@@ -235,6 +236,11 @@ class Run:
     def _global_batches(self, data: Any, wanted: Wanted, *, again: bool) -> Iterator[GlobalBatch]:
         if is_stream(data):
             self._tracked("batches")
+            if self._has_left_stream:
+                raise RuntimeError(
+                    "run.batches() of a stream was left, and a stream is opened again: which state belongs to it would "
+                    "not be known after a lost worker. Iterate over run.batches() once in each call of the function."
+                )
         source = source_of(data, wanted, self._reader(), len(self._sources))
         self._sources.append(source)
         try:
@@ -242,7 +248,11 @@ class Run:
                 self._commit_awaited()
                 yield GlobalBatch(self, self.step, source, wanted.global_size, again=again)
         finally:
-            source.close()
+            # A stream is closed with the loop: the commit of the step in which it was left needs its state.
+            if isinstance(source, Streams):
+                self._has_left_stream = True
+            else:
+                source.close()
 
     def _reader(self) -> Reader:
         return Reader(

@@ -204,6 +204,8 @@ class Streams:
         Raises:
             DataDiffers: ranks read different data from one shared stream.
         """
+        if not any(self._num_read.values()):  # it was left, on all ranks
+            return
         for stream in self._streams:
             self._read_to(step, self._end_of(stream) - 1)
         self._kept, self._last = {}, None
