@@ -323,7 +323,7 @@ def verdict(trials: Mapping[str, Trial], directory: Path) -> dict[str, Any]:
         found["is_whole"] = False
         found["differences"].append({"trial": "two undisturbed runs from the beginning", **first})
         found["remarks"].append(
-            "the loop is not the same twice, so it cannot be told what it does not track. Usual causes: random numbers "
+            "the loop is not the same twice, so what it does not track cannot be found. Usual causes: random numbers "
             "that are drawn without a seed, the time, the order of a set or of files"
         )
         return found
