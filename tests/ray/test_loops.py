@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,15 @@ from kit.processes.server import PATIENCE_S, until
 from kit.worlds import plain_loop
 from shoal_api.client import Client
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource
+from shoal_workers.forkserver.orphans import parents
 
 LOOPS = Path(__file__).parents[1] / "kit" / "loops"
 STEPS, GATED = 8, 6
+
+
+def readers_of(pids: Iterable[int]) -> set[int]:
+    """The processes that read data for workers."""
+    return {pid for pid, parent in parents().items() if parent in pids}
 
 
 def test_a_killed_worker_costs_a_loop_no_step_and_no_process(client: Client, tmp_path: Path) -> None:
@@ -32,12 +39,15 @@ def test_a_killed_worker_costs_a_loop_no_step_and_no_process(client: Client, tmp
     )
     until(lambda: client.job(job.id).status.step >= GATED - 1, f"step {GATED - 1}")  # the next is being committed
     before = {worker.rank: worker.pid for worker in client.workers(job.id)}
+    readers = readers_of(before.values())
+    assert len(readers) == 4, "each worker has two"
     os.kill(before[1], signal.SIGKILL)
     until(lambda: client.incidents(job.id), "the incident")
     gate.touch()
     status = client.wait(job.id, timeout_s=PATIENCE_S).status
     assert status.state is JobState.SUCCEEDED, status
     assert (status.step, status.attempt, status.steps_lost) == (STEPS, 1, 0)
+    assert not readers & parents().keys(), "no process that has read data is left"
     [incident] = client.incidents(job.id)
     assert (incident.cause, incident.closed) == (IncidentCause.WORKER_DIED, True)
     assert incident.state_source is StateSource.MEMORY

@@ -1,7 +1,8 @@
 """Runs the engine on a thread of its own in programs without Ray, as in a Ray actor: never on the main thread.
 
 So a task finds the same process everywhere. Python lets only the main thread set signal handlers, for example, and a
-task that does so would train in `shoal_workers.run` and fail in the service. Called by standalone.py and check.py.
+task that does so would train in `shoal_workers.run` and fail in the service. Called by standalone.py,
+check.py and check_loop.py.
 """
 
 from __future__ import annotations

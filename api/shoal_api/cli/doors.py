@@ -1,4 +1,5 @@
-"""Says what of Shoal a program can use, from its text: `shoal check train.py`. Nothing is imported or run.
+"""Says what of Shoal a program can use, from its text: `shoal check train.py`. Nothing is imported or run here; what a
+loop tracks is found by running it (loop_trial.py).
 
     script   the program as it is, one process per worker; a lost worker costs the steps since its own last checkpoint
     loop     the program keeps its loop and gives it to `shoal.run`; a lost worker costs one step at most
@@ -102,7 +103,7 @@ def describe(found: Findings) -> str:
             f"{found.program} gives its loop to shoal.run, so Shoal runs it in place: shoal submit {found.program} "
             "--workers 1:4\n"
             "  a lost worker costs one step at most, and processes and memory are kept\n"
-            "nothing was run; docs/loops.md says what a loop has to track"
+            "nothing was run, so it is not known whether it tracks all of its state; without --no-run it is tried"
         )
     launcher = f" --launcher {found.launcher}" if found.launcher == "accelerate" else ""
     workers = "1" if found.launcher == "python" else "1:4"

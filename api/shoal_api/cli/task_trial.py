@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,37 +111,64 @@ def try_task(document: dict[str, Any], directory: Path) -> dict[str, Any]:
             f"code.working_dir {directory} is not a directory", hint="name the directory of the task's module"
         )
     document = {**document, "code": {**document["code"], "working_dir": "."}}
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    answer, code, text = answer_of("shoal_workers.check", document, directory)
+    if "found" in answer:
+        return dict(answer["found"])
+    if "failed" in answer:
+        raise refused(document["task"], answer["failed"])
+    raise crashed(document["task"], code, answer, text)
+
+
+def answer_of(
+    module: str, document: dict[str, Any], directory: Path, *, timeout_s: float | None = None, **environment: str
+) -> tuple[dict[str, Any], int, str]:
+    """Run a module that tries a spec, in a process of its own in the directory of the code. It is killed with all that
+    it has started after `timeout_s`, or when this command is interrupted.
+
+    Returns:
+        The last line of its output, its exit status, and what else it has printed.
+    """
     answer: dict[str, Any] = {}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry), **environment}
     with (
         tempfile.TemporaryDirectory(prefix="shoal-check-") as checkpoints,  # ours: the process may be killed
         tempfile.TemporaryFile("w+", errors="replace") as printed,
     ):
         process = subprocess.Popen(
-            [sys.executable, "-m", "shoal_workers.check", checkpoints],
+            [sys.executable, "-m", module, checkpoints],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=printed,
             text=True,
             cwd=directory,
-            env=environment,
+            env={**environment, "SHOAL_CHECKPOINT_DIR": checkpoints},
+            start_new_session=True,
         )
-        with process:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(json.dumps(document))
-            process.stdin.close()
-            for line in process.stdout:
-                answer = json.loads(line)
+        timer = threading.Timer(timeout_s or 0.0, _kill, (process,))
+        if timeout_s is not None:
+            timer.start()
+        try:
+            with process:
+                assert process.stdin is not None and process.stdout is not None
+                process.stdin.write(json.dumps(document))
+                process.stdin.close()
+                for line in process.stdout:
+                    answer = json.loads(line)
+        except BaseException:
+            _kill(process)
+            raise
+        finally:
+            timer.cancel()
         printed.seek(0)
-        text = printed.read()[-_MAX_STACK_CHARS:]
-    if "found" in answer:
-        return dict(answer["found"])
-    if "failed" in answer:
-        raise _refused(document["task"], answer["failed"])
-    raise _crashed(document["task"], process.returncode, answer, text)
+        return answer, process.returncode, printed.read()[-_MAX_STACK_CHARS:]
 
 
-def _refused(task: str, failed: dict[str, Any]) -> CliError:
+def _kill(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def refused(task: str, failed: dict[str, Any]) -> CliError:
     from shoal_api.cli.errors import CliError
 
     if not failed["is_the_tasks"]:
@@ -153,7 +183,7 @@ def _refused(task: str, failed: dict[str, Any]) -> CliError:
     return refusal
 
 
-def _crashed(task: str, code: int, last: dict[str, Any], printed: str) -> CliError:
+def crashed(task: str, code: int, last: dict[str, Any], printed: str) -> CliError:
     """The process ended without an answer: by a signal, or because it could not begin."""
     from shoal_api.cli.errors import CliError
     from shoal_workers.exit_status import ExitStatus, place_of_crash

@@ -1,4 +1,5 @@
-"""The loop of digits.py, which stands still after step 6 until its gate opens: `gated.py GATE`."""
+"""The loop of digits.py, which stands still after step 6 until its gate opens, and which worker processes read for:
+`gated.py GATE`."""
 
 import sys
 import time
@@ -15,7 +16,7 @@ GATED = 6
 def train(run):
     model, optimizer, schedule, average = digits.build()
     run.track(model=model, optimizer=optimizer, schedule=schedule, average=average)
-    for x, y in run.batches(digits.Points(), global_size=digits.GLOBAL_SIZE, micro_size=3):
+    for x, y in run.batches(digits.Points(), global_size=digits.GLOBAL_SIZE, micro_size=3, num_workers=2):
         while run.step == GATED and not Path(sys.argv[1]).exists():
             time.sleep(0.02)
         if run.step == digits.STEPS:

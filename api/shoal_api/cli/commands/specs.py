@@ -111,10 +111,17 @@ def check(
     task: Annotated[
         str,
         typer.Argument(
-            metavar="SPEC|TASK|SCRIPT",
-            help='A spec, "module:Class" of a module in the current directory, or a script that trains by itself.',
+            metavar="SPEC|TASK|PROGRAM",
+            help='A spec, "module:Class" of a module in the current directory, or a program that trains by itself.',
         ),
     ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGUMENTS", help="Those of the program, after --.")
+    ] = None,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Read a program with a loop only; do not run it.")] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=1, help="Time that a loop has for all of its trials.")
+    ] = 120.0,
     assignments: SetOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -123,18 +130,37 @@ def check(
     One process, one micro-batch a step, files only in a temporary directory. Says what is wrong, with file and line; or
     the number of parameters, the time of a micro-batch and the memory.
 
+    A program with a loop in place (`shoal.run`) is tried too: four steps undisturbed, and interrupted after the second
+    and called again, with two micro-batches a step. Says whether losses and state are equal, and otherwise what the
+    loop does not track, with lines; exit code 1. Shoal's files are in a temporary directory; what the program itself
+    writes, it writes.
+
     A script is read, not run: says what of Shoal it can use as it is, what a lost worker costs, and what stands in the
     way of more, with lines.
     """
     with command(DEFAULT_URL, as_json) as session:
         from shoal_api.cli.doors import describe as describe_script
         from shoal_api.cli.doors import examine, refuse_function_as_task
+        from shoal_api.cli.errors import CliError
+        from shoal_api.cli.loop_trial import describe as describe_loop
+        from shoal_api.cli.loop_trial import loop_document, try_loop
         from shoal_api.cli.task_trial import describe, read_program, read_task, try_task
 
         if (program := read_program(task, assignments or ())) is not None:
             doors = examine(*program)
-            session.output.document(doors.document(), lambda: describe_script(doors))
+            if not doors.is_loop or no_run:
+                session.output.document(doors.document(), lambda: describe_script(doors))
+                return
+            document = loop_document(task, program[0], arguments or (), assignments or ())
+            trial = try_loop(document, program[1], doors.program, timeout)
+            session.output.document(
+                {**doors.document(), "trial": trial}, lambda: describe_loop(doors.program, trial, bool(arguments))
+            )
+            if not trial["is_whole"]:
+                raise typer.Exit(ExitCode.FAILED)
             return
+        if arguments:
+            raise CliError(f"{task} is a task, which has no arguments", hint="change its spec with --set KEY=VALUE")
         document, directory = read_task(task, assignments or ())
         refuse_function_as_task(document | {"code": document["code"] | {"working_dir": str(directory)}})
         found = try_task(document, directory)

@@ -30,6 +30,7 @@ from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.group.collectives import waited_s
 from shoal_workers.engine.loop.buffers import LoopBuffers
+from shoal_workers.engine.loop.streams import StreamStates
 from shoal_workers.engine.loop.tracked import Tracked
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.schedule import is_due
@@ -53,10 +54,11 @@ class TrackedState:
     is_in_shared_memory = False
     why_copies = _WHY_COPIES
 
-    def __init__(self, tracked: Tracked, seed: int, recent: Recent) -> None:
+    def __init__(self, tracked: Tracked, seed: int, recent: Recent, streams: StreamStates) -> None:
         self._tracked = tracked
         self._seed = seed
         self._recent = recent
+        self._streams = streams
         self.why_left = ""
         self._collected: tuple[dict[str, Tensor], dict[str, Any]] | None = None
 
@@ -76,7 +78,8 @@ class TrackedState:
 
     def values(self, step: int) -> dict[str, Any]:
         tree = self._collect()[1]
-        return {"step": step, "seed": self._seed, "tree": tree, "reports": self._recent.values()}
+        streams = {"streams": self._streams.texts} if self._streams.texts else {}
+        return {"step": step, "seed": self._seed, "tree": tree, "reports": self._recent.values(), **streams}
 
     def encoded(self, step: int) -> bytes:
         return json.dumps(self.values(step), allow_nan=False).encode()

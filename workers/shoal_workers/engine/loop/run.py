@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,16 +24,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
-from torch.utils.data import default_collate
 
 from shoal_workers.checkpoint.reader import fill
-from shoal_workers.contract.batch_partition import (
-    MicroBatch,
-    micro_batches_of_rank,
-    randomness_seed,
-    sample_at,
-    sample_positions,
-)
+from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import is_metric_name, suggested_name
@@ -41,7 +34,10 @@ from shoal_workers.engine.generation_ends import GroupBroken, NonFinite
 from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.loop.boundary import Done, StepBoundary, TrackedState
 from shoal_workers.engine.loop.buffers import LoopBuffers
+from shoal_workers.engine.loop.data import Reader, Source, Wanted, is_stream, source_of
+from shoal_workers.engine.loop.data_processes import DataProcesses
 from shoal_workers.engine.loop.gradients import Gradients
+from shoal_workers.engine.loop.streams import Streams, StreamStates
 from shoal_workers.engine.loop.tracked import Stateful, Tracked
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.state.restore import Restored, is_restoring, when_all_have_restored
@@ -56,31 +52,28 @@ from shoal_workers.torch_internals import tree_map_only
 
 
 class GlobalBatch:
-    """This rank's micro-batches of one step. Each iteration makes them again, with random numbers of its own."""
+    """This rank's micro-batches of one step. Each iteration gives them again, with random numbers of its own."""
 
-    def __init__(
-        self,
-        run: Run,
-        step: int,
-        own: Sequence[MicroBatch],
-        num_micro_batches: int,
-        num_samples: int,
-        made: Callable[[MicroBatch], Any],
-    ) -> None:
-        """`step`: completed steps before it. `made`: the samples of a micro-batch."""
+    def __init__(self, run: Run, step: int, source: Source, num_samples: int, *, again: bool) -> None:
+        """`step`: completed steps before it. `again`: it may be iterated over more than once."""
         self.step = step
         self._run = run
-        self._own = own
-        self._num_micro_batches = num_micro_batches
+        self._source = source
         self._num_samples = num_samples
-        self._made = made
+        self._again = again
         self._num_passes = 0
 
     def __iter__(self) -> Iterator[Any]:
-        first, self._num_passes = self._num_passes * self._num_micro_batches, self._num_passes + 1
-        for number, micro in enumerate(self._own):
-            left = len(self._own) - number - 1
-            yield self._run.enter_micro_batch(micro, left, self._num_samples, self.step, first, self._made)
+        source = self._source
+        first, self._num_passes = self._num_passes * source.num_micro_batches, self._num_passes + 1
+        own = source.own[: self._run.most_micro_batches]
+        for number, micro in enumerate(own):
+
+            def read(number: int = number) -> Any:
+                return source.get(self.step, number, again=self._again)
+
+            left = len(own) - number - 1
+            yield self._run.enter_micro_batch(micro, left, self._num_samples, self.step, first, read)
 
 
 class Run:
@@ -120,6 +113,14 @@ class Run:
         self._gradients = Gradients(group.gradients)
         self._buffers = LoopBuffers({}, 0, 1)
         """Those of the tracked modules."""
+        self._processes = DataProcesses()
+        self._stream_states = StreamStates()
+        self._sources: list[Source] = []
+        self._has_left_stream = False
+        self.objects: Mapping[str, Stateful] = {}
+        """What is tracked, by name."""
+        self.most_micro_batches: int | None = None
+        """How many a rank computes of those of a step; None: all. `shoal check` tries a loop with few of them."""
         seed_everything(randomness_seed(spec.seed, 0, 0))
 
     @property
@@ -161,6 +162,7 @@ class Run:
         if self._boundary is not None:
             raise RuntimeError("run.track() was called twice. Name all objects in one call.")
         tracked, recent = Tracked(objects), Recent()
+        self.objects = objects
         tracked.collect()  # refuses a state that cannot be kept before anything is restored or trained
         restored = self._restore(tracked, recent)
         own = RankData("", self._host)
@@ -168,33 +170,49 @@ class Run:
         self._membership.position.reach(restored.step)
         self._buffers = LoopBuffers(tracked.modules(), self.rank, self.world_size)
         tracked.unmarked = self._buffers.paths
-        state = TrackedState(tracked, self._spec.seed, recent)
+        state = TrackedState(tracked, self._spec.seed, recent, self._stream_states)
         self._boundary = StepBoundary(
             self._membership, self._spec, state, recent, self._buffers, self._store, self._saver
         )
 
     def batches(
         self,
-        dataset: Any,
+        data: Any,
         *,
         global_size: int,
         micro_size: int | None = None,
-        collate: Callable[[list[Any]], Any] = default_collate,
+        collate: Callable[[list[Any]], Any] | None = None,
+        num_workers: int | None = None,
+        prefetch_factor: int | None = None,
+        num_streams: int | None = None,
     ) -> Iterator[Any]:
         """This rank's micro-batches, step after step, without end: leave the loop when you are done.
 
-        The samples of a step depend on the step and the seed of the job only, and each rank takes its share of them. A
-        rank may get one micro-batch more than others; the others then get one with weight 0, so that all ranks call the
-        same collectives.
+        The samples of a step are the same at every world size, and each rank takes its share of them. A rank may get
+        one micro-batch more than others; the others then get one with weight 0, so that all ranks call the same
+        collectives.
 
         Args:
-            dataset: has a length and items.
+            data: has a length and items; or is a DataLoader, whose batches are the micro-batches; or an iterable that
+                has state_dict() and load_state_dict(), which every rank reads; or a function of (stream, num_streams)
+                that makes such an iterable for each stream, which one rank reads.
             global_size: samples per step, over all ranks.
-            micro_size: samples per micro-batch; must divide `global_size`. Default: so many that each of
-                `elasticity.max_workers` ranks has one.
+            micro_size: samples per micro-batch; must divide `global_size`. Default: the batch_size of the loader, or so
+                many that each of `elasticity.max_workers` ranks has one.
             collate: makes a batch of a list of items, as for a DataLoader.
+            num_workers: processes of this rank that read ahead, as for a DataLoader. Default: none.
+            prefetch_factor: micro-batches that each of them reads ahead. Default: 2.
+            num_streams: of a function; never changes as long as the job lives. Default: `elasticity.max_workers`.
         """
-        for batch in self.global_batches(dataset, global_size=global_size, micro_size=micro_size, collate=collate):
+        wanted = Wanted(
+            global_size=global_size,
+            micro_size=micro_size,
+            collate=collate,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            num_streams=num_streams,
+        )
+        for batch in self._global_batches(data, wanted, again=False):
             yield from batch
             if not self._awaits_commit and self.step == batch.step:
                 self._check()
@@ -205,27 +223,59 @@ class Run:
 
     def global_batches(
         self,
-        dataset: Any,
+        data: Any,
         *,
         global_size: int,
         micro_size: int | None = None,
-        collate: Callable[[list[Any]], Any] = default_collate,
+        collate: Callable[[list[Any]], Any] | None = None,
+        num_workers: int | None = None,
+        prefetch_factor: int | None = None,
+        num_streams: int | None = None,
     ) -> Iterator[GlobalBatch]:
         """The same, for a loop that makes several updates in a step: each step's micro-batches as something that can be
         iterated over for every one of them. Ends a step with `commit`. Arguments as of `batches`."""
-        size = self._micro_size(global_size, micro_size)
-        own = micro_batches_of_rank(global_size // size, self.rank, self.world_size)
-        num_samples = len(dataset)
-        while True:
-            self._commit_awaited()
-            step = self.step
+        wanted = Wanted(
+            global_size=global_size,
+            micro_size=micro_size,
+            collate=collate,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            num_streams=num_streams,
+        )
+        yield from self._global_batches(data, wanted, again=True)
 
-            def made(micro: MicroBatch, step: int = step) -> Any:
-                positions = sample_positions(step, micro.index, global_size=global_size, micro_size=size)
-                indices = [sample_at(at, num_samples=num_samples, seed=self._spec.seed) for at in positions]
-                return collate([dataset[index] for index in indices])
+    def _global_batches(self, data: Any, wanted: Wanted, *, again: bool) -> Iterator[GlobalBatch]:
+        if is_stream(data):
+            self._tracked("batches")
+            if self._has_left_stream:
+                raise RuntimeError(
+                    "run.batches() of a stream was left, and a stream is opened again: which state belongs to it would "
+                    "not be known after a lost worker. Iterate over run.batches() once in each call of the function."
+                )
+        source = source_of(data, wanted, self._reader(), len(self._sources))
+        self._sources.append(source)
+        try:
+            while True:
+                self._commit_awaited()
+                yield GlobalBatch(self, self.step, source, wanted.global_size, again=again)
+        finally:
+            # A stream is closed with the loop: the commit of the step in which it was left needs its state.
+            if isinstance(source, Streams):
+                self._has_left_stream = True
+            else:
+                source.close()
 
-            yield GlobalBatch(self, step, own, global_size // size, global_size, made)
+    def _reader(self) -> Reader:
+        return Reader(
+            rank=self.rank,
+            world_size=self.world_size,
+            max_workers=self._spec.elasticity.max_workers,
+            seed=self._spec.seed,
+            device=self.device,
+            check=self._check,
+            processes=self._processes,
+            states=self._stream_states,
+        )
 
     def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:
         """Adds the gradient of `weight` times the loss. `update` divides by the sum of all weights over all ranks.
@@ -303,6 +353,10 @@ class Run:
         self._loss = self._grad_norm = self._lr = None
         logged, self._metrics = self._metrics, {}
         self._awaits_commit = False
+        for source in self._sources:
+            if isinstance(source, Streams):
+                boundary.unsettle()
+                source.end_step(self._membership.position.step)
         boundary.commit(done, logged)
 
     def steps(self, optimizer: Optimizer, *, clip: float | None = None) -> bool:
@@ -336,15 +390,15 @@ class Run:
         num_samples: int,
         step: int,
         first_seed: int,
-        made: Callable[[MicroBatch], Any],
+        read: Callable[[], Any],
     ) -> Any:
-        """Called by `GlobalBatch`: makes the samples of a micro-batch, which is the current one from now on."""
+        """Called by `GlobalBatch`: reads the samples of a micro-batch, which is the current one from now on."""
         self._check()
         self._micro, self._num_left, self._samples = micro, num_left, num_samples
         if self._buffers.begin_micro_batch(is_real=micro.weight > 0) and self._boundary is not None:
             self._boundary.unsettle()
         start = time.perf_counter()
-        batch = self._on_device(made(micro))
+        batch = self._on_device(read())
         self._data_s += time.perf_counter() - start
         self._membership.position.spent_on_data(self._data_s)
         self._membership.position.enter(Phase.FORWARD)
@@ -357,16 +411,20 @@ class Run:
         if self._boundary is not None:
             self._boundary.keep()
 
+    def close(self) -> None:
+        """Called by the program when the loop was left, before the group is, whatever the end: ends the processes that
+        it has started, and lets go of the group."""
+        for source in self._sources:
+            source.close()
+        self._processes.end()
+        self._gradients.close()
+
     def finish(self) -> GenerationEnd:
         """Called by the program when the loop has returned."""
         boundary = self._tracked("track")
         self._commit_awaited()
         self._gradients.end_step()
         return boundary.finish()
-
-    def close(self) -> None:
-        """Called by the program at the end of the generation, whatever the end: lets go of the group."""
-        self._gradients.close()
 
     def _check(self) -> None:
         """Leaves a generation that is over, or a group that a failed collective has broken although the loop went
@@ -404,30 +462,13 @@ class Run:
             extra = fill(tensors, directory=assignment.restore_from, advanced=self._advanced).extra
             num_bytes, remote_bytes = sum(tensor.nbytes for tensor in tensors.values()), 0
         tracked.restore(tensors, extra["tree"])
+        self._stream_states.texts = dict(extra.get("streams", {}))
         for report in (past := Recent.parse(extra.get("reports", ()))):
             recent.add(report)
         return Restored(int(extra["step"]), num_bytes, remote_bytes, past=past)
 
     def _advanced(self, num_bytes: int) -> None:
         self._membership.check()
-
-    def _micro_size(self, global_size: int, micro_size: int | None) -> int:
-        if micro_size is None:
-            most = max(self._spec.elasticity.max_workers, self.world_size)
-            fitting = [n for n in range(1, global_size + 1) if global_size % n == 0 and global_size // n >= most]
-            micro_size = fitting[-1] if fitting else 1
-        if global_size % micro_size:
-            raise ValueError(
-                f"run.batches(): global_size {global_size} is not a multiple of micro_size {micro_size}. Choose a "
-                "micro_size that divides it."
-            )
-        if global_size // micro_size < self.world_size:
-            raise ValueError(
-                f"run.batches(): global_size {global_size} / micro_size {micro_size} = {global_size // micro_size} "
-                f"micro-batches for {self.world_size} ranks: some would have nothing to do. Lower micro_size, or "
-                "elasticity.max_workers."
-            )
-        return micro_size
 
     def _on_device(self, batch: Any) -> Any:
         if self.device.type == "cpu":

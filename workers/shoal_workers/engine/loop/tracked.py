@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -142,3 +143,29 @@ def _restored(node: Any, tensors: Mapping[str, Tensor]) -> Any:
         case {"tuple": items}:
             return tuple(_restored(one, tensors) for one in items)
     raise ValueError(f"not a node of a tracked state: {node!r}")
+
+
+def text_of_state(state: Mapping[str, Any]) -> str:
+    """A state as one text, its tensors included: for small ones. TypeError as for `Tracked`."""
+    tensors: dict[str, Tensor] = {}
+    tree = _flattened(state, "state", tensors)
+    contents = {
+        name: [str(one.dtype).removeprefix("torch."), list(one.shape), _hex(one)] for name, one in tensors.items()
+    }
+    return json.dumps([tree, contents], allow_nan=False)
+
+
+def state_of_text(text: str) -> Any:
+    """The inverse of `text_of_state`."""
+    tree, contents = json.loads(text)
+    tensors = {
+        name: torch.frombuffer(bytearray.fromhex(content), dtype=torch.uint8).view(getattr(torch, dtype)).view(shape)
+        if content
+        else torch.empty(shape, dtype=getattr(torch, dtype))
+        for name, (dtype, shape, content) in contents.items()
+    }
+    return _restored(tree, tensors)
+
+
+def _hex(tensor: Tensor) -> str:
+    return tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes().hex()

@@ -1,0 +1,99 @@
+"""`shoal check` of loops as a user runs it: a right one, and one for each thing that is forgotten."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LOOPS = Path(__file__).parents[2] / "kit" / "loops"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "loop"
+
+
+def check(program: str, *arguments: str, directory: Path = LOOPS, **environment: str) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, "-m", "shoal_api.cli.main", "check", program, "--json", "--timeout", "240", *arguments]
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = {**os.environ, "PYTHONPATH": path, **environment}
+    done = subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_the_example_goes_on_as_undisturbed_and_writes_only_into_a_temporary_directory(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    before = sorted(EXAMPLE.iterdir())
+    code, found = check("train.py", directory=EXAMPLE, TMPDIR=str(tmp_path), SHOAL_CHECKPOINT_DIR=str(own))
+    assert (code, found["door"]) == (0, "loop"), found
+    trial = found["trial"]
+    assert (trial["is_whole"], trial["steps"], trial["differences"], trial["untracked"]) == (True, 4, [], [])
+    assert trial["tracked"] == ["model", "optimizer", "schedule"]
+    assert list(tmp_path.iterdir()) == [own] and list(own.iterdir()) == []
+    assert [path for path in sorted(EXAMPLE.iterdir()) if path.name != "__pycache__"] == [
+        path for path in before if path.name != "__pycache__"
+    ]
+
+
+NEWCOMER, SURVIVOR = "a worker that joins after step 2", "a worker whose group breaks after step 2"
+
+
+@pytest.mark.cells(3)
+@pytest.mark.parametrize(
+    ("mistake", "untracked", "first"),
+    [
+        ("average", "average (untracked.py:42)", None),
+        ("counter", "steps_made (untracked.py:15)", (NEWCOMER, 3, "lr")),
+        ("forgetful", None, (NEWCOMER, 2, "average.values.bias")),
+        ("iterator", None, (SURVIVOR, 3, "loss")),
+        ("generator", "noise (untracked.py:47)", (SURVIVOR, 3, "loss")),
+    ],
+)
+def test_what_a_loop_does_not_track_is_named_with_the_first_step_that_differs(
+    mistake: str, untracked: str | None, first: tuple[str, int, str] | None
+) -> None:
+    code, found = check("untracked.py", "--", mistake)
+    trial = found["trial"]
+    assert (code, trial["is_whole"]) == (1, False), found
+    names = [f"{one['name']} ({one['place']})" for one in trial["untracked"] if one["name"] != "printed"]
+    assert names == ([untracked] if untracked else [])
+    differences = [(one["trial"], one["step"], one["what"]) for one in trial["differences"]]
+    assert first in differences if first else differences == []
+    if mistake == "iterator":
+        assert trial["suspects"] == ["positions, an iterator (untracked.py:48)"]
+
+
+def test_a_right_loop_passes_although_it_counts_and_looks_at_the_time() -> None:
+    code, found = check("untracked.py")
+    assert (code, found["trial"]["is_whole"]) == (0, True), found
+    [remark] = found["trial"]["remarks"]
+    assert remark.endswith("without a change of the training: printed (untracked.py:50)")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "code", "words"),
+    [
+        ("unseeded", 1, "the loop is not the same twice"),
+        ("short", 0, "the loop has ended after 2 steps, and it takes 3 to interrupt it"),
+    ],
+)
+def test_a_loop_that_cannot_be_compared_says_why(mistake: str, code: int, words: str) -> None:
+    status, found = check("untracked.py", "--", mistake)
+    assert status == code and found["trial"]["remarks"][0].startswith(words), found
+
+
+def test_an_error_of_the_loop_is_named_and_a_loop_that_takes_too_long_is_ended() -> None:
+    code, found = check("untracked.py", "--", "failing")
+    assert code == 1 and "the third step is not for me (untracked.py:" in found["error"]["message"], found
+    code, found = check("untracked.py", "--timeout", "1")
+    assert code == 1 and "was not tried to the end: it was killed in the imports" in found["error"]["message"], found
+
+
+def test_a_loop_is_only_read_on_request() -> None:
+    code, found = check("mistaken.py", "--no-run")
+    assert (code, found["door"]) == (0, "loop") and "trial" not in found

@@ -1,0 +1,424 @@
+"""`python -m shoal_workers.check_loop`: tries a loop on one machine, to find what it does not track.
+
+    file        runs up to shoal.run(train), once; each trial is a fork of what it leaves
+    undisturbed four steps; and again: what differs between these two is not the same in any two runs
+    newcomer    another process enters after step 2, with what is tracked, as a worker does that joins
+    survivor    is interrupted in the third step, as by a lost worker, and calls the function again
+
+It is the engine that trains, as a group of one rank, with two micro-batches of each step. Losses and tracked state of
+all trials have to be equal. If not, the variables that have another value when a trial enters the function anew than
+they had in the undisturbed run are what is not tracked.
+
+Standard input is the spec as JSON, the working directory that of the code; the argument is an empty directory, where
+all of Shoal's files are. Each line of standard output is a JSON object: {"phase": ...} when a trial begins, and at last
+{"found": ...} or {"failed": ...}. Called by `shoal check`.
+"""
+
+from __future__ import annotations
+
+import ast
+import faulthandler
+import importlib
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal_workers.checkpoint.commit import marker_of, write_marker
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.layout import replicated
+from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, Phase, WorkerExit
+from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.worker_reports import SavedPart, StepReport
+from shoal_workers.engine.engine import Engine
+from shoal_workers.engine.generation_ends import TaskFailed
+from shoal_workers.engine.group.store.server import StoreServer
+from shoal_workers.engine.loop.entry import function_of
+from shoal_workers.engine.loop.run import Run
+from shoal_workers.engine.loop.variables import Difference, difference, is_below, values_of, variables_of
+from shoal_workers.engine.process.engine_error import engine_error
+from shoal_workers.engine.process.outbox import Outbox
+from shoal_workers.engine.process.packages import add_packages
+from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.engine.task.user_code import report_of
+from shoal_workers.snapshot_store.store import SnapshotStore
+from shoal_workers.training_thread import on_training_thread
+
+STEPS, ENTERED_AFTER = 4, 2
+_MOST_MICRO_BATCHES = 2
+_SAVED_S = 30.0
+_POLL_S = 0.05
+_LOOKED_AT = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+_UNDISTURBED, _REPEATED, _NEWCOMER, _SURVIVOR = "undisturbed", "repeated", "newcomer", "survivor"
+_WHAT = {
+    _NEWCOMER: f"a worker that joins after step {ENTERED_AFTER}",
+    _SURVIVOR: f"a worker whose group breaks after step {ENTERED_AFTER}",
+}
+
+
+@dataclass
+class Trial:
+    """What one trial has shown."""
+
+    losses: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Loss, gradient norm, learning rate and metrics by step."""
+    tracked: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """Values of each tracked object, by completed steps."""
+    variables: dict[int, dict[str, tuple[str, str, dict[str, Any]]]] = field(default_factory=dict)
+    """Place, kind and values of each variable, by completed steps."""
+    step_s: float = 0.0
+    failed: dict[str, Any] | None = None
+
+
+def main() -> int:
+    """Exit status 1 if the loop fails, or does not track all of its state."""
+    faulthandler.enable()
+    directory = Path(sys.argv[1]).absolute()
+    spec = _reduced(parse_spec(json.load(sys.stdin)), directory)
+    lines, sys.stdout = sys.stdout, sys.stderr  # what the loop prints does not belong to the answer
+    torch.set_num_threads(1)  # the threads of a parallel region do not survive a fork
+    importlib.import_module("torch._dynamo")  # the first optimizer would, in each trial
+
+    def say(document: dict[str, Any]) -> None:
+        lines.write(json.dumps(document) + "\n")
+        lines.flush()
+
+    say({"phase": "the file up to shoal.run", "note": ""})
+    try:
+        function = on_training_thread(lambda: _function_of(spec), lambda: None)
+    except TaskFailed as error:
+        say({"failed": _failed(error.report)})
+        return 1
+    trials: dict[str, Trial] = {}
+    for name in (_UNDISTURBED, _REPEATED, _NEWCOMER, _SURVIVOR):
+        say({"phase": f"the {name} trial", "note": ""})
+        trials[name] = _in_a_fork(lambda name=name: _Try(name, spec, function, directory).run(), directory / name)  # type: ignore[misc]
+        if trials[name].failed is not None:
+            say({"failed": trials[name].failed})
+            return 1
+        if len(trials[_UNDISTURBED].losses) < ENTERED_AFTER + 1:
+            break  # it is too short to be interrupted
+    found = verdict(trials, Path.cwd())
+    say({"found": found})
+    return 0 if found["is_whole"] else 1
+
+
+def _function_of(spec: JobSpec) -> Callable[[Run], None]:
+    assert spec.loop is not None
+    seed_everything(spec.seed)
+    add_packages(spec.code, lambda text: None)
+    try:
+        return function_of(spec.loop)
+    except (Exception, SystemExit) as error:
+        raise TaskFailed(report_of(error, Phase.PREPARING, in_task_call=True)) from None
+
+
+def _reduced(spec: JobSpec, directory: Path) -> JobSpec:
+    """Returns the same loop, with a checkpoint after step 2 and a copy after each step, on one rank."""
+    has_gpu = bool(spec.worker.gpus) and torch.cuda.is_available()
+    return spec.model_copy(
+        update={
+            "worker": spec.worker if has_gpu else spec.worker.model_copy(update={"gpus": 0}),
+            "checkpoint": spec.checkpoint.model_copy(
+                update={"every_steps": ENTERED_AFTER, "every_s": None, "url": str(directory)}
+            ),
+            "snapshot": spec.snapshot.model_copy(update={"enabled": True, "budget": 1.0}),
+        }
+    )
+
+
+def _in_a_fork(function: Callable[[], Trial], file: Path) -> Trial:
+    """Each trial begins with the variables that the file has left. Main thread, while there is no other."""
+    path = file.with_suffix(".trial")
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            torch.save(vars(function()), path)
+            status = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code < 0:
+        os.kill(os.getpid(), -code)  # `shoal check` says how the program has crashed
+    if code:
+        raise SystemExit(code)
+    return Trial(**torch.load(path))
+
+
+class _Try:
+    """One trial, in a process of its own."""
+
+    def __init__(self, name: str, spec: JobSpec, function: Callable[[Run], None], directory: Path) -> None:
+        self._name = name
+        self._spec = spec
+        self._function = function
+        self._directory = directory
+        self._trial = Trial()
+        self._run: Run | None = None
+        self._outbox = Outbox("check")
+        self._seq = 0
+        self._saved: list[SavedPart] = []
+        self._store = StoreServer("127.0.0.1", secrets.token_hex(16))
+        memory = directory / f"{name}-memory"
+        memory.mkdir()
+        self._snapshots = SnapshotStore(
+            job_id="check", attempt=1, worker_id="check", node_id="check", key=secrets.token_hex(16), root=memory
+        )
+        self._root = str(directory / f"{name}-checkpoints")
+        self._engine = Engine(
+            spec,
+            checkpoint_root=self._root,
+            outbox=self._outbox,
+            store=self._store,
+            snapshot_store=self._snapshots,
+            on_phase=self._on_phase,
+            loop=self._loop,
+        )
+        self._generation = 0
+        self._last_step = STEPS
+
+    def run(self) -> Trial:
+        try:
+            on_training_thread(self._tries, lambda: self._engine.interrupt(self._generation))
+        finally:
+            self._engine.close()
+        return self._trial
+
+    def _tries(self) -> None:
+        if self._name == _NEWCOMER:
+            self._train(restore_from=(self._directory / "checkpoint").read_text())
+        elif self._name == _SURVIVOR:
+            self._last_step = ENTERED_AFTER
+            ended = self._train()
+            self._last_step = STEPS
+            if ended is not None and ended.kind is ExitKind.INTERRUPTED:
+                self._train(restore_snapshot=self._in_memory(ended))
+        else:
+            self._train()
+            if self._name == _UNDISTURBED:
+                self._commit()
+
+    def _train(self, **source: Any) -> WorkerExit | None:
+        """One generation. None: it has failed."""
+        self._generation += 1
+        assignment = Assignment(
+            job_id="check",
+            attempt=1,
+            generation=self._generation,
+            rank=0,
+            layout=replicated(1),
+            store_host=self._store.host,
+            store_port=self._store.port,
+            **{"restore_from": None, **source},
+        )
+        try:
+            ended = self._engine.run(assignment)
+        except Exception as error:
+            report = getattr(error, "report", None)
+            found = report if isinstance(report, ErrorReport) else engine_error(error, Phase.PREPARING)
+            self._trial.failed = _failed(found)
+            return None
+        self._read_reports()
+        if ended.error is not None:
+            self._trial.failed = _failed(ended.error, after=self._entered_words())
+            return None
+        return ended
+
+    def _entered_words(self) -> str:
+        if self._name == _NEWCOMER or self._generation == 2:
+            return f"entered again after step {ENTERED_AFTER}"
+        return ""
+
+    def _loop(self, run: Run) -> None:
+        run.most_micro_batches = _MOST_MICRO_BATCHES
+        self._run = run
+        self._function(run)
+
+    def _on_phase(self, phase: Phase, step: int) -> None:
+        run = self._run
+        if run is None or phase not in _LOOKED_AT:
+            return
+        if step not in self._trial.tracked:
+            self._look(run, step)
+        if step >= self._last_step:
+            self._engine.interrupt(self._generation)
+
+    def _look(self, run: Run, step: int) -> None:
+        directory = Path.cwd()
+        objects = run.objects
+        self._trial.tracked[step] = {name: dict(values_of(one, directory)) for name, one in objects.items()}
+        left_out: dict[int, object] = {id(one): one for one in objects.values()} | {id(run): run}
+        found = variables_of(sys._getframe(), directory, left_out)
+        self._trial.variables[step] = {name: (one.place, one.kind, dict(one.values)) for name, one in found.items()}
+
+    def _in_memory(self, ended: WorkerExit) -> SnapshotSource:
+        newest = max(ended.snapshot_parts, key=lambda part: (part.step, part.generation))
+        server = SnapshotServer(node_id="check", host="127.0.0.1", port=self._snapshots.port)
+        return SnapshotSource(
+            generation=newest.generation, world_size=newest.world_size, step=newest.step, parts=(server,)
+        )
+
+    def _read_reports(self) -> None:
+        poll = self._outbox.poll(self._seq, 0.0, self._engine.progress)
+        self._seq = poll.seq
+        for item in poll.reports:
+            if isinstance(item, StepReport):
+                numbers = {"loss": item.loss, "grad_norm": item.grad_norm, "lr": item.lr, **item.metrics}
+                self._trial.losses[item.step] = {name: one for name, one in numbers.items() if one is not None}
+                self._trial.step_s = item.step_s
+            elif isinstance(item, SavedPart):
+                self._saved.append(item)
+
+    def _commit(self) -> None:
+        """The checkpoint from which the newcomer goes on. It is written in the background."""
+        deadline_mono = time.monotonic() + _SAVED_S
+        while not (parts := [part for part in self._saved if part.step == ENTERED_AFTER]):
+            if len(self._trial.losses) < ENTERED_AFTER or time.monotonic() > deadline_mono:
+                return
+            poll = self._outbox.poll(self._seq, _POLL_S, lambda: self._engine.progress)
+            self._seq = poll.seq
+            self._saved += [item for item in poll.reports if isinstance(item, SavedPart)]
+        write_marker(parts[0].directory, marker_of(parts[:1], job_id="check", attempt=1, now=time.time()))
+        (self._directory / "checkpoint").write_text(parts[0].directory)
+
+
+def _failed(report: ErrorReport, after: str = "") -> dict[str, Any]:
+    return {**report.model_dump(mode="json"), "sentence": report.sentence, "after": after}
+
+
+def verdict(trials: Mapping[str, Trial], directory: Path) -> dict[str, Any]:
+    """Compares the trials; what is said to the user. A function of the trials, and of the program's text."""
+    whole, again = trials[_UNDISTURBED], trials.get(_REPEATED)
+    found: dict[str, Any] = {
+        "steps": len(whole.losses),
+        "losses": [one.get("loss") for one in whole.losses.values()],
+        "tracked": sorted(whole.tracked[max(whole.tracked)]) if whole.tracked else [],
+        "step_s": whole.step_s,
+        "is_whole": True,
+        "differences": [],
+        "untracked": [],
+        "suspects": [],
+        "remarks": [],
+    }
+    if _SURVIVOR not in trials:
+        found["remarks"].append(
+            f"the loop has ended after {len(whole.losses)} steps, and it takes {ENTERED_AFTER + 1} to interrupt it: "
+            "what it tracks was not compared"
+        )
+        return found
+    assert again is not None
+    if (first := _first_difference(whole, again)) is not None:
+        found["is_whole"] = False
+        found["differences"].append({"trial": "two undisturbed runs from the beginning", **first})
+        found["remarks"].append(
+            "the loop is not the same twice, so what it does not track cannot be found. Usual causes: random numbers "
+            "that are drawn without a seed, the time, the order of a set or of files"
+        )
+        return found
+    noise = _changed(whole, again)
+    untracked: dict[str, dict[str, Any]] = {}
+    for name in (_NEWCOMER, _SURVIVOR):
+        trial = trials[name]
+        if (first := _first_difference(whole, trial)) is not None:
+            found["differences"].append({"trial": _WHAT[name], **first})
+        for variable, change in _changed(whole, trial).items():
+            if variable not in noise:
+                untracked.setdefault(variable, {**change, "trial": _WHAT[name]})
+    has_differences = bool(found["differences"])
+    states = {name: one for name, one in untracked.items() if one["kind"] == "state"}
+    found["untracked"] = [*states.values()]
+    if has_differences:
+        found["untracked"] += [one for one in untracked.values() if one["kind"] != "state"]
+    found["is_whole"] = not has_differences and not states
+    if has_differences:
+        found["suspects"] = list(_iterators(whole, directory))
+    elif plain := [f"{one['name']} ({one['place']})" for name, one in untracked.items() if name not in states]:
+        found["remarks"].append(
+            f"not tracked, and begin anew when the function is called again, without a change of the training: "
+            f"{', '.join(plain)}"
+        )
+    return found
+
+
+def _first_difference(whole: Trial, trial: Trial) -> dict[str, Any] | None:
+    """The first step with another loss or tracked state, and what differs there."""
+    for step in range(1, STEPS + 1):
+        before, after = whole.losses.get(step), trial.losses.get(step)
+        if before is not None and after is not None:
+            changed = [
+                (name, difference({name: before[name]}, {name: after[name]})) for name in before if name in after
+            ]
+            for name, one in changed:
+                if one is not None:
+                    return {"step": step, "what": name, "words": one.words}
+        states, others = whole.tracked.get(step, {}), trial.tracked.get(step, {})
+        for name in states:
+            if name in others and (found := difference(states[name], others[name])) is not None:
+                is_entry = step == ENTERED_AFTER and trial.losses.keys() != whole.losses.keys()
+                words = f"{found.words}, right after its load_state_dict()" if is_entry else found.words
+                return {"step": step, "what": f"{name}.{found.path}".rstrip("."), "words": words}
+    return None
+
+
+def _changed(whole: Trial, trial: Trial) -> dict[str, dict[str, Any]]:
+    """Variables that have another value when the function was entered after step 2 than in the undisturbed run."""
+    changed: dict[str, dict[str, Any]] = {}
+    before, after = whole.variables.get(ENTERED_AFTER, {}), trial.variables.get(ENTERED_AFTER, {})
+    for name in before.keys() & after.keys():
+        place, kind, values = before[name]
+        found: Difference | None = difference(values, after[name][2])
+        if found is not None:
+            path = f"{name}.{found.path}" if found.path else name
+            changed[name] = {"name": name, "path": path, "place": place, "kind": kind, "words": found.words}
+    return changed
+
+
+def _iterators(whole: Trial, directory: Path) -> Iterator[str]:
+    """Iterators whose position is not known to Shoal, and lines that make loaders."""
+    seen = set()
+    for name, (place, kind, _) in whole.variables.get(ENTERED_AFTER, {}).items():
+        if kind == "iterator":
+            seen.add(place)
+            yield f"{name}, an iterator ({place})"
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and is_below(Path(file), directory):
+            for place in _loader_lines(Path(file)):
+                if place not in seen:
+                    seen.add(place)
+                    yield f"a loader ({place})"
+
+
+def _loader_lines(file: Path) -> Iterator[str]:
+    """Where DataLoaders and iterators are made that are no argument of `run.batches`."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    given = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("batches")
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and id(node) not in given:
+            name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+            if name == "iter" or name.endswith("DataLoader"):
+                yield f"{file.name}:{node.lineno}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""The variables of a running loop, as values that can be compared with those of another run of it.
+
+Looks into the frames of the program's own functions, and at the globals of its own modules, for what can hold state:
+tensors, numbers, texts, random generators, containers of these, everything with `state_dict`, and objects of classes of
+the program. What is none of these has no value here. Called by `shoal check`, on the training thread.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import random
+import sys
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_MAX_DEPTH = 6
+_MAX_VALUES = 5000
+"""Values of one variable; of more, only the first ones are compared."""
+_MAX_ELEMENTS = 1 << 18
+"""Elements of a tensor that are kept; of a larger one, equally many that are spread over it."""
+_REL, _ABS = 1e-5, 1e-6
+
+Value = Tensor | float | str
+Values = dict[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One name of the program, and what it holds. `values`: by the path below the name."""
+
+    place: str
+    """Where it is assigned first: `train.py:12`."""
+    kind: str
+    """state: tensors, generators, and what has `state_dict`; plain: numbers and texts; iterator."""
+    values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    path: str
+    words: str
+    """By how much."""
+
+
+def variables_of(frame: FrameType, directory: Path, left_out: Mapping[int, object]) -> dict[str, Variable]:
+    """Those of the frames below `frame` and of the modules whose file lies below `directory`. `left_out`: objects by
+    their id, which are not looked at."""
+    found: dict[str, Variable] = {}
+    for file, names in _scopes(frame, directory):
+        lines = _first_lines(file)
+        for name, value in names.items():
+            if (
+                name.startswith("__")
+                or name in found
+                or id(value) in left_out
+                or (callable(value) and not _has_state(value))
+            ):
+                continue
+            kind, values = _kind_of(value), values_of(value, directory, left_out)
+            if values or kind == "iterator":
+                found[name] = Variable(f"{file.name}:{lines[name]}" if name in lines else file.name, kind, values)
+    return found
+
+
+def values_of(value: Any, directory: Path, left_out: Mapping[int, object] | None = None) -> Values:
+    """What `value` holds, by path; copies."""
+    walk = _Walk(directory, dict(left_out or {}))
+    walk.visit(value, "", 0)
+    return walk.values
+
+
+def difference(before: Mapping[str, Value], after: Mapping[str, Value]) -> Difference | None:
+    """The largest one among the paths that both have, beyond the rounding of one machine."""
+    largest: tuple[float, Difference] | None = None
+    for path in before.keys() & after.keys():
+        by = _distance(before[path], after[path])
+        if by and (largest is None or by > largest[0]):
+            largest = by, Difference(path, _words(before[path], after[path], by))
+    return largest[1] if largest else None
+
+
+def _words(before: Value, after: Value, by: float) -> str:
+    if isinstance(before, Tensor) and before.is_floating_point() and math.isfinite(by):
+        return f"differs by {by:.3g}"
+    if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
+        return "has another value"
+    return f"{after:.9g} instead of {before:.9g}"
+
+
+def _distance(a: Value, b: Value) -> float:
+    """0: equal, but for rounding."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return math.inf
+        if not a.is_floating_point():
+            return float((a != b).sum())
+        gap = (a.double() - b.double()).abs()
+        limit = _ABS + _REL * float(a.double().abs().nan_to_num().max()) if a.numel() else 0.0
+        by = (
+            float(gap.nan_to_num(nan=0.0 if torch.equal(a.isnan(), b.isnan()) else math.inf).max())
+            if a.numel()
+            else 0.0
+        )
+        return by if by > limit else 0.0
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        is_equal = a == b or math.isclose(a, b, rel_tol=_REL, abs_tol=_ABS) or (math.isnan(a) and math.isnan(b))
+        return 0.0 if is_equal else abs(a - b)
+    return 0.0 if isinstance(a, str) and a == b else math.inf
+
+
+def _scopes(frame: FrameType, directory: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    above: FrameType | None = frame
+    while above is not None:
+        file = Path(above.f_code.co_filename)
+        if above.f_code.co_name != "<module>" and is_below(file, directory):
+            yield file, dict(above.f_locals)
+        above = above.f_back
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and is_below(Path(path), directory):
+            yield Path(path), dict(vars(module))
+
+
+def is_below(file: Path, directory: Path) -> bool:
+    """Whether a file is part of the program, and no package that is installed below its directory."""
+    if not file.is_absolute() or not file.is_relative_to(directory):
+        return False
+    return not {"site-packages", ".venv", "dist-packages"} & set(file.relative_to(directory).parts)
+
+
+def _first_lines(file: Path) -> dict[str, int]:
+    """The line in which each name of a file is assigned first."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    lines: dict[str, int] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            lines[node.id] = min(node.lineno, lines.get(node.id, node.lineno))
+    return lines
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return "state" if value.numel() > 1 else "plain"
+    if isinstance(value, (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)):
+        return "state"
+    if hasattr(value, "__next__"):
+        return "iterator"
+    if isinstance(value, (bool, int, float, str, list, tuple, deque)):
+        return "plain"
+    return "state"
+
+
+def _has_state(value: Any) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, "state_dict", None))
+
+
+class _Walk:
+    def __init__(self, directory: Path, seen: dict[int, object]) -> None:
+        self.values: Values = {}
+        self._directory = directory
+        self._seen = seen
+
+    def visit(self, value: Any, path: str, depth: int) -> None:
+        if len(self.values) >= _MAX_VALUES or depth > _MAX_DEPTH:
+            return
+        if isinstance(value, (bool, int, float)):
+            self.values[path] = float(value)
+            return
+        if isinstance(value, str):
+            self.values[path] = value
+            return
+        if value is None or id(value) in self._seen or isinstance(value, (type, ModuleType)):
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, Tensor):
+            self.values[path] = _kept(value)
+        elif isinstance(value, np.ndarray):
+            if value.dtype.kind in "biuf":
+                self.values[path] = _kept(torch.from_numpy(np.ascontiguousarray(value)))
+        elif isinstance(value, torch.Generator):
+            self.values[path] = value.get_state().clone()
+        elif isinstance(value, random.Random):
+            self.values[path] = f"state {zlib.crc32(repr(value.getstate()).encode()):08x}"
+        elif isinstance(value, np.random.Generator):
+            self.values[path] = f"state {zlib.crc32(repr(value.bit_generator.state).encode()):08x}"
+        elif isinstance(value, np.random.RandomState):
+            self.values[path] = f"state {zlib.crc32(repr(value.get_state(legacy=False)).encode()):08x}"
+        else:
+            for key, one in _parts(value, self._directory):
+                self.visit(one, f"{path}.{key}" if path else str(key), depth + 1)
+
+
+def _parts(value: Any, directory: Path) -> list[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return [(key, one) for key, one in list(value.items()) if isinstance(key, (str, int, float))]
+    if isinstance(value, (list, tuple, deque)):
+        return list(enumerate(list(value)))
+    if _has_state(value):
+        try:
+            return list(value.state_dict().items())
+        except Exception:  # of the program: what it does not tell is not compared
+            return []
+    module = sys.modules.get(type(value).__module__)
+    file = getattr(module, "__file__", None)
+    if isinstance(file, str) and is_below(Path(file), directory) and hasattr(value, "__dict__"):
+        return list(vars(value).items())
+    return []
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().cpu().reshape(-1)
+    every = -(-flat.numel() // _MAX_ELEMENTS) or 1
+    return flat[::every].clone()
