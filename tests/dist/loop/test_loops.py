@@ -18,14 +18,19 @@ from shoal_workers.contract.layout import replicated
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import GroupFormed
 
-LOOPS = Path(__file__).parents[2] / "kit" / "loops"
+ROOT = Path(__file__).parents[3]
+LOOPS = ROOT / "tests" / "kit" / "loops"
 STEPS = 8
+
+
+def file_of(name: str) -> Path:
+    return ROOT / "examples" / "gallery" / "gan" / "train.py" if name == "gan" else LOOPS / f"{name}.py"
 
 
 def spec_of(name: str = "digits") -> dict[str, Any]:
     return {
         "task": None,
-        "loop": {"file": f"tests/kit/loops/{name}.py"},
+        "loop": {"file": str(file_of(name).relative_to(ROOT)), "args": [str(STEPS)]},
         "elasticity": {"max_workers": plain_loop.MOST_WORKERS},
         "snapshot": {"budget": 1.0},
     }
@@ -34,7 +39,7 @@ def spec_of(name: str = "digits") -> dict[str, Any]:
 @functools.cache
 def undisturbed(name: str = "digits") -> dict[int, float]:
     """The losses in plain torch, by step."""
-    program = [sys.executable, plain_loop.__file__, str(LOOPS / f"{name}.py")]
+    program = [sys.executable, plain_loop.__file__, str(file_of(name)), str(STEPS)]
     answer = subprocess.run(program, capture_output=True, text=True, check=True)
     return {int(step): loss for step, loss in json.loads(answer.stdout).items()}
 
