@@ -4,7 +4,7 @@
     shoal submit train.py --workers 2 --follow            killed, it goes on from its last checkpoint
 
 Three lines are for Shoal: where the checkpoints are, that training goes on from the last one, and the logger. The
-Trainer takes the processes that are there, so it is told how many there are.
+Trainer takes the processes that are there, so it gets their number.
 """
 
 import os

@@ -2,7 +2,7 @@
 
     shoal submit train.py --workers 1:4 --follow -- 300          also: python train.py, torchrun ... train.py
 
-What is dealt to the ranks is the beginnings of episodes. What they have played stays with the rank for the passes of
+What the ranks get is beginnings of episodes. What they have played stays with the rank for the passes of
 the step: the micro-batches of a pass come in the same order each time.
 """
 

@@ -20,7 +20,7 @@ OUT = Path(os.environ.get("SHOAL_CHECKPOINT_DIR", "checkpoints"))
 
 
 class Sums(torch.utils.data.Dataset):
-    """Lines like 07+05=12, one token for each digit and sign."""
+    """Lines like 07+05=012, one token for each sign."""
 
     def __len__(self):
         return 10_000

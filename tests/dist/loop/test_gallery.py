@@ -15,7 +15,12 @@ from shoal_workers.contract.layout import replicated
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import GroupFormed
 
-GALLERY = Path(__file__).parents[3] / "examples" / "gallery"
+ROOT = Path(__file__).parents[3]
+GALLERY = ROOT / "examples" / "gallery"
+BY_HAND = {
+    f"{name}-in-place": ROOT / "tests" / "kit" / "loops" / f"{name}_by_hand.py" for name in ("trainer", "lightning")
+}
+"""The same training without the library, for examples in which a library has the loop."""
 STEPS = 8
 LOOPS = sorted(file.parent.name for file in GALLERY.glob("*/train.py") if "shoal.run(" in file.read_text("utf-8"))
 
@@ -41,6 +46,7 @@ def test_a_killed_worker_costs_at_most_one_step_and_changes_no_loss(make_job: An
     assert [end.kind for end in ends] == [ExitKind.FINISHED] * 2, ends
     assert job.reported(survivors, GroupFormed)[-1].start_step == source.step
 
-    plain = [sys.executable, plain_loop.__file__, str(GALLERY / name / "train.py"), str(STEPS)]
-    answer = json.loads(subprocess.run(plain, capture_output=True, text=True, check=True).stdout)
+    plain = [sys.executable, plain_loop.__file__, str(BY_HAND.get(name, GALLERY / name / "train.py")), str(STEPS)]
+    printed = subprocess.run(plain, capture_output=True, text=True, check=True).stdout
+    answer = json.loads(printed.splitlines()[-1])
     assert job.losses(survivors) == pytest.approx({int(step): loss for step, loss in answer.items()}, abs=5e-7)
