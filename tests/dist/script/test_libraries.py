@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kit.processes.script_bench import ScriptBench
+from kit.processes.server import until
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import StepReport
 
@@ -67,6 +68,24 @@ def test_a_killed_script_goes_on_from_its_checkpoint(bench: Bench, case: Case) -
             {step: before[step] for step in repeated}, abs=case.tolerance
         )
     assert {one.total_steps for one in runners.reports(StepReport)} == {STEPS}
+
+
+def test_a_script_that_has_never_heard_of_shoal_goes_on_and_its_event_files_are_shown(bench: Bench) -> None:
+    steps, logs_every, save_every = 6_000, 10, 500
+    text = (GALLERY / "python" / "train.py").read_text(encoding="utf-8")
+    assert "shoal" not in text.lower().replace("shoal_checkpoint_dir", "").split('"""')[2]
+    runners = bench(text, 1, script={"args": [f"--steps={steps}"], "launcher": "python"})
+    runners.start()
+    until((runners.checkpoints / "last.pt").exists, "its first checkpoint")
+    os.kill(runners.runners[0].pid_of_script, signal.SIGKILL)
+    assert runners.exit_of(0).kind is ExitKind.SCRIPT_DIED
+    assert [end.kind for end in runners.run()] == [ExitKind.FINISHED]
+    before, after = (_losses(runners, generation) for generation in (1, 2))
+    assert max(after) == steps and (min(after) - logs_every) % save_every == 0 < min(after) - logs_every
+    for step in before.keys() & after.keys():
+        assert before[step] == after[step]
+    assert {one.total_steps for one in runners.reports(StepReport)} == {None}
+    assert [one.lr for one in runners.reports(StepReport)] == pytest.approx([3e-3] * (len(before) + len(after)))
 
 
 def _wait_for_step(runners: ScriptBench, step: int) -> None:

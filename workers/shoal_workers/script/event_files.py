@@ -5,7 +5,7 @@
 
 Files are looked for below the working directory (`runs`, `lightning_logs` ...), the checkpoint directory, and the one
 that SHOAL_TENSORBOARD names. Only what this generation writes is read. The scalars of one step become one message once
-those of a later step are there, or nothing more has come since the last look. The script is never waited for, and
+those of a later step are there, or nothing more has come for a while. The script is never waited for, and
 never sees this. Used by the runner on its training thread, on rank 0.
 """
 
@@ -15,7 +15,7 @@ import math
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ VARIABLE = "SHOAL_TENSORBOARD"
 EVERY_S = 1.0
 """Seconds between two looks."""
 _SEARCH_EVERY_S = 5.0
+_QUIET_S = 5.0
+"""After so long without a record the scalars of the last step are all there. A writer writes whole buffers, so a step
+may come in two parts."""
 _MARK = ".tfevents."
 _MAX_DEPTH = 6
 _MAX_ENTRIES = 5_000
@@ -47,16 +50,18 @@ class EventFiles:
         folders: where to look; those that are not there are looked for again.
         began_at: wall-clock time at which the script was started, seconds since the epoch. What is older was written by
             another generation.
+        clock: monotonic, in seconds.
     """
 
-    def __init__(self, folders: Sequence[str], began_at: float) -> None:
+    def __init__(self, folders: Sequence[str], began_at: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._folders = [folder for folder in folders if folder and "://" not in folder]
         self._began_at = began_at
         self._offsets: dict[str, int] = {}
         self._steps: dict[int, dict[str, float]] = {}
         """Scalars by step, of steps that no message was made of yet."""
         self._times: dict[int, float] = {}
-        self._looked_mono = self._searched_mono = -math.inf
+        self._clock = clock
+        self._looked_mono = self._searched_mono = self._grown_mono = -math.inf
 
     @property
     def next_mono(self) -> float:
@@ -66,19 +71,19 @@ class EventFiles:
     def messages(self, *, is_last: bool = False) -> list[dict[str, Any]]:
         """Messages as those of `shoal.log`, in the order of their steps, if it is time to look. `is_last`: the script
         has ended."""
-        now_mono = time.monotonic()
+        now_mono = self._clock()
         if now_mono < self.next_mono and not is_last:
             return []
         self._looked_mono = now_mono
         if now_mono >= self._searched_mono + _SEARCH_EVERY_S or is_last:
             self._searched_mono = now_mono
             self._search()
-        num_grown = sum(self._read(path) for path in self._offsets)
-        return [self._message(step) for step in self._complete(num_grown > 0 and not is_last)]
-
-    def _complete(self, may_grow: bool) -> list[int]:
+        if sum(self._read(path) for path in self._offsets):
+            self._grown_mono = now_mono
         steps = sorted(self._steps)
-        return steps[:-1] if may_grow else steps
+        if not is_last and now_mono < self._grown_mono + _QUIET_S:
+            steps = steps[:-1]
+        return [self._message(step) for step in steps]
 
     def _message(self, step: int) -> dict[str, Any]:
         known, others = sorted_out(self._steps.pop(step))
@@ -100,7 +105,7 @@ class EventFiles:
                             self._offsets.setdefault(os.path.realpath(entry.path), 0)
 
     def _read(self, path: str) -> bool:
-        """Adds what was written to the file since the last look. Returns whether there was something."""
+        """Adds what was written to the file since the last look. Returns whether there was something, or has begun."""
         try:
             with Path(path).open("rb") as file:
                 file.seek(self._offsets[path])
@@ -115,7 +120,7 @@ class EventFiles:
             num_bytes = end
             self._add(record)
         self._offsets[path] += num_bytes
-        return num_bytes > 0
+        return len(data) > 0
 
     def _add(self, record: bytes) -> None:
         event = _parsed(record)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,18 @@ class Script:
 
     def __init__(self, folder: Path) -> None:
         self.writer = _writer(folder / "runs" / "first")
-        self.files = EventFiles((str(folder), str(folder / "missing"), "s3://bucket/job", ""), BEGAN)
+        self.now = 0.0
+        folders = (str(folder), str(folder / "missing"), "s3://bucket/job", "")
+        self.files = EventFiles(folders, BEGAN, lambda: self.now)
 
     def add(self, step: int, at: float | None = None, **values: float) -> None:
         for name, value in values.items():
             self.writer.write_event(_event(step, name.replace("__", "/"), value, at))
         self.writer.flush()
 
-    def messages(self) -> list[dict[str, Any]]:
-        """Those of one look more, as if the time for it had come and the search were due."""
-        self.files._looked_mono = self.files._searched_mono = 0.0
+    def messages(self, after_s: float = 1.0) -> list[dict[str, Any]]:
+        """Those of one look more, so many seconds later."""
+        self.now += after_s
         return self.files.messages()
 
 
@@ -53,7 +54,7 @@ def test_the_scalars_of_a_step_are_one_message_once_those_of_the_next_are_there(
     ]
     script.add(2, val__loss=2.0)
     assert script.messages() == []
-    assert script.messages() == [{"step": 2, "at": BEGAN + 2, "loss": 0.25, "metrics": {"val/loss": 2.0}}]
+    assert script.messages(after_s=5.0) == [{"step": 2, "at": BEGAN + 2, "loss": 0.25, "metrics": {"val/loss": 2.0}}]
     assert script.messages() == []
 
 
@@ -106,10 +107,27 @@ def test_other_kinds_of_values_and_damaged_files_do_no_harm(tmp_path: Path) -> N
 
 
 def test_between_two_looks_no_file_is_touched(script: Script) -> None:
-    assert script.files.messages() == []
+    assert script.messages() == []
     script.add(1, loss=0.5)
-    assert script.files.messages() == []
-    assert script.files.next_mono > time.monotonic() - 1
+    script.add(2, loss=0.5)
+    assert script.messages(after_s=0.5) == []
+    assert script.files.next_mono == script.now + 0.5
+    assert len(script.messages(after_s=0.5)) == 1
+
+
+def test_a_record_of_which_a_part_is_there_keeps_its_step_open(tmp_path: Path) -> None:
+    now = [0.0]
+    loss, lr = _record(_event(1, "loss", 0.5)), _record(_event(1, "lr", 0.25))
+    file = tmp_path / "events.out.tfevents.1.host"
+    file.write_bytes(loss + lr[:-1])
+    files = EventFiles((str(tmp_path),), BEGAN, lambda: now[0])
+    for now[0] in (1.0, 60.0):
+        assert files.messages() == []
+    file.write_bytes(loss + lr)
+    now[0] = 61.0
+    assert files.messages() == []
+    now[0] = 66.0
+    assert [(one["loss"], one["lr"]) for one in files.messages()] == [(0.5, 0.25)]
 
 
 def _writer(folder: Path) -> Any:
