@@ -1,4 +1,4 @@
-"""A program of one process that has never heard of Shoal: it saves every now and then, and writes TensorBoard's files.
+"""A program of one process that does not know Shoal: it saves every now and then, and writes TensorBoard's files.
 
     python train.py                                       without a service
     shoal submit --follow -- python train.py              killed, it goes on from its last checkpoint

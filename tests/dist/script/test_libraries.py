@@ -70,7 +70,7 @@ def test_a_killed_script_goes_on_from_its_checkpoint(bench: Bench, case: Case) -
     assert {one.total_steps for one in runners.reports(StepReport)} == {STEPS}
 
 
-def test_a_script_that_has_never_heard_of_shoal_goes_on_and_its_event_files_are_shown(bench: Bench) -> None:
+def test_a_script_that_does_not_know_shoal_goes_on_and_its_event_files_are_shown(bench: Bench) -> None:
     steps, logs_every, save_every = 6_000, 10, 500
     text = (GALLERY / "python" / "train.py").read_text(encoding="utf-8")
     assert "shoal" not in text.lower().replace("shoal_checkpoint_dir", "").split('"""')[2]
