@@ -2,21 +2,24 @@
 
     train.py ARGUMENTS                          a script
     -m package.train ARGUMENTS                  a module
-    python | torchrun | accelerate launch ...   the command line that the user has: its launcher's options are read
+    python | torchrun | accelerate launch |
+    deepspeed ...                               the command line that the user has: its launcher's options are read
 
 Hides which options of which launcher mean what: numbers of processes become workers, what only brings processes
-together is noted as not needed, and every other option is refused by name. Never opens a file. Called by `shoal
-submit` and `shoal check`.
+together is noted as not needed, and every other option is refused by name. Opens no file but the configuration of
+accelerate. Called by `shoal submit` and `shoal check`.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from shoal_api.cli.accelerate_config import default_config, read_config
 from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_workers.contract.placing import is_job_name
@@ -41,6 +44,8 @@ class Program:
     """Variables that options of the launcher stand for."""
     not_needed: tuple[str, ...] = ()
     """Options of the launcher that are left out, because Shoal brings the processes together itself."""
+    config_file: Path | None = None
+    """The configuration of the launcher that was read."""
 
 
 def read_program(words: Sequence[str], module: str | None = None) -> Program | None:
@@ -63,6 +68,8 @@ def read_program(words: Sequence[str], module: str | None = None) -> Program | N
         return _of_torchrun(rest)
     if name == "accelerate" and rest[:1] == ["launch"]:
         return _of_accelerate(rest[1:])
+    if name == "deepspeed":
+        return _of_deepspeed(rest)
     if (way_out := _OTHERS.get(name)) and not Path(first).exists():
         raise CliError(f"{name} cannot be submitted: {way_out}", hint=_EXAMPLE)
     if re.match(r"[A-Za-z_]\w*=", first):
@@ -79,7 +86,7 @@ def read_program(words: Sequence[str], module: str | None = None) -> Program | N
 
 _OTHERS = {
     **dict.fromkeys(
-        ("deepspeed", "horovodrun", "mpirun", "mpiexec", "srun", "composer", "colossalai", "fabric"),
+        ("horovodrun", "mpirun", "mpiexec", "srun", "composer", "colossalai", "fabric"),
         "it starts processes itself, and Shoal starts one for each worker; name the Python script that it starts",
     ),
     **dict.fromkeys(
@@ -99,6 +106,8 @@ def _of_python(python: str, words: Sequence[str]) -> Program:
         module, rest = options[1], options[2:]
         if module in ("torch.distributed.run", "torch.distributed.launch"):
             return _of_torchrun(rest)
+        if module in ("deepspeed.launcher.runner", "deepspeed"):
+            return _of_deepspeed(rest)
         if module in ("accelerate.commands.launch", "accelerate.commands.accelerate_cli"):
             return _of_accelerate(rest[1:] if rest[:1] == ["launch"] else rest)
         return Program(module=module, args=tuple(rest), launcher=Launcher.PYTHON)
@@ -152,10 +161,22 @@ _ACCELERATE_FLAGS = frozenset({"multi_gpu", "same_network", "cpu"})
 
 
 def _of_accelerate(words: Sequence[str]) -> Program:
-    valued = ("num_processes", "num_cpu_threads_per_process", *_ACCELERATE_ENV, *_ACCELERATE_NOT_NEEDED)
+    """Options on the command line come before those of the configuration, as with accelerate itself."""
+    valued = ("num_processes", "num_cpu_threads_per_process", "config_file", *_ACCELERATE_ENV, *_ACCELERATE_NOT_NEEDED)
     found = _options("accelerate launch", words, _ACCELERATE_FLAGS, valued, _OF_ACCELERATE)
     program = replace(found.program, launcher=Launcher.ACCELERATE)
-    env = {variable: found.values[name] for name, variable in _ACCELERATE_ENV.items() if name in found.values}
+    named = found.values.get("config_file")
+    path = Path(named) if named else None if "cpu" in found.values else default_config(os.environ)
+    env: dict[str, str] = {}
+    not_needed: list[str] = []
+    if path is not None:
+        config = read_config(path)
+        env |= config.env
+        not_needed += config.left_out
+        program = replace(program, config_file=path)
+        if config.num_processes is not None:
+            program = replace(program, workers=(config.num_processes, config.num_processes))
+    env |= {variable: found.values[name] for name, variable in _ACCELERATE_ENV.items() if name in found.values}
     if "num_cpu_threads_per_process" in found.values:
         env["OMP_NUM_THREADS"] = found.values["num_cpu_threads_per_process"]
     if "cpu" in found.values:
@@ -163,17 +184,55 @@ def _of_accelerate(words: Sequence[str]) -> Program:
     if "num_processes" in found.values:
         number = _count("accelerate launch --num_processes", found.values["num_processes"])
         program = replace(program, workers=(number, number))
-    left_out = [name for name in found.values if name in _ACCELERATE_NOT_NEEDED | {"multi_gpu"}]
-    return replace(program, env=env, not_needed=tuple(f"--{name}" for name in left_out))
+    left_out = [f"--{name}" for name in found.values if name in _ACCELERATE_NOT_NEEDED | {"multi_gpu"}]
+    return replace(program, env=env, not_needed=(*left_out, *not_needed))
 
 
 _OF_ACCELERATE = {
-    "config_file": "name --num_processes and --mixed_precision on the command line; other settings are variables, "
-    "--set code.env.ACCELERATE_...=VALUE",
     "use_fsdp": "pass FullyShardedDataParallelPlugin to Accelerator in the script",
     "use_deepspeed": "pass DeepSpeedPlugin to Accelerator in the script",
     "use_megatron_lm": "Megatron-LM starts from its own script",
     "tpu": "Shoal trains on CPUs and NVIDIA GPUs",
+}
+
+_DEEPSPEED_NOT_NEEDED = frozenset(
+    {
+        *("hostfile", "master_addr", "master_port", "node_rank", "launcher", "launcher_args", "ssh_port", "save_pid"),
+        *("no_ssh", "no_ssh_check", "force_multi", "no_local_rank", "log_level", "quiet", "q", "H"),
+    }
+)
+_DEEPSPEED_FLAGS = frozenset(
+    {"no_ssh", "no_ssh_check", "force_multi", "no_local_rank", "save_pid", "quiet", "q", "module"}
+)
+
+
+def _of_deepspeed(words: Sequence[str]) -> Program:
+    valued = ("num_gpus", "num_accelerators", "num_nodes", *(_DEEPSPEED_NOT_NEEDED - _DEEPSPEED_FLAGS))
+    found = _options("deepspeed", words, _DEEPSPEED_FLAGS, valued, _OF_DEEPSPEED)
+    program, values = replace(found.program, launcher=Launcher.DEEPSPEED_ENV), found.values
+    if per_node := values.get("num_gpus", values.get("num_accelerators")):
+        number = _count("deepspeed --num_gpus", per_node) * _count(
+            "deepspeed --num_nodes", values.get("num_nodes", "1")
+        )
+        program = replace(program, workers=(number, number))
+    elif "num_nodes" in values:
+        raise CliError("deepspeed --num_nodes says nothing of the processes", hint="name --num_gpus, or --workers")
+    left_out = [f"--{name}" for name in values if name in _DEEPSPEED_NOT_NEEDED - {"no_local_rank"}]
+    if "no_local_rank" not in values:
+        left_out.append("the argument --local_rank (LOCAL_RANK says the same)")
+    return replace(program, not_needed=tuple(left_out))
+
+
+_OF_DEEPSPEED = {
+    "include": "Shoal chooses the GPUs; worker.gpus and the labels of nodes say which",
+    "i": "Shoal chooses the GPUs; worker.gpus and the labels of nodes say which",
+    "exclude": "Shoal chooses the GPUs; worker.gpus and the labels of nodes say which",
+    "e": "Shoal chooses the GPUs; worker.gpus and the labels of nodes say which",
+    "no_python": "a job is a Python program",
+    "elastic_training": "a job with --workers MIN:MAX is elastic; lost workers do not end it",
+    "autotuning": "tune with deepspeed itself, and submit the script with the configuration that it has found",
+    "bind_cores_to_rank": "name the cores of a worker: --cpus N",
+    "enable_each_rank_log": "`shoal logs JOB` has the lines of every rank",
 }
 
 
@@ -189,9 +248,15 @@ def _options(
 ) -> _Read:
     """Read the options of a launcher up to the program, which has all words after it."""
     values: dict[str, str] = {}
+    is_module = False
     left: Iterator[str] = iter(words)
     for word in left:
         name = word.lstrip("-").partition("=")[0].replace("-", "_")
+        if word == "--module" and "module" in flags:  # DeepSpeed's: what follows the options is one
+            is_module = True
+            continue
+        if is_module and not word.startswith("-"):
+            return _Read(Program(module=word, args=tuple(left)), values)
         if word in ("-m", "--module"):
             module = next(left, None)
             if module is None:

@@ -18,14 +18,23 @@ from shoal_workers.contract.layout import replicated
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import GroupFormed
 
-LOOPS = Path(__file__).parents[2] / "kit" / "loops"
+ROOT = Path(__file__).parents[3]
+LOOPS = ROOT / "tests" / "kit" / "loops"
 STEPS = 8
+
+
+def file_of(name: str) -> Path:
+    return ROOT / "examples" / "gallery" / "gan" / "train.py" if name == "gan" else LOOPS / f"{name}.py"
+
+
+def arguments_of(name: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    return (str(STEPS),) if name == "gan" else arguments
 
 
 def spec_of(name: str = "digits", *arguments: str) -> dict[str, Any]:
     return {
         "task": None,
-        "loop": {"file": f"tests/kit/loops/{name}.py", "args": arguments},
+        "loop": {"file": str(file_of(name).relative_to(ROOT)), "args": arguments_of(name, arguments)},
         "elasticity": {"max_workers": plain_loop.MOST_WORKERS},
         "snapshot": {"budget": 1.0},
     }
@@ -39,7 +48,7 @@ def undisturbed(name: str = "digits", *arguments: str) -> dict[int, float]:
 @functools.cache
 def in_plain_torch(name: str, *arguments: str) -> list[dict[str, Any]]:
     """By step: the losses, and what the loop has logged."""
-    program = [sys.executable, plain_loop.__file__, str(LOOPS / f"{name}.py"), *arguments]
+    program = [sys.executable, plain_loop.__file__, str(file_of(name)), *arguments_of(name, arguments)]
     answer = subprocess.run(program, capture_output=True, text=True, check=True)
     return [json.loads(line) for line in answer.stdout.splitlines()]
 

@@ -70,6 +70,60 @@ def test_logging_shows_that_a_script_goes_on(bench: Bench, events: Events) -> No
     assert runners.runners[0].progress.step == 3
 
 
+_WRITES = """
+import sys
+import shoal
+from tensorboardX import SummaryWriter
+
+writer = SummaryWriter("runs/first")
+for step in (1, 2, 3):
+    writer.add_scalar("train/loss", step / 2, step)
+    writer.add_scalar("train/lr", 0.25, step)
+if "hook" in sys.argv:
+    shoal.log(step=7, loss=7.0)
+writer.close()
+"""
+_OF_FILES, _OF_THE_HOOK = [(1, 0.5, 0.25), (2, 1.0, 0.25), (3, 1.5, 0.25)], [(7, 7.0, None)]
+
+
+@pytest.mark.parametrize(
+    ("progress", "args", "expected"),
+    [
+        ("auto", [], _OF_FILES),
+        ("auto", ["hook"], _OF_THE_HOOK),
+        ("tensorboard", ["hook"], _OF_FILES),
+        ("hook", ["hook"], _OF_THE_HOOK),
+        ("hook", [], []),
+        ("none", ["hook"], []),
+    ],
+)
+@pytest.mark.cells(6)
+def test_event_files_are_read_unless_the_script_says_more_itself(
+    bench: Bench, progress: str, args: list[str], expected: list[tuple[int, float, float | None]]
+) -> None:
+    runners = bench(_WRITES, script={"progress": progress, "args": args})
+    assert runners.run()[0].kind is ExitKind.FINISHED
+    assert [(one.step, one.loss, one.lr) for one in runners.reports(StepReport)] == expected
+    assert runners.said() == []
+
+
+def test_event_files_are_read_while_the_script_runs_and_only_those_of_its_generation(
+    bench: Bench, events: Events
+) -> None:
+    runners = bench(_WRITES + "import events; events.say(written=True); events.wait()")
+    for generation in (1, 2):
+        runners.start()
+        events.next(written=True)
+        seq, steps = 0, []
+        while steps[-3:] != [1, 2, 3]:
+            found = runners.outboxes[0].poll(seq, 60.0, runners.runners[0].progress, acknowledged=0)
+            seq = found.seq
+            reports = [one for one in found.reports if isinstance(one, StepReport)]
+            steps += [one.step for one in reports if one.generation == generation]
+        assert steps == [1, 2, 3]
+        assert runners.interrupt()[0].kind is ExitKind.INTERRUPTED
+
+
 _ELSEWHERE = """
 import json, sys, time
 before = set(sys.modules)

@@ -247,6 +247,32 @@ events.say(known=known)
         assert events.next()["known"] == known, "its own modules are new in each process"
 
 
+def test_a_stream_that_a_library_keeps_is_that_of_the_process(
+    bench: Bench, events: Events, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that was imported by the guardian may have kept its standard error, for example for its log."""
+    text = """
+import events, sys
+was_known = "logging_library" in sys.modules
+import io, logging_library
+sys.stderr = io.StringIO()
+logging_library.log.warning("hello")
+events.say(was_known=was_known, said=sys.stderr.getvalue())
+"""
+    library = tmp_path / "site-packages" / "logging_library.py"
+    library.parent.mkdir()
+    library.write_text(
+        "import logging\nlog = logging.getLogger('library')\nlog.propagate = False\n"
+        "log.addHandler(logging.StreamHandler())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(library.parent), prepend=os.pathsep)
+    runners = bench(text)
+    for said, was_known in (("", False), ("hello\n", True)):
+        assert runners.run()[0].kind is ExitKind.FINISHED
+        found = events.next()
+        assert (found["said"], found["was_known"]) == (said, was_known)
+
+
 def test_a_guardian_to_which_a_library_has_given_a_thread_starts_anew(
     bench: Bench, events: Events, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_script_needs_no_spec(shoal: Any, service: Any, script: Path) -> None:
         "args": ["--lr", "3e-4", "--url", "x"],
         "launcher": "torchrun",
         "grace_s": 30.0,
+        "progress": "auto",
     }
     elasticity = job["spec"]["elasticity"]
     assert (elasticity["min_workers"], elasticity["max_workers"], elasticity["standby"]) == (2, 8, 1)

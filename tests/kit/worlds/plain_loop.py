@@ -22,8 +22,9 @@ MOST_WORKERS = 4
 
 
 class PlainBatch:
-    def __init__(self, run, dataset, global_size, size):
+    def __init__(self, run, dataset, global_size, size, collate):
         self.run, self.dataset, self.global_size, self.size, self.passes = run, dataset, global_size, size, 0
+        self.collate = collate or torch.utils.data.default_collate
 
     def __iter__(self):
         run, num = self.run, self.global_size // self.size
@@ -33,7 +34,7 @@ class PlainBatch:
             at = sample_positions(step, micro, global_size=self.global_size, micro_size=self.size)
             items = [self.dataset[sample_at(one, num_samples=len(self.dataset), seed=0)] for one in at]
             seed_everything(randomness_seed(0, step, first + micro))
-            yield torch.utils.data.default_collate(items)
+            yield self.collate(items)
 
 
 class PlainRun:
@@ -56,9 +57,9 @@ class PlainRun:
         for batch in self.global_batches(dataset, global_size=global_size, micro_size=micro_size):
             yield from batch
 
-    def global_batches(self, dataset, *, global_size, micro_size=None):
+    def global_batches(self, dataset, *, global_size, micro_size=None, collate=None):
         while True:
-            yield PlainBatch(self, dataset, global_size, micro_size or global_size // MOST_WORKERS)
+            yield PlainBatch(self, dataset, global_size, micro_size or global_size // MOST_WORKERS, collate)
 
     def backward(self, loss, *, weight=1.0):
         (loss * weight).backward()

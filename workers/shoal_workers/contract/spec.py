@@ -615,7 +615,17 @@ class Launcher(StrEnum):
 
     TORCHRUN = "torchrun"
     ACCELERATE = "accelerate"
+    DEEPSPEED_ENV = "deepspeed_env"
     PYTHON = "python"
+
+
+class ProgressSource(StrEnum):
+    """Where the steps, the curves and the remaining time of a script come from."""
+
+    AUTO = "auto"
+    HOOK = "hook"
+    TENSORBOARD = "tensorboard"
+    NONE = "none"
 
 
 class ProgramFile(Frozen):
@@ -661,11 +671,16 @@ class ScriptSpec(ProgramFile):
 
     launcher: Launcher = Launcher.TORCHRUN
     """Whose environment the processes get. torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the
-    other variables that torchrun documents; accelerate: also those of `accelerate launch`; python: none of them, for a
-    script that is not distributed, with one worker."""
+    other variables that torchrun documents; accelerate: also those of `accelerate launch`; deepspeed_env: also
+    LOCAL_SIZE, CROSS_RANK and CROSS_SIZE, which DeepSpeed's launcher sets; python: none of them, for a script that is
+    not distributed, with one worker."""
     grace_s: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
     """Seconds that a process has between SIGTERM and SIGKILL when its group ends: at a death, a resize, a pause. A
     script that saves on SIGTERM needs as long as a save takes; one without a handler ends at once."""
+    progress: ProgressSource = ProgressSource.AUTO
+    """Where steps, curves and the remaining time come from. auto: what `shoal.log` says, and as long as it says
+    nothing, the TensorBoard event files that rank 0 writes below the working directory, the checkpoint directory, or
+    the one that SHOAL_TENSORBOARD names; hook: `shoal.log` only; tensorboard: event files only; none: neither."""
 
 
 KEYS_OF_TASKS = (

@@ -1,4 +1,5 @@
-"""The environment of a script's process: what torchrun and `accelerate launch` promise, and what Shoal adds. Pure.
+"""The environment of a script's process: what torchrun, `accelerate launch` and DeepSpeed's launcher promise, and what
+Shoal adds. Pure.
 
     RANK 0 1 | 2 3        rank of the worker, given by the supervisor
     LOCAL_RANK 0 1 | 0 1  its place among the workers of its node
@@ -81,6 +82,9 @@ def environment_of(
     found |= _of_torchrun(own, spec, assignment, places)
     if spec.script.launcher is Launcher.ACCELERATE:
         found = {**_ACCELERATE, "ACCELERATE_USE_CPU": str(not spec.worker.gpus), **found}
+    if spec.script.launcher is Launcher.DEEPSPEED_ENV:  # deepspeed/launcher/launch.py
+        of_deepspeed = {"LOCAL_SIZE": "LOCAL_WORLD_SIZE", "CROSS_RANK": "GROUP_RANK", "CROSS_SIZE": "GROUP_WORLD_SIZE"}
+        found |= {name: found[same] for name, same in of_deepspeed.items()}
     return found
 
 

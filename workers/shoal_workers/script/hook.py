@@ -4,8 +4,10 @@
     this module   StepReport(step=17, ...)            on the training thread, into the outbox
 
 Each process of the script that logs has a connection of its own. Reports are made of what rank 0 logs; the other ranks'
-messages only show that they go on. Names and numbers of metrics are limited as for a task; what is left out is said
-once in the job's log. Used by the runner on its training thread.
+messages only show that they go on. Libraries log an evaluation after the step, under the same number: it becomes the
+step's validation. Messages that event_files.py makes of TensorBoard's files are read here as well. Names and numbers of
+metrics are limited as for a task; what is left out is said once in the job's log. Used by the runner on its training
+thread.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from shoal.names import is_evaluation
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.worker_reports import (
     MAX_METRICS,
     MAX_NAME_CHARS,
     StepReport,
+    ValidationReport,
     is_metric_name,
     suggested_name,
 )
@@ -29,6 +33,7 @@ from shoal_workers.forkserver.launch import is_of_this_user
 
 _LARGEST_MESSAGE = 1 << 16
 _BACKLOG = 64
+_HOOK = "shoal.log"
 
 
 class HookSocket:
@@ -90,18 +95,25 @@ class LoggedSteps:
         self._last: tuple[int, float] | None = None
         """Step and time of the message before."""
         self._began_at = began_at
+        self._late: dict[str, float] = {}
+        """Metrics that were logged after their step was reported, for the next report."""
         self._metric_names: set[str] = set()
         self._remarked: set[str] = set()
+        self._source = _HOOK
 
-    def report_of(self, message: dict[str, Any]) -> StepReport | None:
-        """Returns None for a step that was reported before, and for a message that is none."""
+    def report_of(self, message: dict[str, Any], source: str = _HOOK) -> StepReport | ValidationReport | None:
+        """Returns None for a step that was reported before, unless the message is its validation, and for a message
+        that is none. `source`: what the job's log calls where the message is from."""
+        self._source = source
         step, at = message.get("step"), message.get("at")
         if not isinstance(step, int) or step < 0 or not isinstance(at, float):
             return None
         for name in message.get("refused") or ():
-            self._say(f"shoal.log: {name} is not a number, and is left out.")
+            self._say(f"{source}: {name} is not a number, and is left out.")
         last_step, last_at = self._last or (step - 1, self._began_at)
-        if step <= last_step:
+        if step == last_step:
+            return self._after(step, at, self._metrics(message.get("metrics"), step))
+        if step < last_step:
             return None
         self._last = step, at
         return StepReport(
@@ -114,21 +126,43 @@ class LoggedSteps:
             tokens=_count(message.get("tokens")),
             step_s=max(0.0, at - last_at) / (step - last_step),
             world_size=self._assignment.world_size,
-            metrics=self._metrics(message.get("metrics"), step),
+            metrics=self._take_late() | self._metrics(message.get("metrics"), step),
             total_steps=_count(message.get("total_steps")),
         )
+
+    def _after(self, step: int, at: float, metrics: dict[str, float]) -> ValidationReport | None:
+        """What was logged for a step whose report has gone."""
+        losses = [name for name in metrics if is_evaluation(name) and name.lower().endswith("loss")]
+        if not losses:
+            self._late |= metrics
+            return None
+        loss = metrics.pop(losses[0])
+        return ValidationReport(
+            generation=self._assignment.generation,
+            step=step,
+            at=at,
+            loss=loss,
+            bits_per_byte=None,
+            samples=0,
+            metrics=metrics,
+        )
+
+    def _take_late(self) -> dict[str, float]:
+        late, self._late = self._late, {}
+        return late
 
     def _metrics(self, values: Any, step: int) -> dict[str, float]:
         found: dict[str, float] = {}
         for name, value in values.items() if isinstance(values, dict) else ():
             if not is_metric_name(name):
                 self._say(
-                    f"shoal.log: {name!r} cannot name a metric: a name is a letter and at most {MAX_NAME_CHARS - 1} "
-                    f"letters, digits and characters of _./- after it, for example {suggested_name(name)!r}."
+                    f"{self._source}: {name!r} cannot name a metric: a name is a letter and at most "
+                    f"{MAX_NAME_CHARS - 1} letters, digits and characters of _./- after it, for example "
+                    f"{suggested_name(name)!r}."
                 )
                 continue
             if name not in self._metric_names and len(self._metric_names) >= MAX_METRICS:
-                self._say(f"shoal.log: {name} is left out, because a job has at most {MAX_METRICS} metrics.")
+                self._say(f"{self._source}: {name} is left out, because a job has at most {MAX_METRICS} metrics.")
                 continue
             self._metric_names.add(name)
             number = self._finite(name, value, step)
@@ -141,7 +175,7 @@ class LoggedSteps:
             return None
         if math.isfinite(value):
             return float(value)
-        self._say(f"shoal.log: {name} is not finite, first at step {step}, and is left out there.", key=name)
+        self._say(f"{self._source}: {name} is not finite, first at step {step}, and is left out there.", key=name)
         return None
 
     def _say(self, text: str, key: str = "") -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import io
 import mmap
 import os
 import sys
@@ -52,7 +53,7 @@ class Imports:
         names = self._shared[:].split(b"\0", 1)[0].decode(errors="replace").split("\n")
         self._shared.close()
         before = _num_threads()
-        with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):  # noqa: PTH123
+        with redirect_stdout(_StreamOfTheScript("stdout")), redirect_stderr(_StreamOfTheScript("stderr")):
             for name in names[:-1]:
                 if name not in sys.modules:
                     with suppress(Exception, SystemExit):
@@ -60,6 +61,26 @@ class Imports:
         gc.freeze()
         torch = sys.modules.get("torch")
         return _num_threads() <= before and not (torch is not None and torch.cuda.is_initialized())
+
+
+class _StreamOfTheScript(io.TextIOBase):
+    """Stands for a stream while libraries are imported, and says nothing then. A library may keep it, for example in a
+    handler of `logging`: what is written to it in a script's process goes to the stream that the process has."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def write(self, text: str) -> int:
+        stream = getattr(sys, self._name)
+        return len(text) if stream is self else int(stream.write(text))
+
+    def flush(self) -> None:
+        stream = getattr(sys, self._name)
+        if stream is not self:
+            stream.flush()
+
+    def fileno(self) -> int:
+        return 1 if self._name == "stdout" else 2
 
 
 def _import_library(name: str) -> None:

@@ -30,7 +30,7 @@ from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, P
 from shoal_workers.contract.model import ModelShape
 from shoal_workers.contract.plain_text import text_of
 from shoal_workers.contract.profiles import ProfileRequest
-from shoal_workers.contract.spec import ContinueFrom, JobSpec
+from shoal_workers.contract.spec import ContinueFrom, JobSpec, ProgressSource
 from shoal_workers.contract.suspects import Collective, Link
 from shoal_workers.contract.worker_reports import GroupFormed
 from shoal_workers.engine.generation_ends import Fenced, FormFailed, TaskFailed
@@ -45,6 +45,8 @@ from shoal_workers.exit_status import MemoryKills
 from shoal_workers.script.client import GuardianClient, GuardianLost
 from shoal_workers.script.ends import Ended, end_of
 from shoal_workers.script.environment import DEVICES, Place, environment_of
+from shoal_workers.script.event_files import VARIABLE as EVENTS_VARIABLE
+from shoal_workers.script.event_files import EventFiles
 from shoal_workers.script.guardian import below
 from shoal_workers.script.hook import HookSocket, LoggedSteps, receive
 from shoal_workers.script.program import Task
@@ -267,6 +269,7 @@ class ScriptRunner:
         )
         guardian = self._live_guardian()
         task = Task(self._script.file, self._script.module, [*self._script.args], environment, str(Path.cwd()))
+        generation.began_at = time.time()
         guardian.run(task)
         generation.has_process = True
         rendezvous.arrive("started")
@@ -335,6 +338,7 @@ class ScriptRunner:
         assert guardian is not None
         remark = self._outbox.log_text if generation.assignment.rank == 0 else lambda _: None
         steps = LoggedSteps(generation.assignment, time.time(), remark)
+        event_files = self._event_files(generation)
         with _Sources(guardian, self._hook, generation) as sources:
             while True:
                 if generation.must_stop and not generation.was_stopped:
@@ -343,25 +347,48 @@ class ScriptRunner:
                     generation.patience_mono = time.monotonic() + self._script.grace_s + _KILL_S
                 if time.monotonic() >= generation.patience_mono:
                     guardian.kill()  # which ends the wait below
-                for message in sources.wait(generation.patience_mono):
+                until_mono = min(generation.patience_mono, event_files.next_mono if event_files else float("inf"))
+                for message in sources.wait(until_mono):
                     if "ended" in message:
                         for late in sources.rest():
                             self._take(late, steps, generation)
+                        self._take_files(event_files, steps, generation, is_last=True)
                         ended = Ended(**message["ended"])
                         if generation.was_stopped and ended.signal == signal.SIGKILL:
                             self._outbox.log_text(self._words_of_kill)
                         return ended
                     self._take(message, steps, generation)
+                    if "step" in message and self._script.progress is ProgressSource.AUTO:
+                        event_files = None  # the script says more of itself
+                self._take_files(event_files, steps, generation)
 
     def _take(self, message: dict[str, Any], steps: LoggedSteps, generation: _Generation) -> None:
         if "busy" in message:
             self._position.note("")
-        elif "step" in message:
-            report = steps.report_of(message)
-            if report is not None:
-                self._position.reach(report.step)
-                if generation.assignment.rank == 0:
-                    self._outbox.report(report)
+        elif "step" in message and self._script.progress in (ProgressSource.AUTO, ProgressSource.HOOK):
+            self._report(message, steps, generation)
+
+    def _event_files(self, generation: _Generation) -> EventFiles | None:
+        sources = (ProgressSource.AUTO, ProgressSource.TENSORBOARD)
+        if generation.assignment.rank or self._script.progress not in sources:
+            return None
+        named = self._spec.code.env.get(EVENTS_VARIABLE, "")
+        return EventFiles((str(Path.cwd()), self._checkpoint_dir, named), generation.began_at)
+
+    def _take_files(
+        self, files: EventFiles | None, steps: LoggedSteps, generation: _Generation, *, is_last: bool = False
+    ) -> None:
+        for message in files.messages(is_last=is_last) if files is not None else ():
+            self._report(message, steps, generation, "TensorBoard")
+
+    def _report(
+        self, message: dict[str, Any], steps: LoggedSteps, generation: _Generation, source: str = "shoal.log"
+    ) -> None:
+        report = steps.report_of(message, source)
+        if report is not None:
+            self._position.reach(report.step)
+            if generation.assignment.rank == 0:
+                self._outbox.report(report)
 
     @property
     def _words_of_kill(self) -> str:
@@ -423,6 +450,8 @@ class _Generation:
         self.woken.setblocking(False)
         self._waker.setblocking(False)
         self.has_process = False
+        self.began_at = 0.0
+        """Wall-clock time just before the process was started."""
         self.is_given_up = False
         """The group did not form, so a script that has begun already must end."""
         self.was_stopped = False

@@ -37,7 +37,7 @@ def submit(
         typer.Argument(
             metavar="SPEC|SCRIPT",
             help='A job spec ("-": standard input), or a script, with its arguments after --. Also a whole command '
-            "line after --: python, torchrun or accelerate launch.",
+            "line after --: python, torchrun, accelerate launch or deepspeed.",
         ),
     ] = None,
     module: Annotated[
@@ -55,7 +55,9 @@ def submit(
     launcher: Annotated[
         str | None,
         typer.Option(
-            "--launcher", metavar="torchrun|accelerate|python", help="Whose environment the processes of a script get."
+            "--launcher",
+            metavar="torchrun|accelerate|deepspeed_env|python",
+            help="Whose environment the processes of a script get.",
         ),
     ] = None,
     grace: Annotated[
@@ -143,6 +145,8 @@ def _document(
             raise CliError(f"{words[0]} has no script, so --launcher and --grace change nothing", hint="leave them out")
         document = completed(document, (), options)
     else:
+        if program.config_file is not None:
+            session.output.say(f"read {program.config_file}", "dim")
         if program.not_needed:
             left_out = ", ".join(program.not_needed)
             session.output.say(f"left out, because Shoal brings the processes together itself: {left_out}", "warn")

@@ -21,6 +21,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for path in (directory / "train.py", directory / "sub" / "my train.py", tmp_path / "else" / "other.py"):
         path.write_text("print()\n")
     monkeypatch.chdir(directory)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "no-configuration"))
     return directory
 
 
@@ -95,6 +96,86 @@ def test_options_of_accelerate_are_workers_and_variables() -> None:
     assert program.not_needed == ("--multi_gpu", "--num_machines")
 
 
+def test_options_of_deepspeed_are_workers_and_its_launchers_variables() -> None:
+    options = ["--num_nodes", "2", "--num_gpus=4", "--master_port", "29500", "--hostfile=hosts"]
+    program = read_program(["deepspeed", *options, "train.py", "--deepspeed_config", "ds.json"])
+    assert program is not None
+    assert (program.workers, program.args) == ((8, 8), ("--deepspeed_config", "ds.json"))
+    assert spec_of(program)["script"]["launcher"] == "deepspeed_env"
+    left_out = ("--master_port", "--hostfile", "the argument --local_rank (LOCAL_RANK says the same)")
+    assert program.not_needed == left_out
+    module = read_program(["deepspeed", "--no_local_rank", "--module", "pkg.train", "-x"])
+    assert module is not None and (module.module, module.args, module.not_needed) == ("pkg.train", ("-x",), ())
+
+
+_CONFIG = """
+compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: FSDP
+downcast_bf16: 'no'
+dynamo_config: {dynamo_backend: inductor, mode: default}
+fsdp_config: {fsdp_version: 2, offload_params: false, fsdp_transformer_layer_cls_to_wrap: Block}
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 1
+num_processes: 4
+rdzv_backend: static
+use_cpu: false
+"""
+
+
+def test_a_configuration_of_accelerate_is_read_and_the_command_line_comes_first(here: Path) -> None:
+    (here / "config.yaml").write_text(_CONFIG)
+    options = ["--config_file", "config.yaml", "--mixed_precision", "no"]
+    program = read_program(["accelerate", "launch", *options, "train.py"])
+    assert program is not None
+    assert (program.workers, program.config_file) == ((4, 4), Path("config.yaml"))
+    assert program.env == {
+        "ACCELERATE_MIXED_PRECISION": "no",
+        "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
+        "ACCELERATE_DYNAMO_MODE": "default",
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+        "FSDP_OFFLOAD_PARAMS": "false",
+        "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block",
+    }
+    assert program.not_needed == ("main_training_function", "num_machines", "rdzv_backend")
+
+
+def test_the_default_configuration_of_accelerate_is_read_as_accelerate_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    default = tmp_path / "accelerate" / "default_config.yaml"
+    default.parent.mkdir()
+    default.write_text("num_processes: 3\nmixed_precision: fp16\ndistributed_type: 'NO'\n")
+    program = read_program(["accelerate", "launch", "train.py"])
+    assert program is not None and program.config_file == default
+    assert (program.workers, program.env) == ((3, 3), {"ACCELERATE_MIXED_PRECISION": "fp16"})
+    with_cpu = read_program(["accelerate", "launch", "--cpu", "train.py"])
+    assert with_cpu is not None and (with_cpu.workers, with_cpu.config_file) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "hint"),
+    [
+        ("distributed_type: DEEPSPEED", "distributed_type DEEPSPEED", "DeepSpeedPlugin"),
+        ("compute_environment: AMAZON_SAGEMAKER", "AMAZON_SAGEMAKER", "LOCAL_MACHINE"),
+        ("fp8_config: {backend: TE}", "cannot read fp8_config", "--set code.env"),
+        ("[1, 2", "not a YAML file", "accelerate config"),
+        ("- 1", "not a YAML file", "accelerate config"),
+    ],
+)
+def test_a_configuration_that_shoal_cannot_start_is_refused_by_its_key(
+    here: Path, text: str, error: str, hint: str
+) -> None:
+    (here / "config.yaml").write_text(text)
+    with pytest.raises(CliError) as refused:
+        read_program(["accelerate", "launch", "--config_file", "config.yaml", "train.py"])
+    assert error in refused.value.message and hint in refused.value.hint
+
+
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
@@ -104,8 +185,9 @@ def test_options_of_accelerate_are_workers_and_variables() -> None:
         (["torchrun", "--nnodes", "4:2", "train.py"], "'4:2'", "2:8"),
         (["torchrun"], "no script", "shoal submit"),
         (["torchrun", "-m"], "needs a module", "shoal submit"),
-        (["accelerate", "launch", "--config_file", "a.yaml", "train.py"], "--config_file", "--mixed_precision"),
-        (["deepspeed", "train.py"], "deepspeed", "shoal submit train.py"),
+        (["accelerate", "launch", "--config_file", "a.yaml", "train.py"], "a.yaml: No such file", "accelerate config"),
+        (["deepspeed", "--include", "a:0", "train.py"], "--include", "worker.gpus"),
+        (["deepspeed", "--num_nodes", "2", "train.py"], "--num_nodes", "--workers"),
         (["mpirun", "-n", "2", "train.py"], "mpirun", "shoal submit train.py"),
         (["bash", "run.sh"], "a Python program", "shoal submit train.py"),
         (["ray", "job", "submit"], "shoal submit", "shoal submit train.py"),

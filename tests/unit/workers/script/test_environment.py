@@ -98,3 +98,9 @@ def test_a_script_that_is_not_distributed_learns_nothing_of_ranks() -> None:
 
 def test_a_place_survives_the_way_through_the_store() -> None:
     assert [Place.from_text(place.to_text()) for place in PLACES] == [*PLACES]
+
+
+def test_deepspeeds_launcher_names_nodes_and_processes_in_its_own_way() -> None:
+    found = environment(2, PLACES, launcher="deepspeed_env")
+    assert (found["LOCAL_SIZE"], found["CROSS_RANK"], found["CROSS_SIZE"]) == ("1", "1", "2")
+    assert (found["RANK"], found["LOCAL_RANK"], found["WORLD_SIZE"]) == ("2", "0", "4")

@@ -8,7 +8,7 @@ import pytest
 
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment
-from shoal_workers.contract.worker_reports import StepReport
+from shoal_workers.contract.worker_reports import StepReport, ValidationReport
 from shoal_workers.script.hook import LoggedSteps
 
 ASSIGNMENT = Assignment(
@@ -88,3 +88,23 @@ def test_a_job_has_16_metrics_at_most(logged: Logged) -> None:
     assert logged.remarks == ["shoal.log: m16 is left out, because a job has at most 16 metrics."]
     later = logged(2, metrics={"m3": 1.0, "m17": 1.0})
     assert later is not None and later.metrics == {"m3": 1.0}
+
+
+def test_an_evaluation_that_is_logged_after_its_step_is_the_steps_validation(logged: Logged) -> None:
+    assert isinstance(logged(5, loss=1.0), StepReport)
+    found = logged(5, metrics={"eval_loss": 0.5, "eval_accuracy": 0.25})
+    assert isinstance(found, ValidationReport)
+    assert (found.step, found.loss, found.metrics) == (5, 0.5, {"eval_accuracy": 0.25})
+
+
+def test_other_values_that_are_logged_after_their_step_come_with_the_next(logged: Logged) -> None:
+    assert logged(5) is not None and logged(5, metrics={"accuracy": 0.5}) is None
+    following = logged(6, metrics={"reward": 2.0})
+    assert following is not None and following.metrics == {"accuracy": 0.5, "reward": 2.0}
+
+
+def test_what_is_said_names_where_the_values_are_from() -> None:
+    remarks: list[str] = []
+    steps = LoggedSteps(ASSIGNMENT, 100.0, remarks.append)
+    assert steps.report_of({"step": 1, "at": 101.0, "loss": float("nan")}, "TensorBoard") is not None
+    assert remarks == ["TensorBoard: loss is not finite, first at step 1, and is left out there."]

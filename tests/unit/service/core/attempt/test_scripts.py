@@ -24,6 +24,7 @@ from shoal_service.supervisor.reporting.status import Readings, job_state, statu
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
+from shoal_workers.contract.worker_reports import ValidationReport
 
 NewWorld = Callable[..., Any]
 GRACE_S = 2.0
@@ -160,6 +161,19 @@ def test_a_rank_that_was_done_before_it_was_asked_to_end_does_not_break_the_grou
         world.leave(worker, ExitKind.YIELDED)
     world.deliver_all()
     assert world.state.stage is Stage.FORMING and world.world_size == 2 and world.incidents() == []
+
+
+def test_a_validation_that_a_script_logs_is_noted_and_decides_nothing(new_world: NewWorld) -> None:
+    world = script_world(new_world).open(then=10)
+    report = ValidationReport(
+        generation=world.state.group.generation, step=10, at=world.now, loss=0.5, bits_per_byte=None, samples=0
+    )
+    world.send(world.group()[0], report)
+    world.deliver_all()
+    assert world.state.stage is Stage.RUNNING and not world.state.is_finishing
+    assert world.state.history.standing is not None and world.state.history.standing.judged_step == 10
+    world.run(1)
+    assert world.state.progress.step == 11
 
 
 # losses
