@@ -67,8 +67,8 @@ Public: none.
 TRAIN_SNAPSHOT = "checkpoint_manager_snapshot.json"
 """File of Ray Train V2 with the list of a run's checkpoints; `ray_train/manifest.py` writes its keys.
 
-Why: a script that goes on with a run of Ray Train finds its checkpoints, and `ray.train.Result.from_path` reads a run of
-Shoal's.
+Why: a script that goes on with a run of Ray Train finds its checkpoints, and `ray.train.Result.from_path` reads a run
+of Shoal's.
 Without: a list of our own; runs could not be handed on in either direction.
 Public: `Result.from_path`, which reads it only.
 """
@@ -263,8 +263,8 @@ def request_idle_processes(
 def answer_for_ray_train(answers: Any) -> None:
     """Whatever `ray.train` is asked in this process from now on, `answers` is asked; None: it answers nothing.
 
-    Why: `ray.train.report` and its siblings in the training function reach Shoal. Ray Train's own docstring of the class
-    that `answers` stands for says that it can be replaced for other behaviour.
+    Why: `ray.train.report` and its siblings in the training function reach Shoal. Ray Train's own docstring of the
+    class that `answers` stands for says that it can be replaced for other behaviour.
     Without: a script would have to import other functions, so it would not run unchanged.
     Public: none.
     """
@@ -283,6 +283,36 @@ def names_of_answers() -> frozenset[str]:
     return frozenset(TrainFnUtils.__abstractmethods__)
 
 
+def result_of_training(
+    *,
+    metrics: dict[str, Any] | None,
+    checkpoint: Any,
+    path: str,
+    filesystem: Any,
+    best_checkpoints: list[tuple[Any, dict[str, Any]]],
+    return_value: Any,
+) -> Any:
+    """A `ray.train.Result` of a training that has ended well.
+
+    Why: `fit()` returns one. Ray's documentation calls its constructor private.
+    Without: `Result.from_path` alone, which has no metrics of a run without checkpoints, and logs that a run was found.
+    Public: `ray.train.Result.from_path`.
+    """
+    import pandas  # type: ignore[import-untyped]
+    import ray.train
+
+    return ray.train.Result(
+        metrics=metrics,
+        checkpoint=checkpoint,
+        error=None,
+        path=path,
+        metrics_dataframe=pandas.DataFrame([one for _, one in best_checkpoints]) if best_checkpoints else None,
+        best_checkpoints=best_checkpoints,
+        return_value=return_value,
+        _storage_filesystem=filesystem,
+    )
+
+
 def split_datasets(config: Any, names: Sequence[str]) -> frozenset[str]:
     """Which of these datasets a `ray.train.DataConfig` splits among the ranks; the others are read whole by each.
 
@@ -297,7 +327,7 @@ def split_datasets(config: Any, names: Sequence[str]) -> frozenset[str]:
 def bundles_of(dataset: Any) -> Any:
     """Run a dataset, and yield a reference to each block with its number of rows, in the order of the dataset.
 
-    Why: blocks are dealt to ranks by their rows, without passing through the process that deals.
+    Why: blocks are assigned to ranks by their rows, without passing through the process that assigns.
     Without: all data would pass through it (`Dataset.iter_batches`).
     Public: `Dataset.iter_internal_ref_bundles`, whose elements are not.
     """
@@ -312,19 +342,21 @@ def bundles_of(dataset: Any) -> Any:
 def shard_iterator(shard: Any) -> Any:
     """A `ray.data.DataIterator` over the blocks of a `shard` (`ray_train/shards.py`), which it tells what it hands out.
 
-    Why: `ray.train.get_dataset_shard` returns a DataIterator, with all ways of reading: batches for torch, rows, shuffled.
-    Without: those ways would have to be written again.
+    Why: `ray.train.get_dataset_shard` returns a DataIterator, with all ways of reading: batches for torch, rows,
+    shuffled. Without: those ways would have to be written again.
     Public: `ray.data.DataIterator`; what a class of its own has to define, and where batches leave it, is not.
     """
-    import ray
     from ray.data import DataContext, DataIterator
     from ray.data._internal.execution.interfaces import RefBundle
     from ray.data._internal.stats import DatasetStats
     from ray.data.block import BlockAccessor
 
+    import ray
+
     try:
         from ray.data._internal.execution.interfaces import BlockEntry
     except ImportError:  # before Ray 2.60
+
         def BlockEntry(ref: Any, metadata: Any) -> Any:  # noqa: N802
             return ref, metadata
 

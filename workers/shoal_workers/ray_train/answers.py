@@ -2,8 +2,8 @@
 
     report   every rank copies its files -> exchange: rank 0 writes the list of checkpoints -> all go on
 
-Ray Train V2 asks an object of the process, its `TrainFnUtils`, and says in its docstring that others may take that place.
-Every rank has one of these for the time of one `fit()`.
+Ray Train V2 asks an object of the process, its `TrainFnUtils`, and says in its docstring that others may take that
+place. Every rank has one of these for the time of one `fit()`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-import ray
 import ray.train
+from ray.train import Checkpoint, CheckpointUploadMode, ReportedCheckpoint, ReportedCheckpointStatus
+
+import ray
 import shoal
 from ray import cloudpickle
-from ray.train import Checkpoint, CheckpointUploadMode, ReportedCheckpoint, ReportedCheckpointStatus
-from shoal_workers.ray_train.dealing import Ranges, Reading, rows_read
 from shoal_workers.ray_train.group import Group
 from shoal_workers.ray_train.manifest import Manifest, Retention
+from shoal_workers.ray_train.row_assignment import Ranges, positions_of
 from shoal_workers.ray_train.run_directory import RunDirectory
 from shoal_workers.ray_train.shards import Shard
 
@@ -30,7 +31,7 @@ _OF_LOG = ("loss", "lr", "grad_norm", "tokens", "total_steps")
 _STEPS = ("step", "global_step")
 
 
-class Context(ray.train.TrainContext):
+class Context(ray.train.TrainContext):  # type: ignore[misc]
     """What `ray.train.get_context()` returns."""
 
     def __init__(self, group: Group, name: str) -> None:
@@ -57,7 +58,8 @@ class Context(ray.train.TrainContext):
 
     def get_storage(self) -> Any:
         raise NotImplementedError(
-            "ray.train.get_context().get_storage() is Ray Train's own object, which Shoal does not have. Paths of checkpoints "
+            "ray.train.get_context().get_storage() is Ray Train's own object, which Shoal does not have. Paths of "
+            "checkpoints "
             "are those of ray.train.get_checkpoint()."
         )
 
@@ -81,8 +83,8 @@ class Answers:
         shards: Mapping[str, Shard],
     ) -> None:
         self.manifest = manifest
-        self.metrics: dict[str, Any] | None = manifest.newest and {**manifest.newest.metrics}
-        """Of the newest report."""
+        self.metrics: dict[str, Any] | None = None if manifest.newest is None else {**manifest.newest.metrics}
+        """What the newest report said."""
         self._group = group
         self._context = Context(group, name)
         self._directory = directory
@@ -103,7 +105,8 @@ class Answers:
         """A barrier of all ranks. An asynchronous upload is made here and now, so it is complete when this returns."""
         if validation:
             raise NotImplementedError(
-                "ray.train.report(validation=...) starts tasks of Ray Train, which Shoal does not run. Validate in the training "
+                "ray.train.report(validation=...) starts tasks of Ray Train, which Shoal does not run. Validate in the "
+                "training "
                 "function, and report what it finds as metrics."
             )
         name = None
@@ -125,7 +128,9 @@ class Answers:
         self, consistency_mode: Any = None, timeout_s: float | None = None
     ) -> list[ReportedCheckpoint]:
         return [
-            ReportedCheckpoint(self._directory.checkpoint(one.name), {**one.metrics}, ReportedCheckpointStatus.COMMITTED)
+            ReportedCheckpoint(
+                self._directory.checkpoint(one.name), {**one.metrics}, ReportedCheckpointStatus.COMMITTED
+            )
             for one in self.manifest.kept
         ]
 
@@ -146,8 +151,8 @@ class Answers:
         """Returns None on every rank: a worker that is taken away gets SIGTERM and its grace, and no notice before."""
 
     def is_distributed(self) -> bool:
-        """Returns False, so Ray Train takes the current device, which `fit` sets, and does not ask Ray for GPUs of an actor:
-        the script is none."""
+        """Returns False, so Ray Train takes the current device, which `fit` sets, and does not ask Ray for GPUs of an
+        actor: the script is none."""
         return False
 
     def barrier(self) -> None:
@@ -172,7 +177,8 @@ class Answers:
         found = self._directory.name_of(checkpoint)
         if found is None:
             raise ValueError(
-                f"the checkpoint {checkpoint.path} is not below the directory of the run, {self._directory.path}, and it was not "
+                f"the checkpoint {checkpoint.path} is not below the directory of the run, {self._directory.path}, and "
+                f"it was not "
                 "uploaded (NO_UPLOAD, or checkpoint_upload_fn). Report it without those, and Shoal copies it."
             )
         return found
@@ -198,34 +204,6 @@ class Answers:
         named: dict[str, Any] = {key: numbers.pop(key) for key in _OF_LOG if key in numbers}
         others = {key: value for key, value in numbers.items() if isinstance(key, str)}
         shoal.log(step, named.pop("loss", None), **named, **others)
-
-
-def positions_of(said: list[dict[str, tuple[Ranges, Reading | None] | None]]) -> dict[str, Ranges]:
-    """The rows of each dataset that were read in the pass that a resumed group goes on with. A dataset between two passes, or
-    one whose position is not kept, is left out: its next pass begins at its beginning.
-
-    Args:
-        said: by rank, for each dataset the rows that were read before the pass, and how far the rank is in it.
-    """
-    found: dict[str, Ranges] = {}
-    for key in said[0] if said else ():
-        values = [one.get(key) for one in said]
-        open_ones = [value for value in values if value is not None]
-        if not open_ones:
-            continue
-        taken, _ = open_ones[0]
-        readings = [value[1] for value in open_ones if value[1] is not None]
-        if not readings:
-            found[key] = taken
-            continue
-        chunk, most = readings[0].chunk, max(one.rows for one in readings)
-        tail = next((one.tail for one in readings if one.tail is not None), None)
-        # A rank that is through the pass already has read as much as the one that is ahead.
-        of_ranks = [
-            Reading(most, chunk, tail) if value is None else value[1] or Reading(0, chunk, tail) for value in values
-        ]
-        found[key] = rows_read(taken, of_ranks)
-    return found
 
 
 def _is_number(value: Any) -> bool:

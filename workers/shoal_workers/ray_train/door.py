@@ -1,7 +1,7 @@
 """Where a script with `launcher: ray_train` begins, in the process of each rank: `run`, called by script/program.py.
 
-The guardian imports this module, and with it Ray Train, before it forks the script. Ray Train's names are changed only in
-the process of rank 0's script.
+The guardian imports this module, and with it Ray Train, before it forks the script. Ray Train's names are changed only
+in the process of rank 0's script.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import ray.data
 import ray.train.torch
+
 from shoal_workers.ray_train.fit import Driver, follow
 from shoal_workers.ray_train.group import Group
 
@@ -47,7 +48,8 @@ def _take_over(driver: Driver) -> None:
 
     def refuse(self: Any) -> None:
         raise NotImplementedError(
-            f"{type(self).__name__} of Ray Train starts workers of its own, and Shoal answers for ray.train.torch.TorchTrainer "
+            f"{type(self).__name__} of Ray Train starts workers of its own, and Shoal answers for "
+            f"ray.train.torch.TorchTrainer "
             "alone. Train with PyTorch, or submit the script with ray job submit."
         )
 

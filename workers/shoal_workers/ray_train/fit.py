@@ -1,6 +1,6 @@
 """`trainer.fit()` on Shoal: the training function of rank 0's script runs on every rank, once for each `fit()`.
 
-    rank 0   Driver.fit    opens the run, starts what deals the datasets, announces the Plan, trains, returns a Result
+    rank 0   Driver.fit    opens the run, starts what assigns the datasets, announces the Plan, trains, returns a Result
     others   follow        wait for the next Plan, train; until rank 0's script has ended
 
 Called by door.py. The Plan travels as Ray Train sends a training function: pickled by value if it is of `__main__`.
@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TextIO
 
+import ray.train
 import torch
 import torch.distributed as dist
 
 import ray
-import ray.train
 from ray import cloudpickle
-from shoal_workers.ray_internals import answer_for_ray_train, split_datasets
+from shoal_workers.ray_internals import answer_for_ray_train, result_of_training, split_datasets
 from shoal_workers.ray_train.answers import Answers, default_storage, keeps_positions
-from shoal_workers.ray_train.dealing import Ranges, number_of
 from shoal_workers.ray_train.group import Group
 from shoal_workers.ray_train.manifest import Manifest, Retention
+from shoal_workers.ray_train.row_assignment import Ranges, number_of
 from shoal_workers.ray_train.run_directory import RunDirectory, Runs
 from shoal_workers.ray_train.shards import Shard, ShardPlan, start_coordinator
 
@@ -108,8 +108,10 @@ class Driver:
         config = trainer.data_config
         if trainer.datasets and type(config).configure is not ray.train.DataConfig.configure:
             raise NotImplementedError(
-                f"dataset_config is a {type(config).__name__} with a configure() of its own, which Shoal does not call, because "
-                "Shoal splits datasets itself. Use ray.train.DataConfig, or prepare the datasets before the trainer is made."
+                f"dataset_config is a {type(config).__name__} with a configure() of its own, which Shoal does not "
+                f"call, because "
+                "Shoal splits datasets itself. Use ray.train.DataConfig, or prepare the datasets before the trainer is "
+                "made."
             )
         split = split_datasets(config, [*trainer.datasets])
         found = []
@@ -135,14 +137,16 @@ class Driver:
             )
         if scaling.use_gpu and not torch.cuda.is_available():
             raise RuntimeError(
-                "ScalingConfig(use_gpu=True), but the workers of this job have no GPU. Submit it with --gpus 1 (worker.gpus), or "
+                "ScalingConfig(use_gpu=True), but the workers of this job have no GPU. Submit it with --gpus 1 "
+                "(worker.gpus), or "
                 "set use_gpu to False."
             )
         if scaling.use_tpu:
             raise NotImplementedError("ScalingConfig(use_tpu=True): Shoal trains on CPUs and NVIDIA GPUs.")
         if run.failure_config is not None and run.failure_config.max_failures:
             self._say(
-                f"FailureConfig(max_failures={run.failure_config.max_failures}) is the job's retry.max_failures; a lost worker "
+                f"FailureConfig(max_failures={run.failure_config.max_failures}) is the job's retry.max_failures; a "
+                f"lost worker "
                 "is no failure, and the group begins again as long as retry.max_recoveries allows"
             )
         if run.callbacks:
@@ -175,9 +179,7 @@ def train(plan: Plan, group: Group) -> tuple[Answers, Any]:
         torch.cuda.set_device(group.local_rank)
     dist.init_process_group(plan.backend, timeout=timedelta(seconds=plan.timeout_s))
     shards = {one.name: Shard(one, group) for one in plan.shards}
-    answers = Answers(
-        group, plan.name, plan.directory, plan.retention, plan.manifest, plan.positions, shards
-    )
+    answers = Answers(group, plan.name, plan.directory, plan.retention, plan.manifest, plan.positions, shards)
     answer_for_ray_train(answers)
     value = plan.train(plan.config or {}) if _takes_config(plan.train) else plan.train()
     group.exchange(b"", lambda _: b"")  # nobody leaves while others are in a collective
@@ -208,10 +210,12 @@ def _retention_of(config: Any) -> Retention:
 
 def _result_of(directory: RunDirectory, answers: Answers, value: Any) -> ray.train.Result:
     """What Ray Train returns; without a checkpoint, the metrics of the last report."""
-    if answers.manifest.kept:
-        result = ray.train.Result.from_path(directory.path, storage_filesystem=directory.filesystem)
-        result.metrics = answers.metrics
-    else:
-        result = ray.train.Result(metrics=answers.metrics, checkpoint=None, error=None, path=directory.path)
-    result.return_value = value
-    return result
+    best = [(directory.checkpoint(one.name), {**one.metrics}) for one in answers.manifest.kept]
+    return result_of_training(
+        metrics=answers.metrics,
+        checkpoint=answers.get_checkpoint(),
+        path=directory.path,
+        filesystem=directory.filesystem,
+        best_checkpoints=best,
+        return_value=value,
+    )

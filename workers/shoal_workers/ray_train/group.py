@@ -1,7 +1,7 @@
 """The processes of one generation, and what they exchange outside of torch.distributed: a byte string each, by a store.
 
-The store is that of the group (MASTER_ADDR, MASTER_PORT), which the worker of rank 0 hosts. It outlives the scripts' own
-process groups, so it also carries the function that rank 0 sends before there is one.
+The store is that of the group (MASTER_ADDR, MASTER_PORT), which the worker of rank 0 hosts. It outlives the scripts'
+own process groups, so it also carries the function that rank 0 sends before there is one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Group:
 
     def announce(self, name: str, value: bytes) -> None:
         """Rank 0: `awaited(name)` returns this everywhere."""
-        self._store.set(name, value)
+        self._set(name, value)
 
     def awaited(self, name: str) -> bytes:
         self._store.wait([name], _FOREVER)
@@ -46,11 +46,17 @@ class Group:
         """A barrier: rank 0 decides, from the values of all ranks in their order, what is returned on every rank."""
         self._number_of_call += 1
         call = f"call/{self._number_of_call}"
-        self._store.set(f"{call}/{self.rank}", value)
+        self._set(f"{call}/{self.rank}", value)
         if self.rank == 0:
             names = [f"{call}/{rank}" for rank in range(self.world_size)]
             self._store.wait(names, _FOREVER)
-            self._store.set(call, decide([bytes(self._store.get(name)) for name in names]))
-            for name in [*names, f"call/{self._number_of_call - 1}"]:  # every rank has come, so it has read the last answer
+            self._set(call, decide([bytes(self._store.get(name)) for name in names]))
+            for name in [
+                *names,
+                f"call/{self._number_of_call - 1}",
+            ]:  # every rank has come, so it has read the last answer
                 self._store.delete_key(name)
         return self.awaited(call)
+
+    def _set(self, name: str, value: bytes) -> None:
+        self._store.set(name, value)  # type: ignore[arg-type]  # bytes are accepted, and come back as they are

@@ -20,7 +20,7 @@ class Kept:
     """One checkpoint."""
 
     name: str
-    """Of its directory, in that of the run."""
+    """Name of its directory, in that of the run."""
     metrics: Mapping[str, Any]
     index: int
     """Number of reports before it, since the run began."""
@@ -47,8 +47,11 @@ class Manifest:
     def newest(self) -> Kept | None:
         return next((one for one in self.kept if one.name == self.latest), None)
 
-    def with_report(self, retention: Retention, name: str | None, metrics: Mapping[str, Any]) -> tuple[Manifest, list[str]]:
-        """The list after a report, and the names of checkpoints that are kept no longer. `name`: None without a checkpoint.
+    def with_report(
+        self, retention: Retention, name: str | None, metrics: Mapping[str, Any]
+    ) -> tuple[Manifest, list[str]]:
+        """The list after a report, and the names of checkpoints that are kept no longer. `name`: None without a
+        checkpoint.
 
         The newest is kept whatever its score, as in Ray Train: training goes on from it.
         """
@@ -64,7 +67,9 @@ class Manifest:
         return replace(later, kept=kept, latest=name), dropped
 
     def to_text(self, ray_version: str) -> str:
-        results = {one.name: {"version": 0, "checkpoint_dir_name": one.name, "metrics": one.metrics} for one in self.kept}
+        results = {
+            one.name: {"version": 0, "checkpoint_dir_name": one.name, "metrics": one.metrics} for one in self.kept
+        }
         document = {
             "ray_version": ray_version,
             "checkpoint_results": [*results.values()],

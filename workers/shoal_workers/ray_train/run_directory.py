@@ -4,8 +4,8 @@
     DIRECTORY/checkpoint_manager_snapshot.json   Ray Train's list; a checkpoint that is not in it does not exist
     DIRECTORY/shoal_positions.json        by checkpoint: the rows of each dataset that were read before it
 
-Every rank copies its files; when all have, rank 0 writes the list, and then deletes what is kept no longer. So a checkpoint
-is complete or absent, whenever a process dies. What a group has left unfinished, the next one deletes.
+Every rank copies its files; when all have, rank 0 writes the list, and then deletes what is kept no longer. So a
+checkpoint is complete or absent, whenever a process dies. What a group has left unfinished, the next one deletes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.fs as arrow
-
 from ray.train import Checkpoint
+
 from shoal_workers.ray_internals import TRAIN_MARKER, TRAIN_SNAPSHOT
-from shoal_workers.ray_train.dealing import Ranges
 from shoal_workers.ray_train.manifest import Manifest
+from shoal_workers.ray_train.row_assignment import Ranges
 
 _POSITIONS = "shoal_positions.json"
 _UNFINISHED = re.compile(r"checkpoint_\d{6}-g\d+")
@@ -54,16 +54,16 @@ class RunDirectory:
         positions = json.loads(self._read(_POSITIONS) or "{}")
         complete = {one.name for one in manifest.kept}
         for info in self.filesystem.get_file_info(arrow.FileSelector(self.path)):
-            if info.type is arrow.FileType.Directory and _UNFINISHED.fullmatch(info.base_name):
-                if info.base_name not in complete:
-                    self.filesystem.delete_dir(info.path)
+            if info.base_name not in complete and _UNFINISHED.fullmatch(info.base_name):
+                self.filesystem.delete_dir(info.path)
         return manifest, positions
 
     def require(self) -> None:
         """Other ranks, after rank 0 has opened it. Raises RuntimeError: this node sees another directory."""
         if not self._exists(TRAIN_MARKER):
             raise RuntimeError(
-                f"RunConfig.storage_path: {self.path} is another directory on this node than on that of rank 0. Name a place "
+                f"RunConfig.storage_path: {self.path} is another directory on this node than on that of rank 0. Name a "
+                f"place "
                 "that every node can write, or leave it out: Shoal then takes the job's checkpoint directory."
             )
 
@@ -77,7 +77,8 @@ class RunDirectory:
         return inside if same and inside != checkpoint.path.rstrip("/") and inside else None
 
     def upload(self, checkpoint: Checkpoint, name: str) -> None:
-        """Copy the files of this rank. Files of the same name, of several ranks, replace each other, as in Ray Train."""
+        """Copy the files of this rank. Files of the same name, of several ranks, replace each other, as in Ray
+        Train."""
         if checkpoint.filesystem.get_file_info(checkpoint.path).type is arrow.FileType.NotFound:
             raise FileNotFoundError(
                 f"the checkpoint {checkpoint.path} is not there. Report it before its temporary directory is deleted."
@@ -93,7 +94,9 @@ class RunDirectory:
         )
         self._flush(target)
 
-    def commit(self, manifest: Manifest, positions: dict[str, dict[str, Ranges]], dropped: list[str], version: str) -> None:
+    def commit(
+        self, manifest: Manifest, positions: dict[str, dict[str, Ranges]], dropped: list[str], version: str
+    ) -> None:
         """Rank 0, once every rank has copied its files."""
         self._write(_POSITIONS, json.dumps(positions))
         self._write(TRAIN_SNAPSHOT, manifest.to_text(version))
@@ -142,8 +145,8 @@ def _synced(path: Path) -> None:
 
 
 class Runs:
-    """Which directory the n-th `fit()` of the job's script has. The first group decides, and later ones find it again: a
-    name with the date or a random part is then still one run.
+    """Which directory the n-th `fit()` of the job's script has. The first group decides, and later ones find it again:
+    a name with the date or a random part is then still one run.
 
     Args:
         checkpoint_dir: the job's own, a path or a URL.

@@ -1,10 +1,10 @@
 """Shards of Ray Data datasets, with their position: who reads which rows, and where a resumed run goes on.
 
-    Coordinator   an actor beside rank 0: runs the dataset once a pass, in order, and deals references to its blocks
+    Coordinator   an actor beside rank 0: runs the dataset once a pass, in order, and assigns references to its blocks
     Shard         of one rank: fetches its rows, and counts those that the program has got
 
-The blocks do not pass through the coordinator. A dataset that is not split is run once for each rank, as in Ray Train. The
-coordinator belongs to the script's own Ray job and ends with it.
+The blocks do not pass through the coordinator. A dataset that is not split is run once for each rank, as in Ray Train.
+The coordinator belongs to the script's own Ray job and ends with it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import ray
 from shoal_workers.ray_internals import bundles_of, shard_iterator
-from shoal_workers.ray_train.dealing import Dealer, Piece, Ranges, Reading
 from shoal_workers.ray_train.group import Group
+from shoal_workers.ray_train.row_assignment import Piece, Ranges, Reading, RowAssigner
 
 NAMESPACE = "shoal-ray-train"
 _ROWS_WITHOUT_BATCH = 1024
@@ -39,7 +40,7 @@ class ShardPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Dealt:
+class AssignedRows:
     """Answer of the coordinator to one rank."""
 
     rounds: list[list[Piece]]
@@ -51,10 +52,10 @@ class Dealt:
 class _Pass:
     """One run over the dataset. `lock` is held by the caller of every method."""
 
-    def __init__(self, bundles: Iterator[tuple[Any, int]], dealer: Dealer, num_ranks: int) -> None:
+    def __init__(self, bundles: Iterator[tuple[Any, int]], assigner: RowAssigner, num_ranks: int) -> None:
         self.lock = threading.Lock()
         self._bundles = bundles
-        self._dealer = dealer
+        self._dealer = assigner
         self._rounds: list[list[list[Piece]]] = []
         self._released = 0
         """Rounds that every rank has, so their blocks may go."""
@@ -63,7 +64,7 @@ class _Pass:
         self.tail: tuple[int, int] | None = None
         self.num_ended = 0
 
-    def dealt(self, rank: int, first: int) -> Dealt:
+    def assigned(self, rank: int, first: int) -> AssignedRows:
         while self.tail is None and len(self._rounds) <= first:
             block = next(self._bundles, None)
             if block is not None:
@@ -77,7 +78,7 @@ class _Pass:
             self._rounds[self._released] = []
             self._released += 1
         ready = [one[rank] for one in self._rounds[first : first + _ROUNDS_AT_ONCE]]
-        return Dealt(ready, self.tail, self.tail is not None and first + len(ready) >= len(self._rounds))
+        return AssignedRows(ready, self.tail, self.tail is not None and first + len(ready) >= len(self._rounds))
 
 
 class Coordinator:
@@ -99,11 +100,11 @@ class Coordinator:
     def schema(self) -> Any:
         return self._dataset.schema()
 
-    def deal(self, number: int, rank: int, chunk: int, first_round: int) -> Dealt:
+    def assign(self, number: int, rank: int, chunk: int, first_round: int) -> AssignedRows:
         """What `rank` reads from that round on, in that pass."""
         one = self._pass(number, rank, chunk)
         with one.lock:
-            return one.dealt(rank if self._is_split else 0, first_round)
+            return one.assigned(rank if self._is_split else 0, first_round)
 
     def end(self, number: int, rank: int) -> None:
         """That rank has ended the pass, whether or not it has read all of it."""
@@ -120,8 +121,8 @@ class Coordinator:
         with self._lock:
             if key not in self._passes:
                 num_ranks = self._world_size if self._is_split else 1
-                dealer = Dealer(num_ranks, chunk, self._taken if number == 0 else [])
-                self._passes[key] = _Pass(bundles_of(self._dataset), dealer, num_ranks)
+                assigner = RowAssigner(num_ranks, chunk, self._taken if number == 0 else [])
+                self._passes[key] = _Pass(bundles_of(self._dataset), assigner, num_ranks)
             return self._passes[key]
 
 
@@ -149,7 +150,7 @@ class Shard:
         self._rank = group.rank
         self._actor: Any = None
         self._number = -1
-        """Of the pass that was begun last."""
+        """Number of the pass that was begun last."""
         self._is_open = False
         self._chunk = 0
         self._rows = 0
@@ -160,7 +161,8 @@ class Shard:
         self.iterator = shard_iterator(self)
 
     def reading(self) -> tuple[Ranges, Reading | None] | None:
-        """The rows that were read before the pass, and how far this rank is in it; None: no pass is to be gone on with."""
+        """The rows that were read before the pass, and how far this rank is in it; None: no pass is to be gone on
+        with."""
         if not self._plan.is_split:
             return None
         if self._number < 0:
@@ -174,6 +176,7 @@ class Shard:
 
     def begin(self, batch_size: int | None, *, is_shuffled: bool) -> None:
         """The program begins a pass. `is_shuffled`: by a buffer of this rank, so rows do not come in their order."""
+        self._handle()  # on this thread: Ray is initialized on the main one
         self._number += 1
         self._is_open, self._is_shuffled = True, is_shuffled
         self._chunk = batch_size or _ROWS_WITHOUT_BATCH
@@ -192,14 +195,14 @@ class Shard:
         self._handle().end.remote(self._number, self._rank)
 
     def blocks(self) -> Iterator[tuple[Any, int, int]]:
-        """References to the blocks of the present pass, each with the rows of it that are this rank's. Another thread reads
-        ahead."""
+        """References to the blocks of the present pass, each with the rows of it that are this rank's. Another thread
+        reads ahead."""
         number, done, has_ended = self._number, 0, False
         while not has_ended:
-            dealt = ray.get(self._handle().deal.remote(number, self._rank, self._chunk, done))
-            self._tail, has_ended = dealt.tail, dealt.has_ended
-            done += len(dealt.rounds)
-            for pieces in dealt.rounds:
+            assigned = ray.get(self._handle().assign.remote(number, self._rank, self._chunk, done))
+            self._tail, has_ended = assigned.tail, assigned.has_ended
+            done += len(assigned.rounds)
+            for pieces in assigned.rounds:
                 for piece in pieces:
                     self._sizes.append(piece.last - piece.first)
                     yield piece.block, piece.first, piece.last

@@ -1,6 +1,7 @@
 """The guardian of a worker's script: forks its processes, one per generation, and leaves none of them behind.
 
-    python guardian.py [--door=MODULE] [--plain]    standard input is the link to the runner (client.py), a socket of JSON lines
+    python guardian.py [--door=MODULE] [--plain]    standard input is the link to the runner (client.py), a socket of
+    JSON lines
 
     runner <-- {"ready": true} ------ guardian    what most scripts import is imported
     runner --- {"run": {...}} ------> guardian    fork, and run that in the new process (program.py)

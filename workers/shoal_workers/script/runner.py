@@ -71,7 +71,14 @@ class ScriptRunner:
     """
 
     def __init__(
-        self, spec: JobSpec, *, checkpoint_root: str, outbox: Outbox, store: StoreServer, node_id: str, ray_address: str = ""
+        self,
+        spec: JobSpec,
+        *,
+        checkpoint_root: str,
+        outbox: Outbox,
+        store: StoreServer,
+        node_id: str,
+        ray_address: str = "",
     ) -> None:
         assert spec.script is not None
         self._spec = spec
@@ -267,7 +274,9 @@ class ScriptRunner:
             ray_address=self._ray_address,
         )
         guardian = self._live_guardian()
-        task = Task(self._script.file, self._script.module, [*self._script.args], environment, str(Path.cwd()), self._door)
+        task = Task(
+            self._script.file, self._script.module, [*self._script.args], environment, str(Path.cwd()), self._door
+        )
         guardian.run(task)
         generation.has_process = True
         rendezvous.arrive("started")

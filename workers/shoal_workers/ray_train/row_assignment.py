@@ -3,9 +3,10 @@
     rows        0 .. 7 | 8 .. 15 | 16 .. 23 | ...      chunks of one batch, in the order of the dataset
     2 ranks     rank 0 | rank 1  | rank 0   | ...      a round is one chunk for each rank
 
-Ranks go in step, so after n batches of each the rows that were read are the first n rounds: a beginning of the dataset, which
-can be dealt to any other number of ranks from there. If some are ahead, the rows that they have read beyond it are listed.
-The last round is shorter and equal for all; as in Ray Train, rows that cannot be split equally are left out.
+Ranks go in step, so after n batches of each the rows that were read are the first n rounds: a beginning of the
+dataset, which can be assigned to any other number of ranks from there. If some are ahead, the rows that they have read
+beyond it are listed. The last round is shorter and equal for all; as in Ray Train, rows that cannot be split equally
+are left out.
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ class Reading:
     """How far one rank has read in a pass over a dataset."""
 
     rows: int
-    """That the rank was given, and its program has got."""
+    """Number of rows that its program has got."""
     chunk: int
     tail: tuple[int, int] | None = None
-    """Of the last round, once it is known: the number of rounds before it, and the rows of each rank in it."""
+    """The last round, once it is known: the number of rounds before it, and the rows of each rank in it."""
 
 
 def rows_read(taken: Ranges, readings: Sequence[Reading]) -> Ranges:
@@ -103,6 +104,34 @@ def rows_read(taken: Ranges, readings: Sequence[Reading]) -> Ranges:
     return union(taken, among_left(union([(0, common * world_size * chunk)], found), taken))
 
 
+def positions_of(said: list[dict[str, tuple[Ranges, Reading | None] | None]]) -> dict[str, Ranges]:
+    """The rows of each dataset that were read in the pass that a resumed group goes on with. A dataset between two
+    passes, or one whose position is not kept, is left out: its next pass begins at its beginning.
+
+    Args:
+        said: by rank, for each dataset the rows that were read before the pass, and how far the rank is in it.
+    """
+    found: dict[str, Ranges] = {}
+    for key in said[0] if said else ():
+        values = [one.get(key) for one in said]
+        open_ones = [value for value in values if value is not None]
+        if not open_ones:
+            continue
+        taken, _ = open_ones[0]
+        readings = [value[1] for value in open_ones if value[1] is not None]
+        if not readings:
+            found[key] = taken
+            continue
+        chunk, most = readings[0].chunk, max(one.rows for one in readings)
+        tail = next((one.tail for one in readings if one.tail is not None), None)
+        # A rank that is through the pass already has read as much as the one that is ahead.
+        of_ranks = [
+            Reading(most, chunk, tail) if value is None else value[1] or Reading(0, chunk, tail) for value in values
+        ]
+        found[key] = rows_read(taken, of_ranks)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Rows of one block: `block` is what the caller knows it by."""
@@ -112,8 +141,8 @@ class Piece:
     last: int
 
 
-class Dealer:
-    """Deals the blocks of one pass, which come in the order of the dataset.
+class RowAssigner:
+    """Assigns the blocks of one pass, which come in the order of the dataset.
 
     Args:
         taken: rows that are left out, because they were read before.
