@@ -132,8 +132,8 @@ class Driver:
         size = self._group.world_size
         if scaling.num_workers and not scaling.min_workers <= size <= scaling.max_workers:
             self._say(
-                f"ScalingConfig(num_workers={scaling.num_workers!r}) is not read here: the job has {size} workers "
-                "(elasticity of the spec, or --workers)"
+                f"ScalingConfig(num_workers={scaling.num_workers!r}) is not read here: the world size is {size}, "
+                "from elasticity of the spec, or --workers"
             )
         if scaling.use_gpu and not torch.cuda.is_available():
             raise RuntimeError(
