@@ -129,7 +129,7 @@ bench-schedule: setup ## scheduling policies on job traces, the time of a decisi
 bench-culprit: setup ## 64 faults of eight kinds and 20 controls in a real job: is the right rank suspected, how soon, and nobody without a fault (30 minutes; root)
 	@mkdir -p build && $(BIN)/python bench/culprit/main.py --out build/culprit.md
 
-bench-programs: setup ## a script and a loop under Shoal beside the same script under torchrun: start, step, kills (five minutes)
+bench-programs: setup ## a script, a loop and a script of Ray Train under Shoal, beside torchrun and Ray Train: start, step, kills (ten minutes)
 	@$(BIN)/python bench/programs/main.py
 
 bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; without a GPU it only says so
