@@ -1,6 +1,6 @@
 """The same work as a script of Ray Train, for Shoal and for Ray Train itself. Run by `main.py`.
 
-ray_train.py WORKERS FOLDER     1 to WORKERS workers; every rank writes its pid into FOLDER
+ray_train.py WORKERS FOLDER     every rank writes its pid into FOLDER
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
     TorchTrainer(
         train,
         train_loop_config={"folder": folder},
-        scaling_config=ScalingConfig(num_workers=(1, workers)),
+        scaling_config=ScalingConfig(num_workers=workers),
         run_config=RunConfig(
             storage_path=f"{folder}/checkpoints",
             name="program",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from shoal_workers.ray_train.answers import Answers
 
 Bench = Callable[..., ScriptBench]
 RAY_TRAIN = {"launcher": "ray_train"}
+PAGE = Path(__file__).parents[3] / "docs" / "porting.md"
 _HEAD = """
 import os, signal, sys, tempfile
 from pathlib import Path
@@ -217,3 +220,18 @@ events.say(path=result.path)
 
 def test_every_question_of_ray_train_has_an_answer() -> None:
     assert names_of_answers() <= set(dir(Answers))
+
+
+def test_the_script_of_the_page_about_porting_runs(bench: Bench, events: Events) -> None:
+    """As it stands there, but for its dataset, which needs a Ray cluster: a list of the same batches."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    [text] = [block for block in blocks if "TorchTrainer(" in block]
+    shard = 'ray.train.get_dataset_shard("train").iter_torch_batches(batch_size=8)'
+    datasets = '    datasets={"train": ray.data.range(64, override_num_blocks=2)},\n'
+    assert shard in text and datasets in text
+    text = text.replace(shard, "[{'id': torch.arange(first, first + 8)} for first in range(0, 32, 8)]")
+    text = text.replace(datasets, "")
+    runners = bench(f"{text}\nimport events\nevents.say(step=result.metrics['step'])\n", 2, script=RAY_TRAIN)
+    assert [one.kind for one in runners.run()] == [ExitKind.FINISHED] * 2
+    assert events.next()["step"] == 8
+    assert [one.step for one in runners.reports(StepReport)] == [2, 4, 6, 8]
