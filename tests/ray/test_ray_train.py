@@ -3,10 +3,12 @@ shrinks."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +17,13 @@ import ray.train.examples.pytorch as examples
 import torch
 from torch import nn
 
-from kit.processes.server import PATIENCE_S, until
+from kit.processes.server import PATIENCE_S, Server, until
 from shoal_api.client import Client
 from shoal_service.views import JobView
 from shoal_workers.contract.job import JobState
 
 SCRIPTS = Path(__file__).parents[1] / "kit" / "scripts"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray-train"
 ROWS, EPOCHS, BATCH = 52, 2, 4
 SAVED, GATED, LAST = 8, 10, 14
 """Steps of ray_train_rows.py with two workers: seven steps an epoch, a checkpoint each 4 steps, a gate after step
@@ -160,3 +163,60 @@ def test_an_example_of_ray_runs_unchanged(client: Client, tmp_path: Path) -> Non
     assert len(losses) == 2 and all(loss is not None for loss in losses)
     printed = [line.text for line in client.logs(job.id) if line.text.startswith("{'loss':")]
     assert printed == [str({"loss": losses[-1]})], "the last lines of the script run once, on rank 0"
+
+
+def test_a_driver_script_trains_on_the_service_and_gets_the_result(
+    shoal_server: Server, client: Client, tmp_path: Path
+) -> None:
+    shutil.copy(SCRIPTS / "ray_train_driver.py", tmp_path)
+    url = f"http://127.0.0.1:{shoal_server.port}"
+    environment = {**os.environ, "SHOAL_STATE_DIR": str(shoal_server.state_dir), "SHOAL_URL": url}
+    environment.pop("PYTHONPATH", None)
+    command = [str(shoal_server.python), "ray_train_driver.py", "3"]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    printed = [line for line in ran.stdout.splitlines() if line.startswith("result ")]
+    assert printed == ["result {'loss': 4.0, 'step': 3} driven ['rank0', 'rank1'] [1, 2, 3]"]
+    [job] = [job for job in client.jobs() if job.name == "driven"]
+    assert (job.state, job.step) == (JobState.SUCCEEDED, 3)
+    assert f"shoal watch {job.id}" in ran.stderr and "job STARTING -> RUNNING" in ran.stderr
+
+
+def test_a_shard_is_read_in_every_way(client: Client) -> None:
+    """17 rows on two ranks: eight for each, and one is left out."""
+    script = {"file": "ray_train_shards.py", "launcher": "ray_train"}
+    elasticity = {"min_workers": 2, "max_workers": 2}
+    job = client.submit({"script": script, "code": {"working_dir": str(SCRIPTS)}, "elasticity": elasticity})
+    ended = client.wait(job.id, timeout_s=PATIENCE_S)
+    lines = [line.text for line in client.logs(job.id)]
+    assert ended.status.state is JobState.SUCCEEDED, (ended.status, lines)
+    first, second = sorted(
+        (json.loads(line) for line in lines if line.startswith('{"rank":')), key=lambda one: one["rank"]
+    )
+    large = [[*range(8)], [*range(8, 16)]]
+    by_three = [[0, 1, 2, 6, 7, 8, 12, 13], [3, 4, 5, 9, 10, 11, 14, 15]]
+    for rank, found in enumerate((first, second)):
+        assert found["rows"] == found["blocks"] == large[rank]
+        assert found["materialized"] == large[rank]
+        assert found["broken off"] == by_three[rank][:3]
+        assert found["batches"] == [by_three[rank][:3], by_three[rank][3:6]]
+        assert found["shuffled"] == by_three[rank]
+        assert found["names"] == ["id"]
+    assert second["whole"] == [*range(5)]
+
+
+def test_the_example_is_recognised_and_trains(shoal_server: Server, client: Client) -> None:
+    """As a user submits it: no option says that it is a script of Ray Train, or how many workers it wants."""
+    url = f"http://127.0.0.1:{shoal_server.port}"
+    environment = {**os.environ, "SHOAL_STATE_DIR": str(shoal_server.state_dir), "SHOAL_URL": url}
+    environment.pop("PYTHONPATH", None)
+    command = [str(shoal_server.python), "-m", "shoal_api.cli.main", "submit", "train.py", "--", "--epochs", "1"]
+    ran = subprocess.run(command, cwd=EXAMPLE, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "train.py has a TorchTrainer of Ray Train: --launcher ray_train, with --workers 2 as it says" in ran.stderr
+    job_id = ran.stdout.split()[0]
+    ended = client.wait(job_id, timeout_s=PATIENCE_S)
+    lines = [line.text for line in client.logs(job_id)]
+    assert (ended.status.state, ended.status.step) == (JobState.SUCCEEDED, 40), (ended.status, lines)
+    [printed] = [line for line in lines if line.startswith("trained to step 40, loss ")]
+    assert float(printed.split()[5].rstrip(":")) < 1.0, "three rings: a guess is at 1.1"

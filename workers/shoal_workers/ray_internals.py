@@ -372,7 +372,8 @@ def shard_iterator(shard: Any) -> Any:
                         block = accessor.slice(first, last, copy=True)
                         accessor = BlockAccessor.for_block(block)
                         reference = ray.put(block)
-                    yield RefBundle((BlockEntry(ref=reference, metadata=accessor.get_metadata()),), None, False)
+                    entry = BlockEntry(ref=reference, metadata=accessor.get_metadata())
+                    yield RefBundle(blocks=(entry,), schema=None, owns_blocks=False)
 
             return bundles(), DatasetStats(metadata={}, parent=None), None
 
@@ -402,6 +403,13 @@ def shard_iterator(shard: Any) -> Any:
                     yield row
 
             return type(rows)(counted)
+
+        def materialize(self) -> Any:
+            shard.begin(None, is_shuffled=True)  # all at once, so there is no position in it
+            try:
+                return super().materialize()
+            finally:
+                shard.end()
 
         def stats(self) -> str:
             return "Shoal keeps no statistics of shards."

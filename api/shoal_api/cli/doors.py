@@ -113,7 +113,7 @@ def ray_train_of(script: Path, directory: Path) -> RayTrain | None:
         CliError: it is not valid Python.
     """
     read = _read_all(script, directory)
-    if not read.calls(_TORCH_TRAINER):
+    if not read.calls(*_TORCH_TRAINERS):
         return None
     scaling, failures = read.keywords_of(*_SCALING), read.keywords_of(*_FAILURES)
     resources = _literal(scaling.get("resources_per_worker"))
@@ -140,7 +140,7 @@ def _literal(value: ast.expr | None) -> Any:
 
 
 def _launcher(read: _Read, *, is_distributed: bool) -> str:
-    if read.calls(_TORCH_TRAINER):
+    if read.calls(*_TORCH_TRAINERS):
         return "ray_train"
     if read.calls("accelerate.Accelerator"):
         return "accelerate"
@@ -188,13 +188,13 @@ _TRAINERS = (
     "lightning.Trainer",
 )
 """Trainers that have the loop, and save and resume by themselves."""
-_TORCH_TRAINER = "ray.train.torch.TorchTrainer"
+_TORCH_TRAINERS = ("ray.train.torch.TorchTrainer", "shoal.ray_train.TorchTrainer")
 _SCALING = ("ray.train.ScalingConfig", "ray.air.config.ScalingConfig", "ray.air.ScalingConfig")
 _FAILURES = ("ray.train.FailureConfig", "ray.air.config.FailureConfig", "ray.air.FailureConfig")
 _NO_LIMIT = 10_000
 """Most failures that a job may have. In Ray Train -1 means any number."""
 _DISTRIBUTED = (
-    _TORCH_TRAINER,
+    *_TORCH_TRAINERS,
     *("torch.distributed.init_process_group", "torch.nn.parallel.DistributedDataParallel"),
     *("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard"),
     *("torch.distributed._composable.fsdp.fully_shard", "torch.distributed.device_mesh.init_device_mesh"),

@@ -226,10 +226,10 @@ def test_the_script_of_the_page_about_porting_runs(bench: Bench, events: Events)
     """As it stands there, but for its dataset, which needs a Ray cluster: a list of the same batches."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
     [text] = [block for block in blocks if "TorchTrainer(" in block]
-    shard = 'ray.train.get_dataset_shard("train").iter_torch_batches(batch_size=8)'
+    reading = 'ray.train.get_dataset_shard("train").iter_torch_batches(batch_size=8)'
     datasets = '    datasets={"train": ray.data.range(64, override_num_blocks=2)},\n'
-    assert shard in text and datasets in text
-    text = text.replace(shard, "[{'id': torch.arange(first, first + 8)} for first in range(0, 32, 8)]")
+    assert reading in text and datasets in text
+    text = text.replace(reading, "[{'id': torch.arange(first, first + 8)} for first in range(0, 32, 8)]")
     text = text.replace(datasets, "")
     runners = bench(f"{text}\nimport events\nevents.say(step=result.metrics['step'])\n", 2, script=RAY_TRAIN)
     assert [one.kind for one in runners.run()] == [ExitKind.FINISHED] * 2

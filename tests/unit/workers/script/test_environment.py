@@ -35,6 +35,7 @@ def environment(
         checkpoint_dir="/checkpoints/job-7",
         hook="@hook",
         interface="eth1",
+        ray_address="10.0.0.2:6379",
     )
 
 
@@ -98,3 +99,12 @@ def test_a_script_that_is_not_distributed_learns_nothing_of_ranks() -> None:
 
 def test_a_place_survives_the_way_through_the_store() -> None:
     assert [Place.from_text(place.to_text()) for place in PLACES] == [*PLACES]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "address"), [("ray_train", "10.0.0.2:6379"), ("torchrun", None), ("python", None)]
+)
+def test_a_script_of_ray_train_finds_the_cluster_of_its_worker(launcher: str, address: str | None) -> None:
+    found = environment(0, PLACES[:1], launcher=launcher)
+    assert found.get("RAY_ADDRESS") == address
+    assert ("RANK" in found) == (launcher != "python")
