@@ -112,9 +112,11 @@ def _losses() -> list[float]:
     return losses
 
 
-def test_a_killed_worker_costs_the_steps_since_the_checkpoint_and_no_row(client: Client, run: Run) -> None:
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_killed_worker_costs_the_steps_since_the_checkpoint_and_no_row(client: Client, run: Run, victim: int) -> None:
+    """Rank 0 has the script, and with it the actor that reads the dataset."""
     run.reach_the_gate()
-    pid = next(worker.pid for worker in client.workers(run.id) if worker.rank == 1)
+    pid = next(worker.pid for worker in client.workers(run.id) if worker.rank == victim)
     client.scale(run.id, min_workers=2)
     os.kill(pid, signal.SIGKILL)
     until(lambda: client.incidents(run.id), "the incident")
