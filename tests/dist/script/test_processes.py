@@ -247,6 +247,19 @@ events.say(known=known)
         assert events.next()["known"] == known, "its own modules are new in each process"
 
 
+def test_a_library_that_keeps_a_stream_when_it_is_imported_has_that_of_the_script(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    library = tmp_path / "site-packages" / "logging_library.py"
+    library.parent.mkdir()
+    library.write_text("import sys; stream = sys.stderr; stream.write('imported ')")
+    monkeypatch.setenv("PYTHONPATH", str(library.parent), prepend=os.pathsep)
+    runners = bench("import logging_library; logging_library.stream.write('said ')")
+    for _ in range(2):
+        assert runners.run()[0].kind is ExitKind.FINISHED
+    assert capfd.readouterr().err == "imported said said ", "the import between the two is silent"
+
+
 def test_a_guardian_to_which_a_library_has_given_a_thread_starts_anew(
     bench: Bench, events: Events, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import io
 import mmap
 import os
 import sys
@@ -52,14 +53,32 @@ class Imports:
         names = self._shared[:].split(b"\0", 1)[0].decode(errors="replace").split("\n")
         self._shared.close()
         before = _num_threads()
-        with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):  # noqa: PTH123
+        out, err = _Stream("stdout"), _Stream("stderr")
+        with redirect_stdout(out), redirect_stderr(err):
             for name in names[:-1]:
                 if name not in sys.modules:
                     with suppress(Exception, SystemExit):
                         _import_library(name)
+        out.is_silent = err.is_silent = False
         gc.freeze()
         torch = sys.modules.get("torch")
         return _num_threads() <= before and not (torch is not None and torch.cuda.is_initialized())
+
+
+class _Stream(io.TextIOBase):
+    """A standard stream as a library finds it that is imported here: silent now, and in the next script that script's
+    own. Libraries keep it, for example in the handler of their log."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.is_silent = True
+
+    def write(self, text: str) -> int:
+        return len(text) if self.is_silent else int(getattr(sys, self._name).write(text))
+
+    def flush(self) -> None:
+        if not self.is_silent:
+            getattr(sys, self._name).flush()
 
 
 def _import_library(name: str) -> None:
