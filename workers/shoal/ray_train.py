@@ -108,8 +108,8 @@ def _packed(arguments: dict[str, Any], datasets: dict[str, Any]) -> str:
     if len(text) > _MAX_CHARS:
         raise ValueError(
             f"train_loop_per_worker and the other arguments of TorchTrainer take {len(text)} characters, and a job's "
-            f"spec "
-            f"has room for {_MAX_CHARS}. Read large values within the function, or from files of the current directory."
+            f"spec has room for {_MAX_CHARS}. Read large values within the function, or from files of the current "
+            "directory."
         )
     return text
 

@@ -59,8 +59,7 @@ class Context(ray.train.TrainContext):  # type: ignore[misc]
     def get_storage(self) -> Any:
         raise NotImplementedError(
             "ray.train.get_context().get_storage() is Ray Train's own object, which Shoal does not have. Paths of "
-            "checkpoints "
-            "are those of ray.train.get_checkpoint()."
+            "checkpoints are those of ray.train.get_checkpoint()."
         )
 
 
@@ -105,9 +104,8 @@ class Answers:
         """A barrier of all ranks. An asynchronous upload is made here and now, so it is complete when this returns."""
         if validation:
             raise NotImplementedError(
-                "ray.train.report(validation=...) starts tasks of Ray Train, which Shoal does not run. Validate in the "
-                "training "
-                "function, and report what it finds as metrics."
+                "ray.train.report(validation=...) starts tasks of Ray Train, which Shoal does not run. Validate in "
+                "the training function, and report what it finds as metrics."
             )
         name = None
         if checkpoint is not None:
@@ -178,8 +176,8 @@ class Answers:
         if found is None:
             raise ValueError(
                 f"the checkpoint {checkpoint.path} is not below the directory of the run, {self._directory.path}, and "
-                f"it was not "
-                "uploaded (NO_UPLOAD, or checkpoint_upload_fn). Report it without those, and Shoal copies it."
+                "it was not uploaded (NO_UPLOAD, or checkpoint_upload_fn). Report it without those, and Shoal copies "
+                "it."
             )
         return found
 

@@ -49,8 +49,7 @@ def _take_over(driver: Driver) -> None:
     def refuse(self: Any) -> None:
         raise NotImplementedError(
             f"{type(self).__name__} of Ray Train starts workers of its own, and Shoal answers for "
-            f"ray.train.torch.TorchTrainer "
-            "alone. Train with PyTorch, or submit the script with ray job submit."
+            "ray.train.torch.TorchTrainer alone. Train with PyTorch, or submit the script with ray job submit."
         )
 
     trainer.fit, base.fit = fit, refuse

@@ -109,9 +109,8 @@ class Driver:
         if trainer.datasets and type(config).configure is not ray.train.DataConfig.configure:
             raise NotImplementedError(
                 f"dataset_config is a {type(config).__name__} with a configure() of its own, which Shoal does not "
-                f"call, because "
-                "Shoal splits datasets itself. Use ray.train.DataConfig, or prepare the datasets before the trainer is "
-                "made."
+                "call, because Shoal splits datasets itself. Use ray.train.DataConfig, or prepare the datasets "
+                "before the trainer is made."
             )
         split = split_datasets(config, [*trainer.datasets])
         found = []
@@ -138,16 +137,14 @@ class Driver:
         if scaling.use_gpu and not torch.cuda.is_available():
             raise RuntimeError(
                 "ScalingConfig(use_gpu=True), but the workers of this job have no GPU. Submit it with --gpus 1 "
-                "(worker.gpus), or "
-                "set use_gpu to False."
+                "(worker.gpus), or set use_gpu to False."
             )
         if scaling.use_tpu:
             raise NotImplementedError("ScalingConfig(use_tpu=True): Shoal trains on CPUs and NVIDIA GPUs.")
         if run.failure_config is not None and run.failure_config.max_failures:
             self._say(
                 f"FailureConfig(max_failures={run.failure_config.max_failures}) is the job's retry.max_failures; a "
-                f"lost worker "
-                "is no failure, and the group begins again as long as retry.max_recoveries allows"
+                "lost worker is no failure, and the group begins again as long as retry.max_recoveries allows"
             )
         if run.callbacks:
             names = ", ".join(type(one).__name__ for one in run.callbacks)

@@ -51,10 +51,8 @@ class Group:
             names = [f"{call}/{rank}" for rank in range(self.world_size)]
             self._store.wait(names, _FOREVER)
             self._set(call, decide([bytes(self._store.get(name)) for name in names]))
-            for name in [
-                *names,
-                f"call/{self._number_of_call - 1}",
-            ]:  # every rank has come, so it has read the last answer
+            # Every rank has come, so each has read the answer before.
+            for name in [*names, f"call/{self._number_of_call - 1}"]:
                 self._store.delete_key(name)
         return self.awaited(call)
 

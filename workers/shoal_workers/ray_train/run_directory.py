@@ -62,9 +62,9 @@ class RunDirectory:
         """Other ranks, after rank 0 has opened it. Raises RuntimeError: this node sees another directory."""
         if not self._exists(TRAIN_MARKER):
             raise RuntimeError(
-                f"RunConfig.storage_path: {self.path} is another directory on this node than on that of rank 0. Name a "
-                f"place "
-                "that every node can write, or leave it out: Shoal then takes the job's checkpoint directory."
+                f"RunConfig.storage_path: {self.path} is another directory on this node than on that of rank 0. Name "
+                "a place that every node can write, or leave it out: Shoal then takes the job's checkpoint "
+                "directory."
             )
 
     def checkpoint(self, name: str) -> Checkpoint:
