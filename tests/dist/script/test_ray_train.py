@@ -100,6 +100,7 @@ events.say(after=os.environ["RANK"], metrics=first.metrics, checkpoint=second.ch
 """
     )
     runners = bench(text, 2, script=RAY_TRAIN)
+    runners.prepare()
     assert [end.kind for end in runners.run()] == [ExitKind.FINISHED] * 2
     assert events.next()["runs"] == "0"
     found = sorted((events.next() for _ in range(4)), key=lambda event: int(event["rank"]))
@@ -116,6 +117,7 @@ def test_a_group_goes_on_from_the_newest_complete_checkpoint_as_if_nothing_had_h
     bench: Bench, events: Events
 ) -> None:
     runners = bench(_TRAINS, 2, script=RAY_TRAIN | {"args": ["4"]})
+    runners.prepare()
     runners.start()
     events.next(killed=True)
     assert runners.exit_of(1).kind is ExitKind.SCRIPT_DIED
@@ -137,6 +139,7 @@ def test_a_group_goes_on_from_the_newest_complete_checkpoint_as_if_nothing_had_h
         if path.is_file():
             path.unlink()  # the undisturbed run begins at the beginning
     runners = bench(_TRAINS, 2, script=RAY_TRAIN | {"args": ["0"]})
+    runners.prepare()
     assert [one.kind for one in runners.run()] == [ExitKind.FINISHED] * 2
     assert events.next(value=0)["metrics"] == {"loss": losses[6], "step": 6}
     assert {one.step: one.loss for one in runners.reports(StepReport)} == losses
@@ -154,6 +157,7 @@ TorchTrainer(train).fit()
 """
     )
     runners = bench(text, 2, script=RAY_TRAIN)
+    runners.prepare()
     assert [end.kind for end in runners.run()] == [ExitKind.FINISHED] * 2
     found = [(one.step, one.loss, one.metrics) for one in runners.reports(StepReport)]
     assert found == [(1, 2.0, {"learning": 0.5}), (2, 1.0, {"learning": 0.5})]
@@ -176,6 +180,7 @@ TorchTrainer(train).fit()
 )
 def test_what_shoal_does_not_answer_is_refused_in_words(text: str, words: str, bench: Bench) -> None:
     runners = bench(f"{_HEAD}\ndef train():\n    pass\n\n{text}\n", script=RAY_TRAIN)
+    runners.prepare()
     [end] = runners.run()
     assert end.kind is ExitKind.USER_ERROR and end.error is not None
     assert words in end.error.message
@@ -187,7 +192,9 @@ from ray.train import FailureConfig
 run = RunConfig(failure_config=FailureConfig(max_failures=3))
 TorchTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=(4, 8)), run_config=run).fit()
 """
-    [end] = bench(_HEAD + text, script=RAY_TRAIN).run()
+    runners = bench(_HEAD + text, script=RAY_TRAIN)
+    runners.prepare()
+    [end] = runners.run()
     assert end.kind is ExitKind.FINISHED
     said = capfd.readouterr().out
     assert "shoal: ScalingConfig(num_workers=(4, 8)) is not read here: the world size is 1" in said
@@ -211,6 +218,7 @@ events.say(path=result.path)
     runners.close()
     storage = runners.folder / "storage"
     runners = bench(text, script=RAY_TRAIN | {"args": [str(storage)]})
+    runners.prepare()
     assert runners.run()[0].kind is ExitKind.FINISHED
     assert events.next()["path"] == f"{storage}/mine"
     snapshot = json.loads((storage / "mine" / "checkpoint_manager_snapshot.json").read_text())
@@ -225,13 +233,14 @@ def test_every_question_of_ray_train_has_an_answer() -> None:
 def test_the_script_of_the_page_about_porting_runs(bench: Bench, events: Events) -> None:
     """As it stands there, but for its dataset, which needs a Ray cluster: a list of the same batches."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
-    [text] = [block for block in blocks if "TorchTrainer(" in block]
+    [text] = [block for block in blocks if "datasets={" in block]
     reading = 'ray.train.get_dataset_shard("train").iter_torch_batches(batch_size=8)'
     datasets = '    datasets={"train": ray.data.range(64, override_num_blocks=2)},\n'
     assert reading in text and datasets in text
     text = text.replace(reading, "[{'id': torch.arange(first, first + 8)} for first in range(0, 32, 8)]")
     text = text.replace(datasets, "")
     runners = bench(f"{text}\nimport events\nevents.say(step=result.metrics['step'])\n", 2, script=RAY_TRAIN)
+    runners.prepare()
     assert [one.kind for one in runners.run()] == [ExitKind.FINISHED] * 2
     assert events.next()["step"] == 8
     assert [one.step for one in runners.reports(StepReport)] == [2, 4, 6, 8]

@@ -37,6 +37,8 @@ _END = b"end"
 class Plan:
     """One `fit()`, as rank 0 announces it."""
 
+    number: int
+    """1: the first `fit()` of the script."""
     train: Callable[..., Any]
     config: dict[str, Any] | None
     backend: str
@@ -76,6 +78,7 @@ class Driver:
             self._say(f"{place['name']} goes on from {manifest.newest.name}")
         shards = self._shards_of(trainer, positions.get(manifest.latest or "", {}))
         plan = Plan(
+            self._number,
             trainer.train_loop_per_worker,
             trainer.train_loop_config,
             trainer.backend_config.backend,
@@ -174,7 +177,13 @@ def train(plan: Plan, group: Group) -> tuple[Answers, Any]:
     """Run the training function on this rank, within a process group. Returns what was reported, and its value."""
     if torch.cuda.is_available():
         torch.cuda.set_device(group.local_rank)
-    dist.init_process_group(plan.backend, timeout=timedelta(seconds=plan.timeout_s))
+    dist.init_process_group(
+        plan.backend,
+        store=group.store_of(plan.number),
+        rank=group.rank,
+        world_size=group.world_size,
+        timeout=timedelta(seconds=plan.timeout_s),
+    )
     shards = {one.name: Shard(one, group) for one in plan.shards}
     answers = Answers(group, plan.name, plan.directory, plan.retention, plan.manifest, plan.positions, shards)
     answer_for_ray_train(answers)

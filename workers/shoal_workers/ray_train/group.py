@@ -34,6 +34,11 @@ class Group:
         self._store = PrefixStore("ray_train", store)
         self._number_of_call = 0
 
+    def store_of(self, number: int) -> PrefixStore:
+        """The store of the process groups of the n-th `fit()`. In one store, a second process group would find the
+        addresses of the first."""
+        return PrefixStore(f"fit/{number}", self._store)
+
     def announce(self, name: str, value: bytes) -> None:
         """Rank 0: `awaited(name)` returns this everywhere."""
         self._set(name, value)
