@@ -129,7 +129,7 @@ bench-schedule: setup ## scheduling policies on job traces, the time of a decisi
 bench-culprit: setup ## 64 faults of eight kinds and 20 controls in a real job: is the right rank suspected, how soon, and nobody without a fault (30 minutes; root)
 	@mkdir -p build && $(BIN)/python bench/culprit/main.py --out build/culprit.md
 
-bench-programs: setup ## a script and a loop under Shoal beside the same script under torchrun: start, step, kills, and from an empty directory to the first step (ten minutes)
+bench-programs: setup ## a script, a loop and a script of Ray Train under Shoal, beside torchrun and Ray Train: start, step, kills; from an empty directory to the first step (20 minutes)
 	@$(BIN)/python bench/programs/main.py
 	@$(BIN)/python bench/programs/first_step.py
 	@OMP_NUM_THREADS=1 SHOAL_CHECKPOINT_DIR=$$(mktemp -d) $(BIN)/torchrun --standalone --nproc-per-node 3 bench/programs/paired.py

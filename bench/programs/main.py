@@ -1,6 +1,8 @@
-"""What a program of a user's own costs under Shoal: a script and a loop, beside the same script under torchrun.
+"""What a program of a user's own costs under Shoal: a script and a loop, beside the same script under torchrun; and a
+script of Ray Train, beside Ray Train.
 
-    python bench/programs/main.py [--doors torchrun,script,loop] [--kills 5] [--workers 3] [--undisturbed 20]
+    python bench/programs/main.py [--doors torchrun,script,ray-train,shoal-ray-train,loop] [--kills 5] [--workers 3]
+        [--undisturbed 20]
 
 For each door: seconds from the start (of torchrun, or of the submission to a server that is ready) to the first step;
 the median seconds of a step; and, for each kill of a worker's process, the seconds from the signal to the next new
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,8 +35,10 @@ import itertools
 
 from choices import some_of
 from kit.processes.os_processes import adopt_orphans, end_tree, send
+from kit.processes.ray_nodes import Nodes
 from measurements.machine import describe
 from shoal_server import serving
+from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 
 HERE = Path(__file__).parent
 _PATIENCE_S = 180.0
@@ -150,9 +154,64 @@ def under_shoal(folder: Path, workers: int, program: dict[str, Any]) -> Iterator
             client.wait(job.id, timeout_s=60)
 
 
+@contextmanager
+def under_ray_train(folder: Path, workers: int) -> Iterator[Training]:
+    """Ray Train V2 on the kind of cluster that Shoal embeds. Its controller polls the workers each 0.1 s, not
+    each 2 s as by itself."""
+    cluster = EmbeddedCluster(folder / "cluster", num_cpus=workers + 1)
+    try:
+        cluster.start()
+        nodes = Nodes(folder / "cluster")
+        environment = {
+            **os.environ,
+            **nodes.environment,
+            "RAY_ADDRESS": nodes.address,
+            "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
+            "STAMPS": str(folder / "stamps"),
+            "OMP_NUM_THREADS": "1",
+        }
+        started_at = time.time()
+        command = [sys.executable, "-c", _START_RAY, str(HERE / "ray_train.py"), str(workers), str(folder)]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environment)
+        try:
+            training = Training(folder / "stamps", lambda: _pids_of_ranks(folder))
+            training.started_at = started_at
+            yield training
+        finally:
+            end_tree(process.pid)
+    finally:
+        cluster.stop()
+
+
+_START_RAY = """
+import os, runpy, sys
+import ray
+
+sys.argv = sys.argv[1:]
+variables = {name: os.environ[name] for name in ("STAMPS", "OMP_NUM_THREADS")}
+ray.init(runtime_env={"env_vars": {"PYTHONPATH": os.path.dirname(sys.argv[0]), **variables}})
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def _pids_of_ranks(folder: Path) -> list[int]:
+    """Processes of ranks other than 0 that live; the files of those that are gone are of an earlier group."""
+    found = [int(path.read_text() or 0) for path in folder.glob("pid.*") if path.name != "pid.0"]
+    return [pid for pid in found if pid and Path(f"/proc/{pid}").exists()]
+
+
+def _shoal_ray_train(folder: Path, workers: int) -> AbstractContextManager[Training]:
+    args = [str(workers), str(folder)]
+    return under_shoal(folder, workers, {"script": {"file": "ray_train.py", "args": args, "launcher": "ray_train"}})
+
+
 _DOORS: dict[str, Callable[[Path, int], Any]] = {
     "torchrun": under_torchrun,
     "script": lambda folder, workers: under_shoal(folder, workers, {"script": {"file": "script.py"}}),
+    "ray-train": under_ray_train,
+    "shoal-ray-train": _shoal_ray_train,
     "loop": lambda folder, workers: under_shoal(folder, workers, {"loop": {"file": "loop.py"}}),
 }
 
@@ -175,7 +234,7 @@ def main() -> None:
                 one = found[door] = measure(training, options.kills, options.undisturbed, random.Random(1))
         pauses = ", ".join(f"{pause:.2f}" for pause in one.pauses_s)
         print(
-            f"{door:9} start {one.start_s:.2f} s, step {one.step_s * 1000:.1f} ms; kill to the next new step median "
+            f"{door:15} start {one.start_s:.2f} s, step {one.step_s * 1000:.1f} ms; kill to the next new step median "
             f"{statistics.median(one.pauses_s):.2f} s ({pauses}), steps done again {one.repeated}",
             flush=True,
         )

@@ -459,6 +459,7 @@ class WorkerActor:
             outbox=self._outbox,
             store=store,
             node_id=self._node_id,
+            ray_address=ray.get_runtime_context().gcs_address,
         )
         self._pid_of_script = lambda: runner.pid_of_script
         self._meter.processes = runner.processes

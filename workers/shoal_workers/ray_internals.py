@@ -57,6 +57,23 @@ Public: none.
 """
 
 
+TRAIN_MARKER = ".validate_storage_marker"
+"""File that Ray Train writes into the directory of a run to see whether every node has the same one.
+
+Why: the directory of a run of Shoal's is one that Ray Train can go on with.
+Without: a name of our own would do, beside Ray's.
+Public: none.
+"""
+TRAIN_SNAPSHOT = "checkpoint_manager_snapshot.json"
+"""File of Ray Train V2 with the list of a run's checkpoints; `ray_train/manifest.py` writes its keys.
+
+Why: a script that goes on with a run of Ray Train finds its checkpoints, and `ray.train.Result.from_path` reads a run
+of Shoal's.
+Without: a list of our own; runs could not be handed on in either direction.
+Public: `Result.from_path`, which reads it only.
+"""
+
+
 def raylet_socket(argv: Sequence[str] | None = None) -> str:
     """Path of the socket of the raylet that has started this process; empty: it is not a worker of Ray.
 
@@ -241,3 +258,171 @@ def request_idle_processes(
         channel.close()
 
     NodeManagerServiceStub(channel).PrestartWorkers.future(request, timeout=timeout_s).add_done_callback(answered)
+
+
+def answer_for_ray_train(answers: Any) -> None:
+    """Whatever `ray.train` is asked in this process from now on, `answers` is asked; None: it answers nothing.
+
+    Why: `ray.train.report` and its siblings in the training function reach Shoal. Ray Train's own docstring of the
+    class that `answers` stands for says that it can be replaced for other behaviour.
+    Without: a script would have to import other functions, so it would not run unchanged.
+    Public: none.
+    """
+    from ray.train.v2._internal.execution import train_fn_utils
+
+    train_fn_utils.set_train_fn_utils(answers)
+
+
+def names_of_answers() -> frozenset[str]:
+    """What such an object has to have.
+
+    Why, Without, Public: as of `answer_for_ray_train`; a test compares, so a new question of a new release is noticed.
+    """
+    from ray.train.v2._internal.execution.train_fn_utils import TrainFnUtils
+
+    return frozenset(TrainFnUtils.__abstractmethods__)
+
+
+def result_of_training(
+    *,
+    metrics: dict[str, Any] | None,
+    checkpoint: Any,
+    path: str,
+    filesystem: Any,
+    best_checkpoints: list[tuple[Any, dict[str, Any]]],
+    return_value: Any,
+) -> Any:
+    """A `ray.train.Result` of a training that has ended well.
+
+    Why: `fit()` returns one. Ray's documentation calls its constructor private.
+    Without: `Result.from_path` alone, which has no metrics of a run without checkpoints, and logs that a run was found.
+    Public: `ray.train.Result.from_path`.
+    """
+    import pandas  # type: ignore[import-untyped]
+    import ray.train
+
+    return ray.train.Result(
+        metrics=metrics,
+        checkpoint=checkpoint,
+        error=None,
+        path=path,
+        metrics_dataframe=pandas.DataFrame([one for _, one in best_checkpoints]) if best_checkpoints else None,
+        best_checkpoints=best_checkpoints,
+        return_value=return_value,
+        _storage_filesystem=filesystem,
+    )
+
+
+def split_datasets(config: Any, names: Sequence[str]) -> frozenset[str]:
+    """Which of these datasets a `ray.train.DataConfig` splits among the ranks; the others are read whole by each.
+
+    Why: Shoal splits them itself, to know which rows were read.
+    Without: `DataConfig.configure` splits, in an order that differs from run to run, so no position could be kept.
+    Public: `DataConfig.configure`.
+    """
+    chosen = config._datasets_to_split
+    return frozenset(names if chosen == "all" else chosen)
+
+
+def bundles_of(dataset: Any) -> Any:
+    """Run a dataset, and yield a reference to each block with its number of rows, in the order of the dataset.
+
+    Why: blocks are assigned to ranks by their rows, without passing through the process that assigns.
+    Without: all data would pass through it (`Dataset.iter_batches`).
+    Public: `Dataset.iter_internal_ref_bundles`, whose elements are not.
+    """
+    dataset.context.execution_options.preserve_order = True
+    for bundle in dataset.iter_internal_ref_bundles():
+        for entry in bundle.blocks:
+            reference, metadata = (entry.ref, entry.metadata) if hasattr(entry, "ref") else entry
+            if metadata.num_rows:
+                yield reference, metadata.num_rows
+
+
+def shard_iterator(shard: Any) -> Any:
+    """A `ray.data.DataIterator` over the blocks of a `shard` (`ray_train/shards.py`), which it tells what it hands out.
+
+    Why: `ray.train.get_dataset_shard` returns a DataIterator, with all ways of reading: batches for torch, rows,
+    shuffled. Without: those ways would have to be written again.
+    Public: `ray.data.DataIterator`; what a class of its own has to define, and where batches leave it, is not.
+    """
+    from ray.data import DataContext, DataIterator
+    from ray.data._internal.execution.interfaces import RefBundle
+    from ray.data._internal.stats import DatasetStats
+    from ray.data.block import BlockAccessor
+
+    import ray
+
+    try:
+        from ray.data._internal.execution.interfaces import BlockEntry
+    except ImportError:  # before Ray 2.60
+
+        def BlockEntry(ref: Any, metadata: Any) -> Any:  # noqa: N802
+            return ref, metadata
+
+    class ShardIterator(DataIterator):  # type: ignore[misc]
+        by_row = False
+
+        def _to_ref_bundle_iterator(self) -> Any:
+            def bundles() -> Any:
+                for reference, first, last in shard.blocks():
+                    block = ray.get(reference)
+                    accessor = BlockAccessor.for_block(block)
+                    if (first, last) != (0, accessor.num_rows()):
+                        block = accessor.slice(first, last, copy=True)
+                        accessor = BlockAccessor.for_block(block)
+                        reference = ray.put(block)
+                    entry = BlockEntry(ref=reference, metadata=accessor.get_metadata())
+                    yield RefBundle(blocks=(entry,), schema=None, owns_blocks=False)
+
+            return bundles(), DatasetStats(metadata={}, parent=None), None
+
+        def _iter_batches(self, *, batch_size: int | None = 256, **options: Any) -> Any:
+            batches = super()._iter_batches(batch_size=batch_size, **options)
+            by_row, self.by_row = self.by_row, False
+
+            def counted() -> Any:
+                shard.begin(batch_size, is_shuffled=bool(options.get("local_shuffle_buffer_size")))
+                try:
+                    for number, batch in enumerate(batches):
+                        if not by_row:
+                            shard.took_batch(number, batch_size)
+                        yield batch
+                finally:
+                    shard.end()
+
+            return type(batches)(counted)
+
+        def iter_rows(self) -> Any:
+            self.by_row = True
+            rows = super().iter_rows()
+
+            def counted() -> Any:
+                for row in rows:
+                    shard.took_row()
+                    yield row
+
+            return type(rows)(counted)
+
+        def materialize(self) -> Any:
+            shard.begin(None, is_shuffled=True)  # all at once, so there is no position in it
+            try:
+                return super().materialize()
+            finally:
+                shard.end()
+
+        def stats(self) -> str:
+            return "Shoal keeps no statistics of shards."
+
+        def schema(self) -> Any:
+            return shard.schema()
+
+        def get_context(self) -> Any:
+            context = DataContext.get_current().copy()
+            context.execution_options.preserve_order = True
+            return context
+
+        def __repr__(self) -> str:
+            return f"ShardIterator({self.schema()})"
+
+    return ShardIterator()

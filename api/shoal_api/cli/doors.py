@@ -72,11 +72,10 @@ def examine(script: Path, directory: Path) -> Findings:
         CliError: it is not valid Python.
     """
     read = _read_all(script, directory)
-    is_accelerate = read.calls("accelerate.Accelerator") != ()
     distributed = tuple(Remark(name, places) for name, places in _by_name(read, _DISTRIBUTED))
     return Findings(
         program=_relative(script, directory),
-        launcher="accelerate" if is_accelerate else "torchrun" if distributed else "python",
+        launcher=_launcher(read, is_distributed=bool(distributed)),
         distributed=distributed,
         obstacles=tuple(_obstacles(read)),
         cost=_cost(read),
@@ -94,6 +93,59 @@ def is_loop(script: Path, directory: Path) -> bool:
         CliError: it is not valid Python.
     """
     return bool(_read_all(script, directory).calls("shoal.run"))
+
+
+@dataclass(frozen=True, slots=True)
+class RayTrain:
+    """What a script with a `TorchTrainer` says of its workers, as far as it stands there as numbers."""
+
+    workers: tuple[int, int] | None
+    """`ScalingConfig(num_workers=...)`; None: it does not say, or the number is made at run time."""
+    gpus: int | None
+    cpus: float | None
+    max_failures: int | None
+    """`FailureConfig(max_failures=...)`."""
+
+
+def ray_train_of(script: Path, directory: Path) -> RayTrain | None:
+    """What a script says to Ray Train; None: it has no `TorchTrainer`.
+
+    Raises:
+        CliError: it is not valid Python.
+    """
+    read = _read_all(script, directory)
+    if not read.calls(*_TORCH_TRAINERS):
+        return None
+    scaling, failures = read.keywords_of(*_SCALING), read.keywords_of(*_FAILURES)
+    resources = _literal(scaling.get("resources_per_worker"))
+    resources = resources if isinstance(resources, dict) else {}
+    numbers = _literal(scaling.get("num_workers"))
+    numbers = numbers if isinstance(numbers, tuple) else (numbers, numbers)
+    has_workers = len(numbers) == 2 and all(isinstance(one, int) and one > 0 for one in numbers)
+    uses_gpu, max_failures = _literal(scaling.get("use_gpu")), _literal(failures.get("max_failures"))
+    cpus = resources.get("CPU")
+    return RayTrain(
+        workers=(numbers[0], numbers[1]) if has_workers else None,
+        gpus=None if not isinstance(uses_gpu, bool) else min(1, int(resources.get("GPU", 1))) if uses_gpu else 0,
+        cpus=float(cpus) if isinstance(cpus, (int, float)) else None,
+        max_failures=None if not isinstance(max_failures, int) else max_failures if max_failures >= 0 else _NO_LIMIT,
+    )
+
+
+def _literal(value: ast.expr | None) -> Any:
+    """None: it is not there, or no literal."""
+    try:
+        return None if value is None else ast.literal_eval(value)
+    except ValueError:
+        return None
+
+
+def _launcher(read: _Read, *, is_distributed: bool) -> str:
+    if read.calls(*_TORCH_TRAINERS):
+        return "ray_train"
+    if read.calls("accelerate.Accelerator"):
+        return "accelerate"
+    return "torchrun" if is_distributed else "python"
 
 
 def describe(found: Findings) -> str:
@@ -137,7 +189,13 @@ _TRAINERS = (
     "lightning.Trainer",
 )
 """Trainers that have the loop, and save and resume by themselves."""
+_TORCH_TRAINERS = ("ray.train.torch.TorchTrainer", "shoal.ray_train.TorchTrainer")
+_SCALING = ("ray.train.ScalingConfig", "ray.air.config.ScalingConfig", "ray.air.ScalingConfig")
+_FAILURES = ("ray.train.FailureConfig", "ray.air.config.FailureConfig", "ray.air.FailureConfig")
+_NO_LIMIT = 10_000
+"""Most failures that a job may have. In Ray Train -1 means any number."""
 _DISTRIBUTED = (
+    *_TORCH_TRAINERS,
     *("torch.distributed.init_process_group", "torch.nn.parallel.DistributedDataParallel"),
     *("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard"),
     *("torch.distributed._composable.fsdp.fully_shard", "torch.distributed.device_mesh.init_device_mesh"),
@@ -148,12 +206,18 @@ _SPAWNERS = (
     *("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes", "accelerate.notebook_launcher"),
     *("accelerate.debug_launcher", "torch.distributed.launcher.api.elastic_launch"),
 )
-_RAY_TRAINERS = ("ray.train.torch.TorchTrainer", "ray.train.lightning.LightningTrainer", "ray.train.torch.TorchConfig")
+_OTHERS_OF_RAY = (
+    *("ray.train.xgboost.XGBoostTrainer", "ray.train.lightgbm.LightGBMTrainer", "ray.train.jax.JaxTrainer"),
+    *("ray.train.tensorflow.TensorflowTrainer", "ray.train.horovod.HorovodTrainer"),
+    *("ray.train.data_parallel_trainer.DataParallelTrainer", "ray.tune.Tuner", "ray.tune.run", "ray.tune.tuner.Tuner"),
+)
 _SAVERS = (
+    "ray.train.report",
     *("torch.save", "torch.distributed.checkpoint.save", "torch.distributed.checkpoint.async_save"),
     *("safetensors.torch.save_file", ".save_pretrained", ".save_state", ".save_checkpoint", ".save_model"),
 )
 _LOADERS = (
+    "ray.train.get_checkpoint",
     *("torch.load", "torch.distributed.checkpoint.load", "safetensors.torch.load_file", ".load_state_dict"),
     *(".load_state", ".load_checkpoint", "transformers.trainer_utils.get_last_checkpoint"),
 )
@@ -167,11 +231,10 @@ def _obstacles(read: _Read) -> Iterator[Remark]:
             "with rank and world size from the environment",
             places,
         )
-    if places := read.calls(*_RAY_TRAINERS):
+    for name, places in _by_name(read, _OTHERS_OF_RAY):
+        way_out = "shoal sweep makes a job of each combination" if ".tune." in name else "TorchTrainer trains on Shoal"
         yield Remark(
-            "a trainer of Ray Train starts its own workers, and Shoal does not answer for it yet: call its "
-            "train_loop_per_worker in the script, with torch.distributed instead of ray.train",
-            places,
+            f"{name} starts workers of its own on the Ray cluster, and Shoal does not see them: {way_out}", places
         )
     for call in read.found:
         if call.name != "torch.distributed.init_process_group":
@@ -211,13 +274,14 @@ def _notes(read: _Read, *, is_distributed: bool) -> Iterator[Remark]:
             "DistributedDataParallel makes one training of them"
         )
     saves = read.calls(*_SAVERS)
-    if saves and not read.mentions(_CHECKPOINT_VARIABLE) and not read.calls("shoal.checkpoint_dir"):
+    reports = bool(read.calls("ray.train.report"))
+    if saves and not reports and not read.mentions(_CHECKPOINT_VARIABLE) and not read.calls("shoal.checkpoint_dir"):
         yield Remark(
             f"checkpoints belong below the directory in {_CHECKPOINT_VARIABLE}, which every node reaches and later "
             "attempts see; another directory may be lost with its node",
             saves,
         )
-    if not read.calls("shoal.log"):
+    if not read.calls("shoal.log") and not reports:
         yield Remark(
             "step, loss and the time that is left are not reported: `import shoal`, and `shoal.log(step=step, "
             "loss=loss)` in the loop; elsewhere it does nothing"
@@ -297,6 +361,11 @@ class _Read:
         """Return where one of these is called. A name that begins with a dot is a method of any object."""
         methods = tuple(name for name in names if name.startswith("."))
         return tuple(one.place for one in self.found if one.name in names or one.name.endswith(methods or ("\0",)))
+
+    def keywords_of(self, *names: str) -> dict[str, ast.expr]:
+        """Return the keywords of the only call of one of these; {} if there are several, which may differ."""
+        calls = [one for one in self.found if one.name in names]
+        return calls[0].keywords if len(calls) == 1 else {}
 
     def keywords(self, *names: str) -> tuple[str, ...]:
         return tuple(one.place for one in self.found if any(_is_given(one.keywords.get(name)) for name in names))

@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("template", sorted({*templates()} - {"script"}))
+@pytest.mark.parametrize("template", sorted({*templates()} - {"script", "ray-train"}))
 def test_a_template_is_accepted_as_it_is(shoal: Any, service: Any, template: str, tmp_path: Path, model: Path) -> None:
     job = tmp_path / "mine"
     options = ["--model", str(model)] if template == "fine-tune" else []
@@ -47,16 +47,18 @@ def test_a_template_is_accepted_as_it_is(shoal: Any, service: Any, template: str
     assert shoal("jobs", "--json").json() == []
 
 
-def test_the_script_of_the_template_is_that_of_the_examples_and_is_accepted_as_it_is(
-    shoal: Any, service: Any, tmp_path: Path
+@pytest.mark.parametrize(("template", "launcher"), [("script", "torchrun"), ("ray-train", "ray_train")])
+def test_the_script_of_a_template_is_that_of_the_examples_and_is_accepted_as_it_is(
+    shoal: Any, service: Any, template: str, launcher: str, tmp_path: Path
 ) -> None:
-    written = shoal("init", "script", str(tmp_path / "mine"))
+    written = shoal("init", template, str(tmp_path / "mine"))
     path = tmp_path / "mine" / "train.py"
     assert written.code == 0 and f"shoal submit {path} --workers 1:4 --dry-run" in written.out
-    assert path.read_text() == (Path(__file__).parents[3] / "examples" / "script" / "train.py").read_text()
+    assert path.read_text() == (Path(__file__).parents[3] / "examples" / template / "train.py").read_text()
     tried = shoal("submit", str(path), "--workers", "1:4", "--dry-run", "--json").json()
     assert tried["spec"]["script"]["file"] == "train.py" and tried["note"] == ""
     checked = shoal("check", str(path), "--json").json()
+    assert tried["spec"]["script"]["launcher"] == launcher == checked["launcher"]
     assert (checked["door"], checked["obstacles"]) == ("script", [])
     assert not [
         one for one in checked["notes"] if "not reported" in one["words"] or "lost with its node" in one["words"]

@@ -114,6 +114,32 @@ def test_the_command_line_of_torchrun_is_submitted_as_it_is(shoal: Any, script: 
     assert more["spec"]["elasticity"]["max_workers"] == 4, "--workers decides"
 
 
+def test_a_script_of_ray_train_is_recognised_and_says_its_workers_itself(shoal: Any, script: Path) -> None:
+    script.write_text(
+        "from ray.train import FailureConfig, RunConfig, ScalingConfig\n"
+        "from ray.train.torch import TorchTrainer\n"
+        "scaling = ScalingConfig(num_workers=4, use_gpu=True)\n"
+        "run = RunConfig(failure_config=FailureConfig(max_failures=3))\n"
+        "TorchTrainer(print, scaling_config=scaling, run_config=run).fit()\n"
+    )
+    ran = shoal("submit", "train.py", "--json")
+    spec = ran.json()["spec"]
+    assert spec["script"]["launcher"] == "ray_train"
+    assert (spec["elasticity"]["min_workers"], spec["elasticity"]["max_workers"]) == (4, 4)
+    assert (spec["worker"]["gpus"], spec["retry"]["max_failures"]) == (1, 3)
+    said = "--launcher ray_train, with --workers 4 --gpus 1 --set retry.max_failures 3 as it says"
+    assert f"train.py has a TorchTrainer of Ray Train: {said}" in ran.err
+
+    ran = shoal("submit", "train.py", "--workers", "2:8", "--gpus", "0", "--set", "retry.max_failures=1", "--json")
+    spec = ran.json()["spec"]
+    assert (spec["elasticity"]["min_workers"], spec["elasticity"]["max_workers"]) == (2, 8)
+    assert (spec["worker"]["gpus"], spec["retry"]["max_failures"]) == (0, 1)
+    assert "--workers has precedence over ScalingConfig(num_workers=...)" in ran.err
+
+    other = shoal("submit", "train.py", "--launcher", "torchrun", "--json").json()["spec"]
+    assert (other["script"]["launcher"], other["elasticity"]["max_workers"]) == ("torchrun", 1)
+
+
 def test_the_options_of_a_submission_also_change_a_spec(shoal: Any, spec_file: Path) -> None:
     job = shoal("submit", str(spec_file), "--workers", "3", "--cpus", "0.5", "--json").json()
     assert (job["spec"]["elasticity"]["min_workers"], job["spec"]["worker"]["cpus"]) == (3, 0.5)

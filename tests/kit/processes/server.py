@@ -39,7 +39,8 @@ from ray.experimental import internal_kv
 ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
 journal = internal_kv._internal_kv_list(b"", namespace=b"shoal-journal")
 groups = [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
-print(json.dumps([ray.util.list_named_actors(all_namespaces=True), groups, [key.decode() for key in journal]]))
+actors = [one for one in ray.util.list_named_actors(all_namespaces=True) if one["namespace"].startswith("shoal")]
+print(json.dumps([actors, groups, [key.decode() for key in journal]]))
 """
 
 
@@ -190,7 +191,8 @@ class Server:
         return [pid for pid, command in self.processes().items() if command.startswith(f"ray::{kind}")]
 
     def whats_left(self) -> tuple[Any, ...]:
-        """Named actors, placement groups and journal entries of the cluster."""
+        """Shoal's named actors, placement groups and journal entries of the cluster. Ray Data leaves actors of its
+        own, which live as long as the cluster."""
         assert self.note is not None
         left = subprocess.run(
             [self.python, "-c", _LIST_LEFT, self.note["address"]],

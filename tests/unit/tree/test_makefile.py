@@ -17,6 +17,7 @@ _STARTED_BY_OTHERS = {
     "torchft_agent.py",
     "torchft_worker.py",
     "script.py",
+    "ray_train.py",
 }
 """Programs that a benchmark starts."""
 _SEPARATE = {"bench/soak/main.py", "bench/culprit/main.py"}

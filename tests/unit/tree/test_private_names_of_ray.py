@@ -13,9 +13,20 @@ from shoal_workers.forkserver import idle, launch
 ROOT = Path(__file__).resolve().parents[3]
 HOME = ROOT / "workers" / "shoal_workers" / "ray_internals.py"
 PRODUCT = [path for folder in ("api", "service", "workers") for path in sorted((ROOT / folder).rglob("*.py"))]
-_PACKAGES = ("ray._", "ray.core", "ray.experimental", "ray.scripts", "ray.dashboard", "ray.cluster_utils")
-_TEXTS = (*_PACKAGES, "ray::", "--raylet-name", "RAY_RAYLET_PID", "_ray_pkg_")
-_ATTRIBUTES = frozenset({"_actor_id", "_ray_actor_id", "_private", "_raylet"})
+_PACKAGES = (
+    *("ray._", "ray.core", "ray.experimental", "ray.scripts", "ray.dashboard", "ray.cluster_utils"),
+    *("ray.train.v2", "ray.train._", "ray.data._", "ray.air._"),
+)
+_TEXTS = (
+    *_PACKAGES,
+    "ray::",
+    "--raylet-name",
+    "RAY_RAYLET_PID",
+    "_ray_pkg_",
+    "checkpoint_manager_snapshot",
+    "validate_storage_marker",
+)
+_ATTRIBUTES = frozenset({"_actor_id", "_ray_actor_id", "_private", "_raylet", "_datasets_to_split", "_iter_batches"})
 _CANNOT_IMPORT_IT = {
     "workers/shoal_workers/forkserver/launch.py": "--raylet-name=",
     "workers/shoal_workers/forkserver/idle.py": "ray::",

@@ -617,6 +617,7 @@ class Launcher(StrEnum):
     ACCELERATE = "accelerate"
     DEEPSPEED_ENV = "deepspeed_env"
     PYTHON = "python"
+    RAY_TRAIN = "ray_train"
 
 
 class ProgressSource(StrEnum):
@@ -673,7 +674,8 @@ class ScriptSpec(ProgramFile):
     """Whose environment the processes get. torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the
     other variables that torchrun documents; accelerate: also those of `accelerate launch`; deepspeed_env: also
     LOCAL_SIZE, CROSS_RANK and CROSS_SIZE, which DeepSpeed's launcher sets; python: none of them, for a script that is
-    not distributed, with one worker."""
+    not distributed, with one worker. ray_train: those of torchrun, for a script with a `TorchTrainer` of Ray Train:
+    rank 0 runs it, and `trainer.fit()` trains on every worker."""
     grace_s: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
     """Seconds that a process has between SIGTERM and SIGKILL when its group ends: at a death, a resize, a pause. A
     script that saves on SIGTERM needs as long as a save takes; one without a handler ends at once."""

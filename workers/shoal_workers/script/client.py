@@ -33,14 +33,19 @@ class GuardianLost(ChildProcessError):
 
 
 class GuardianClient:
-    """One guardian. Starts it; `close` ends it, with all that is below it."""
+    """One guardian. Starts it; `close` ends it, with all that is below it.
 
-    def __init__(self) -> None:
+    Args:
+        door: module that it imports for every script, besides what it imports anyway; empty: none.
+    """
+
+    def __init__(self, door: str = "") -> None:
         self.link, other = socket.socketpair()
         self._received = b""
         self.pid_of_script = 0
         """0: it is not known yet, or no script runs."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._command = [str(_PROGRAM), *([f"--door={door}"] if door else [])]
         with other:
             self.pid = self._start(other)
         self._pidfd = os.pidfd_open(self.pid)
@@ -112,7 +117,7 @@ class GuardianClient:
         server = os.environ.get(FORK_SERVER)
         if server:
             with suppress(OSError):
-                return fork_from(server, [str(_PROGRAM)], (link.fileno(), 1, 2))
+                return fork_from(server, self._command, (link.fileno(), 1, 2))
         environment = os.environ | {"OMP_NUM_THREADS": "1"}  # no threads of libraries in a process that forks
-        self._process = subprocess.Popen([sys.executable, str(_PROGRAM)], stdin=link.fileno(), env=environment)
+        self._process = subprocess.Popen([sys.executable, *self._command], stdin=link.fileno(), env=environment)
         return self._process.pid

@@ -23,6 +23,8 @@ HOOK = "SHOAL_HOOK"
 """Address of the socket to which the package `shoal` sends what the script logs."""
 CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"
 DEVICES = "CUDA_VISIBLE_DEVICES"
+RAY_ADDRESS = "RAY_ADDRESS"
+"""Where `ray.init()` of a script finds the cluster of its worker, for Ray Data."""
 _OF_THE_WORKER = ("SHOAL_PRELOAD", "SHOAL_IDLE_S", "SHOAL_FORK_SERVER")
 """Variables of the worker's process that mean nothing to a script."""
 _ACCELERATE = {
@@ -63,6 +65,7 @@ def environment_of(
     checkpoint_dir: str,
     hook: str,
     interface: str | None,
+    ray_address: str = "",
 ) -> dict[str, str]:
     """The whole environment of this rank's process.
 
@@ -70,6 +73,7 @@ def environment_of(
         own: that of the worker, with the variables and secrets of the spec.
         places: by rank.
         interface: the network interface towards rank 0; None: gloo's default.
+        ray_address: of the Ray cluster of the worker; empty: there is none.
     """
     assert spec.script is not None
     found = {name: value for name, value in own.items() if name not in _OF_THE_WORKER}
@@ -80,6 +84,8 @@ def environment_of(
     if spec.script.launcher is Launcher.PYTHON:
         return found
     found |= _of_torchrun(own, spec, assignment, places)
+    if spec.script.launcher is Launcher.RAY_TRAIN and ray_address:
+        found[RAY_ADDRESS] = ray_address
     if spec.script.launcher is Launcher.ACCELERATE:
         found = {**_ACCELERATE, "ACCELERATE_USE_CPU": str(not spec.worker.gpus), **found}
     if spec.script.launcher is Launcher.DEEPSPEED_ENV:  # deepspeed/launcher/launch.py

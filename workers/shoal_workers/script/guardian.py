@@ -1,6 +1,7 @@
 """The guardian of a worker's script: forks its processes, one per generation, and leaves none of them behind.
 
-    python guardian.py [--plain]    standard input is the link to the runner (client.py), a socket of JSON lines
+    python guardian.py [--door=MODULE] [--plain]    standard input is the link to the runner (client.py), a socket of
+    JSON lines
 
     runner <-- {"ready": true} ------ guardian    what most scripts import is imported
     runner --- {"run": {...}} ------> guardian    fork, and run that in the new process (program.py)
@@ -56,6 +57,10 @@ WARM_IMPORTS = "SHOAL_WARM_IMPORTS"
 """Variable that a job may set to 0 in `code.env`, for a library that does not bear to be forked after its import."""
 _RECEIVE_BYTES = 1 << 16
 _MAX_LAST_WORDS = 16 << 10
+_DOOR = "--door="
+"""Argument: a module that every script of the job needs."""
+_NO_THREAD_OF_ARROW = ("JE_ARROW_MALLOC_CONF", "background_thread:false")
+"""pyarrow's allocator would start a thread when it is imported, and a process with threads does not fork."""
 _WARM = ("torch", "torch._dynamo")
 """Modules that nearly every script imports, and that take seconds."""
 
@@ -69,6 +74,7 @@ def main() -> None:
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         adopt_orphans()
+        os.environ.setdefault(*_NO_THREAD_OF_ARROW)
         _import_warm()
         learns = PLAIN not in sys.argv and os.environ.get(WARM_IMPORTS) != "0"
         task = Guardian(link, learns=learns).serve()
@@ -79,11 +85,15 @@ def main() -> None:
 
 def _import_warm() -> None:
     """A node without torch runs scripts without torch."""
-    for name in _WARM:
+    for name in (*_WARM, *_doors()):
         with suppress(ImportError, OSError):  # or a library that torch needs
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # otherwise the collector of each script would copy every page
+
+
+def _doors() -> list[str]:
+    return [one.removeprefix(_DOOR) for one in sys.argv if one.startswith(_DOOR)]
 
 
 @dataclass(slots=True)
@@ -206,7 +216,7 @@ class Guardian:
     def _start_anew(self) -> None:
         """As a new interpreter with the same pid and link, which imports nothing of the script's."""
         os.dup2(self._link.fileno(), 0)
-        os.execv(sys.executable, [sys.executable, os.path.abspath(__file__), PLAIN])  # noqa: PTH100
+        os.execv(sys.executable, [sys.executable, os.path.abspath(__file__), *sys.argv[1:], PLAIN])  # noqa: PTH100
 
     def _reap(self) -> None:
         """Every child that has ended, orphans too."""

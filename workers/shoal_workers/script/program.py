@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import ctypes
 import faulthandler
+import importlib
 import importlib.util
 import io
 import json
@@ -44,6 +45,8 @@ class Task:
     env: dict[str, str]
     """The whole environment."""
     cwd: str
+    door: str = ""
+    """Module whose `run` is given the script, to run it on this rank or not; empty: the script runs on every rank."""
     report: int = -1
     """Descriptor of the file for the exception."""
     error_file: int = -1
@@ -68,11 +71,10 @@ def run(task: Task) -> None:
     """Run the script. Raises SystemExit at its end, for the interpreter to end as after any program."""
     _become(task)
     try:
-        if task.file is not None:
-            _run_file(task.file)
+        if task.door:
+            importlib.import_module(task.door).run(lambda: _run_script(task))
         else:
-            assert task.module is not None
-            _run_module(task.module)
+            _run_script(task)
     except SystemExit:
         raise
     except BaseException as error:
@@ -131,6 +133,14 @@ def _forget_shadowed(folder: str) -> None:
             continue
         for module in [one for one in sys.modules if one == name or one.startswith(f"{name}.")]:
             del sys.modules[module]
+
+
+def _run_script(task: Task) -> None:
+    if task.file is not None:
+        _run_file(task.file)
+    else:
+        assert task.module is not None
+        _run_module(task.module)
 
 
 def _run_file(file: str) -> None:

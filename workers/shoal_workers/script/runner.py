@@ -30,7 +30,7 @@ from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, P
 from shoal_workers.contract.model import ModelShape
 from shoal_workers.contract.plain_text import text_of
 from shoal_workers.contract.profiles import ProfileRequest
-from shoal_workers.contract.spec import ContinueFrom, JobSpec, ProgressSource
+from shoal_workers.contract.spec import ContinueFrom, JobSpec, Launcher, ProgressSource
 from shoal_workers.contract.suspects import Collective, Link
 from shoal_workers.contract.worker_reports import GroupFormed
 from shoal_workers.engine.generation_ends import Fenced, FormFailed, TaskFailed
@@ -52,6 +52,8 @@ from shoal_workers.script.hook import HookSocket, LoggedSteps, receive
 from shoal_workers.script.program import Task
 from shoal_workers.script.takeover import NothingToContinue, take_over
 
+RAY_TRAIN_DOOR = "shoal_workers.ray_train.door"
+"""Imported in the script's processes alone: this one does not import Ray."""
 _AFTERMATH_S = 2.0
 """A failed script may be the consequence of another worker's death, of which the supervisor is about to learn. For this
 long the runner waits to be interrupted before it reports the failure as the script's own."""
@@ -68,10 +70,18 @@ class ScriptRunner:
         checkpoint_root: URL of the job's checkpoint directory, which becomes the script's SHOAL_CHECKPOINT_DIR.
         store: this worker's rendezvous store, used by the generations of which it is rank 0; `close` closes it.
         node_id: equal for the workers of one node.
+        ray_address: of the worker's Ray cluster; empty: there is none.
     """
 
     def __init__(
-        self, spec: JobSpec, *, checkpoint_root: str, outbox: Outbox, store: StoreServer, node_id: str
+        self,
+        spec: JobSpec,
+        *,
+        checkpoint_root: str,
+        outbox: Outbox,
+        store: StoreServer,
+        node_id: str,
+        ray_address: str = "",
     ) -> None:
         assert spec.script is not None
         self._spec = spec
@@ -80,6 +90,8 @@ class ScriptRunner:
         self._outbox = outbox
         self._store = store
         self._node_id = node_id
+        self._ray_address = ray_address
+        self._door = RAY_TRAIN_DOOR if spec.script.launcher is Launcher.RAY_TRAIN else ""
         self._store_connections = StoreConnections(store.key)
         self._position = Position()
         self._fence = Fence()
@@ -266,9 +278,12 @@ class ScriptRunner:
             checkpoint_dir=self._checkpoint_dir,
             hook=self._hook.address,
             interface=interface_of(address_towards(assignment.store_host, assignment.store_port)),
+            ray_address=self._ray_address,
         )
         guardian = self._live_guardian()
-        task = Task(self._script.file, self._script.module, [*self._script.args], environment, str(Path.cwd()))
+        task = Task(
+            self._script.file, self._script.module, [*self._script.args], environment, str(Path.cwd()), self._door
+        )
         generation.began_at = time.time()
         guardian.run(task)
         generation.has_process = True
@@ -408,7 +423,7 @@ class ScriptRunner:
         if self._guardian is not None and not self._guardian.is_alive:
             self._drop_guardian()
         if self._guardian is None:
-            self._guardian = GuardianClient()
+            self._guardian = GuardianClient(self._door)
         return self._guardian
 
     def _drop_guardian(self) -> None:

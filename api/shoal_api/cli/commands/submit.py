@@ -26,6 +26,7 @@ from shoal_api.cli.session import (
 from shoal_service.core.quantities import count_text
 
 if TYPE_CHECKING:
+    from shoal_api.cli.program import Program
     from shoal_api.client import Client
     from shoal_service.control.code_archive import CodeArchive
     from shoal_service.views import JobView, SweepRequest
@@ -56,7 +57,7 @@ def submit(
         str | None,
         typer.Option(
             "--launcher",
-            metavar="torchrun|accelerate|deepspeed_env|python",
+            metavar="torchrun|accelerate|deepspeed_env|python|ray_train",
             help="Whose environment the processes of a script get.",
         ),
     ] = None,
@@ -151,7 +152,11 @@ def _document(
             left_out = ", ".join(program.not_needed)
             session.output.say(f"left out, because Shoal brings the processes together itself: {left_out}", "warn")
         in_place = program.file is not None and is_loop(program.file, code_directory(program))
+        if not in_place:
+            program, said = _as_ray_train(session, program, options)
         document = spec_of(program, options["elasticity.max_workers"], in_place=in_place)
+        if not in_place:
+            document |= said
         if "loop" in document and any(options[key] is not None for key in ("script.launcher", "script.grace_s")):
             raise CliError(
                 f"{program.file} gives its loop to shoal.run, and Shoal runs it in place: --launcher and --grace are "
@@ -162,6 +167,43 @@ def _document(
     parse_spec(document)
     refuse_function_as_task(document)
     return document
+
+
+def _as_ray_train(
+    session: Session, program: Program, options: dict[str, Any]
+) -> tuple[Program, dict[str, dict[str, Any]]]:
+    """Return the program, with its launcher and workers if it is a script of Ray Train, and the sections of the spec
+    that its trainer says. What options say has precedence."""
+    from dataclasses import replace
+
+    from shoal_api.cli.doors import ray_train_of
+    from shoal_api.cli.program import code_directory
+    from shoal_workers.contract.spec import Launcher
+
+    own = program.launcher in (Launcher.TORCHRUN, Launcher.PYTHON) and program.workers is None
+    if not own or program.file is None or options["script.launcher"] not in (None, Launcher.RAY_TRAIN.value):
+        return program, {}
+    found = ray_train_of(program.file, code_directory(program))
+    if found is None:
+        return program, {}
+    said: dict[str, dict[str, Any]] = {}
+    words = []
+    if found.workers is not None and options["elasticity.max_workers"] is None:
+        least, most = found.workers
+        words.append(f"--workers {least if least == most else f'{least}:{most}'}")
+    elif found.workers is not None:
+        session.output.say(f"{program.file}: --workers has precedence over ScalingConfig(num_workers=...)", "warn")
+    for option, section, key, value in (
+        ("--gpus", "worker", "gpus", found.gpus),
+        ("--cpus", "worker", "cpus", found.cpus),
+        ("--set retry.max_failures", "retry", "max_failures", found.max_failures),
+    ):
+        if value and options.get(f"{section}.{key}") is None:
+            said.setdefault(section, {})[key] = value
+            words.append(f"{option} {value:g}")
+    as_it_says = f", with {' '.join(words)} as it says" if words else ""
+    session.output.say(f"{program.file} has a TorchTrainer of Ray Train: --launcher ray_train{as_it_says}", "dim")
+    return replace(program, launcher=Launcher.RAY_TRAIN, workers=found.workers), said
 
 
 def _reporting(session: Session, document: dict[str, Any]) -> Callable[[CodeArchive], None]:

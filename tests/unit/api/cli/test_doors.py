@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from shoal_api.cli.doors import Findings, Remark, describe, examine, refuse_function_as_task
+from shoal_api.cli.doors import (
+    Findings,
+    RayTrain,
+    Remark,
+    describe,
+    examine,
+    ray_train_of,
+    refuse_function_as_task,
+)
 from shoal_api.cli.errors import CliError
 
 DDP = """\
@@ -58,7 +66,8 @@ def test_a_script_that_has_everything_can_run_as_it_is(tmp_path: Path) -> None:
         ("dist.init_process_group('gloo', init_method='tcp://10.0.0.1:1')", "init_method 'tcp://10.0.0.1:1'"),
         ("dist.init_process_group('gloo', rank=0, world_size=4)", "rank and world_size"),
         ("torch.multiprocessing.spawn(print)", "starts processes of its own"),
-        ("import ray.train.torch as rt; rt.TorchTrainer(print)", "Ray Train"),
+        ("from ray.train.xgboost import XGBoostTrainer; XGBoostTrainer(print)", "workers of its own"),
+        ("from ray import tune; tune.Tuner(print)", "shoal sweep"),
         ("os.environ['MASTER_PORT'] = '29500'", "os.environ.setdefault"),
         ("model.to('cuda:0')", "LOCAL_RANK"),
         ("model.cuda(0)", "LOCAL_RANK"),
@@ -172,3 +181,48 @@ def test_a_function_as_the_task_is_refused_with_the_door_for_scripts(tmp_path: P
     for task in ("train:Task", "train:other", "nowhere:main"):
         refuse_function_as_task({"task": task, "code": code})
     refuse_function_as_task({"script": {"file": "train.py"}})
+
+
+RAY_TRAIN = """\
+import ray.train
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+def train(config):
+    checkpoint = ray.train.get_checkpoint()
+    ray.train.report({"loss": 1.0})
+
+TorchTrainer(
+    train,
+    scaling_config=ScalingConfig(num_workers=4, use_gpu=True),
+    run_config=RunConfig(failure_config=FailureConfig(max_failures=3)),
+).fit()
+"""
+
+
+def test_a_script_of_ray_train_can_run_as_it_is(tmp_path: Path) -> None:
+    found = _examined(tmp_path, RAY_TRAIN)
+    assert (found.launcher, found.obstacles, found.notes) == ("ray_train", (), ())
+    assert found.cost == Remark("the steps since its last checkpoint, which it loads when it starts", ("train.py:6",))
+    assert "train.py can run as a script, as it is: shoal submit train.py --workers 1:4\n" in describe(found)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("", "", RayTrain((4, 4), 1, None, 3)),
+        ("num_workers=4", "num_workers=(2, 8)", RayTrain((2, 8), 1, None, 3)),
+        ("num_workers=4", "num_workers=int(sys.argv[1])", RayTrain(None, 1, None, 3)),
+        ("use_gpu=True", "use_gpu=False", RayTrain((4, 4), 0, None, 3)),
+        (", use_gpu=True", "", RayTrain((4, 4), None, None, 3)),
+        ("use_gpu=True", "resources_per_worker={'CPU': 2}", RayTrain((4, 4), None, 2.0, 3)),
+        ("max_failures=3", "max_failures=-1", RayTrain((4, 4), 1, None, 10_000)),
+        ("def train", "ScalingConfig(num_workers=2)\ndef train", RayTrain(None, None, None, 3)),
+        ("TorchTrainer(\n", "print(\n", None),
+    ],
+)
+def test_what_a_trainer_says_of_its_workers_is_read(
+    before: str, after: str, expected: RayTrain | None, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(RAY_TRAIN.replace(before, after, 1) if before else RAY_TRAIN)
+    assert ray_train_of(tmp_path / "train.py", tmp_path) == expected

@@ -35,6 +35,7 @@ def environment(
         checkpoint_dir="/checkpoints/job-7",
         hook="@hook",
         interface="eth1",
+        ray_address="10.0.0.2:6379",
     )
 
 
@@ -104,3 +105,12 @@ def test_deepspeeds_launcher_names_nodes_and_processes_in_its_own_way() -> None:
     found = environment(2, PLACES, launcher="deepspeed_env")
     assert (found["LOCAL_SIZE"], found["CROSS_RANK"], found["CROSS_SIZE"]) == ("1", "1", "2")
     assert (found["RANK"], found["LOCAL_RANK"], found["WORLD_SIZE"]) == ("2", "0", "4")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "address"), [("ray_train", "10.0.0.2:6379"), ("torchrun", None), ("python", None)]
+)
+def test_a_script_of_ray_train_finds_the_cluster_of_its_worker(launcher: str, address: str | None) -> None:
+    found = environment(0, PLACES[:1], launcher=launcher)
+    assert found.get("RAY_ADDRESS") == address
+    assert ("RANK" in found) == (launcher != "python")

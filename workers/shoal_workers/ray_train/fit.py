@@ -1,0 +1,227 @@
+"""`trainer.fit()` on Shoal: the training function of rank 0's script runs on every rank, once for each `fit()`.
+
+    rank 0   Driver.fit    opens the run, starts what assigns the datasets, announces the Plan, trains, returns a Result
+    others   follow        wait for the next Plan, train; until rank 0's script has ended
+
+Called by door.py. The Plan travels as Ray Train sends a training function: pickled by value if it is of `__main__`.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TextIO
+
+import ray.train
+import torch
+import torch.distributed as dist
+
+import ray
+from ray import cloudpickle
+from shoal_workers.ray_internals import answer_for_ray_train, result_of_training, split_datasets
+from shoal_workers.ray_train.answers import Answers, default_storage, keeps_positions
+from shoal_workers.ray_train.group import Group
+from shoal_workers.ray_train.manifest import Manifest, Retention
+from shoal_workers.ray_train.row_assignment import Ranges, number_of
+from shoal_workers.ray_train.run_directory import RunDirectory, Runs
+from shoal_workers.ray_train.shards import Shard, ShardPlan, start_coordinator
+
+_END = b"end"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One `fit()`, as rank 0 announces it."""
+
+    number: int
+    """1: the first `fit()` of the script."""
+    train: Callable[..., Any]
+    config: dict[str, Any] | None
+    backend: str
+    timeout_s: float
+    name: str
+    directory: RunDirectory
+    retention: Retention
+    manifest: Manifest
+    positions: dict[str, dict[str, Ranges]]
+    shards: tuple[ShardPlan, ...]
+
+
+class Driver:
+    """Rank 0, whose script makes trainers.
+
+    Args:
+        checkpoint_dir: the job's own; a run without a storage path of its own is below it.
+        log: for sentences to the user.
+    """
+
+    def __init__(self, group: Group, checkpoint_dir: str, log: TextIO = sys.stdout) -> None:
+        self._group = group
+        self._checkpoint_dir = checkpoint_dir
+        self._runs = Runs(checkpoint_dir)
+        self._log = log
+        self._number = 0
+
+    def fit(self, trainer: Any) -> ray.train.Result:
+        """Takes the place of `TorchTrainer.fit`."""
+        self._number += 1
+        self._remark_on(trainer)
+        run = trainer.run_config
+        place = self._runs.of(self._number, lambda: {"storage_path": self._storage_of(run), "name": run.name})
+        directory = RunDirectory.at(place["storage_path"], place["name"], run.storage_filesystem)
+        manifest, positions = directory.open()
+        if manifest.newest is not None:
+            self._say(f"{place['name']} goes on from {manifest.newest.name}")
+        shards = self._shards_of(trainer, positions.get(manifest.latest or "", {}))
+        plan = Plan(
+            self._number,
+            trainer.train_loop_per_worker,
+            trainer.train_loop_config,
+            trainer.backend_config.backend,
+            trainer.backend_config.timeout_s,
+            place["name"],
+            directory,
+            _retention_of(run.checkpoint_config),
+            manifest,
+            positions,
+            shards,
+        )
+        coordinators = [start_coordinator(one, trainer.datasets[one.name], self._group.world_size) for one in shards]
+        self._group.announce(f"plan/{self._number}", cloudpickle.dumps(plan))
+        answers, value = train(plan, self._group)
+        for actor in coordinators:
+            ray.kill(actor)
+        return _result_of(directory, answers, value)
+
+    def end(self) -> None:
+        """The script has ended well, and with it the training of the others."""
+        if not self._number:
+            self._say("the script has ended without trainer.fit(), so nothing was trained")
+        self._group.announce(f"plan/{self._number + 1}", _END)
+
+    def _storage_of(self, run: Any) -> str:
+        given = str(run.storage_path)
+        return self._checkpoint_dir if given == default_storage() else given
+
+    def _shards_of(self, trainer: Any, taken: dict[str, Ranges]) -> tuple[ShardPlan, ...]:
+        config = trainer.data_config
+        if trainer.datasets and type(config).configure is not ray.train.DataConfig.configure:
+            raise NotImplementedError(
+                f"dataset_config is a {type(config).__name__} with a configure() of its own, which Shoal does not "
+                "call, because Shoal splits datasets itself. Use ray.train.DataConfig, or prepare the datasets "
+                "before the trainer is made."
+            )
+        split = split_datasets(config, [*trainer.datasets])
+        found = []
+        for name in trainer.datasets:
+            rows = taken.get(name, []) if name in split and keeps_positions() else []
+            if rows:
+                self._say(
+                    f"dataset {name} goes on after {number_of(rows)} rows of its pass, which the checkpoint has seen; "
+                    "SHOAL_RAY_DATA_POSITION=0 begins the pass again"
+                )
+            actor = f"{self._group.job}/{self._group.number}/{self._number}/{name}"
+            found.append(ShardPlan(name, actor, name in split, [(first, last) for first, last in rows]))
+        return tuple(found)
+
+    def _remark_on(self, trainer: Any) -> None:
+        """What the script sets, and the job decides."""
+        scaling, run = trainer.scaling_config, trainer.run_config
+        size = self._group.world_size
+        if scaling.num_workers and not scaling.min_workers <= size <= scaling.max_workers:
+            self._say(
+                f"ScalingConfig(num_workers={scaling.num_workers!r}) is not read here: the world size is {size}, "
+                "from elasticity of the spec, or --workers"
+            )
+        if scaling.use_gpu and not torch.cuda.is_available():
+            raise RuntimeError(
+                "ScalingConfig(use_gpu=True), but the workers of this job have no GPU. Submit it with --gpus 1 "
+                "(worker.gpus), or set use_gpu to False."
+            )
+        if scaling.use_tpu:
+            raise NotImplementedError("ScalingConfig(use_tpu=True): Shoal trains on CPUs and NVIDIA GPUs.")
+        if run.failure_config is not None and run.failure_config.max_failures:
+            self._say(
+                f"FailureConfig(max_failures={run.failure_config.max_failures}) is the job's retry.max_failures; a "
+                "lost worker is no failure, and the group begins again as long as retry.max_recoveries allows"
+            )
+        if run.callbacks:
+            names = ", ".join(type(one).__name__ for one in run.callbacks)
+            self._say(f"RunConfig(callbacks=...) is left out, because Ray Train's controller does not run: {names}")
+        if trainer.validation_config is not None:
+            self._say("validation_config is left out: ray.train.report(validation=...) is refused")
+
+    def _say(self, text: str) -> None:
+        self._log.write(f"shoal: {text}\n")
+        self._log.flush()
+
+
+def follow(group: Group) -> None:
+    """The life of every other rank."""
+    number = 0
+    while True:
+        number += 1
+        said = group.awaited(f"plan/{number}")
+        if said == _END:
+            return
+        plan: Plan = cloudpickle.loads(said)
+        plan.directory.require()
+        train(plan, group)
+
+
+def train(plan: Plan, group: Group) -> tuple[Answers, Any]:
+    """Run the training function on this rank, within a process group. Returns what was reported, and its value."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(group.local_rank)
+    dist.init_process_group(
+        plan.backend,
+        store=group.store_of(plan.number),
+        rank=group.rank,
+        world_size=group.world_size,
+        timeout=timedelta(seconds=plan.timeout_s),
+    )
+    shards = {one.name: Shard(one, group) for one in plan.shards}
+    answers = Answers(group, plan.name, plan.directory, plan.retention, plan.manifest, plan.positions, shards)
+    answer_for_ray_train(answers)
+    value = plan.train(plan.config or {}) if _takes_config(plan.train) else plan.train()
+    group.exchange(b"", lambda _: b"")  # nobody leaves while others are in a collective
+    answer_for_ray_train(None)
+    gc.collect()  # torch 2.13 may lock itself up if a DDP model is the last that holds the group
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return answers, value
+
+
+def _takes_config(function: Callable[..., Any]) -> bool:
+    """As Ray Train decides it: by the parameters without a default. Raises ValueError: there are several."""
+    names = [
+        name
+        for name, one in inspect.signature(function).parameters.items()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if len(names) > 1:
+        raise ValueError(f"train_loop_per_worker takes no argument, or the config alone; it takes {', '.join(names)}.")
+    return bool(names)
+
+
+def _retention_of(config: Any) -> Retention:
+    if config is None:
+        return Retention()
+    return Retention(config.num_to_keep, config.checkpoint_score_attribute, config.checkpoint_score_order)
+
+
+def _result_of(directory: RunDirectory, answers: Answers, value: Any) -> ray.train.Result:
+    """What Ray Train returns; without a checkpoint, the metrics of the last report."""
+    best = [(directory.checkpoint(one.name), {**one.metrics}) for one in answers.manifest.kept]
+    return result_of_training(
+        metrics=answers.metrics,
+        checkpoint=answers.get_checkpoint(),
+        path=directory.path,
+        filesystem=directory.filesystem,
+        best_checkpoints=best,
+        return_value=value,
+    )
