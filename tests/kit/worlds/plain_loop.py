@@ -48,18 +48,31 @@ class PlainRun:
         pass
 
     def log(self, **metrics):
-        self.metrics[self.step + 1] = metrics
+        self.metrics[self.step + 1] = {name: float(value) for name, value in metrics.items()}
 
     def gather(self, tensor):
         return tensor
 
-    def batches(self, dataset, *, global_size, micro_size=None):
+    def batches(self, dataset, *, global_size, micro_size=None, num_streams=None):
+        if callable(dataset):
+            yield from self.streams(dataset, global_size, num_streams)
         for batch in self.global_batches(dataset, global_size=global_size, micro_size=micro_size):
             yield from batch
 
     def global_batches(self, dataset, *, global_size, micro_size=None, collate=None):
         while True:
             yield PlainBatch(self, dataset, global_size, micro_size or global_size // MOST_WORKERS, collate)
+
+    def streams(self, make, global_size, num_streams):
+        streams = [make(number, num_streams) for number in range(num_streams)]
+        each, readers = global_size // streams[0].batch_size // num_streams, [iter(stream) for stream in streams]
+        while True:
+            step = self.step
+            for micro, reader in enumerate(reader for reader in readers for _ in range(each)):
+                self.left = num_streams * each - micro - 1
+                batch = next(reader)
+                seed_everything(randomness_seed(0, step, micro))
+                yield batch
 
     def backward(self, loss, *, weight=1.0):
         (loss * weight).backward()
