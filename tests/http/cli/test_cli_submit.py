@@ -155,9 +155,13 @@ def test_a_script_of_a_spec_takes_the_options_of_scripts(shoal: Any, script: Pat
     assert refused.code == 2 and "script.args" in refused.err
 
 
-def test_a_script_goes_on_from_its_own_checkpoints_only(shoal: Any, script: Path) -> None:
-    ran = shoal("submit", "train.py", "--from", "job-1@3")
-    assert ran.code == 2 and "a script loads its checkpoints itself" in ran.err
+def test_a_script_goes_on_from_the_files_of_another_one(shoal: Any, script: Path) -> None:
+    first = shoal("submit", "train.py", "--json").json()["id"]
+    job = shoal("submit", "train.py", "--from", first, "--json").json()
+    assert job["spec"]["continue_from"]["job"] == first
+    assert f"the files of job {first}" in " ".join(shoal("show", job["id"]).out.split())
+    refused = shoal("submit", "train.py", "--from", f"{first}@3")
+    assert refused.code == 2 and "a script decides itself which of its files it loads" in refused.err
 
 
 def test_an_option_of_the_script_before_the_dashes_is_answered_with_where_it_goes(shoal: Any, script: Path) -> None:

@@ -84,7 +84,9 @@ def submit(
     from_: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="JOB[@STEP]", help="Go on from a checkpoint of this job, the newest one without a step."
+            "--from",
+            metavar="JOB[@STEP]",
+            help="Go on from a checkpoint of this job, the newest one without a step; a script from its files.",
         ),
     ] = None,
     url: UrlOption = DEFAULT_URL,
@@ -96,7 +98,6 @@ def submit(
     With --follow or --wait the exit code is that of the job: 0 succeeded, 1 failed or cancelled.
     """
     with command(url, as_json) as session:
-        from shoal_api.cli.errors import CliError
         from shoal_api.cli.program import workers_of
         from shoal_api.cli.render.queue import dry_run_page
 
@@ -106,11 +107,6 @@ def submit(
         options |= {"worker.gpus": gpus, "worker.cpus": cpus}
         options |= {"script.launcher": launcher, "script.grace_s": grace}
         document = _document(session, words or (), module, assignments or (), options)
-        if from_ is not None and "script" in document:
-            raise CliError(
-                "--from is for tasks: a script loads its checkpoints itself",
-                hint="give it the checkpoint directory of the other job as an argument",
-            )
         with session.open_client() as client:
             if from_ is not None:
                 document["continue_from"] = _origin(session, client, from_)

@@ -277,7 +277,9 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 
 def _origin(job: JobView) -> str:
     origin = job.spec.continue_from
-    return "" if origin is None else f"job {origin.job} after step {origin.step}"
+    if origin is None:
+        return ""
+    return f"the files of job {origin.job}" if origin.step is None else f"job {origin.job} after step {origin.step}"
 
 
 def _cluster(job: JobView) -> str:

@@ -77,7 +77,7 @@ async function deleteWords(value) {
 }
 
 const goesOn = () => { if (isScript()) return "its script is started again"; const last = committed(); return last ? `goes on from its checkpoint of step ${whole(last.step)}` : "begins with its first step: it has no checkpoint"; };
-const origin = () => { const from = shown.job.spec.continue_from; return from ? `It begins, as this one did, with the checkpoint of ${from.job} after step ${whole(from.step)}.` : "It begins with the first step."; };
+const origin = () => { const from = shown.job.spec.continue_from; return from ? `It begins, as this one did, with ${Number.isInteger(from.step) ? `the checkpoint of ${from.job} after step ${whole(from.step)}` : `a copy of the files of ${from.job}`}.` : "It begins with the first step."; };
 // A deadline is that of the first run, and where the checkpoint of another job lies is found anew.
 function submittable(spec) {
   const { finish_by: deadline, continue_from: from, ...rest } = spec;
