@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -106,6 +107,12 @@ def _versions(tensors: Iterable[Tensor]) -> list[int]:
 
 
 def _flattened(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, DTensor):
+        raise TypeError(
+            f"run.track(): {path.replace('/', '.')} is a DTensor, of which each rank has a part (fully_shard, tensor "
+            "parallelism), and every rank of a loop keeps the whole model. Leave the model unwrapped. If it does not "
+            "fit, train as a script (examples/gallery/fsdp) or as a task (docs/tasks.md), which Shoal shards itself."
+        )
     if isinstance(value, Tensor):
         tensors[path] = value.detach()
         return {"tensor": path}

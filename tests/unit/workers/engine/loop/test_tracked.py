@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shoal_workers.engine.loop.tracked import Tracked
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 class Holder:
@@ -73,6 +85,12 @@ def test_plain_values_keep_their_types_and_bits(state: Any) -> None:
 def test_what_is_no_plain_value_is_refused_with_its_path() -> None:
     with pytest.raises(TypeError, match=r"run\.track\(\): one\.deep\.1 is object, and a state consists of tensors"):
         Tracked({"one": Holder({"deep": [1, object()]})}).collect()
+
+
+def test_a_model_of_which_each_rank_has_a_part_is_refused_with_the_other_doors(world: None) -> None:
+    model = fully_shard(nn.Linear(2, 2), mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(TypeError, match=r"model\.weight is a DTensor.* train as a script .* or as a task"):
+        Tracked({"model": model}).collect()
 
 
 def test_an_object_without_the_two_methods_is_refused() -> None:
