@@ -1,7 +1,9 @@
 """A script of Ray Train, with Ray Data and checkpoints. Ray Train and Shoal run the same text.
 
-python train.py                                             Ray Train, on a Ray cluster of its own
-shoal submit train.py --workers 1:4 --follow -- --epochs 9  elastic: any number of workers, also after deaths
+    python train.py                                             Ray Train, on a Ray cluster of its own
+    shoal submit train.py --workers 1:4 --follow -- --epochs 9  elastic: any number of workers, also after deaths
+
+Nothing in it is for Shoal.
 """
 
 import argparse

@@ -92,7 +92,7 @@ def test_every_sample_is_read_once_and_no_loss_changes_over_a_kill_and_two_chang
     survivors[0].strike("forward", 4, "hold")
     generation = job.start(survivors, layout=replicated(2), restore_snapshot=source)
     survivors[0].reached()
-    survivors[1].call("request_yield", generation, False)
+    survivors[0].call("request_yield", generation, False)  # its ballot of this step is not made yet
     survivors[0].call("go")
     exits = [worker.exit() for worker in survivors]
     assert [(e.kind, e.step) for e in exits] == [(ExitKind.YIELDED, 5)] * 2, exits

@@ -129,7 +129,7 @@ class RemoteWorker:
                 self._inbox[kind].put(value)
                 if kind == "exit":
                     self.has_exit.set()
-        except (EOFError, OSError):
+        except (EOFError, OSError, TypeError):  # the last one: the connection was closed while this thread reads
             self.gone.set()
 
 

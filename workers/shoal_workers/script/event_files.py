@@ -38,6 +38,7 @@ _MAX_BYTES = 4 << 20
 _MAX_RECORD_BYTES = 64 << 20
 _CLOCK_S = 60.0
 """Largest difference of the clocks of a file server and of this machine."""
+_HEAD_BYTES = 64
 _HEADER = struct.Struct("<QI")
 _CRC_BYTES = 4
 _LEFT_OUT = frozenset({"node_modules", "__pycache__", "site-packages"})
@@ -57,6 +58,8 @@ class EventFiles:
         self._folders = [folder for folder in folders if folder and "://" not in folder]
         self._began_at = began_at
         self._offsets: dict[str, int] = {}
+        self._heads: dict[str, bytes] = {}
+        """The first bytes of each file, which say when its writer began."""
         self._steps: dict[int, dict[str, float]] = {}
         """Scalars by step, of steps that no message was made of yet."""
         self._times: dict[int, float] = {}
@@ -108,6 +111,11 @@ class EventFiles:
         """Adds what was written to the file since the last look. Returns whether there was something, or has begun."""
         try:
             with Path(path).open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+                known = self._heads.get(path, b"")
+                if head[: len(known)] != known:
+                    self._offsets[path] = 0  # written anew: a name has only the second in which its writer began
+                self._heads[path] = head
                 file.seek(self._offsets[path])
                 data = file.read(_MAX_BYTES)
                 size = _record_bytes(data)

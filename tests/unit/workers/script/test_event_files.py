@@ -146,3 +146,23 @@ def _record(event: Event) -> bytes:
 
 def _framed(data: bytes) -> bytes:
     return struct.pack("<QI", len(data), 0) + data + bytes(4)
+
+
+def test_a_file_that_a_new_writer_has_begun_again_is_read_from_its_beginning(tmp_path: Path) -> None:
+    """A process that is started again within a second writes to the file of the one before."""
+    script = Script(tmp_path)
+    script.add(1, at=BEGAN - 5, loss=9.0)
+    assert script.messages() == []
+    script.writer.close()
+    [file] = (tmp_path / "runs" / "first").iterdir()
+    after = _writer(tmp_path / "elsewhere")
+    for step in range(2, 20):
+        after.write_event(_event(step, "loss", 0.5, None))
+    after.close()
+    [written] = (tmp_path / "elsewhere").iterdir()
+    assert written.stat().st_size > file.stat().st_size
+    with file.open("r+b") as same:
+        same.truncate()
+        same.write(written.read_bytes())
+    written.unlink()
+    assert [one["step"] for one in script.files.messages(is_last=True)] == [*range(2, 20)]
