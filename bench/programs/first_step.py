@@ -3,8 +3,8 @@
     python bench/programs/first_step.py [--workers 2]
 
 Each command is printed with its seconds: the wheel is built, installed into a new virtual environment, `shoal serve`
-starts with its embedded Ray cluster, `shoal init script` writes a script, and `shoal submit train.py` trains it. The
-downloads of pip are counted, so the machine's network is measured too. The last line is JSON.
+starts with its embedded Ray cluster, `shoal init script` writes a script, and `shoal submit` trains it. The downloads
+of pip are counted, so the machine's network is measured too. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _walk(place: Path, workers: int) -> dict[str, float]:
         print(f"  {found['serve']:.1f} s", flush=True)
         run("init", shoal, "init", "script")
         start = time.perf_counter()
-        job = run("submit", shoal, "submit", "train.py", "--workers", str(workers)).split()[0]
+        job = run("submit", shoal, "submit", "script/train.py", "--workers", str(workers)).split()[0]
         while not _has_stepped(shoal, job, work, environment):
             _give_up_after(start, server, place / "serve.log")
             time.sleep(_LOOK_S)
