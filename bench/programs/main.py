@@ -157,7 +157,7 @@ def under_shoal(folder: Path, workers: int, program: dict[str, Any]) -> Iterator
 @contextmanager
 def under_ray_train(folder: Path, workers: int) -> Iterator[Training]:
     """Ray Train V2 on the kind of cluster that Shoal embeds. Its controller polls the workers each 0.1 s, not
-    each 2 s as by itself."""
+    every 2 s, as it does by default."""
     cluster = EmbeddedCluster(folder / "cluster", num_cpus=workers + 1)
     try:
         cluster.start()

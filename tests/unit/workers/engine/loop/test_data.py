@@ -45,7 +45,7 @@ class Forgetful(IterableDataset):  # type: ignore[type-arg]
 
 
 class Drawn(Sampler):  # type: ignore[type-arg]
-    """Draws from a generator that nobody can seed."""
+    """Gives another order each time, whatever the seed."""
 
     def __init__(self) -> None:
         self.own = random.Random(1)
