@@ -29,6 +29,7 @@ from shoal_service.telemetry import catalogue
 from shoal_service.telemetry.families import NODE_STATES
 from shoal_service.telemetry.metric import RecoveryPhase
 from shoal_service.telemetry.tallies import DeliveryOutcome
+from shoal_workers.contract.base import docstrings_of_fields
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.model import HuggingFaceConfig, LanguageModelConfig, TextDataConfig
 from shoal_workers.contract.spec import JobSpec
@@ -168,8 +169,9 @@ def _event_row(event: type[JobEvent]) -> str:
 
 def _event_fields(event: type[JobEvent]) -> Iterator[str]:
     """The names on the wire, each with its docstring in brackets."""
+    docstrings = docstrings_of_fields(event)
     for name, field in event.model_fields.items():
-        description = " ".join((field.description or "").split()).removesuffix(".")
+        description = " ".join(docstrings.get(name, "").split()).removesuffix(".")
         optional = "where it applies" if not field.is_required() else ""
         words = "; ".join(part for part in (description, optional) if part)
         yield f"`{name.removesuffix('_')}`" + (f" ({words})" if words else "")

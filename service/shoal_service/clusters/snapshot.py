@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
+
+from pydantic import ConfigDict
 
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
 
 AttemptKey: TypeAlias = tuple[str, int]
 """Job id, and number of the attempt."""
+_DOCUMENTED = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+"""For dataclasses that the REST API documents as parts of a report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """What one worker of a job has reserved on a node."""
+
+    __pydantic_config__: ClassVar = _DOCUMENTED
 
     worker_id: str
     job_id: str
@@ -28,6 +34,8 @@ class Reservation:
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
     """The cluster at one moment."""
+
+    __pydantic_config__: ClassVar = _DOCUMENTED
 
     nodes: tuple[Node, ...]
     free: Mapping[str, WorkerNeed] = field(default_factory=dict)

@@ -79,7 +79,7 @@ class Unacknowledged(Frozen):
     item: PendingEvent | IncidentView | CheckpointView | SuspectedNode | Profiled
 
 
-class JournalEntry(Frozen):
+class JournalEntry(Frozen, defer_build=True):  # its schema is large, and the control plane does not use it
     version: int = 1
     """Version of the wire: that of the release that made it; see WIRE_VERSION."""
     life: int = 0
