@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from shoal_api.client import Client
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -19,6 +21,7 @@ def _submit(submit: Any, **validation: Any) -> Any:
     )
 
 
+@pytest.mark.matrix
 def test_a_final_validation_that_always_crashes_costs_no_step_and_keeps_the_model(submit) -> None:
     run = _submit(submit, deaths=1000)
     job = run.finish(JobState.FAILED)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ import pytest
 from shoal_api.client import Client
 
 
-def test_training_continues_while_the_control_plane_is_dead(submit, shoal_server, client: Client) -> None:
+@pytest.mark.cells(1)
+@pytest.mark.parametrize("token", ["lost", "kept"])
+def test_training_continues_while_the_control_plane_is_dead(submit, shoal_server, client: Client, token: str) -> None:
+    """`lost`: the database that it finds again has no token of the running attempt, which gets another one."""
     run = submit(
         steps=30,
         strikes=[
@@ -30,15 +35,21 @@ def test_training_continues_while_the_control_plane_is_dead(submit, shoal_server
         run.release("step-5-0")
         run.wait_at("step-25-0", with_service=False)
         assert set(pids.values()) <= set(shoal_server.processes())
+        if token == "lost":
+            with closing(sqlite3.connect(shoal_server.state_dir / "shoal.db")) as database, database:
+                assert database.execute("DELETE FROM attempt_tokens").rowcount >= 1
         restarted_at = time.time()
     finally:
         shoal_server.start().wait_for_cluster()
+    if token == "lost":
+        rekeyed = run.wait_for_event("supervisor.rekeyed")
+        assert rekeyed.data == {"message": "the token of the attempt is not in the database"}
     run.wait_for_step(24)
     assert run.pids() == pids
     run.release("step-25-0")
     job = run.finish()
 
-    assert job.status.attempt == 1 and run.world_sizes() == [2]
+    assert job.status.attempt == 1 and job.status.steps_lost == 0 and run.world_sizes() == [2]
     assert client.incidents(run.id) == ()
     steps = [point.step for point in client.series(run.id) if killed_at < point.at < restarted_at]
     assert steps == list(range(5, 25)), "completed while no client was connected"

@@ -56,6 +56,7 @@ def test_a_full_disk_stops_checkpoints_but_not_training(submit, small_disk: Path
     run.assert_undisturbed_losses()
 
 
+@pytest.mark.matrix
 def test_a_damaged_checkpoint_is_not_loaded_and_the_one_before_it_is(submit, client: Client) -> None:
     run = submit(min_workers=2, strikes=[{"at": "step", "rank": 0, "n": 10, "do": "hold"}])
     run.wait_at("step-10-0")

@@ -3,11 +3,14 @@ no retry of the user's is charged."""
 
 from __future__ import annotations
 
+import pytest
+
 from shoal_api.client import Client
 from shoal_service.views import CheckpointState
 from shoal_workers.contract.job import IncidentCause, JobState
 
 
+@pytest.mark.matrix
 def test_a_bit_that_flips_in_one_replica_is_found_and_no_later_checkpoint_is_used(submit, client: Client) -> None:
     run = submit(
         workers=3,
@@ -42,6 +45,7 @@ def test_a_disk_that_fails_under_one_rank_replaces_its_worker_and_charges_no_ret
     run.assert_undisturbed_losses()
 
 
+@pytest.mark.matrix
 def test_a_disk_that_fails_under_every_rank_is_an_error_of_the_task(submit, client: Client) -> None:
     strikes = [{"at": "step", "rank": rank, "n": 7, "do": "disk"} for rank in range(2)]
     run = submit(workers=2, min_workers=2, retry={"max_failures": 0}, strikes=strikes)

@@ -205,6 +205,7 @@ def test_the_final_values_of_an_ended_job_are_scraped(history: History, job_id: 
     assert history.values(f'shoal_job_step{{job_id="{job_id}"}} and on (job_id) ({ended})')
 
 
+@pytest.mark.matrix
 def test_the_doctor_finds_everything_that_jobs_need(wheel_python: Path, folder: Path) -> None:
     status, report = _shoal(wheel_python, folder, "doctor", "--url", "http://127.0.0.1:1")
     verdicts = {finding["check"]: finding["verdict"] for finding in report["findings"]}

@@ -44,6 +44,7 @@ print("alive:", *sorted(node["NodeManagerAddress"] for node in ray.nodes() if no
 """
 
 
+@pytest.mark.matrix
 def test_the_output_of_a_worker_is_rotated_and_nothing_is_lost(tmp_path: Path) -> None:
     cluster = EmbeddedCluster(tmp_path, num_cpus=1)
     try:

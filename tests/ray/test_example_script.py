@@ -16,9 +16,9 @@ from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "script"
-STEPS = 3_000
+STEPS = 1_200
 """So many that a worker can be killed before the last one."""
-FOLLOWING = 200
+FOLLOWING = 100
 """Steps after the kill whose losses are compared. Rounding depends on the number of processes, and the difference grows
 with the steps."""
 
@@ -29,7 +29,7 @@ def _submitted(server: Server, client: Client, *options: str) -> str:
     url = f"http://127.0.0.1:{server.port}"
     environment = {**os.environ, "SHOAL_STATE_DIR": str(server.state_dir), "SHOAL_URL": url}
     environment.pop("PYTHONPATH", None)
-    arguments = ["--", f"--steps={STEPS}", "--save-every=500"]
+    arguments = ["--", f"--steps={STEPS}", "--save-every=200"]
     ran = subprocess.run([*command, *arguments], cwd=EXAMPLE, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert "code: " in ran.stderr and "1 file, " in ran.stderr
@@ -49,9 +49,9 @@ def test_the_example_survives_a_killed_worker_with_the_losses_of_an_undisturbed_
     def has_begun() -> Any:
         status = client.job(disturbed).status
         assert not status.state.ended, status
-        return status.step >= 600 and status.workers == 2
+        return status.step >= 250 and status.workers == 2
 
-    until(has_begun, "step 600")
+    until(has_begun, "step 250")
     pid = next(worker.pid for worker in client.workers(disturbed) if worker.rank == 1)
     os.kill(pid, signal.SIGKILL)
     killed_at = min(client.job(disturbed).status.step, STEPS - FOLLOWING)

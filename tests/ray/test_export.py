@@ -19,6 +19,7 @@ transformers = pytest.importorskip("transformers")
 _PATIENCE_S = 120.0
 
 
+@pytest.mark.matrix
 def test_a_jobs_newest_checkpoint_is_exported_by_the_jobs_name(
     shoal_server: Any, client: Client, tmp_path: Path
 ) -> None:

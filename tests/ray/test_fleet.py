@@ -6,6 +6,8 @@ import os
 import subprocess
 import time
 
+import pytest
+
 from kit.processes.server import Server
 
 
@@ -97,6 +99,7 @@ GcsJournal(GcsKeyValueStore(JOURNAL_NAMESPACE), "deleted-code", 1).delete()
 """
 
 
+@pytest.mark.matrix
 def test_a_worker_starts_although_ray_has_deleted_the_code_of_its_job(shoal_server: Server) -> None:
     """A head that was started again counts no actors from before, and deletes a package with the next that dies."""
     assert _printed(shoal_server, _START_AFTER_RAY_DELETED_THE_CODE, str(time.time())) == ["WorkerInfo"]

@@ -112,7 +112,8 @@ def _losses() -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("victim", [1, 0])
+@pytest.mark.cells(1)
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_worker_costs_the_steps_since_the_checkpoint_and_no_row(client: Client, run: Run, victim: int) -> None:
     """Rank 0 has the script, and with it the actor that reads the dataset."""
     run.reach_the_gate()
@@ -207,6 +208,7 @@ def test_a_shard_is_read_in_every_way(client: Client) -> None:
     assert second["whole"] == [*range(5)]
 
 
+@pytest.mark.matrix
 def test_the_example_is_recognised_and_trains(shoal_server: Server, client: Client) -> None:
     """As a user submits it: no option says that it is a script of Ray Train, or how many workers it wants."""
     url = f"http://127.0.0.1:{shoal_server.port}"

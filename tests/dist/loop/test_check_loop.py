@@ -43,7 +43,7 @@ def test_the_example_goes_on_as_undisturbed_and_writes_only_into_a_temporary_dir
 NEWCOMER, SURVIVOR = "a worker that joins after step 2", "a worker whose group breaks after step 2"
 
 
-@pytest.mark.cells(3)
+@pytest.mark.cells(2)
 @pytest.mark.parametrize(
     ("mistake", "untracked", "first"),
     [

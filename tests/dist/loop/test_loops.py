@@ -237,6 +237,7 @@ def test_a_file_that_gives_nothing_to_shoal_run_is_one_sentence(make_job: Any) -
     assert end.error.message.startswith("tests/kit/loops/no_loop.py has ended without shoal.run(train).")
 
 
+@pytest.mark.cells(1)
 @pytest.mark.parametrize("launcher", [(), ("-m", "torch.distributed.run", "--nproc-per-node", "2")])
 def test_without_a_service_the_loop_trains_in_its_own_process_and_goes_on_from_its_checkpoint(
     tmp_path: Path, launcher: tuple[str, ...]

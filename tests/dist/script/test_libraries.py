@@ -42,7 +42,7 @@ CASES = (
 )
 
 
-@pytest.mark.cells(5)
+@pytest.mark.cells(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_killed_script_goes_on_from_its_checkpoint(bench: Bench, case: Case) -> None:
     text = (GALLERY / case.name / "train.py").read_text(encoding="utf-8")

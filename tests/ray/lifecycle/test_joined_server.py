@@ -15,6 +15,7 @@ from kit.worlds.tiny_jobs import submit_tiny
 from shoal_api.client import Client
 
 
+@pytest.mark.matrix
 def test_a_server_that_joins_a_cluster_trains_there_and_leaves_it_running(
     join_cluster: Callable[..., Server], shoal_server: Server, client: Client, tmp_path: Path
 ) -> None:

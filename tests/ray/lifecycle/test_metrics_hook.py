@@ -9,6 +9,7 @@ import pytest
 from shoal_api.client import Client
 
 
+@pytest.mark.matrix
 def test_each_step_is_in_mlflow_once_although_rank_0_is_killed(submit, client: Client, tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     run = submit(

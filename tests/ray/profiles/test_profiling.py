@@ -14,6 +14,7 @@ from shoal_service.views import ProfileState
 from shoal_workers.contract.profiles import Category
 
 
+@pytest.mark.matrix
 def test_a_profile_of_a_running_job_is_taken_and_downloaded_and_its_losses_are_undisturbed(
     submit, client: Client
 ) -> None:

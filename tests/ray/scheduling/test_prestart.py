@@ -6,6 +6,8 @@ import os
 import subprocess
 import time
 
+import pytest
+
 from kit.processes.server import Server
 
 _START_AHEAD = """
@@ -68,6 +70,7 @@ GcsJournal(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), "ahead", 1).delete()
 """
 
 
+@pytest.mark.matrix
 def test_supervisors_and_workers_use_the_processes_that_were_started_for_them(shoal_server: Server) -> None:
     assert shoal_server.note is not None
     ran = subprocess.run(
