@@ -1,6 +1,6 @@
 """Clusters of several nodes, each of which may die, with a head that runs no work.
 
-    arena         three nodes of two CPUs, for the session
+    arena         three nodes of two CPUs, for this folder
     wide_arena    four nodes of four CPUs, for a module
 
 Each belongs to a server of its own, from the same wheel as the session's.
@@ -57,7 +57,7 @@ class Arena:
         return seen.connected and sorted(alive) == [(ip, self._cpus_per_node) for ip in self._ips]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def arena(shoal_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     with _running(shoal_server, tmp_path_factory.mktemp("arena"), num_nodes=3, cpus_per_node=2) as arena:
         yield arena

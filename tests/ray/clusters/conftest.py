@@ -133,7 +133,7 @@ class Fleet:
             cluster.end()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def whole_fleet(wheel_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     directory = tmp_path_factory.mktemp("fleet")
     clusters = []
@@ -163,7 +163,7 @@ def fleet(whole_fleet: Fleet) -> Fleet:
     return whole_fleet
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def undisturbed_losses(whole_fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """Losses of a run on one cluster without any accident; shorter runs are a prefix of it."""
     with whole_fleet.server.client as client:

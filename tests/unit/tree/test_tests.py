@@ -37,7 +37,8 @@ def test_pytest_collects_every_folder_with_tests(pytestconfig: pytest.Config) ->
 
 def test_there_is_no_helper_module_between_tests() -> None:
     modules = [path.relative_to(TESTS) for path in TESTS.rglob("*.py") if path.parent != TESTS]
-    helpers = [path for path in modules if path.parts[0] not in _SHARED and path.name != "conftest.py"]
+    own = ("conftest.py", "__init__.py")
+    helpers = [path for path in modules if path.parts[0] not in _SHARED and path.name not in own]
     assert [str(path) for path in helpers if not path.name.startswith("test_")] == [], "move it to tests/kit"
 
 
