@@ -88,8 +88,7 @@ def read_program(source: str, assignments: Sequence[str]) -> tuple[Path, Path] |
 
 def read_task(task: str, assignments: Sequence[str]) -> tuple[dict[str, Any], Path]:
     """Return the validated spec as a document, and the directory of its code."""
-    from shoal_api.cli.overrides import apply_overrides
-    from shoal_api.cli.spec_file import load_spec
+    from shoal_api.cli.spec_file import apply_overrides, load_spec
     from shoal_workers.contract.checks.spec_errors import parse_spec
 
     module, colon, name = task.partition(":")

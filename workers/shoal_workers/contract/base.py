@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 WIRE_VERSION = 3
 """Version of all that supervisors, workers, journals and the control plane exchange. Raised when a document of a
@@ -14,6 +14,8 @@ released version changes; see tools/golden.py and docs/decisions/0021-versions-o
 3: since release 0.2.0 workers have new calls (`build_model`, `forward_metrics`, agents that poll), and documents new
 keys; workers of version 2 are replaced and not called.
 """
+PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
+"""A whole number that JSON keeps exactly."""
 
 
 def exactly_one_of(*keys: str) -> dict[str, Any]:
